@@ -1,0 +1,1 @@
+"""The nouns of autofit: plain data that every other room speaks, free of torch and optuna."""

@@ -1,0 +1,47 @@
+"""Budget: how much memory a training run may use."""
+
+import math
+from dataclasses import dataclass
+
+from autofit.core.errors import InputError
+from autofit.core.hardware import GIB
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Device and host memory in bytes that may be used, and the fraction of the device kept free.
+
+    On CUDA `device_bytes` is the whole card the user wants to fit, context included. On CPU it bounds the tracked peak
+    of tensor storage, where nothing else is counted, so no margin is taken there.
+    """
+
+    device_bytes: int
+    host_bytes: int
+    margin: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.device_bytes <= 0:
+            raise InputError(f"a budget of {self.device_bytes} bytes holds nothing.", "Give a positive number of GiB.")
+        if not 0 <= self.margin < 1:
+            raise InputError(f"the margin {self.margin} is not a fraction.", "Give a number from 0 to below 1.")
+
+    def cap_bytes(self, device: str, context_bytes: int = 0) -> int:
+        """What tensors may take: budget x (1 - margin) - context on CUDA, the budget itself on CPU (DESIGN section 5)."""
+        if device == "cpu":
+            return self.device_bytes
+        return int(self.device_bytes * (1 - self.margin)) - context_bytes
+
+
+def gib_to_bytes(gib: float | str, name: str = "the memory budget") -> int:
+    """Bytes of a size in GiB as a user gives it.
+
+    Raises:
+        InputError: not a number, not finite, zero or negative.
+    """
+    try:
+        number = float(gib)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} must be a number of GiB, not {gib!r}.", "For example 24.") from error
+    if not math.isfinite(number) or number <= 0:
+        raise InputError(f"{name} must be more than 0 GiB, not {gib}.", "For example 24.")
+    return int(number * GIB)

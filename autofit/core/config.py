@@ -1,0 +1,66 @@
+"""Config: one plain value for every knob.
+
+Which knobs exist and which values they take is the business of the techniques (`techniques.settle` makes a Config
+canonical); here a Config is only what can be hashed, compared, written to YAML and sent to another process.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autofit.core.errors import InputError
+
+Value = str | int | float | bool | None
+
+
+class Config(Mapping[str, Value]):
+    """A frozen mapping of knob names to scalars; two Configs with the same items are equal and hash alike."""
+
+    __slots__ = ("_hash", "_values")
+
+    def __init__(self, values: Mapping[str, Any] | None = None, **knobs: Any) -> None:
+        merged = {**(values or {}), **knobs}
+        for name, value in merged.items():
+            if not isinstance(name, str):
+                raise InputError(f"a knob's name must be text, not {name!r}.")
+            if value is not None and not isinstance(value, str | int | float | bool):
+                raise InputError(f"{name} must be one plain value, not {value!r}.", "Give a word, a number or null.")
+        self._values: dict[str, Value] = merged
+        self._hash = hash(frozenset((name, type(value), value) for name, value in merged.items()))
+
+    def __getitem__(self, name: str) -> Value:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and dict(self.items()) == dict(other.items())
+
+    def __repr__(self) -> str:
+        return f"Config({', '.join(f'{name}={value!r}' for name, value in self.items())})"
+
+    def __reduce__(self) -> tuple[type["Config"], tuple[dict[str, Value]]]:
+        return Config, (dict(self._values),)
+
+    def replace(self, **knobs: Value) -> "Config":
+        """The same Config with some knobs changed."""
+        return Config({**self._values, **knobs})
+
+    def differences(self, other: Mapping[str, Value]) -> dict[str, tuple[Value, Value]]:
+        """The knobs on which the two disagree: name -> (mine, other's)."""
+        names = [*self, *(name for name in other if name not in self)]
+        return {name: (self.get(name), other.get(name)) for name in names if self.get(name) != other.get(name)}
+
+    @property
+    def key(self) -> str:
+        """A short digest that is the same in every process (Python's own hash of text is not)."""
+        text = json.dumps(dict(sorted(self.items())))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,55 @@
+"""Every error a user can cause, and the exit code each one means.
+
+    AutofitError
+     +- InputError        the input is wrong                               exit 2
+     |   +- RefusedError  a config that cannot be, found while building    (outcome `refused`)
+     +- NothingFitsError  no config of the space fits the budget           exit 3
+     +- ProbeError        probes could not run at all                      exit 4
+
+A message says what is wrong and what was given; the remedy says what to do.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class AutofitError(Exception):
+    """Base of all errors that are reported to the user as one sentence and a remedy."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message, remedy)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.remedy}".strip()
+
+
+class InputError(AutofitError):
+    """Something the user gave is wrong."""
+
+
+class RefusedError(InputError):
+    """A technique cannot be applied to this model; raised while building, measured as `refused`."""
+
+
+class NothingFitsError(AutofitError):
+    """No config of the space fits the budget."""
+
+    exit_code = 3
+
+
+class ProbeError(AutofitError):
+    """Probes cannot run here: no such device, or the child processes do not start."""
+
+    exit_code = 4
+
+
+def unknown(kind: str, given: object, known: Iterable[object]) -> InputError:
+    """An InputError for a name that does not exist, with the nearest one that does."""
+    names = [str(name) for name in known]
+    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
+    remedy = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(names))}."
+    return InputError(f"unknown {kind} {str(given)!r}.", remedy)

@@ -1,0 +1,47 @@
+"""What happens during a search, as data: tune says it, the CLI shows it, nobody in between prints."""
+
+from dataclasses import dataclass
+
+from autofit.core.budget import Budget
+from autofit.core.config import Config
+from autofit.core.hardware import Hardware
+from autofit.core.measurement import Measurement
+
+
+@dataclass(frozen=True)
+class SearchStarted:
+    """The space is known and the first probe is next. `trials` is the largest number of probes."""
+
+    model: str
+    hardware: Hardware
+    budget: Budget
+    space_size: int
+    trials: int
+    time_limit: float | None
+
+
+@dataclass(frozen=True)
+class ProbeStarted:
+    """A child process begins to measure a config; `verifying` when it is one of the finalists."""
+
+    number: int
+    config: Config
+    verifying: bool = False
+
+
+@dataclass(frozen=True)
+class ProbeFinished:
+    """A measurement came back; `best` is the fastest that fits so far."""
+
+    measurement: Measurement
+    best: Measurement | None
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something the user should know, in one sentence."""
+
+    text: str
+
+
+Event = SearchStarted | ProbeStarted | ProbeFinished | Note

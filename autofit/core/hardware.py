@@ -1,0 +1,36 @@
+"""Hardware: the facts of a device and its host that techniques, estimates and reports rely on."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+GIB = 2**30
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One device and its host. Sizes in bytes.
+
+    `context_bytes` is what the process pays for having the device open at all (the CUDA context); 0 on CPU.
+    `measured_on` names the card that probes run on when it is not the one described (`--gpu NAME`).
+    """
+
+    device: str  # "cuda" or "cpu"
+    name: str
+    memory_bytes: int
+    host_memory_bytes: int
+    host_free_bytes: int
+    cores: int
+    capability: tuple[int, int] | None = None
+    context_bytes: int = 0
+    ranks: int = 1
+    measured_on: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Hardware":
+        capability = data.get("capability")
+        return cls(**{**data, "capability": tuple(capability) if capability else None})

@@ -1,0 +1,130 @@
+"""Measurement: what one probe saw. Every figure a recommendation rests on is in here."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from autofit.core.config import Config
+from autofit.core.hardware import GIB
+
+
+class Outcome(StrEnum):
+    """How a probe ended; no kind is ever folded into another."""
+
+    FITS = "fits"
+    OUT_OF_MEMORY = "out_of_memory"
+    HOST_OUT_OF_MEMORY = "host_out_of_memory"
+    REFUSED = "refused"
+    DIVERGED = "diverged"
+    TIMED_OUT = "timed_out"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Median time of a whole optimizer step, with the 95 % interval of that median."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class PeakBytes:
+    """Peak memory. `allocated`: tensors; `reserved`: the caching allocator; `device`: that and the context.
+
+    `reserved` and `device` are None on CPU, where `allocated` is the tracked peak of tensor storage.
+    `resident` is the process's largest resident set in host memory.
+    """
+
+    allocated: int
+    reserved: int | None = None
+    device: int | None = None
+    resident: int | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One probe of one Config.
+
+    `seconds` is what the probe cost, wall time; `build_seconds` and `warmup_seconds` are part of it.
+    `composed` is True when the step time was put together from a few micro-batches and one optimizer step.
+    """
+
+    config: Config
+    outcome: Outcome
+    number: int = 0
+    step_seconds: StepSeconds | None = None
+    samples_per_second: float | None = None
+    tokens_per_second: float | None = None
+    peak_bytes: PeakBytes | None = None
+    loss: float | None = None
+    reason: str | None = None
+    seconds: float = 0.0
+    build_seconds: float = 0.0
+    warmup_seconds: float = 0.0
+    steps: int = 0
+    composed: bool = False
+    verified: bool = False
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return self.outcome is Outcome.FITS
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second, 0 where nothing was timed: at equal work the order is that of tokens too."""
+        return self.samples_per_second or 0.0
+
+    def to_trial(self) -> dict[str, Any]:
+        """An element of `trials` in --json."""
+        data = dataclasses.asdict(dataclasses.replace(self, config=Config()))
+        data["config"] = dict(self.config)
+        data["outcome"] = self.outcome.value
+        data["warnings"] = list(self.warnings)
+        return data
+
+    @classmethod
+    def from_trial(cls, data: dict[str, Any]) -> Measurement:
+        """The inverse of `to_trial`."""
+        steps, peak = data.get("step_seconds"), data.get("peak_bytes")
+        return cls(
+            **{
+                **data,
+                "config": Config(data["config"]),
+                "outcome": Outcome(data["outcome"]),
+                "step_seconds": StepSeconds(**steps) if steps else None,
+                "peak_bytes": PeakBytes(**peak) if peak else None,
+                "warnings": tuple(data.get("warnings", ())),
+            }
+        )
+
+    def to_measured(self) -> dict[str, Any]:
+        """The `measured:` block of result.yaml and of `best` and `tiers` in --json."""
+        peak, steps = self.peak_bytes, self.step_seconds
+
+        def gib(size: int | None) -> float | None:
+            return None if size is None else round(size / GIB, 3)
+
+        return {
+            "tokens_per_second": _rounded(self.tokens_per_second),
+            "samples_per_second": _rounded(self.samples_per_second),
+            "step_seconds": {name: _rounded(value) for name, value in dataclasses.asdict(steps).items()} if steps else None,
+            "peak_gib": {
+                "allocated": gib(peak.allocated),
+                "reserved": gib(peak.reserved),
+                "device": gib(peak.device),
+            }
+            if peak
+            else None,
+            "verified": self.verified,
+        }
+
+
+def _rounded(value: float | None) -> float | None:
+    """Five significant figures: more than any timing here is good for, and short enough to read."""
+    return None if value is None else float(f"{value:.5g}")

@@ -1,0 +1,144 @@
+"""Result: all measurements of a search, the verified best and the best of every tier. Data only.
+
+The only place that knows how a result looks as YAML (`result.yaml`) and as JSON (`autofit search --json`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autofit.core.budget import Budget
+from autofit.core.config import Config
+from autofit.core.errors import InputError
+from autofit.core.hardware import GIB, Hardware
+from autofit.core.measurement import Measurement
+from autofit.core.strict_yaml import dump, load_mapping
+
+SCHEMA = 1
+TIERS = ("full", "lora", "qlora")
+
+
+def tier(config: Mapping[str, Any]) -> str:
+    """Which of the three kinds of learning a Config does; speeds are only equal work within one."""
+    if not config.get("lora_rank"):
+        return "full"
+    return "lora" if config.get("quantization") in (None, "none") else "qlora"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a search hands back.
+
+    `workload` is Workload.summary(); `source` says how models/ can make the workload again (empty for one that lives
+    in the user's process). `skipped` counts configs never probed: predicted, dominated, refused.
+    """
+
+    model: str
+    workload: Mapping[str, Any]
+    source: Mapping[str, Any]
+    hardware: Hardware
+    budget: Budget
+    versions: Mapping[str, str]
+    best: Measurement | None
+    tiers: Mapping[str, Measurement | None]
+    trials: tuple[Measurement, ...]
+    skipped: Mapping[str, int]
+    stopped_by: str
+    space_size: int
+    search_seconds: float
+    nearest_miss: Measurement | None = None
+    runner_up: Measurement | None = None
+    files: Mapping[str, str | None] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The one object that `autofit search --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "best": _config_and_measured(self.best),
+            "tiers": {name: _config_and_measured(self.tiers.get(name)) for name in TIERS},
+            "trials": [trial.to_trial() for trial in self.trials],
+            "skipped": {name: self.skipped.get(name, 0) for name in ("predicted", "dominated", "refused")},
+            "stopped_by": self.stopped_by,
+            "nearest_miss": self.nearest_miss.to_trial() if self.nearest_miss else None,
+            "space_size": self.space_size,
+            "search_seconds": round(self.search_seconds, 3),
+            "versions": dict(self.versions),
+            "files": {name: self.files.get(name) for name in ("result", "script", "report")},
+        }
+
+    def to_yaml(self) -> str:
+        """The text of result.yaml.
+
+        Raises:
+            InputError: there is no best config to write down.
+        """
+        if self.best is None:
+            raise InputError("a result without a best config has nothing to write down.")
+        hardware = {
+            "device": self.hardware.device,
+            "name": self.hardware.name,
+            "memory_gib": round(self.hardware.memory_bytes / GIB, 1),
+            "budget_gib": round(self.budget.device_bytes / GIB, 3),
+            "margin": self.budget.margin,
+        }
+        if self.hardware.measured_on:
+            hardware["measured_on"] = self.hardware.measured_on
+        return dump(
+            {
+                "autofit": SCHEMA,
+                "model": self.model,
+                "workload": dict(self.workload),
+                "source": dict(self.source),
+                "hardware": hardware,
+                "versions": dict(self.versions),
+                "config": dict(self.best.config),
+                "measured": self.best.to_measured(),
+                "tiers": {name: _config_and_measured(self.tiers.get(name)) for name in TIERS},
+            }
+        )
+
+
+def _config_and_measured(measurement: Measurement | None) -> dict[str, Any] | None:
+    if measurement is None:
+        return None
+    return {"config": dict(measurement.config), "measured": measurement.to_measured()}
+
+
+@dataclass(frozen=True)
+class SavedResult:
+    """What result.yaml tells a later command: how to make the workload again, and the config to run."""
+
+    model: str
+    workload: Mapping[str, Any]
+    source: Mapping[str, Any]
+    hardware: Mapping[str, Any]
+    config: Config
+    measured: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, path: Path) -> SavedResult:
+        """Read a result.yaml.
+
+        Raises:
+            InputError: not there, not YAML, or not written by `autofit search`.
+        """
+        data = load_mapping(path)
+        missing = [key for key in ("autofit", "model", "workload", "config") if key not in data]
+        if missing:
+            raise InputError(f"{path} is not a result of autofit: it lacks {', '.join(missing)}.", "Give a result.yaml.")
+        if data["autofit"] != SCHEMA:
+            raise InputError(f"{path} has schema {data['autofit']}; this autofit reads schema {SCHEMA}.")
+        if not isinstance(data["workload"], dict) or not isinstance(data["config"], dict):
+            raise InputError(f"{path}: workload and config must be mappings.", "Write it again with autofit search.")
+        return cls(
+            model=str(data["model"]),
+            workload=data["workload"],
+            source=data.get("source") or {},
+            hardware=data.get("hardware") or {},
+            config=Config(data["config"]),
+            measured=data.get("measured") or {},
+        )

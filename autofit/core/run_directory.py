@@ -1,0 +1,80 @@
+"""The run directory: where a search keeps everything, so that nothing measured is ever lost.
+
+A run directory belongs to one process at a time (an advisory lock that the system drops when the process dies, however
+it dies). Files are written aside and renamed, so that a half-written one is never seen.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+
+from autofit.core.errors import InputError
+
+
+class RunDirectory:
+    """Paths inside a run directory, and the lock on it. A context manager.
+
+    Raises:
+        InputError: in use by another process, not a directory, holds something else, or holds a run that was not
+            asked to be resumed (or none to resume).
+    """
+
+    def __init__(self, path: Path, *, resume: bool = False) -> None:
+        self.path = path.expanduser().absolute()
+        self.result = self.path / "result.yaml"
+        self.script = self.path / "train.py"
+        self.report = self.path / "report.html"
+        self.journal = self.path / "journal.log"
+        self.probes = self.path / "probes"
+        self._lock_path = self.path / ".lock"
+        self._resume = resume
+        self._lock: int | None = None
+
+    def __enter__(self) -> RunDirectory:
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path} is a file, not a directory.", "Choose another --out.")
+        if self._resume and not self.journal.exists():
+            raise InputError(f"there is no search to resume in {self.path}.", "Leave out --resume, or check --out.")
+        if not self._resume and self.path.is_dir() and any(entry.name != ".lock" for entry in self.path.iterdir()):
+            holds = "a search" if self.journal.exists() else "other files"
+            remedy = "Add --resume to go on with it, or choose another --out." if self.journal.exists() else ""
+            raise InputError(f"{self.path} already holds {holds}.", remedy or "Choose another --out.")
+        try:
+            self.probes.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be written: {error.strerror}.", "Choose another --out.") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._release()
+            message = f"{self.path} is in use by another autofit process."
+            raise InputError(message, "Wait for it to end, or choose another --out.") from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._release()
+
+    def probe_log(self, number: int) -> Path:
+        """Where the output of probe `number` goes."""
+        return self.probes / f"{number:04d}.log"
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that readers see all of it or the former one, also after a crash."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)

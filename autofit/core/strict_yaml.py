@@ -1,0 +1,70 @@
+"""YAML as autofit reads it: safe tags only, no duplicated keys, and errors that name the file and line."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autofit.core.errors import InputError
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice, which plain YAML resolves in silence to the last one."""
+
+
+def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        try:
+            duplicate = key in seen
+        except TypeError as error:
+            raise yaml.constructor.ConstructorError(
+                None, None, "a key must be a plain word", key_node.start_mark
+            ) from error
+        if duplicate:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", key_node.start_mark)
+        seen.add(key)
+    loader.flatten_mapping(node)
+    return dict(yaml.SafeLoader.construct_mapping(loader, node, deep=True))
+
+
+_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def parse(text: str, source: str) -> Any:
+    """Parse one YAML document; `source` names it in errors.
+
+    Raises:
+        InputError: not YAML, a duplicated key, or a tag that is not plain data.
+    """
+    try:
+        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        raise InputError(f"{source} cannot be read as YAML: {_reason(error)}.", "Correct that line.") from error
+
+
+def load_mapping(path: Path) -> dict[str, Any]:
+    """Read a YAML file that must hold one mapping with text keys."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise InputError(f"the file {path} is not there.", "Check the path.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the file {path} cannot be read: {error}.", "Give a readable YAML text file.") from error
+    value = parse(text, str(path))
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise InputError(f"{path} should hold a mapping of names to values, not {type(value).__name__}.")
+    return value
+
+
+def dump(value: Any) -> str:
+    """Write plain data as block YAML in the order given."""
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _reason(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem:
+        line = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
+        return f"{error.problem}{line}"
+    return str(error).replace("\n", " ")

@@ -1,0 +1,86 @@
+"""Workload: what is to be trained, apart from how.
+
+Three factories and the batch that defines the learning. They are called in probe processes, so they must survive
+cloudpickle; nothing here imports torch, and a model or a batch is only ever named by its type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autofit.core.errors import InputError
+
+TASKS = ("causal-lm", "masked-lm", "sequence-classification", "image-classification", "custom")
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What one look at the model's structure and loss told (made by `training.inspect`, in a probe process).
+
+    `blocks` counts the repeated blocks that checkpointing and regional compilation work on.
+    `splits` is whether the loss of a batch is the weighted mean of its slices' losses; `batch_norm` whether slices
+    change the statistics of normalisation layers.
+    """
+
+    parameters: int
+    blocks: int
+    linears: int
+    attention: bool
+    batch_norm: bool
+    dropout: bool
+    splits: bool = True
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model factory, a batch factory, a loss and what it averages over, and the batch that defines the learning.
+
+    Args:
+        model: () -> nn.Module; called with parameters on the meta device, so it need not be cheap in memory.
+        batch: n -> a batch of n samples (dim 0 of every tensor) of the largest shape the data can produce.
+        loss: (model, batch) -> scalar; default `model(**batch).loss`, or what the model returns if that is the loss.
+        effective_batch_size: samples per optimizer step; every config is compared at this number.
+        unit: "samples" or "tokens" (then `sequence_length` is needed), what throughput counts.
+        reduction: "mean" (over `count`) or "sum".
+        count: batch -> number the mean runs over; default: shifted valid labels for causal LMs, valid labels where
+            labels are per token, else samples.
+    """
+
+    model: Callable[[], Any]
+    batch: Callable[[int], Any]
+    loss: Callable[[Any, Any], Any] | None = None
+    effective_batch_size: int = 32
+    unit: str = "samples"
+    sequence_length: int | None = None
+    task: str = "custom"
+    name: str = "custom"
+    reduction: str = "mean"
+    count: Callable[[Any], int] | None = None
+    traits: Traits | None = None
+    source: Mapping[str, Any] = field(default_factory=dict)  # how models/ can make it again; written to result.yaml
+
+    def __post_init__(self) -> None:
+        for part in ("model", "batch"):
+            if not callable(getattr(self, part)):
+                given = type(getattr(self, part)).__name__
+                raise InputError(f"Workload.{part} must be a function, not {given}.", f"Write {part}=lambda ...: ...")
+        if not isinstance(self.effective_batch_size, int) or self.effective_batch_size < 1:
+            raise InputError(f"the effective batch size must be a positive whole number, not {self.effective_batch_size!r}.")
+        if self.unit not in ("samples", "tokens"):
+            raise InputError(f"unit must be 'samples' or 'tokens', not {self.unit!r}.")
+        if self.unit == "tokens" and not self.sequence_length:
+            raise InputError("unit='tokens' needs sequence_length.", "Give the number of tokens of one sample.")
+        if self.task not in TASKS:
+            raise InputError(f"task must be one of {', '.join(TASKS)}, not {self.task!r}.")
+        if self.reduction not in ("mean", "sum"):
+            raise InputError(f"reduction must be 'mean' or 'sum', not {self.reduction!r}.")
+
+    def summary(self) -> dict[str, Any]:
+        """The `workload:` block of result.yaml."""
+        return {
+            "task": self.task,
+            "sequence_length": self.sequence_length,
+            "effective_batch_size": self.effective_batch_size,
+        }

@@ -1,0 +1,74 @@
+"""Setup: a training run being put together. The only mutable object, alive between build and loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from autofit.core.config import Config
+from autofit.core.hardware import Hardware
+from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.workload import Workload
+
+
+Context = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass
+class Setup:
+    """Everything a training step needs, filled in stage by stage.
+
+    `frozen_dtype` and `trainable_dtype` are what `build` casts weights to once it is known which are trained (None:
+    left as they are). `forward_contexts` surround each micro-batch's forward; `step_contexts` surround its forward and
+    backward, for what must also hold while checkpointed blocks are computed again.
+    """
+
+    workload: Workload
+    config: Config
+    hardware: Hardware
+    device: torch.device
+    model: nn.Module
+    hyperparameters: Hyperparameters
+    frozen_dtype: torch.dtype | None = None
+    trainable_dtype: torch.dtype | None = None
+    micro_batch_size: int = 1
+    optimizer: Optimizer | None = None
+    scaler: torch.amp.GradScaler | None = None
+    forward_contexts: list[Context] = field(default_factory=list)
+    step_contexts: list[Context] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    _undo: list[Callable[[], None]] = field(default_factory=list)
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        """Names and parameters that are trained, each once also where weights are tied."""
+        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+
+    def on_close(self, undo: Callable[[], None]) -> None:
+        """Register what takes a change to the user's model back; run in reverse order by `close`."""
+        self._undo.append(undo)
+
+    def close(self) -> None:
+        """Give the model back without hooks and wrappers; weights and their dtype stay."""
+        while self._undo:
+            self._undo.pop()()
+
+    def forward_context(self) -> ExitStack:
+        """All forward contexts entered, to be used in a `with`."""
+        return _entered(self.forward_contexts)
+
+    def step_context(self) -> ExitStack:
+        """All step contexts entered, to be used in a `with`."""
+        return _entered(self.step_contexts)
+
+
+def _entered(contexts: list[Context]) -> ExitStack:
+    stack = ExitStack()
+    for context in contexts:
+        stack.enter_context(context())
+    return stack

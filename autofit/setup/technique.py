@@ -1,0 +1,74 @@
+"""The extension point: one Technique is one knob of the search, in one file."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import ClassVar
+
+from autofit.core.config import Config, Value
+from autofit.core.hardware import Hardware
+from autofit.core.workload import Workload
+from autofit.setup.setup import Setup
+
+
+class Stage(IntEnum):
+    """The order in which techniques touch a run.
+
+    WEIGHTS decides how weights are held, before any exist; ADAPT adds or freezes some; then `build` brings them into
+    being. BLOCKS changes how the forward runs, STEP how gradients become updates, COMPILE wraps the lot.
+    """
+
+    WEIGHTS = 1
+    ADAPT = 2
+    BLOCKS = 3
+    STEP = 4
+    COMPILE = 5
+
+
+class Technique:
+    """One knob of the search: what it may be, when it cannot be, and what it does to a training run."""
+
+    name: ClassVar[str]  # file name = YAML key = CLI word
+    stage: ClassVar[Stage]
+    off: ClassVar[Value]  # the value that changes nothing
+    values: ClassVar[tuple[Value, ...]] = ()  # all it may ever be; empty: what `choices` says
+
+    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
+        """The values worth searching on this hardware."""
+        return self.values
+
+    def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
+        """`choices`, for the few knobs whose values depend on what is trained."""
+        return self.choices(hardware)
+
+    def accepts(self, value: Value, hardware: Hardware) -> bool:
+        """Whether the value means anything at all; whether it *works* here is for `refuse`."""
+        known = (self.off, *(self.values or self.choices(hardware)))
+        return any(value == each and type(value) is type(each) for each in known)
+
+    def settle(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+        """This knob's canonical value beside the others: null or `off` where it has no meaning."""
+        return config[self.name]
+
+    def exact(self, value: Value, workload: Workload) -> bool:
+        """Whether the value is the same mathematics as `off`, up to rounding and random draws."""
+        return value == self.off
+
+    def fidelity(self, value: Value) -> int:
+        """For ties between equally fast configs: higher learns more faithfully."""
+        return 0
+
+    def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
+        """Why this config cannot be, with the remedy; None when it can. Sees the canonical Config."""
+        return None
+
+    def memory_order(self, value: Value) -> int | None:
+        """A rank that never falls as memory grows, all other knobs equal; None where no order is proven."""
+        return None
+
+    def apply(self, setup: Setup, value: Value) -> None:
+        """Do it to the run. Never called with `off`, except for knobs that decide something at every value."""
+
+    def trace(self, setup: Setup, value: Value) -> None:
+        """A stand-in for `apply` under fake tensors."""
+        self.apply(setup, value)

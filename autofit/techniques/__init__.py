@@ -1,0 +1,109 @@
+"""The registry of techniques: every module of this package that defines one is a knob, nothing else to edit.
+
+Also what only all techniques together can say: the canonical form of a Config, and whether it is refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from typing import Any
+
+from autofit.core.config import Config
+from autofit.core.errors import InputError, unknown
+from autofit.core.hardware import Hardware
+from autofit.core.workload import Workload
+from autofit.setup import Technique
+
+_registry: dict[str, Technique] = {}
+_built_in: set[str] = set()
+
+
+def _discover() -> None:
+    for info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        for _, kind in inspect.getmembers(module, inspect.isclass):
+            if issubclass(kind, Technique) and kind.__module__ == module.__name__:
+                register(kind())
+                _built_in.add(kind.name)
+
+
+def register(technique: Technique) -> None:
+    """Add a technique of one's own; one of the same name takes the place of the former.
+
+    Raises:
+        InputError: it lacks a name or a stage.
+    """
+    for part in ("name", "stage"):
+        if not hasattr(technique, part):
+            raise InputError(f"the technique {type(technique).__name__} has no {part}.", f"Set {part} = ... in its class.")
+    _registry[technique.name] = technique
+
+
+def all_techniques() -> list[Technique]:
+    """Every technique, in the order in which they touch a run."""
+    return sorted(_registry.values(), key=lambda technique: (technique.stage, technique.name))
+
+
+def added_techniques() -> list[Technique]:
+    """The techniques that `register` added, which a probe process has to be told of."""
+    return [technique for technique in all_techniques() if technique.name not in _built_in]
+
+
+def technique_named(name: str) -> Technique:
+    """The technique of a knob.
+
+    Raises:
+        InputError: no such knob; names the nearest one.
+    """
+    if name not in _registry:
+        raise unknown("knob", name, _registry)
+    return _registry[name]
+
+
+def check(knobs: Mapping[str, Any], hardware: Hardware) -> None:
+    """Raise an InputError for a knob that does not exist or a value it can never take."""
+    for name, value in knobs.items():
+        technique = technique_named(name)
+        if not technique.accepts(value, hardware):
+            known = technique.values or technique.choices(hardware)
+            if known and isinstance(value, str):
+                raise unknown(f"value for {name}", value, known)
+            given = "null" if value is None else repr(value)
+            choices = ", ".join("null" if each is None else str(each) for each in known)
+            raise InputError(f"{name} cannot be {given}.", f"Choose from: {choices}." if choices else "")
+
+
+def settle(knobs: Mapping[str, Any], workload: Workload, hardware: Hardware) -> Config:
+    """The canonical Config: every knob present, absent ones off, meaningless ones null.
+
+    Raises:
+        InputError: an unknown knob, an impossible value, or knobs that contradict each other.
+    """
+    check(knobs, hardware)
+    order = all_techniques()
+    config = Config({technique.name: knobs.get(technique.name, technique.off) for technique in order})
+    for technique in order:
+        config = config.replace(**{technique.name: technique.settle(config, workload, hardware)})
+    return config
+
+
+def refuse(config: Config, workload: Workload, hardware: Hardware) -> str | None:
+    """The first technique's reason why a canonical config cannot be, or None."""
+    for technique in all_techniques():
+        reason = technique.refuse(config, workload, hardware)
+        if reason:
+            return f"{technique.name}: {reason}"
+    return None
+
+
+def fidelity(config: Config) -> tuple[int, ...]:
+    """How faithfully a config learns, comparable: DESIGN section 5 names the order of knobs that breaks ties."""
+    order = ("quantization", "precision", "optimizer", "lora_rank", "lora_targets")
+    full = 0 if config.get("lora_rank") else 1
+    return (full, *(_registry[name].fidelity(config.get(name)) for name in order if name in _registry))
+
+
+_discover()
