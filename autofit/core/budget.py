@@ -26,7 +26,7 @@ class Budget:
             raise InputError(f"the margin {self.margin} is not a fraction.", "Give a number from 0 to below 1.")
 
     def cap_bytes(self, device: str, context_bytes: int = 0) -> int:
-        """What tensors may take: budget x (1 - margin) - context on CUDA, the budget itself on CPU (DESIGN section 5)."""
+        """What tensors may take: budget x (1 - margin) - context on CUDA, the budget itself on CPU."""
         if device == "cpu":
             return self.device_bytes
         return int(self.device_bytes * (1 - self.margin)) - context_bytes

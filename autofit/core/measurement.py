@@ -113,7 +113,9 @@ class Measurement:
         return {
             "tokens_per_second": _rounded(self.tokens_per_second),
             "samples_per_second": _rounded(self.samples_per_second),
-            "step_seconds": {name: _rounded(value) for name, value in dataclasses.asdict(steps).items()} if steps else None,
+            "step_seconds": {name: _rounded(value) for name, value in dataclasses.asdict(steps).items()}
+            if steps
+            else None,
             "peak_gib": {
                 "allocated": gib(peak.allocated),
                 "reserved": gib(peak.reserved),

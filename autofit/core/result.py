@@ -129,7 +129,9 @@ class SavedResult:
         data = load_mapping(path)
         missing = [key for key in ("autofit", "model", "workload", "config") if key not in data]
         if missing:
-            raise InputError(f"{path} is not a result of autofit: it lacks {', '.join(missing)}.", "Give a result.yaml.")
+            raise InputError(
+                f"{path} is not a result of autofit: it lacks {', '.join(missing)}.", "Give a result.yaml."
+            )
         if data["autofit"] != SCHEMA:
             raise InputError(f"{path} has schema {data['autofit']}; this autofit reads schema {SCHEMA}.")
         if not isinstance(data["workload"], dict) or not isinstance(data["config"], dict):

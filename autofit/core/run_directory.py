@@ -6,8 +6,10 @@ it dies). Files are written aside and renamed, so that a half-written one is nev
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import shutil
 from pathlib import Path
 from types import TracebackType
 
@@ -63,6 +65,17 @@ class RunDirectory:
     def probe_log(self, number: int) -> Path:
         """Where the output of probe `number` goes."""
         return self.probes / f"{number:04d}.log"
+
+    def discard_if_unused(self, *, keep_folder: bool) -> None:
+        """Remove what a run that never measured anything left, so that the same --out can be used again."""
+        if self.journal.exists() and self.journal.stat().st_size:
+            return
+        shutil.rmtree(self.probes, ignore_errors=True)
+        self.journal.unlink(missing_ok=True)
+        if not keep_folder:
+            self._lock_path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # somebody put something else there
+                self.path.rmdir()
 
     def _release(self) -> None:
         if self._lock is not None:

@@ -15,7 +15,7 @@ class _StrictLoader(yaml.SafeLoader):
 def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        key = loader.construct_object(key_node, deep=True)
         try:
             duplicate = key in seen
         except TypeError as error:
@@ -39,7 +39,7 @@ def parse(text: str, source: str) -> Any:
         InputError: not YAML, a duplicated key, or a tag that is not plain data.
     """
     try:
-        return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
+        return yaml.load(text, Loader=_StrictLoader)
     except yaml.YAMLError as error:
         raise InputError(f"{source} cannot be read as YAML: {_reason(error)}.", "Correct that line.") from error
 

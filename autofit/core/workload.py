@@ -19,7 +19,8 @@ TASKS = ("causal-lm", "masked-lm", "sequence-classification", "image-classificat
 class Traits:
     """What one look at the model's structure and loss told (made by `training.inspect`, in a probe process).
 
-    `blocks` counts the repeated blocks that checkpointing and regional compilation work on.
+    `blocks` counts the repeated blocks that checkpointing and regional compilation work on; `attention` is whether
+    there are linear layers inside attention modules, `sdpa` whether the forward calls PyTorch's fused attention.
     `splits` is whether the loss of a batch is the weighted mean of its slices' losses; `batch_norm` whether slices
     change the statistics of normalisation layers.
     """
@@ -28,9 +29,11 @@ class Traits:
     blocks: int
     linears: int
     attention: bool
+    sdpa: bool
     batch_norm: bool
     dropout: bool
     splits: bool = True
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,9 @@ class Workload:
                 given = type(getattr(self, part)).__name__
                 raise InputError(f"Workload.{part} must be a function, not {given}.", f"Write {part}=lambda ...: ...")
         if not isinstance(self.effective_batch_size, int) or self.effective_batch_size < 1:
-            raise InputError(f"the effective batch size must be a positive whole number, not {self.effective_batch_size!r}.")
+            raise InputError(
+                f"the effective batch size must be a positive whole number, not {self.effective_batch_size!r}."
+            )
         if self.unit not in ("samples", "tokens"):
             raise InputError(f"unit must be 'samples' or 'tokens', not {self.unit!r}.")
         if self.unit == "tokens" and not self.sequence_length:

@@ -16,7 +16,6 @@ from autofit.core.hardware import Hardware
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
 
-
 Context = Callable[[], AbstractContextManager[Any]]
 
 

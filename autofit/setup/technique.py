@@ -32,6 +32,9 @@ class Technique:
     stage: ClassVar[Stage]
     off: ClassVar[Value]  # the value that changes nothing
     values: ClassVar[tuple[Value, ...]] = ()  # all it may ever be; empty: what `choices` says
+    always: ClassVar[bool] = (
+        False  # whether `apply` is called with `off` too, by knobs that decide something at any value
+    )
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         """The values worth searching on this hardware."""
@@ -67,7 +70,7 @@ class Technique:
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:
-        """Do it to the run. Never called with `off`, except for knobs that decide something at every value."""
+        """Do it to the run; called with any value but `off`, or with every value when `always` is set."""
 
     def trace(self, setup: Setup, value: Value) -> None:
         """A stand-in for `apply` under fake tensors."""

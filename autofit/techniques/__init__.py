@@ -38,7 +38,9 @@ def register(technique: Technique) -> None:
     """
     for part in ("name", "stage"):
         if not hasattr(technique, part):
-            raise InputError(f"the technique {type(technique).__name__} has no {part}.", f"Set {part} = ... in its class.")
+            raise InputError(
+                f"the technique {type(technique).__name__} has no {part}.", f"Set {part} = ... in its class."
+            )
     _registry[technique.name] = technique
 
 
@@ -85,9 +87,11 @@ def settle(knobs: Mapping[str, Any], workload: Workload, hardware: Hardware) -> 
     check(knobs, hardware)
     order = all_techniques()
     config = Config({technique.name: knobs.get(technique.name, technique.off) for technique in order})
-    for technique in order:
-        config = config.replace(**{technique.name: technique.settle(config, workload, hardware)})
-    return config
+    while True:  # one knob's canonical value may depend on another's: go on until nothing changes
+        settled = config.replace(**{each.name: each.settle(config, workload, hardware) for each in order})
+        if settled == config:
+            return config
+        config = settled
 
 
 def refuse(config: Config, workload: Workload, hardware: Hardware) -> str | None:

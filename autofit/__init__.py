@@ -1,0 +1,76 @@
+"""autofit: the fastest training configuration that fits your memory, measured, and the loop that runs it.
+
+Names are resolved when first used, so that `import autofit` loads neither torch nor anything else that is heavy.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autofit.core.config import Config
+    from autofit.core.errors import AutofitError, InputError, NothingFitsError, ProbeError, RefusedError
+    from autofit.core.result import Result
+    from autofit.core.workload import Workload
+    from autofit.fit import Trained, explain, fit, search
+    from autofit.setup import Setup, Stage, Technique
+    from autofit.techniques import register
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "fit",
+    "search",
+    "explain",
+    "register",
+    "Workload",
+    "Config",
+    "Result",
+    "Trained",
+    "Technique",
+    "Stage",
+    "Setup",
+    "AutofitError",
+    "InputError",
+    "RefusedError",
+    "NothingFitsError",
+    "ProbeError",
+]
+
+_HOMES = {
+    **dict.fromkeys(("fit", "search", "explain", "Trained"), "autofit.fit"),
+    **dict.fromkeys(("Technique", "Stage", "Setup"), "autofit.setup"),
+    **dict.fromkeys(
+        ("AutofitError", "InputError", "RefusedError", "NothingFitsError", "ProbeError"), "autofit.core.errors"
+    ),
+    "register": "autofit.techniques",
+    "Workload": "autofit.core.workload",
+    "Config": "autofit.core.config",
+    "Result": "autofit.core.result",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'autofit' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """`autofit.search` and `autofit.fit` are functions to users and rooms inside; importing a room must not hide one."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,73 @@
+"""The head of the emitted script: what was measured, where, with which versions, and how to run it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autofit.core.config import Config
+from autofit.export.template import WIDTH, plain
+
+
+def head(
+    hardware: Mapping[str, Any],
+    config: Config,
+    *,
+    measured: Mapping[str, Any] | None,
+    versions: Mapping[str, str],
+    packages: Sequence[str],
+) -> str:
+    """The lines below the title of the script's docstring."""
+    used = [f"{name} {plain(versions[name])}" for name in ("autofit", *packages) if name in versions]
+    blocks = [
+        _wrapped(_measured(hardware, measured)),
+        *([_wrapped(f"Versions: {', '.join(used)}.")] if used else []),
+        "Configuration:\n" + "\n".join(f"    {name}: {_word(value)}" for name, value in config.items()),
+        "    python train.py --data FILE --weights DIRECTORY --output DIRECTORY",
+        _wrapped(f"It needs {_listed(packages)}, and is yours to change."),
+    ]
+    return "\n\n".join(blocks)
+
+
+def _measured(hardware: Mapping[str, Any], measured: Mapping[str, Any] | None) -> str:
+    """One or two sentences of figures."""
+    where = f"on {plain(hardware.get('measured_on') or hardware.get('name', 'an unknown device'))}"
+    if hardware.get("measured_on"):
+        where += f", for {plain(hardware['name'])}"
+    if hardware.get("budget_gib"):
+        where += f", within {hardware['budget_gib']:g} GiB"
+    if not measured:
+        return f"Meant to run {where}; it was not measured."
+    verified = " and verified in longer runs" if measured.get("verified") else ""
+    return f"Measured {where}{verified}: {', '.join(_figures(measured))}."
+
+
+def _figures(measured: Mapping[str, Any]) -> list[str]:
+    figures = []
+    for unit in ("tokens", "samples"):
+        if measured.get(f"{unit}_per_second"):
+            figures.append(f"{measured[f'{unit}_per_second']:,g} {unit} per second")
+            break
+    step, peak = measured.get("step_seconds"), measured.get("peak_gib")
+    if step:
+        figures.append(f"{step['median']:g} s per optimizer step ({step['low']:g} to {step['high']:g})")
+    if peak:
+        size = peak.get("device") or peak.get("reserved") or peak["allocated"]
+        figures.append(f"peak memory {size:g} GiB")
+    return figures or ["no figures"]
+
+
+def _word(value: object) -> str:
+    """A knob's value as YAML writes it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else plain(value)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,1 @@
+"""Memory: what is used (the storage tracker) and what there is (device detection)."""

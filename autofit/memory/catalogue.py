@@ -1,0 +1,56 @@
+"""The catalogue of cards: memory and capability of a GPU that need not be here (`--gpu NAME`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from autofit.core.errors import unknown
+from autofit.core.hardware import GIB, Hardware
+from autofit.core.strict_yaml import load_mapping
+
+
+@dataclass(frozen=True)
+class Card:
+    """One GPU model: total memory in bytes and compute capability."""
+
+    name: str
+    title: str
+    memory_bytes: int
+    capability: tuple[int, int]
+
+
+@cache
+def _cards() -> dict[str, dict[str, Any]]:
+    return load_mapping(Path(__file__).with_name("gpus.yaml"))
+
+
+def card_names() -> list[str]:
+    """Every name that `--gpu` takes."""
+    return list(_cards())
+
+
+def card(name: str) -> Card:
+    """The card of that name.
+
+    Raises:
+        InputError: no such card; names the nearest one.
+    """
+    if name not in _cards():
+        raise unknown("GPU", name, card_names())
+    data = _cards()[name]
+    major, minor = data["capability"]
+    return Card(name, data["title"], int(data["memory_gib"] * GIB), (major, minor))
+
+
+def standing_in_for(present: Hardware, target: Card) -> Hardware:
+    """The hardware a search is for when speed is measured on the card present and memory is that of another."""
+    return replace(
+        present,
+        name=target.title,
+        memory_bytes=target.memory_bytes,
+        capability=target.capability,
+        measured_on=present.name if present.name != target.title else None,
+    )

@@ -1,0 +1,107 @@
+"""Models: from what the user names (a preset, a directory, a hub id, a function) to a Workload, and back again.
+
+Importing this room, and listing the presets, loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autofit.core.errors import InputError, unknown
+from autofit.core.workload import Workload
+from autofit.models.config_json import is_hub_id, read_directory, read_hub
+from autofit.models.functions import function_workload, is_function
+from autofit.models.huggingface import HuggingFaceModel, huggingface_workload, preset_model
+from autofit.models.presets import Preset, describe_presets, load_preset, preset_names
+
+__all__ = ["HuggingFaceModel", "resolve", "workload_from_source", "describe_presets", "load_preset", "preset_names", "Preset"]
+
+
+def resolve(
+    model: str,
+    *,
+    sequence_length: int | None = None,
+    effective_batch_size: int | None = None,
+    trust_remote_code: bool = False,
+) -> Workload:
+    """The workload of what `--model` names: a function, a directory, a preset or a hub id, tried in that order.
+
+    Raises:
+        InputError: it is none of these, or one of them that cannot be trained as asked.
+    """
+    if is_function(model):
+        return function_workload(model, sequence_length=sequence_length, effective_batch_size=effective_batch_size)
+    return huggingface_workload(
+        _huggingface_model(model, trust_remote_code),
+        sequence_length=sequence_length,
+        effective_batch_size=effective_batch_size,
+    )
+
+
+def workload_from_source(
+    source: Mapping[str, Any],
+    *,
+    sequence_length: int | None = None,
+    effective_batch_size: int | None = None,
+    trust_remote_code: bool = False,
+) -> Workload:
+    """Make a workload again from its `source`: the inverse of `resolve`, for a result.yaml.
+
+    A source never carries the permission to run a model's own code; it has to be given again.
+
+    Raises:
+        InputError: the source is empty or not one that `resolve` writes, or what it names is gone.
+    """
+    if not source:
+        message = "this result is of a model that lived in a Python process, and does not say how to make it again."
+        raise InputError(message, "Train it there, with autofit.fit(model, loader, config=...).")
+    sizes = {"sequence_length": sequence_length, "effective_batch_size": effective_batch_size}
+    kind = source.get("kind")
+    if kind == "function":
+        return function_workload(_entry(source, "function"), **sizes)
+    if kind == "preset":
+        model = preset_model(load_preset(_entry(source, "model")))
+    elif kind == "directory":
+        model = read_directory(Path(_entry(source, "path")), trust_remote_code=trust_remote_code)
+    elif kind == "hub":
+        model = read_hub(_entry(source, "model"), trust_remote_code=trust_remote_code)
+    else:
+        raise unknown("kind of model source", kind, ("preset", "directory", "hub", "function"))
+    return huggingface_workload(model, **sizes)
+
+
+def _huggingface_model(model: str, trust_remote_code: bool) -> HuggingFaceModel:
+    path = _existing(model)
+    preset = model in preset_names()
+    # A folder that happens to be called gpt2 does not hide the preset; one with a config.json is meant.
+    if path is not None and path.is_dir() and not (preset and not (path / "config.json").exists()):
+        return read_directory(path, trust_remote_code=trust_remote_code)
+    if preset:
+        return preset_model(load_preset(model))
+    if path is not None:
+        remedy = f"Write {model}:FUNCTION." if path.suffix == ".py" else "Give the directory that holds config.json."
+        raise InputError(f"{model} is a file, not a model.", remedy)
+    if is_hub_id(model):
+        return read_hub(model, trust_remote_code=trust_remote_code)
+    if "/" in model:
+        raise InputError(f"the directory {model} is not there.", "Check the path.")
+    raise unknown("model", model, preset_names())
+
+
+def _existing(model: str) -> Path | None:
+    if not model:
+        return None  # Path("") would be the current directory
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long for a file name, no such user, a null character
+        return None
+
+
+def _entry(source: Mapping[str, Any], key: str) -> str:
+    value = source.get(key)
+    if not isinstance(value, str):
+        raise InputError(f"the source of the model lacks its {key}: {dict(source)!r}.", "Search again.")
+    return value

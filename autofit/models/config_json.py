@@ -1,0 +1,171 @@
+"""A Hugging Face config.json, in a directory or on the hub, read into a HuggingFaceModel.
+
+Weights are never touched. Reading a config runs transformers' checks, and with permission code that comes with the
+checkpoint, so anything can be raised on the way; all of it is told as one sentence about the config.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autofit.core.errors import InputError
+from autofit.models.huggingface import AUTO_CLASSES, HuggingFaceModel, sentence
+
+# The last part of the class name in `architectures` -> task. Older checkpoints have the later ones.
+TASK_SUFFIXES = {
+    "ForCausalLM": "causal-lm",
+    "ForMaskedLM": "masked-lm",
+    "ForSequenceClassification": "sequence-classification",
+    "ForImageClassification": "image-classification",
+    "LMHeadModel": "causal-lm",
+    "ForPreTraining": "masked-lm",
+}
+SUPPORTED = (
+    "Supported are classes ending in ForCausalLM, ForMaskedLM, ForSequenceClassification or ForImageClassification."
+)
+
+# Where transformers lists the config classes that it has a model of each task for.
+MODEL_CLASSES = {
+    "causal-lm": "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "masked-lm": "MODEL_FOR_MASKED_LM_MAPPING",
+    "sequence-classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+    "image-classification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
+}
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where a config.json is read from, and what to tell about it."""
+
+    path: str  # a directory or a hub id, as transformers wants it
+    label: str  # how messages name it
+    name: str
+    source: Mapping[str, Any]
+    local: bool
+    trust_remote_code: bool
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether the text has the form `organisation/name`."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", text) is not None
+
+
+def read_directory(path: Path, *, trust_remote_code: bool = False) -> HuggingFaceModel:
+    """The model that a directory's config.json describes.
+
+    Raises:
+        InputError: no config.json, one that cannot be read, a model that is not supported, or code that is not trusted.
+    """
+    path = path.expanduser().resolve()
+    if not path.is_dir():
+        raise InputError(f"the directory {path} is not there.", "Check the path.")
+    if not (path / "config.json").is_file():
+        message = f"the directory {path} holds no config.json."
+        raise InputError(message, "Give the directory of a Hugging Face model, or the name of a preset.")
+    source = {"kind": "directory", "path": str(path)}
+    return _read(_Origin(str(path), str(path / "config.json"), path.name, source, True, trust_remote_code))
+
+
+def read_hub(model_id: str, *, trust_remote_code: bool = False) -> HuggingFaceModel:
+    """The model of a hub id; only its config.json is fetched, from the cache where there is no network.
+
+    Raises:
+        InputError: it cannot be fetched, a model that is not supported, or code that is not trusted.
+    """
+    source = {"kind": "hub", "model": model_id}
+    # The name is also that of the run directory, where the organisation's slash would be in the way.
+    name = model_id.rpartition("/")[2]
+    return _read(_Origin(model_id, f"the config.json of {model_id}", name, source, False, trust_remote_code))
+
+
+def _read(origin: _Origin) -> HuggingFaceModel:
+    raw = _raw_config(origin)
+    _check_raw(raw, origin)
+    task = _task(raw.get("architectures"), origin.label)
+    config = _transformers_config(origin)
+    _check_class(config, task, origin)
+    return HuggingFaceModel(origin.name, task, config.to_dict(), origin.source, origin.trust_remote_code)
+
+
+def _raw_config(origin: _Origin) -> Mapping[str, Any]:
+    from transformers import PreTrainedConfig
+
+    try:
+        raw, _ = PreTrainedConfig.get_config_dict(origin.path, local_files_only=origin.local)
+    except Exception as error:
+        if origin.local:
+            message = f"{origin.label} cannot be read: {sentence(error)}."
+            raise InputError(message, "Correct it, or write it again with save_pretrained.") from error
+        message = f"{origin.path} is no directory here, and its config.json cannot be fetched: {_first(error)}."
+        raise InputError(message, "Download the model and give its directory, or check the name.") from error
+    if not isinstance(raw, Mapping):
+        raise InputError(f"{origin.label} should hold a mapping, not {type(raw).__name__}.", "Correct it.")
+    return raw
+
+
+def _check_raw(raw: Mapping[str, Any], origin: _Origin) -> None:
+    from transformers import CONFIG_MAPPING
+
+    kind = raw.get("model_type")
+    if not isinstance(kind, str):
+        raise InputError(f"{origin.label} has no model_type.", "Add the key, or write it with save_pretrained.")
+    if raw.get("quantization_config"):
+        message = f"{origin.label} is of a checkpoint that is already quantised."
+        raise InputError(message, "Give the model it was made from; autofit quantises it itself where that is faster.")
+    if kind in CONFIG_MAPPING:
+        return
+    if "AutoConfig" not in (raw.get("auto_map") or {}):
+        message = f"{origin.label} has model_type {kind!r}, which this version of transformers does not know."
+        raise InputError(message, "Install a newer transformers.")
+    if not origin.trust_remote_code:
+        raise _untrusted(origin)
+
+
+def _task(architectures: object, label: str) -> str:
+    names = architectures if isinstance(architectures, list) else []
+    for name in names:
+        for suffix, task in TASK_SUFFIXES.items():
+            if isinstance(name, str) and name.endswith(suffix):
+                return task
+    if not names:
+        raise InputError(f"{label} does not say in `architectures` what the model is for.", SUPPORTED)
+    raise InputError(f"{label} is of {', '.join(map(str, names))}, which autofit has no data for.", SUPPORTED)
+
+
+def _transformers_config(origin: _Origin) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(
+            origin.path, trust_remote_code=origin.trust_remote_code, local_files_only=origin.local
+        )
+    except Exception as error:
+        raise InputError(f"{origin.label} describes no valid model: {sentence(error)}.", "Correct it.") from error
+
+
+def _check_class(config: Any, task: str, origin: _Origin) -> None:
+    """Refuse a model that transformers has no class of this task for."""
+    import transformers
+
+    auto_class = AUTO_CLASSES[task]
+    if type(config) in getattr(transformers, MODEL_CLASSES[task]):
+        return
+    if auto_class in (getattr(config, "auto_map", None) or {}):
+        if origin.trust_remote_code:
+            return
+        raise _untrusted(origin)
+    raise InputError(f"{origin.label}: transformers has no {auto_class} for {config.model_type}.", SUPPORTED)
+
+
+def _untrusted(origin: _Origin) -> InputError:
+    message = f"{origin.label} needs Python code that comes with the model, which is not run unasked."
+    return InputError(message, "Look at that code, then add --trust-remote-code.")
+
+
+def _first(error: BaseException) -> str:
+    """The first line: transformers follows it with advice of several lines."""
+    return str(error).strip().partition("\n")[0].rstrip(".")

@@ -1,0 +1,161 @@
+"""`file.py:function` and `package.module:function`: a workload made by the user's own code.
+
+Probes run in other processes, which inherit the import path but cannot import a file that was loaded under a made-up
+name; so such a file is registered to be pickled by value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from autofit.core.errors import AutofitError, InputError, unknown
+from autofit.core.workload import Workload
+
+REMEDY = "Let the function return autofit.Workload(model=..., batch=...)."
+LONGEST_REASON = 300  # characters: some libraries raise whole pages
+
+
+def is_function(text: str) -> bool:
+    """Whether the text has the form `file.py:function` or `package.module:function`."""
+    module, colon, function = text.rpartition(":")
+    dotted = all(part.isidentifier() for part in module.split("."))
+    return bool(colon) and (module.endswith(".py") or (dotted and function.isidentifier()))
+
+
+def function_workload(
+    reference: str, *, sequence_length: int | None = None, effective_batch_size: int | None = None
+) -> Workload:
+    """Load the module, call the function, and take its workload.
+
+    Raises:
+        InputError: no such file, module or function; either of them raised; not a Workload came back; or another
+            sequence length was asked for than the function's data has.
+    """
+    module_name, _, name = reference.rpartition(":")
+    if module_name.endswith(".py"):
+        path = Path(module_name).expanduser().absolute()
+        module, source, stem = _load_file(path), f"{path}:{name}", path.stem
+    else:
+        module, source, stem = _load_module(module_name), reference, module_name
+    workload = _call(_function(module, name, module_name), reference)
+    _check_sequence_length(workload, sequence_length, reference)
+    changes: dict[str, Any] = {"source": {"kind": "function", "function": source}}
+    if workload.name == "custom":
+        changes["name"] = f"{stem}.{name}"
+    if effective_batch_size is not None:
+        changes["effective_batch_size"] = effective_batch_size
+    return dataclasses.replace(workload, **changes)
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InputError(f"the file {path} is not there.", "Check the path before the colon.")
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    stem = re.sub(r"\W", "_", path.stem)
+    name = f"autofit_workload_{stem}_{digest}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, path  # it is a file that ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look a class's module up there
+    _make_importable(path.parent)
+    try:
+        with _reported(f"importing {path}"):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    cloudpickle.register_pickle_by_value(module)
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    _make_importable(Path.cwd())
+    try:
+        with _reported(f"importing {name}"):
+            return importlib.import_module(name)
+    except InputError as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and f"{name}.".startswith(f"{cause.name}."):
+            message = f"there is no module {cause.name}."
+            raise InputError(message, "Give file.py:function, or run autofit where it can be imported.") from cause
+        raise
+
+
+def _make_importable(folder: Path) -> None:
+    """Let modules in the folder be imported: now, by functions called later, and by probes, which inherit the path."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))  # first, as Python does for a script
+    importlib.invalidate_caches()
+
+
+def _function(module: ModuleType, name: str, shown: str) -> Callable[[], object]:
+    own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    functions = [key for key in own if callable(getattr(module, key)) and not key.startswith("_")]
+    if not functions and not hasattr(module, name):
+        raise InputError(f"{shown} has no functions.", "Write one that returns autofit.Workload(model=..., batch=...).")
+    if not name:
+        raise InputError(f"{shown}: names no function.", f"Write {shown}:NAME, with one of {', '.join(functions)}.")
+    if not hasattr(module, name):
+        raise unknown(f"{shown} function", name, functions)
+    function = getattr(module, name)
+    if not callable(function):
+        message = f"{name} in {shown} is not a function but {_article(function)}."
+        raise InputError(message, f"Write def {name}(): and return a Workload from it.")
+    return function  # type: ignore[no-any-return]  # a user's attribute has no type
+
+
+def _call(function: Callable[[], object], reference: str) -> Workload:
+    with _reported(f"calling {reference}"):
+        workload = function()
+    if not isinstance(workload, Workload):
+        raise InputError(f"{reference} returned {_article(workload)}, not a Workload.", REMEDY)
+    return workload
+
+
+def _check_sequence_length(workload: Workload, given: int | None, reference: str) -> None:
+    if given is None or given == workload.sequence_length:
+        return
+    has = "none" if workload.sequence_length is None else str(workload.sequence_length)
+    message = f"the sequence length of {reference} is its own ({has}) and cannot be set to {given}."
+    raise InputError(message, "Change it in the function.")
+
+
+@contextmanager
+def _reported(doing: str) -> Iterator[None]:
+    """Tell what the user's code raises as one sentence with the line it came from."""
+    try:
+        yield
+    except AutofitError:
+        raise
+    except (Exception, SystemExit) as error:  # SystemExit: a script without `if __name__ == "__main__"`
+        reason = " ".join(str(error).split()).rstrip(".")[:LONGEST_REASON]
+        what = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+        raise InputError(f"{doing} failed{_where(error)}: {what}.", "Correct the code.") from error
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of the user's own code: not this file's, not a library's or an importer's."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" at {error.filename}:{error.lineno}"
+    libraries = ("<", __file__, *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")))
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(libraries)]
+    return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def _article(value: object) -> str:
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

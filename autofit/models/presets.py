@@ -1,0 +1,54 @@
+"""Presets: models known by name. The figures are data, in presets.yaml; this file only reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from autofit.core.errors import unknown
+from autofit.core.strict_yaml import load_mapping
+
+PRESETS = Path(__file__).with_name("presets.yaml")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named architecture: its task, its size, where its weights are, and its config.json as a mapping."""
+
+    name: str
+    task: str
+    parameters: int
+    hub: str | None
+    config: Mapping[str, Any]
+
+
+@cache
+def _presets() -> dict[str, Preset]:
+    return {name: Preset(name=name, **entry) for name, entry in load_mapping(PRESETS).items()}
+
+
+def preset_names() -> tuple[str, ...]:
+    """The names of all presets, in the order of the file."""
+    return tuple(_presets())
+
+
+def load_preset(name: str) -> Preset:
+    """The preset of that name.
+
+    Raises:
+        InputError: there is none; the message names the nearest one.
+    """
+    if name not in _presets():
+        raise unknown("model", name, preset_names())
+    return _presets()[name]
+
+
+def describe_presets() -> list[dict[str, Any]]:
+    """Name, task, parameters and hub id of every preset: what `autofit models --json` prints."""
+    return [
+        {"name": preset.name, "task": preset.task, "parameters": preset.parameters, "hub": preset.hub}
+        for preset in _presets().values()
+    ]

@@ -1,0 +1,180 @@
+"""The parent side of probing: starts the zygote, sends it jobs, and turns whatever comes back into data."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import cloudpickle
+
+from autofit.core.budget import Budget
+from autofit.core.config import Config
+from autofit.core.errors import AutofitError, InputError, ProbeError
+from autofit.core.hardware import Hardware
+from autofit.core.measurement import Measurement, Outcome
+from autofit.core.workload import Traits, Workload
+from autofit.probe.timing import Plan
+from autofit.probe.wire import Died, Job, Ready, Returned, TimedOut, receive, send
+from autofit.probe.worker import Request, look, measure, serve
+from autofit.techniques import added_techniques
+
+ALLOCATOR_SETTINGS = "expandable_segments:True"  # the emitted train.py sets the same
+_START_SECONDS = 300.0
+_LOOK_SECONDS = 600.0
+
+
+class Prober:
+    """A zygote and the children it forks, one at a time. A context manager; leaving it ends them all.
+
+    Args:
+        log_directory: where each probe's output goes, `NNNN.log`; None: a temporary one.
+        timeout: seconds a probe may take; the first may take twice that, since it warms caches.
+
+    Raises:
+        ProbeError: the zygote cannot be started.
+    """
+
+    def __init__(self, log_directory: Path | None = None, timeout: float = 600.0) -> None:
+        self._temporary = tempfile.TemporaryDirectory() if log_directory is None else None
+        self._logs = log_directory or Path(self._temporary.name if self._temporary else "")
+        self._timeout = timeout
+        self._probes = 0
+        self._connection, theirs = socket.socketpair()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        # Ask NVML whether there is a GPU: the plain check opens CUDA, which does not survive the forks to come.
+        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        environment.setdefault("PYTORCH_ALLOC_CONF", ALLOCATOR_SETTINGS)
+        with (self._logs / "zygote.log").open("ab") as log, theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "autofit.probe.zygote", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # a Ctrl-C in the terminal is the parent's to handle
+            )
+        self._ready = False
+        self._pickled: tuple[Workload, bytes] | None = None
+
+    def __enter__(self) -> Prober:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the zygote and its child; safe to call twice."""
+        self._connection.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        if self._temporary:
+            self._temporary.cleanup()
+
+    def look(self, workload: Workload, device: str | None, budget_bytes: int | None) -> tuple[Hardware, Traits]:
+        """The hardware, and the workload's traits on it.
+
+        Raises:
+            InputError: the workload is wrong; ProbeError: the device is not there, or the child died.
+        """
+        answer = self._call(look, (device, budget_bytes), workload, self._logs / "look.log", _LOOK_SECONDS)
+        if isinstance(answer, AutofitError):
+            raise answer
+        if isinstance(answer, TimedOut):
+            raise ProbeError(f"looking at the model took more than {_LOOK_SECONDS:.0f} s.", "Make its factory faster.")
+        if isinstance(answer, Died):
+            raise ProbeError(f"looking at the model ended its process: {_death(answer)}.", self._log_hint("look.log"))
+        hardware, traits = answer
+        return hardware, traits
+
+    def measure(
+        self, workload: Workload, config: Config, hardware: Hardware, budget: Budget, *, plan: Plan, number: int
+    ) -> Measurement:
+        """Measure one Config in a child of its own.
+
+        Raises:
+            ProbeError: the zygote itself is gone.
+        """
+        log = self._logs / f"{number:04d}.log"
+        timeout = self._timeout * (1 if self._probes else 2)
+        self._probes += 1
+        start = time.monotonic()
+        request = Request(config, hardware, budget, plan, tuple(added_techniques()))
+        answer = self._call(measure, (request,), workload, log, timeout)
+        seconds = time.monotonic() - start
+        if isinstance(answer, Measurement):
+            return dataclasses.replace(answer, number=number, seconds=seconds)
+        outcome, reason = _ending(answer, timeout)
+        return Measurement(config=config, outcome=outcome, number=number, reason=reason, seconds=seconds)
+
+    def _call(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], workload: Workload, log: Path, timeout: float
+    ) -> Any:
+        """What `function(workload, *arguments)` returned in a child, or TimedOut, or Died."""
+        payload = pickle.dumps((serve, (function, self._pickle(workload), cloudpickle.dumps(arguments))))
+        self._wait_until_ready()
+        try:
+            send(self._connection, Job(payload, str(log), timeout))
+            answer = receive(self._connection)
+        except (EOFError, OSError) as error:
+            raise ProbeError("the process that starts probes ended.", self._log_hint("zygote.log")) from error
+        return pickle.loads(answer.payload) if isinstance(answer, Returned) else answer
+
+    def _pickle(self, workload: Workload) -> bytes:
+        if self._pickled is None or self._pickled[0] is not workload:
+            try:
+                self._pickled = workload, cloudpickle.dumps(workload)
+            except Exception as error:  # pickling runs the user's code, which may raise anything
+                message = f"the workload cannot be sent to a probe process: {type(error).__name__}: {error}."
+                remedy = "Give factories that hold no open files, locks or device handles: autofit.Workload(model=...)."
+                raise InputError(message, remedy) from error
+        return self._pickled[1]
+
+    def _wait_until_ready(self) -> None:
+        if self._ready:
+            return
+        self._connection.settimeout(_START_SECONDS)
+        try:
+            message = receive(self._connection)
+        except (EOFError, TimeoutError) as error:
+            raise ProbeError("the process that starts probes did not start.", self._log_hint("zygote.log")) from error
+        assert isinstance(message, Ready)
+        self._connection.settimeout(None)
+        self._ready = True
+
+    def _log_hint(self, name: str) -> str:
+        try:
+            lines = (self._logs / name).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return f"Its last words: {lines[-1]}" if lines else ""
+
+
+def _ending(answer: TimedOut | Died, timeout: float) -> tuple[Outcome, str]:
+    if isinstance(answer, TimedOut):
+        return Outcome.TIMED_OUT, f"took more than {timeout:.0f} s"
+    if answer.signal == signal.SIGKILL:  # nobody here sent it: the kernel's out-of-memory killer did
+        return Outcome.HOST_OUT_OF_MEMORY, "the system killed the process for want of host memory"
+    return Outcome.FAILED, _death(answer)
+
+
+def _death(answer: Died) -> str:
+    if answer.signal is not None:
+        return f"killed by {signal.Signals(answer.signal).name}"
+    return f"exit code {answer.code}"

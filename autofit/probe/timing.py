@@ -1,0 +1,61 @@
+"""Step times: when enough of them have been seen, and the interval of their median."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autofit.core.measurement import StepSeconds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long a probe times steps.
+
+    It goes on until the median's interval is within `tightness` of the median, but at least `min_steps`, and stops at
+    `max_steps` or after `max_seconds`. After two steps that are `hopeless` times slower than `best_seconds` it stops
+    too. `compose` allows a step time to be put together from 4 micro-batches and one update.
+    """
+
+    min_steps: int = 3
+    max_steps: int = 20
+    max_seconds: float = 4.0
+    tightness: float = 0.02
+    best_seconds: float | None = None
+    hopeless: float = 2.0
+    compose: bool = True
+
+
+def interval_of_median(samples: list[float]) -> StepSeconds:
+    """The median and its 95 % interval from order statistics (distribution-free, by the binomial of signs).
+
+    Below six samples no pair of order statistics covers 95 %; the whole range is given then.
+    """
+    ordered = sorted(samples)
+    count = len(ordered)
+    rank = 0  # the largest rank whose symmetric interval still covers 95 %
+    tail = 0.0
+    for successes in range(count // 2):
+        tail += math.comb(count, successes) / 2**count
+        if 1 - 2 * tail < 0.95:
+            break
+        rank = successes
+    return StepSeconds(statistics.median(ordered), ordered[rank], ordered[count - 1 - rank])
+
+
+def time_steps(step: Callable[[], float], plan: Plan, clock: Callable[[], float]) -> tuple[list[float], bool]:
+    """Call `step`, which returns the seconds of one step, as the plan says; returns (samples, given up as hopeless)."""
+    samples: list[float] = []
+    start = clock()
+    while len(samples) < plan.max_steps:
+        samples.append(step())
+        if plan.best_seconds and len(samples) == 2 and min(samples) > plan.hopeless * plan.best_seconds:
+            return samples, True
+        if len(samples) < plan.min_steps:
+            continue
+        seen = interval_of_median(samples)
+        if (seen.high - seen.low) / 2 <= plan.tightness * seen.median or clock() - start >= plan.max_seconds:
+            break
+    return samples, False

@@ -1,0 +1,130 @@
+"""The zygote: a process that has imported torch, transformers and peft once, and forks one child per job.
+
+Importing them costs about five seconds; forking costs a tenth of one. It does no tensor work itself, because a process
+that has computed with several threads deadlocks its forked children, and it never opens the CUDA driver, which does
+not survive a fork. Run as `python -m autofit.probe.zygote FD`, so no `__main__` of the user's is run again.
+
+It ends, and its child with it, when the parent does, however that ends: the socket between them closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import Any, NoReturn
+
+import torch
+
+from autofit.probe.wire import Died, Job, Ready, Returned, TimedOut, receive, send
+
+_PRELOADED = ("torch", "transformers", "transformers.modeling_utils", "autofit.probe.worker")
+# peft imports bitsandbytes, whose import opens CUDA where there is one: there, the children that need it import it.
+_PRELOADED_WITHOUT_CUDA = ("peft",)
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve jobs from the socket whose file descriptor is the first argument."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    if not torch.cuda.is_available():  # answered by NVML, see the parent; nothing is opened
+        for name in _PRELOADED_WITHOUT_CUDA:
+            importlib.import_module(name)
+    assert not torch.cuda.is_initialized(), "an import opened CUDA, which does not survive a fork"
+    gc.collect()
+    gc.freeze()  # children then leave the pages of these objects shared
+    send(connection, Ready())
+    while True:
+        try:
+            job = receive(connection)
+        except EOFError:
+            return
+        send(connection, _run(job, connection))
+
+
+def _run(job: Job, connection: socket.socket) -> Returned | Died | TimedOut:
+    """Fork a child for the job and wait for its answer, its death, the end of its time or of the parent."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        connection.close()
+        _child(job, writer)
+    os.close(writer)
+    answer: bytes | None = None
+    try:
+        answer = _collect(reader, connection, time.monotonic() + job.timeout)
+    finally:
+        os.close(reader)
+        if answer is None:
+            _kill(child)
+        status = os.waitpid(child, 0)[1]
+        _kill(child)  # and its group: compiler workers and data loaders of the child must not outlive it
+    if answer is None:
+        return TimedOut()
+    if answer:
+        return Returned(answer)
+    killed = os.WIFSIGNALED(status)
+    return Died(os.WTERMSIG(status) if killed else None, None if killed else os.WEXITSTATUS(status))
+
+
+def _collect(reader: int, connection: socket.socket, deadline: float) -> bytes | None:
+    """What the child wrote until it closed the pipe; None when the time is up. Exits when the parent is gone."""
+    parts = bytearray()
+    while (left := deadline - time.monotonic()) > 0:
+        ready, _, _ = select.select([reader, connection.fileno()], [], [], left)
+        if connection.fileno() in ready:  # the parent sends nothing while a job runs: this is its end
+            raise SystemExit(0)
+        if reader in ready:
+            part = os.read(reader, 1 << 16)
+            if not part:
+                return bytes(parts)
+            parts += part
+    return None
+
+
+def _kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _child(job: Job, writer: int) -> NoReturn:
+    """Run the job in this forked process and leave without any of the zygote's clean-up."""
+    code = 1
+    try:
+        os.setsid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a zygote that is killed takes its child along
+        _redirect_output(job.log)
+        function, arguments = pickle.loads(job.payload)
+        answer: Any = function(*arguments)
+        with os.fdopen(writer, "wb") as pipe:
+            pickle.dump(answer, pipe)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _redirect_output(log: str) -> None:
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(target, stream)
+    os.close(target)
+
+
+if __name__ == "__main__":
+    main()

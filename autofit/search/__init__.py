@@ -1,0 +1,35 @@
+"""Searching: which Config to measure next, what a measurement proves about others, and which one to recommend.
+
+This room knows optuna and never torch. It is handed functions by tune (`Seams`, `Offer`), so that a whole search runs
+in a test against a formula.
+"""
+
+from autofit.search.choose import best_of_tiers, fastest, finalists, nearest_miss, pick
+from autofit.search.dominance import rules_out
+from autofit.search.effects import Effects, Features
+from autofit.search.journal import Journal
+from autofit.search.sampler import EffectsSampler
+from autofit.search.space import Offer, Space, SpaceFile, list_spaces, load_space
+from autofit.search.study import Limits, Seams, SearchOutcome, search
+
+__all__ = [
+    "search",
+    "Seams",
+    "Limits",
+    "Journal",
+    "SearchOutcome",
+    "Space",
+    "SpaceFile",
+    "Offer",
+    "load_space",
+    "list_spaces",
+    "fastest",
+    "pick",
+    "finalists",
+    "best_of_tiers",
+    "nearest_miss",
+    "EffectsSampler",
+    "Effects",
+    "Features",
+    "rules_out",
+]

@@ -1,0 +1,145 @@
+"""The Optuna study of a search, kept in a journal file so that nothing measured is ever lost.
+
+A process may die at any moment, kill -9 and power cuts included. What that leaves behind is put right when the journal
+is opened again: a line half written, a lock nobody holds, a trial nobody runs. The caller holds the run directory's own
+lock, so there is no other writer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.samplers import BaseSampler
+from optuna.storages.journal import JournalFileBackend, JournalStorage
+from optuna.study import Study
+from optuna.trial import Trial, TrialState
+
+from autofit.core.errors import InputError
+from autofit.core.measurement import Measurement, Outcome
+from autofit.search.sampler import MEASUREMENT, measurements_of
+
+_STUDY = "autofit"
+_IDENTITY = "identity"
+# Optuna's words: complete has a value, pruned was stopped by a limit, fail says nothing about the objective.
+_STATES = {
+    Outcome.FITS: TrialState.COMPLETE,
+    Outcome.OUT_OF_MEMORY: TrialState.PRUNED,
+    Outcome.HOST_OUT_OF_MEMORY: TrialState.PRUNED,
+    Outcome.TIMED_OUT: TrialState.PRUNED,
+}
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Where a search is kept, and what it is a search of: plain data such as model, workload, device and budget.
+
+    A journal is only ever continued by a search of the same identity: its measurements mean nothing to another.
+    """
+
+    path: Path
+    identity: Mapping[str, Any] = field(default_factory=dict)
+
+
+def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
+    """The study of a journal, new or as a former process left it; in memory without one.
+
+    Raises:
+        InputError: the journal is damaged, is none of autofit's, or is of a search of something else.
+    """
+    if journal is None:
+        return optuna.create_study(direction="maximize", sampler=sampler)
+    _repair(journal.path)
+    try:
+        storage = JournalStorage(JournalFileBackend(str(journal.path)))
+        study = optuna.create_study(
+            storage=storage, study_name=_STUDY, direction="maximize", sampler=sampler, load_if_exists=True
+        )
+        measurements_of(study)  # can they be read?
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
+        message = f"{journal.path} is not a journal that this version of autofit can read ({error!r})."
+        raise InputError(message, "Choose another --out.") from error
+    _check_identity(study, journal)
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        held = trial.user_attrs.get(MEASUREMENT)
+        _tell(study, trial.number, Measurement.from_trial(held) if held else None)
+    return study
+
+
+def record(study: Study, trial: Trial, measurement: Measurement) -> None:
+    """Finish a trial with its measurement."""
+    # The measurement first: killed before the second line, the trial is still finished from it on resume.
+    trial.set_user_attr(MEASUREMENT, measurement.to_trial())
+    _tell(study, trial.number, measurement)
+
+
+def abandon(study: Study, trial: int) -> None:
+    """Finish a trial that was never measured, unless it is finished; its config may be measured again."""
+    study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+
+
+def _tell(study: Study, trial: int, measurement: Measurement | None) -> None:
+    state = _STATES.get(measurement.outcome, TrialState.FAIL) if measurement else TrialState.FAIL
+    value = measurement.throughput if measurement and state is TrialState.COMPLETE else None
+    study.tell(trial, value, state=state)
+
+
+def _repair(path: Path) -> None:
+    """Cut off a torn last line, without which later lines could not be read, and remove locks of the dead."""
+    for lock in path.parent.glob(f"{path.name}.lock*"):
+        lock.unlink(missing_ok=True)
+    if not path.exists():
+        return
+    text = path.read_bytes()
+    whole = _whole_bytes(path, text)
+    with path.open("r+b") as file:
+        file.truncate(whole)
+
+
+def _whole_bytes(path: Path, text: bytes) -> int:
+    """The length of the journal up to its last line that is written whole."""
+    whole = 0
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+        if not (line.endswith(b"\n") and _is_record(line)):
+            if whole + len(line) == len(text):
+                break
+            message = f"{path} is damaged: its line {number} cannot be read, and others follow it."
+            raise InputError(message, "Choose another --out.")
+        whole += len(line)
+    return whole
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _check_identity(study: Study, journal: Journal) -> None:
+    asked = json.loads(json.dumps(dict(journal.identity), default=str))
+    held = study.user_attrs.get(_IDENTITY)
+    if held is None:
+        study.set_user_attr(_IDENTITY, asked)
+        return
+    before, now = dict(_leaves(held)), dict(_leaves(asked))
+    names = [*before, *(name for name in now if name not in before)]
+    changes = [
+        f"{name} was {before.get(name)!r}, is {now.get(name)!r}" for name in names if before.get(name) != now.get(name)
+    ]
+    if changes:
+        message = f"{journal.path} holds a search of something else: {'; '.join(changes)}."
+        raise InputError(message, "Resume it with what it was started with, or choose another --out.")
+
+
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested names joined by dots, with their values."""
+    for name, value in data.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

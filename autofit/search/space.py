@@ -1,0 +1,193 @@
+"""Space: the values each knob may take in a search, read from YAML.
+
+What a knob may be on this hardware is for the techniques to say; they speak here through an `Offer` that tune hands
+over. Values are kept in the order of the file, which runs from what should need the least memory to the most.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autofit.core.config import Config, Value
+from autofit.core.errors import InputError, unknown
+from autofit.core.strict_yaml import load_mapping
+
+MAX_CONFIGS = 50_000  # settling and scoring more than this would take longer than the probes it saves
+_KEYS = ("description", "knobs")
+_ALL = "all"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What the techniques offer to a search of this workload on this hardware.
+
+    `known` names the knobs that can be searched, `choices` gives the values of one worth searching here, and `accepts`
+    says whether a value means anything at all.
+    """
+
+    known: tuple[str, ...]
+    choices: Callable[[str], tuple[Value, ...]]
+    accepts: Callable[[str, Value], bool]
+
+
+@dataclass(frozen=True)
+class Space:
+    """The values each knob may take in a search; knobs that are absent are off."""
+
+    name: str
+    description: str
+    knobs: dict[str, tuple[Value, ...]]
+
+    def with_overrides(self, overrides: Mapping[str, Any], offer: Offer) -> Space:
+        """The space with some knobs replaced (`--set`): one value fixes a knob, several narrow it.
+
+        A value the user names is kept even where the hardware does not offer it: whether it works is measured.
+
+        Raises:
+            InputError: an unknown knob, a value that means nothing, none at all, or the same one twice.
+        """
+        knobs = dict(self.knobs)
+        for knob, given in overrides.items():
+            _check_knob(knob, offer)
+            values = list(given) if isinstance(given, list | tuple) else [given]
+            knobs[knob] = _checked(knob, values, offer, "--set")
+        return replace(self, knobs=knobs)
+
+    def configs(self, settle: Callable[[Mapping[str, Any]], Config], seed: int = 0) -> tuple[Config, ...]:
+        """The distinct canonical Configs, in an order that depends on the space (and, if very large, the seed) only.
+
+        Combinations that contradict each other are left out. Of more than MAX_CONFIGS combinations, that many are
+        drawn at random without replacement, and always the first one, which is expected to need the least memory.
+
+        Raises:
+            InputError: every combination contradicts itself; the first one's reason.
+        """
+        settled: dict[Config, None] = {}
+        reason: InputError | None = None
+        for combination in self._combinations(seed):
+            try:
+                settled.setdefault(settle(combination))
+            except InputError as error:
+                reason = reason or error
+        if reason is not None and not settled:
+            raise reason
+        return tuple(settled)
+
+    def _combinations(self, seed: int) -> Iterable[dict[str, Value]]:
+        total = math.prod(len(values) for values in self.knobs.values())
+        if total <= MAX_CONFIGS:
+            return (dict(zip(self.knobs, row, strict=True)) for row in itertools.product(*self.knobs.values()))
+        drawn = random.Random(seed).sample(range(1, total), MAX_CONFIGS - 1)
+        return (self._combination(index) for index in [0, *sorted(drawn)])
+
+    def _combination(self, index: int) -> dict[str, Value]:
+        """Number `index` of the product, the last knob changing fastest as in itertools.product."""
+        chosen = {}
+        for knob, values in reversed(self.knobs.items()):
+            index, place = divmod(index, len(values))
+            chosen[knob] = values[place]
+        return {knob: chosen[knob] for knob in self.knobs}
+
+
+@dataclass(frozen=True)
+class SpaceFile:
+    """A space that ships with autofit, unread but for its description."""
+
+    name: str
+    description: str
+    path: Path
+
+
+def list_spaces() -> tuple[SpaceFile, ...]:
+    """The spaces that ship with autofit, by name."""
+    return tuple(SpaceFile(path.stem, _read(path)["description"], path) for path in _shipped().values())
+
+
+def load_space(name_or_path: str | Path, offer: Offer) -> Space:
+    """Read a shipped space by its name, or a YAML file by its path, and keep what this hardware offers of it.
+
+    Raises:
+        InputError: no such space, not in the form of a space, a knob or value that does not exist, or a knob of which
+            this hardware offers none of the values.
+    """
+    shipped = _shipped()
+    path = shipped.get(str(name_or_path), Path(name_or_path).expanduser())
+    if not path.is_file():
+        raise unknown("space", name_or_path, shipped)
+    data = _read(path)
+    knobs = {knob: _listed(knob, given, offer, path) for knob, given in data["knobs"].items()}
+    return Space(path.stem, data["description"], knobs)
+
+
+def _shipped() -> dict[str, Path]:
+    """In a wheel the files lie inside the package, in a source checkout beside it."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "search_spaces", package.parent / "search_spaces"):
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    data = load_mapping(path)
+    for key in data:
+        if key not in _KEYS:
+            raise unknown(f"key in {path}", key, _KEYS)
+    description, knobs = data.get("description"), data.get("knobs")
+    if not isinstance(description, str) or not description.strip():
+        raise InputError(f"{path} has no description.", "Add `description:` and say what the space allows.")
+    if not isinstance(knobs, dict) or not knobs or not all(isinstance(knob, str) for knob in knobs):
+        raise InputError(f"{path} has no knobs.", "Add `knobs:` with a list of values, or all, for each knob.")
+    return {"description": description.strip(), "knobs": knobs}
+
+
+def _listed(knob: str, given: Any, offer: Offer, path: Path) -> tuple[Value, ...]:
+    """The values of one knob of a file, as far as this hardware offers them."""
+    _check_knob(knob, offer)
+    offered = offer.choices(knob)
+    if given == _ALL:
+        if not offered:
+            raise InputError(f"{path}: nothing is offered for {knob} here.", "Leave the knob out.")
+        return offered
+    if not isinstance(given, list):
+        raise InputError(f"{path}: {knob} is {given!r}.", "Write a list of values, or all.")
+    values = _checked(knob, given, offer, str(path))
+    kept = tuple(value for value in values if _among(value, offered))
+    if not kept:
+        names = ", ".join(map(_shown, values))
+        remedy = f"Here it may be: {', '.join(map(_shown, offered))}." if offered else "Leave the knob out."
+        raise InputError(f"{path}: this hardware offers none of {names} for {knob}.", remedy)
+    return kept
+
+
+def _checked(knob: str, values: list[Any], offer: Offer, source: str) -> tuple[Value, ...]:
+    if not values:
+        raise InputError(f"{source}: {knob} has no values.", "Give at least one, or leave the knob out.")
+    for place, value in enumerate(values):
+        if value is not None and not isinstance(value, str | int | float | bool):
+            raise InputError(f"{source}: {knob} cannot be {value!r}.", "Give words, numbers or null.")
+        if not offer.accepts(knob, value):
+            raise unknown(f"value for {knob}", _shown(value), map(_shown, offer.choices(knob)))
+        if _among(value, values[:place]):
+            raise InputError(f"{source}: {knob} lists {_shown(value)} twice.", "List each value once.")
+    return tuple(values)
+
+
+def _check_knob(knob: str, offer: Offer) -> None:
+    if knob not in offer.known:
+        raise unknown("knob to search", knob, offer.known)
+
+
+def _among(value: Value, values: Iterable[Value]) -> bool:
+    """`in`, but 1 is not True and 0 is not False."""
+    return any(value == each and type(value) is type(each) for each in values)
+
+
+def _shown(value: Value) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,163 @@
+"""The search itself: ask the sampler for a config, have it measured, learn, until a limit is reached.
+
+It knows nothing of models, devices or techniques: tune hands over what it needs as functions, the `Seams`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.study import Study
+
+from autofit.core.config import Config, Value
+from autofit.core.errors import InputError
+from autofit.core.measurement import Measurement
+from autofit.search.choose import fastest
+from autofit.search.journal import Journal, abandon, open_study, record
+from autofit.search.sampler import EffectsSampler, measurements_of
+from autofit.search.space import Space
+
+
+@dataclass(frozen=True)
+class Seams:
+    """What a search needs done by others.
+
+    probe: measures a config; gets its number, and the seconds per step of the best so far to stop hopeless ones.
+    settle: makes knobs a canonical Config; raises InputError where they contradict each other.
+    refuse: why a config cannot be, or None.
+    memory_order: a knob's value -> its proven rank of memory (`Technique.memory_order`), or None.
+    on_finished: is told each measurement, and the best one that fits so far.
+    """
+
+    probe: Callable[[int, Config, float | None], Measurement]
+    settle: Callable[[Mapping[str, Any]], Config]
+    refuse: Callable[[Config], str | None]
+    memory_order: Callable[[str, Value], int | None]
+    on_finished: Callable[[Measurement, Measurement | None], None]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a search ends, and the memory it searches within.
+
+    `trials` counts finished measurements, resumed ones included; `time_limit` is in seconds and of this process only;
+    `memory_bytes` is what tensors may take (`Budget.cap_bytes`), by which the sampler judges what will fit.
+    """
+
+    trials: int = 40
+    time_limit: float | None = None
+    memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.trials < 1:
+            raise InputError(f"{self.trials} trials measure nothing.", "Give a number of trials of at least 1.")
+        if self.time_limit is not None and not (self.time_limit > 0 and math.isfinite(self.time_limit)):
+            raise InputError(f"the time limit must be positive, not {self.time_limit}.", "Leave it out for none.")
+
+
+@dataclass(frozen=True)
+class SearchOutcome:
+    """All measurements by number, and why there are no more.
+
+    `skipped` counts configs of the space never measured: predicted not to fit, dominated by one that ran out of memory,
+    refused. `stopped_by` is "trials", "time", "space" (nothing left to measure) or "interrupt".
+    """
+
+    measurements: tuple[Measurement, ...]
+    skipped: dict[str, int]
+    stopped_by: str
+    space_size: int
+
+
+def search(
+    space: Space, seams: Seams, *, limits: Limits | None = None, journal: Journal | None = None, seed: int = 0
+) -> SearchOutcome:
+    """Measure configs of a space, each at most once, until a limit is reached or the user interrupts.
+
+    Raises:
+        InputError: the space contradicts itself, or the journal cannot be continued.
+    """
+    limits = limits or Limits()
+    deadline = time.monotonic() + (limits.time_limit or math.inf)
+    configs = space.configs(seams.settle, seed)
+    pool = [config for config in configs if seams.refuse(config) is None]
+    sampler = EffectsSampler(
+        _values(space, configs),
+        pool,
+        memory_order=seams.memory_order,
+        memory_bytes=limits.memory_bytes,
+        seed=seed,
+    )
+    with _quiet():
+        study = open_study(_of_space(journal, space), sampler)
+        stopped_by = _measure_all(study, sampler, seams, trials=limits.trials, deadline=deadline)
+        measurements = measurements_of(study)
+    measured = {measurement.config for measurement in measurements}
+    never = sum(config not in measured for config in pool)
+    dominated = never - len(sampler.candidates(measurements))
+    skipped = {"predicted": 0, "dominated": dominated, "refused": len(configs) - len(pool)}
+    return SearchOutcome(tuple(measurements), skipped, stopped_by, len(configs))
+
+
+def _measure_all(study: Study, sampler: EffectsSampler, seams: Seams, *, trials: int, deadline: float) -> str:
+    """Measure until something stops it; what did."""
+    try:
+        while True:
+            measurements = measurements_of(study)
+            if not sampler.candidates(measurements):
+                return "space"
+            if len(measurements) >= trials:
+                return "trials"
+            if time.monotonic() >= deadline:
+                return "time"
+            _measure_next(study, sampler, seams, measurements)
+    except KeyboardInterrupt:
+        return "interrupt"
+
+
+def _measure_next(study: Study, sampler: EffectsSampler, seams: Seams, measurements: Sequence[Measurement]) -> None:
+    best = fastest(measurements)
+    number = measurements[-1].number + 1 if measurements else 0
+    trial = study.ask(sampler.distributions)
+    try:
+        seconds = best.step_seconds.median if best and best.step_seconds else None
+        measured = seams.probe(number, sampler.config(trial.params), seconds)
+        measured = dataclasses.replace(measured, number=number)
+        record(study, trial, measured)
+    finally:
+        abandon(study, trial.number)  # does nothing after `record`
+    seams.on_finished(measured, fastest([*measurements, measured]))
+
+
+def _values(space: Space, configs: Sequence[Config]) -> dict[str, tuple[Value, ...]]:
+    """Every value each knob of the space takes: those it lists, and what settling made of them (null at rank 0)."""
+    return {
+        knob: tuple(dict.fromkeys((*listed, *(config[knob] for config in configs))))
+        for knob, listed in space.knobs.items()
+    }
+
+
+def _of_space(journal: Journal | None, space: Space) -> Journal | None:
+    """The space belongs to what a journal is of: Optuna's parameters cannot change their choices."""
+    if journal is None:
+        return None
+    knobs = {knob: list(values) for knob, values in space.knobs.items()}
+    return Journal(journal.path, {**journal.identity, "space": knobs})
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Optuna reports every trial to stderr by itself; the user's own studies get their verbosity back."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)

@@ -1,0 +1,65 @@
+"""activation_checkpointing: keep only what enters a block, and compute its inside again in the backward."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from autofit.core.config import Config, Value
+from autofit.core.errors import RefusedError
+from autofit.core.hardware import Hardware
+from autofit.core.workload import Workload
+from autofit.setup import Setup, Stage, Technique
+from autofit.setup.blocks import repeated_blocks
+
+_NO_BLOCKS = "the model has no repeated blocks (a ModuleList or Sequential of layers) to checkpoint; use none."
+
+
+class ActivationCheckpointing(Technique):
+    """`full`: every repeated block is computed again in the backward."""
+
+    name = "activation_checkpointing"
+    stage = Stage.BLOCKS
+    off = "none"
+    values = ("none", "full")
+
+    def exact(self, value: Value, workload: Workload) -> bool:
+        return True
+
+    def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
+        if config[self.name] != self.off and workload.traits and not workload.traits.blocks:
+            return _NO_BLOCKS
+        return None
+
+    def memory_order(self, value: Value) -> int | None:
+        return {"full": 0, "none": 1}[str(value)]
+
+    def apply(self, setup: Setup, value: Value) -> None:
+        blocks = repeated_blocks(setup.model)
+        if not blocks:
+            raise RefusedError(_NO_BLOCKS)
+        _stop_caching(setup)
+        for block in blocks:
+            _checkpoint(block)
+            setup.on_close(functools.partial(block.__dict__.pop, "forward"))
+
+
+def _checkpoint(block: nn.Module) -> None:
+    inner = block.forward
+
+    @functools.wraps(inner)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(inner, *args, use_reentrant=False, **kwargs)
+
+    block.forward = forward  # the instance's own attribute, over the class's method
+
+
+def _stop_caching(setup: Setup) -> None:
+    """A key/value cache filled in the forward would be filled again in the recomputation, with other shapes."""
+    config = getattr(setup.model, "config", None)
+    if getattr(config, "use_cache", False):
+        config.use_cache = False  # type: ignore[union-attr]
+        setup.on_close(lambda: setattr(config, "use_cache", True))

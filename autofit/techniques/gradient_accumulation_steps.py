@@ -1,0 +1,42 @@
+"""gradient_accumulation_steps: derived from the batch sizes; written out so that a config says all, never set alone."""
+
+from __future__ import annotations
+
+from autofit.core.config import Config, Value
+from autofit.core.errors import InputError
+from autofit.core.hardware import Hardware
+from autofit.core.workload import Workload
+from autofit.setup import Stage, Technique
+
+
+class GradientAccumulationSteps(Technique):
+    """Effective batch / micro batch / ranks, exactly. Nothing to apply: the loop cuts batches by micro_batch_size."""
+
+    name = "gradient_accumulation_steps"
+    stage = Stage.STEP
+    off = None
+
+    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
+        return ()
+
+    def accepts(self, value: Value, hardware: Hardware) -> bool:
+        return value is None or (type(value) is int and value > 0)
+
+    def settle(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+        """Raises InputError when the batch sizes do not divide, or a number was given that they contradict."""
+        effective, ranks = workload.effective_batch_size, hardware.ranks
+        micro = config["micro_batch_size"] or effective // ranks
+        assert isinstance(micro, int), "micro_batch_size accepts whole numbers only"
+        if effective % (micro * ranks):
+            message = f"micro_batch_size {micro} does not divide the effective batch of {effective}"
+            divisors = [size for size in range(1, effective + 1) if effective % (size * ranks) == 0]
+            raise InputError(f"{message}.", f"Choose from: {', '.join(map(str, divisors))}.")
+        steps = effective // (micro * ranks)
+        given = config[self.name]
+        if given not in (None, steps):
+            message = f"gradient_accumulation_steps {given} x micro_batch_size {micro} is not the effective batch"
+            raise InputError(f"{message} of {effective}.", "Leave it out: it is derived.")
+        return steps
+
+    def exact(self, value: Value, workload: Workload) -> bool:
+        return True

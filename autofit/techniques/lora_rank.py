@@ -1,0 +1,91 @@
+"""lora_rank: freeze the weights and train low-rank updates beside them (Hu et al. 2021, arXiv 2106.09685)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from autofit.core.config import Config, Value
+from autofit.core.errors import RefusedError
+from autofit.core.hardware import Hardware
+from autofit.core.workload import Workload
+from autofit.setup import Setup, Stage, Technique
+
+
+class LoraRank(Technique):
+    """0 trains all weights; r > 0 trains two matrices of rank r per target, alpha = 2 x r, no dropout (peft)."""
+
+    name = "lora_rank"
+    stage = Stage.ADAPT
+    off = 0
+
+    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
+        return (0, 4, 8, 16, 32, 64, 128, 256)
+
+    def accepts(self, value: Value, hardware: Hardware) -> bool:
+        return type(value) is int and 0 <= value <= 1024
+
+    def fidelity(self, value: Value) -> int:
+        return int(value or 0)
+
+    def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
+        if config[self.name] and workload.traits and not workload.traits.linears:
+            return "the model has no linear layers to put adapters beside; use lora_rank 0."
+        return None
+
+    def memory_order(self, value: Value) -> int | None:
+        return int(value) if value else None  # full training is not comparable with any rank
+
+    def apply(self, setup: Setup, value: Value) -> None:
+        assert isinstance(value, int), "accepts() lets whole numbers only"
+        from peft import LoraConfig, inject_adapter_in_model
+
+        targets = adapter_targets(setup.model, str(setup.config["lora_targets"]))
+        on_meta = any(parameter.device.type == "meta" for parameter in setup.model.parameters())
+        config = LoraConfig(r=value, lora_alpha=2 * value, lora_dropout=0.0, target_modules=targets)
+        # In place, not by get_peft_model: the model keeps its class, so losses that know its attributes go on working.
+        inject_adapter_in_model(config, setup.model, low_cpu_mem_usage=on_meta)
+        _train_new_heads(setup)
+
+
+def adapter_targets(model: nn.Module, wanted: str) -> list[str]:
+    """Full names of the layers that get adapters.
+
+    `attention`: linear layers inside attention modules; `all-linear`: all but the output head; `all-linear+head`: all.
+
+    Raises:
+        RefusedError: the model has none of that kind.
+    """
+    head = output_head(model)
+    linears = {name: module for name, module in model.named_modules() if _is_linear(module)}
+    if wanted != "all-linear+head":
+        linears = {name: module for name, module in linears.items() if module is not head}
+    if wanted == "attention":
+        linears = {name: module for name, module in linears.items() if "attn" in name or "attention" in name}
+    if not linears:
+        raise RefusedError(f"the model has no linear layers for lora_targets {wanted}; use all-linear, or lora_rank 0.")
+    return list(linears)
+
+
+def output_head(model: nn.Module) -> nn.Module | None:
+    """The layer that makes the outputs: what a transformers model names as such; None for other modules."""
+    for name in ("score", "classifier"):  # sequence and image classification
+        if hasattr(model, "config") and isinstance(getattr(model, name, None), nn.Linear):
+            return getattr(model, name)  # type: ignore[no-any-return]
+    get = getattr(model, "get_output_embeddings", None)
+    return get() if get else None
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"  # GPT-2's transposed Linear
+
+
+def _train_new_heads(setup: Setup) -> None:
+    """A classifier's head starts from random weights: it is trained whole, as peft does for such tasks."""
+    if setup.workload.task not in ("sequence-classification", "image-classification"):
+        return
+    head = output_head(setup.model)
+    parameters: Any = head.parameters() if head is not None else ()
+    for parameter in parameters:
+        parameter.requires_grad_(True)

@@ -1,0 +1,35 @@
+"""lora_targets: which layers get low-rank updates. Applied by lora_rank, which reads it; null where there are none."""
+
+from __future__ import annotations
+
+from autofit.core.config import Config, Value
+from autofit.core.hardware import Hardware
+from autofit.core.workload import Workload
+from autofit.setup import Stage, Technique
+
+_ORDER = {"attention": 0, "all-linear": 1, "all-linear+head": 2}  # each set holds the former
+
+
+class LoraTargets(Technique):
+    """`attention`, `all-linear` (the default beside a rank) or `all-linear+head`."""
+
+    name = "lora_targets"
+    stage = Stage.ADAPT
+    off = None
+    values = ("attention", "all-linear", "all-linear+head")
+
+    def settle(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+        if not config["lora_rank"]:
+            return None
+        return config[self.name] or "all-linear"
+
+    def fidelity(self, value: Value) -> int:
+        return _ORDER.get(str(value), 0)
+
+    def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
+        if config[self.name] == "attention" and workload.traits and not workload.traits.attention:
+            return "the model has no attention layers; use all-linear."
+        return None
+
+    def memory_order(self, value: Value) -> int | None:
+        return _ORDER.get(str(value))

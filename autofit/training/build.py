@@ -1,0 +1,66 @@
+"""build: a Workload and a Config become a Setup that can train. The probe and the user's training both come here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from autofit.core.config import Config
+from autofit.core.errors import RefusedError
+from autofit.core.hardware import Hardware
+from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.workload import Workload
+from autofit.setup import Setup, Stage
+from autofit.techniques import all_techniques, refuse, settle
+from autofit.training.skeleton import materialize, skeleton_from
+
+
+def build(
+    workload: Workload,
+    config: Mapping[str, Any],
+    hardware: Hardware,
+    *,
+    model: nn.Module | None = None,
+    hyperparameters: Hyperparameters | None = None,
+) -> Setup:
+    """Put a training run together.
+
+    Args:
+        model: the living model to train, changed in place; None: one made by the workload's factory, with random
+            weights that take memory only in their final dtype.
+
+    Raises:
+        RefusedError: a technique cannot be applied to this model or beside the others.
+    """
+    settled = settle(config, workload, hardware)
+    reason = refuse(settled, workload, hardware)
+    if reason:
+        raise RefusedError(reason)
+    setup = Setup(
+        workload=workload,
+        config=settled,
+        hardware=hardware,
+        device=torch.device(hardware.device),
+        model=model if model is not None else skeleton_from(workload.model),
+        hyperparameters=hyperparameters or Hyperparameters(),
+    )
+    apply_techniques(setup, settled)
+    return setup
+
+
+def apply_techniques(setup: Setup, config: Config) -> None:
+    """Apply every technique in order of stage; weights come into being between ADAPT and BLOCKS."""
+    techniques = all_techniques()
+    early = [technique for technique in techniques if technique.stage <= Stage.ADAPT]
+    late = [technique for technique in techniques if technique.stage > Stage.ADAPT]
+    for technique in early:
+        if technique.always or config[technique.name] != technique.off:
+            technique.apply(setup, config[technique.name])
+    materialize(setup)
+    setup.model.train()
+    for technique in late:
+        if technique.always or config[technique.name] != technique.off:
+            technique.apply(setup, config[technique.name])

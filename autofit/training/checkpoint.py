@@ -1,0 +1,96 @@
+"""Checkpoints: where a training run stands, written aside and renamed, so that half of one is never seen.
+
+Holds what training changes: trainable weights and buffers, the optimizer's and the scaler's state, the step, and the
+random number generators. Read with `weights_only=True`: a checkpoint cannot run code.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from autofit.core.errors import InputError
+from autofit.setup import Setup
+
+FILE_NAME = "checkpoint.pt"
+
+
+def save(setup: Setup, directory: Path, next_step: int) -> Path:
+    """Write the state after step `next_step - 1`; replaces the former checkpoint in one move."""
+    assert setup.optimizer is not None, "build() sets the optimizer"
+    state = {
+        "next_step": next_step,
+        "weights": {name: parameter.detach() for name, parameter in setup.trainable()},
+        "buffers": dict(setup.model.named_buffers()),
+        "optimizer": setup.optimizer.state_dict(),
+        "scaler": setup.scaler.state_dict() if setup.scaler else None,
+        "rng": torch.get_rng_state(),
+        "cuda_rng": torch.cuda.get_rng_state() if setup.device.type == "cuda" else None,
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    path, aside = directory / FILE_NAME, directory / f".{FILE_NAME}.part"
+    with aside.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+    return path
+
+
+def load(setup: Setup, directory: Path) -> int:
+    """Bring a run to where its checkpoint stands; returns the step to go on with.
+
+    Raises:
+        InputError: there is none, it cannot be read, or it is of another model or config.
+    """
+    assert setup.optimizer is not None, "build() sets the optimizer"
+    path = directory / FILE_NAME
+    if not path.exists():
+        raise InputError(
+            f"there is no checkpoint to resume in {directory}.", "Leave out resume, or check the directory."
+        )
+    try:
+        state = torch.load(path, map_location=setup.device, weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
+        raise InputError(f"the checkpoint {path} cannot be read: {error}.", "Train again without resume.") from error
+    weights = dict(setup.trainable())
+    if weights.keys() != state["weights"].keys():
+        raise InputError(f"the checkpoint {path} is of another model or config.", "Give the config it was made with.")
+    with torch.no_grad():
+        for name, parameter in weights.items():
+            parameter.copy_(state["weights"][name])
+        for name, buffer in setup.model.named_buffers():
+            buffer.copy_(state["buffers"][name])
+    setup.optimizer.load_state_dict(state["optimizer"])
+    if setup.scaler and state["scaler"]:
+        setup.scaler.load_state_dict(state["scaler"])
+    torch.set_rng_state(state["rng"].cpu())
+    if state["cuda_rng"] is not None:
+        torch.cuda.set_rng_state(state["cuda_rng"].cpu())
+    return int(state["next_step"])
+
+
+def save_model(setup: Setup, directory: Path) -> None:
+    """Write the trained model as its own library would: an adapter, a transformers model, or safetensors."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if setup.config["lora_rank"]:
+        _save_adapter(setup, directory)
+    elif isinstance(save_pretrained := getattr(setup.model, "save_pretrained", None), Callable):
+        save_pretrained(directory)
+    else:
+        safetensors.torch.save_model(setup.model, str(directory / "model.safetensors"))
+
+
+def _save_adapter(setup: Setup, directory: Path) -> None:
+    from peft import get_peft_model_state_dict
+
+    weights = get_peft_model_state_dict(setup.model)
+    # The names that PeftModel.from_pretrained looks for: it wraps the model twice.
+    named = {f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    safetensors.torch.save_file(named, directory / "adapter_model.safetensors")
+    setup.model.peft_config["default"].save_pretrained(directory)  # type: ignore[union-attr,index]

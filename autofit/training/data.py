@@ -1,0 +1,110 @@
+"""Batches as users have them: how many samples one holds, how it is cut into micro-batches, and what its loss counts.
+
+A batch is a tensor, or a dict, tuple, list, named tuple, dataclass or mapping-like object (transformers' BatchEncoding)
+of tensors and such containers. Every tensor with dimensions has the samples along dim 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from autofit.core.errors import InputError
+from autofit.core.workload import Workload
+
+IGNORED_LABEL = -100  # what torch's cross-entropy and transformers leave out of the mean
+
+
+def map_tensors(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same batch with `function` applied to every tensor in it; everything else is passed through."""
+    if isinstance(batch, torch.Tensor):
+        return function(batch)
+    if isinstance(batch, UserDict):  # BatchEncoding takes its data as first argument
+        return type(batch)({key: map_tensors(value, function) for key, value in batch.items()})
+    if isinstance(batch, Mapping):
+        return _rebuilt_mapping(batch, {key: map_tensors(value, function) for key, value in batch.items()})
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(value, function) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map_tensors(value, function) for value in batch)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        fields = [each.name for each in dataclasses.fields(batch) if each.init]
+        return dataclasses.replace(batch, **{name: map_tensors(getattr(batch, name), function) for name in fields})
+    return batch
+
+
+def _rebuilt_mapping(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """A mapping of the same type; a plain dict where the type cannot be made from one."""
+    try:
+        return type(batch)(items)  # type: ignore[call-arg]
+    except TypeError:
+        return items
+
+
+def tensors(batch: Any) -> list[torch.Tensor]:
+    """All tensors of a batch, in order."""
+    found: list[torch.Tensor] = []
+    map_tensors(batch, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return found
+
+
+def sample_count(batch: Any) -> int:
+    """Samples in a batch: the size of dim 0, on which all its tensors must agree.
+
+    Raises:
+        InputError: no tensor in it, or tensors of different sizes along dim 0.
+    """
+    sizes = {tensor.shape[0] for tensor in tensors(batch) if tensor.dim()}
+    if not sizes:
+        message = f"the batch (a {type(batch).__name__}) holds no tensor with samples along dim 0."
+        raise InputError(message, "Give tensors, or a dict, tuple, list or dataclass of them.")
+    if len(sizes) > 1:
+        message = f"the tensors of a batch differ in size along dim 0: {sorted(sizes)}."
+        raise InputError(message, "Put the samples along dim 0 of every tensor.")
+    return int(sizes.pop())
+
+
+def split(batch: Any, size: int) -> Iterator[Any]:
+    """Cut a batch into micro-batches of `size` samples, the last one shorter when it does not divide."""
+    total = sample_count(batch)
+    for start in range(0, total, size):
+        yield samples_of(batch, start, min(start + size, total))
+
+
+def samples_of(batch: Any, start: int, stop: int) -> Any:
+    """Samples `start` to `stop` of a batch, as views of it."""
+    return map_tensors(batch, lambda tensor: tensor[start:stop] if tensor.dim() else tensor)
+
+
+def repeat_to(batch: Any, samples: int) -> Any:
+    """A batch of exactly `samples` samples, made by repeating and cutting the one given."""
+    have = sample_count(batch)
+    index = torch.arange(samples) % have
+    return map_tensors(batch, lambda tensor: tensor[index.to(tensor.device)] if tensor.dim() else tensor)
+
+
+def labels_of(batch: Any) -> torch.Tensor | None:
+    """The batch's `labels` tensor, if it has one by that name."""
+    labels = batch.get("labels") if isinstance(batch, Mapping | UserDict) else getattr(batch, "labels", None)
+    return labels if isinstance(labels, torch.Tensor) else None
+
+
+def loss_count(workload: Workload, batch: Any) -> int:
+    """How many terms the mean loss of this batch runs over, its weight among the slices of a larger batch.
+
+    Causal language models predict the *next* token, so the first label of each row is never used: counting it was
+    measured to put the gradient 8 % off with uneven padding. Other integer labels per token count where they are
+    valid; anything else counts samples.
+    """
+    if workload.count is not None:
+        return int(workload.count(batch))
+    labels = labels_of(batch)
+    if labels is None or labels.is_floating_point():
+        return sample_count(batch)
+    if workload.task == "causal-lm" and labels.dim() >= 2:
+        labels = labels[:, 1:]
+    return int((labels != IGNORED_LABEL).sum())

@@ -1,0 +1,110 @@
+"""A model's structure without its weights, and weights brought into being where and how the run needs them.
+
+Searching needs no weights: memory and speed do not depend on their values. So a model is made with its parameters on
+the meta device, techniques change it there, and only then does each parameter get memory, once, in its final dtype.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from autofit.setup import Setup
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Modules made inside hold their parameters on the meta device; buffers stay real, for their values matter.
+
+    A parameter that is registered twice stays one parameter, so tied weights stay tied.
+    """
+    original = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if type(parameter) is nn.Parameter and parameter.device.type != "meta":
+            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        original(module, name, parameter)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = original  # type: ignore[method-assign]
+
+
+def skeleton_from(factory: Callable[[], Any]) -> nn.Module:
+    """Call a model factory with parameters on meta; plainly where its code needs real ones.
+
+    Raises:
+        TypeError: the factory returns something that is not an nn.Module.
+    """
+    try:
+        with parameters_on_meta():
+            model = factory()
+    except (RuntimeError, NotImplementedError):  # what torch raises when values are asked of a meta tensor
+        model = factory()
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the model factory returned a {type(model).__name__}, not an nn.Module")
+    return model
+
+
+def skeleton_of(model: nn.Module) -> nn.Module:
+    """A copy of a living model without its weights; buffers are copied to the CPU. The model is not touched."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        meta = torch.empty_like(parameter, device="meta")
+        memo[id(parameter)] = nn.Parameter(meta, requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.detach().cpu().clone()
+    return copy.deepcopy(model, memo)
+
+
+def materialize(setup: Setup) -> None:
+    """Give every parameter and buffer its place on the device, in the dtype the setup says; meta ones random values."""
+    generator = torch.Generator(device=setup.device).manual_seed(setup.hyperparameters.seed)
+    done: dict[nn.Parameter, nn.Parameter] = {}
+    for module in list(setup.model.modules()):
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None:
+                continue
+            if parameter not in done:
+                done[parameter] = _placed(parameter, name, setup, generator)
+            module._parameters[name] = done[parameter]
+        _place_buffers(module, setup.device)
+
+
+def _placed(parameter: nn.Parameter, name: str, setup: Setup, generator: torch.Generator) -> nn.Parameter:
+    wanted = setup.trainable_dtype if parameter.requires_grad else setup.frozen_dtype
+    dtype = wanted if wanted is not None and parameter.is_floating_point() else parameter.dtype
+    if parameter.device.type == "meta":
+        tensor = torch.empty_like(parameter, dtype=dtype, device=setup.device, requires_grad=False)
+        _fill(tensor, name, generator)
+        return nn.Parameter(tensor, requires_grad=parameter.requires_grad)
+    # In place for a living model, so that whoever holds the parameter (the user, an optimizer) keeps holding it.
+    parameter.data = parameter.data.to(device=setup.device, dtype=dtype)
+    return parameter
+
+
+def _fill(tensor: torch.Tensor, name: str, generator: torch.Generator) -> None:
+    """Finite values of the usual scale: they keep a loss finite, nothing more."""
+    if not tensor.is_floating_point():
+        tensor.zero_()
+    elif tensor.dim() >= 2:
+        tensor.normal_(0.0, 0.02, generator=generator)
+    else:
+        tensor.fill_(1.0 if name.endswith("weight") or tensor.dim() == 0 else 0.0)
+
+
+def _place_buffers(module: nn.Module, device: torch.device) -> None:
+    """Move buffers; one that sits beside weights (running statistics) follows their dtype, others keep theirs."""
+    own = [p.dtype for p in module._parameters.values() if p is not None and p.is_floating_point()]
+    for name, buffer in list(module._buffers.items()):
+        if buffer is None or buffer.device.type == "meta":
+            continue
+        dtype = own[0] if own and buffer.is_floating_point() else buffer.dtype
+        module._buffers[name] = buffer.to(device=device, dtype=dtype)

@@ -1,0 +1,331 @@
+"""search: joins the rooms. The search asks, the probes answer, the finalists are verified, the answer is written down."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+import platform
+import re
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import autofit
+from autofit import techniques
+from autofit.core.budget import Budget, gib_to_bytes
+from autofit.core.config import Config, Value
+from autofit.core.errors import InputError, ProbeError
+from autofit.core.events import Event, Note, ProbeFinished, ProbeStarted, SearchStarted
+from autofit.core.hardware import GIB, Hardware
+from autofit.core.measurement import Measurement, Outcome, StepSeconds
+from autofit.core.options import SearchOptions
+from autofit.core.result import Result
+from autofit.core.run_directory import RunDirectory, write_whole
+from autofit.core.workload import Workload
+from autofit.export import train_script
+from autofit.memory.catalogue import card, standing_in_for
+from autofit.models import HuggingFaceModel
+from autofit.probe import Plan, Prober
+from autofit.search import (
+    Journal,
+    Limits,
+    Offer,
+    Seams,
+    SearchOutcome,
+    Space,
+    best_of_tiers,
+    finalists,
+    load_space,
+    nearest_miss,
+    search,
+)
+
+Listener = Callable[[Event], None]
+
+FREE_FRACTION = 0.8  # of free memory: the default budget of the CPU and of the host
+EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
+VERIFY_ROUNDS = 2  # best, runner-up, best, runner-up: what disturbs the machine for a while disturbs both
+VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=10.0, compose=False)
+REPORTED_PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "torchao", "optuna")
+
+
+def run_search(workload: Workload, options: SearchOptions, listener: Listener | None = None) -> Result:
+    """Search for the fastest config that fits the budget, verify it, and write the run directory.
+
+    `best` is None when nothing fits. Ctrl-C ends the search early, with what it has: `stopped_by` is "interrupt".
+
+    Raises:
+        InputError: something given is wrong; ProbeError: probes cannot run here.
+    """
+    start = time.monotonic()
+    named = options.out is not None
+    out = options.out or Path("autofit-runs") / _new_run_name(workload.name)
+    with RunDirectory(out, resume=options.resume) as directory:
+        try:
+            with Prober(directory.probes, options.probe_timeout) as prober:
+                run = _Run(workload, options, prober, listener or _silent)
+                outcome = run.explore(directory.journal)
+                finals = run.verify(outcome)
+        except (InputError, ProbeError):
+            directory.discard_if_unused(keep_folder=named)
+            raise
+        result = run.result(outcome, finals, time.monotonic() - start)
+        return _write(result, run.workload, directory, listener or _silent)
+
+
+def budget_for(options: SearchOptions, hardware: Hardware) -> Budget:
+    """What the user allows, checked against what the hardware has.
+
+    Raises:
+        InputError: more than the machine has.
+    """
+    on_cpu = hardware.device == "cpu"
+    given, option = (options.mem, "--mem") if on_cpu else (options.gpu_mem, "--gpu-mem")
+    default = int(hardware.host_free_bytes * FREE_FRACTION) if on_cpu else hardware.memory_bytes
+    device_bytes = gib_to_bytes(given) if given is not None else default
+    if device_bytes > hardware.memory_bytes:
+        has = f"{hardware.name} has {hardware.memory_bytes / GIB:.1f} GiB"
+        raise InputError(f"{option} {given} is more than the machine: {has}.", "Give a smaller budget.")
+    host_bytes = int(hardware.host_free_bytes * FREE_FRACTION)
+    if options.host_mem is not None:
+        host_bytes = gib_to_bytes(options.host_mem)
+        if host_bytes > hardware.host_memory_bytes:
+            has = f"this machine has {hardware.host_memory_bytes / GIB:.1f} GiB"
+            raise InputError(f"--host-mem {options.host_mem} is more than the host: {has}.", "Give less.")
+    return Budget(device_bytes=device_bytes, host_bytes=host_bytes, margin=options.margin)
+
+
+class _Run:
+    """One search: what was found out about the machine and the workload, and the functions handed to the search."""
+
+    def __init__(self, workload: Workload, options: SearchOptions, prober: Prober, listener: Listener) -> None:
+        self.options = options
+        self._prober = prober
+        self._listener = listener
+        memory = options.mem if options.mem is not None else options.gpu_mem
+        budget_bytes = gib_to_bytes(memory) if memory is not None else None
+        hardware, traits = prober.look(workload, options.wanted_device, budget_bytes)
+        target = card(options.gpu) if options.gpu else None
+        if target and target.memory_bytes > hardware.memory_bytes:
+            has = f"{hardware.name} has {hardware.memory_bytes / GIB:.1f} GiB"
+            raise InputError(f"{target.title} has more memory than the card here: {has}.", "Search on a larger card.")
+        self.hardware = standing_in_for(hardware, target) if target else hardware
+        self.workload = dataclasses.replace(workload, traits=traits)
+        self.budget = budget_for(options, self.hardware)
+        for note in traits.notes:
+            listener(Note(note))
+        self.space = self._space()
+
+    def explore(self, journal: Path) -> SearchOutcome:
+        """Probe configs of the space until a limit is reached."""
+        seams = Seams(
+            probe=self._probe,
+            settle=self._settle,
+            refuse=lambda config: techniques.refuse(config, self.workload, self.hardware),
+            memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
+            on_finished=lambda measurement, best: self._listener(ProbeFinished(measurement, best)),
+        )
+        time_limit = self.options.time_limit
+        limits = Limits(
+            trials=self.options.trials,
+            time_limit=time_limit and time_limit * EXPLORE_SHARE,
+            memory_bytes=self.budget.cap_bytes(self.hardware.device, self.hardware.context_bytes),
+        )
+        size = len(self.space.configs(self._settle, self.options.seed))
+        self._listener(
+            SearchStarted(self.workload.name, self.hardware, self.budget, size, min(size, limits.trials), time_limit)
+        )
+        kept = Journal(journal, self._identity())
+        outcome = search(self.space, seams, limits=limits, journal=kept, seed=self.options.seed)
+        self._check_that_probes_ran(outcome.measurements)
+        return outcome
+
+    def verify(self, outcome: SearchOutcome) -> _Finals:
+        """Measure the best and the runner-up again, longer, in turn; a finalist that fails gives way to the next."""
+        if outcome.stopped_by == "interrupt":
+            return _Finals(outcome.measurements, interrupted=True)
+        waiting = list(self._ranked(outcome.measurements))
+        verified: list[Measurement] = []
+        try:
+            while waiting and len(verified) < 2:
+                called, waiting = waiting[: 2 - len(verified)], waiting[2 - len(verified) :]
+                rounds = self._measure_in_turn(called)
+                verified += [_joined(of_one) for of_one in rounds.values() if _all_fit(of_one)]
+        except KeyboardInterrupt:
+            return _Finals(outcome.measurements, interrupted=True)
+        return _Finals(outcome.measurements, tuple(verified))
+
+    def result(self, outcome: SearchOutcome, finals: _Finals, seconds: float) -> Result:
+        """Everything as data."""
+        best, runner_up = (*self._ranked(finals.candidates())[:2], None, None)[:2]
+        return Result(
+            model=self.workload.name,
+            workload=self.workload.summary(),
+            source=self.workload.source,
+            hardware=self.hardware,
+            budget=self.budget,
+            versions=versions(),
+            best=best,
+            tiers=best_of_tiers(finals.latest(), tolerance=self.options.tolerance, fidelity=techniques.fidelity),
+            trials=tuple(outcome.measurements),
+            skipped=outcome.skipped,
+            stopped_by="interrupt" if finals.interrupted else outcome.stopped_by,
+            space_size=outcome.space_size,
+            search_seconds=seconds,
+            nearest_miss=nearest_miss(outcome.measurements) if best is None else None,
+            runner_up=runner_up,
+        )
+
+    def _space(self) -> Space:
+        """The space asked for; the default is everything for causal language models, full training otherwise."""
+        offer = Offer(
+            known=tuple(each.name for each in techniques.all_techniques() if self._choices(each.name)),
+            choices=self._choices,
+            accepts=lambda knob, value: techniques.technique_named(knob).accepts(value, self.hardware),
+        )
+        default = "everything" if self.workload.task == "causal-lm" else "full"
+        return load_space(self.options.space or default, offer).with_overrides(self.options.set, offer)
+
+    def _choices(self, knob: str) -> tuple[Value, ...]:
+        return techniques.technique_named(knob).choices_for(self.workload, self.hardware)
+
+    def _settle(self, knobs: Mapping[str, Any]) -> Config:
+        return techniques.settle(knobs, self.workload, self.hardware)
+
+    def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement:
+        self._listener(ProbeStarted(number, config))
+        return self._measure(config, Plan(best_seconds=best_seconds), number)
+
+    def _measure(self, config: Config, plan: Plan, number: int) -> Measurement:
+        return self._prober.measure(self.workload, config, self.hardware, self.budget, plan=plan, number=number)
+
+    def _ranked(self, measurements: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
+        """Those that fit, in the order in which they would be recommended."""
+        count = len(measurements)
+        return finalists(measurements, tolerance=self.options.tolerance, fidelity=techniques.fidelity, count=count)
+
+    def _measure_in_turn(self, called: list[Measurement]) -> dict[Config, list[Measurement]]:
+        rounds: dict[Config, list[Measurement]] = {finalist.config: [] for finalist in called}
+        for _ in range(VERIFY_ROUNDS):
+            for finalist in called:
+                before = rounds[finalist.config]
+                if before and not before[-1].fits:
+                    continue
+                self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
+                seen = self._measure(finalist.config, VERIFY_PLAN, finalist.number)
+                before.append(seen)
+                self._listener(ProbeFinished(dataclasses.replace(seen, verified=seen.fits), None))
+        return rounds
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same for measurements to be comparable when a search is resumed."""
+        return {
+            "model": self.workload.name,
+            **self.workload.summary(),
+            "device": self.hardware.name,
+            "budget_bytes": self.budget.device_bytes,
+            "margin": self.budget.margin,
+            "space": {knob: list(values) for knob, values in self.space.knobs.items()},
+            "torch": importlib.metadata.version("torch"),
+        }
+
+    def _check_that_probes_ran(self, measurements: tuple[Measurement, ...]) -> None:
+        outcomes = [measurement.outcome for measurement in measurements]
+        if outcomes and all(outcome is Outcome.FAILED for outcome in outcomes):
+            reason = measurements[0].reason or "no reason given"
+            raise ProbeError(
+                f"every probe failed: {reason.strip().splitlines()[-1]}", "See probes/ in the run directory."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Finals:
+    """The explored measurements, and the verified ones that take the place of theirs."""
+
+    explored: tuple[Measurement, ...]
+    verified: tuple[Measurement, ...] = ()
+    interrupted: bool = False
+
+    def candidates(self) -> tuple[Measurement, ...]:
+        """Among whom the best is chosen: the verified, unless the search was interrupted before there were any."""
+        return self.explored if self.interrupted else self.verified
+
+    def latest(self) -> tuple[Measurement, ...]:
+        """Of every config that fits, its latest measurement."""
+        by_config = {each.config: each for each in (*self.explored, *self.verified) if each.fits}
+        return tuple(by_config.values())
+
+
+def _all_fit(rounds: list[Measurement]) -> bool:
+    return len(rounds) == VERIFY_ROUNDS and all(measurement.fits for measurement in rounds)
+
+
+def _joined(rounds: list[Measurement]) -> Measurement:
+    """One verified measurement of several rounds: the mean of their medians, the widest interval, the highest peak."""
+    last = rounds[-1]
+    times = [each.step_seconds for each in rounds if each.step_seconds]
+    median = sum(each.median for each in times) / len(times)
+    ratio = median / (last.step_seconds or times[-1]).median
+    peaks = [each.peak_bytes for each in rounds if each.peak_bytes]
+    return dataclasses.replace(
+        last,
+        step_seconds=StepSeconds(median, min(each.low for each in times), max(each.high for each in times)),
+        samples_per_second=last.samples_per_second and last.samples_per_second / ratio,
+        tokens_per_second=last.tokens_per_second and last.tokens_per_second / ratio,
+        peak_bytes=max(peaks, key=lambda peak: peak.reserved or peak.allocated),
+        seconds=sum(each.seconds for each in rounds),
+        steps=sum(each.steps for each in rounds),
+        verified=True,
+    )
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Versions that a result depends on."""
+    found = {"autofit": autofit.__version__, "python": platform.python_version()}
+    for package in REPORTED_PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # optional on some machines, and then it took no part
+    return found
+
+
+def _write(result: Result, workload: Workload, directory: RunDirectory, listener: Listener) -> Result:
+    """Write result.yaml and, where the model is one of transformers, train.py."""
+    files: dict[str, str | None] = {"result": None, "script": None, "report": None}
+    if result.best is None:
+        return dataclasses.replace(result, files=files)
+    write_whole(directory.result, result.to_yaml())
+    files["result"] = str(directory.result)
+    model = workload.model
+    if isinstance(model, HuggingFaceModel):
+        try:
+            script = train_script(
+                model=result.model,
+                workload=result.workload,
+                source=result.source,
+                model_config=model.config,
+                config=result.best.config,
+                measured=result.best.to_measured(),
+                versions=result.versions,
+                hardware=result.hardware,
+            )
+        except InputError as error:
+            listener(Note(str(error)))
+            script = None
+        if script:
+            write_whole(directory.script, script)
+            files["script"] = str(directory.script)
+    return dataclasses.replace(result, files=files)
+
+
+def _silent(_: Event) -> None:
+    """A listener that tells nobody."""
+
+
+def _new_run_name(model: str) -> str:
+    return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', model).strip('-')}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -1,0 +1,94 @@
+"""A script emitted for a tiny model, with any knob or task changed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from autofit.core.config import Config
+from autofit.export import train_script
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "causal-lm": {
+        "model_type": "llama",
+        "vocab_size": 256,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "transformers_version": "5.23.0",
+    },
+    "masked-lm": {
+        "model_type": "bert",
+        "vocab_size": 256,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+    "image-classification": {
+        "model_type": "vit",
+        "image_size": 32,
+        "patch_size": 8,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_labels": 5,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+}
+ARCHITECTURES["sequence-classification"] = ARCHITECTURES["masked-lm"]
+
+OFF = {
+    "precision": "fp32",
+    "micro_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "activation_checkpointing": "none",
+    "lora_rank": 0,
+    "lora_targets": None,
+    "optimizer": "adamw",
+    "attention": "sdpa",
+}
+MEASURED = {
+    "tokens_per_second": 5120.3,
+    "samples_per_second": 2.5,
+    "step_seconds": {"median": 12.8, "low": 12.7, "high": 12.9},
+    "peak_gib": {"allocated": 20.1, "reserved": 21.0, "device": 21.6},
+    "verified": True,
+}
+
+
+@pytest.fixture(scope="session")
+def architectures() -> dict[str, dict[str, Any]]:
+    """A tiny transformers config for every task."""
+    return ARCHITECTURES
+
+
+@pytest.fixture(scope="session")
+def emit() -> Callable[..., str]:
+    """The emitted script for a task and knobs; `others` are arguments of train_script."""
+
+    def emitted(task: str = "causal-lm", others: dict[str, Any] | None = None, **knobs: Any) -> str:
+        arguments: dict[str, Any] = {
+            "model": "tiny",
+            "workload": {"task": task, "sequence_length": 64, "effective_batch_size": 8},
+            "source": {"kind": "preset", "model": "tiny"},
+            "model_config": ARCHITECTURES[task],
+            "config": Config({**OFF, **knobs}),
+            "measured": MEASURED,
+            "versions": {"autofit": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0", "peft": "0.21.2"},
+            "hardware": {"device": "cpu", "name": "a test's CPU", "budget_gib": 2.0},
+        }
+        script = train_script(**{**arguments, **(others or {})})
+        assert script is not None
+        return script
+
+    return emitted

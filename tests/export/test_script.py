@@ -1,0 +1,196 @@
+"""train.py as text: it compiles, is clean, stands alone, and real runs of it learn."""
+
+import ast
+import itertools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autofit.core.config import Config
+from autofit.core.errors import InputError
+from autofit.core.hardware import GIB, Hardware
+from autofit.export import train_script
+
+DATA = Path(__file__).parents[2] / "examples" / "data"
+PRECISIONS = ("fp32", "bf16", "bf16-mixed", "fp16-mixed")
+OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-8bit", "sgd")
+TARGETS = (None, "attention", "all-linear", "all-linear+head")
+TASKS = ("causal-lm", "masked-lm", "sequence-classification", "image-classification")
+SPLIT = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
+
+Emit = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def scripts(emit: Emit) -> dict[str, str]:
+    """Every precision x optimizer x LoRA x checkpointing, over tasks, devices, attention and micro-batches in turn."""
+    knobs = itertools.product(PRECISIONS, OPTIMIZERS, TARGETS, ("none", "full"))
+    others = itertools.cycle(itertools.product(TASKS, ("cpu", "cuda"), ("sdpa", "eager"), ({}, SPLIT)))
+    emitted = {}
+    for (precision, optimizer, targets, checkpointing), (task, device, attention, split) in zip(knobs, others):
+        config = {
+            "precision": precision,
+            "optimizer": optimizer,
+            "lora_rank": 16 if targets else 0,
+            "lora_targets": targets,
+            "activation_checkpointing": checkpointing,
+            "attention": attention,
+            **split,
+        }
+        hardware = {"hardware": {"device": device, "name": "x", "budget_gib": 8.0}}
+        emitted["-".join(map(str, (task, device, *config.values())))] = emit(task, hardware, **config)
+    return emitted
+
+
+def test_every_script_is_one_that_ruff_has_nothing_against(scripts: dict[str, str], tmp_path: Path) -> None:
+    assert len(scripts) == 128
+    for name, text in scripts.items():
+        compile(text, name, "exec")
+        (tmp_path / f"{name}.py").write_text(text)
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "E,F", str(tmp_path)]
+    checked = subprocess.run(ruff, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout[:3000]
+
+
+def test_scripts_stand_alone_and_import_only_what_they_need(scripts: dict[str, str]) -> None:
+    for name, text in scripts.items():
+        nodes = ast.walk(ast.parse(text))
+        imported = {alias.name.split(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        nodes = ast.walk(ast.parse(text))
+        imported |= {str(node.module).split(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert "autofit" not in imported
+        assert ("peft" in imported) == ("-16-" in name)
+        assert ("bitsandbytes" in imported) == ("adamw-8bit" in name)
+        assert ("PYTORCH_ALLOC_CONF" in text) == ("-cuda-" in name)
+
+
+def test_every_function_of_a_script_is_used(scripts: dict[str, str]) -> None:
+    for name, text in scripts.items():
+        for function in re.findall(r"^def (\w+)", text, flags=re.MULTILINE):
+            assert len(re.findall(rf"\b{function}\(", text)) > 1, f"{function} in {name}"
+
+
+def test_a_knob_that_is_off_leaves_no_trace(emit: Emit) -> None:
+    text = emit()
+    body = text[text.index("import argparse") :]
+    for word in ("peft", "checkpointing", "autocast", "scaler", "attn_implementation", "MICRO_BATCH_SIZE", "os.environ"):
+        assert word not in body
+
+
+def test_a_models_own_code_has_no_script(emit: Emit) -> None:
+    arguments: dict[str, Any] = {
+        "model": "x",
+        "workload": {"task": "causal-lm", "sequence_length": 64, "effective_batch_size": 8},
+        "source": {"kind": "preset"},
+        "model_config": {"model_type": "llama"},
+        "config": Config(),
+        "measured": None,
+        "versions": {},
+        "hardware": Hardware("cpu", "x", GIB, GIB, GIB, 2),
+    }
+    assert train_script(**arguments) is not None
+    assert train_script(**{**arguments, "source": {"kind": "function"}}) is None
+    assert train_script(**{**arguments, "model_config": None}) is None
+    custom = {"task": "custom", "sequence_length": None, "effective_batch_size": 8}
+    assert train_script(**{**arguments, "workload": custom}) is None
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"precision": "fp8"},
+        {"quantization": "nf4"},
+        {"optimizer": "adamw-4bit"},
+        {"activation_checkpointing": "selective"},
+        {"attention": "flash"},
+        {"lora_rank": 8, "lora_targets": "some"},
+    ],
+)
+def test_what_the_script_cannot_express_is_refused_by_name(emit: Emit, knobs: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=f"cannot express {next(iter(knobs))} .*autofit train"):
+        emit(**knobs)
+
+
+def test_unknown_knobs_that_are_off_are_no_obstacle(emit: Emit) -> None:
+    emit(quantization="none", loss="standard", optimizer_in_backward=False, parameter_offload="none")
+
+
+def test_batch_sizes_that_contradict_are_refused(emit: Emit) -> None:
+    with pytest.raises(InputError, match="micro_batch_size 3 .* not the effective batch of 8"):
+        emit(micro_batch_size=3, gradient_accumulation_steps=2)
+
+
+def test_targets_that_are_not_classes_are_refused(emit: Emit) -> None:
+    with pytest.raises(InputError, match="regression"):
+        emit("sequence-classification", {"model_config": {"model_type": "bert", "num_labels": 1}})
+    several = {"model_type": "bert", "problem_type": "multi_label_classification"}
+    with pytest.raises(InputError, match="multi_label"):
+        emit("sequence-classification", {"model_config": several})
+
+
+def test_class_names_shrink_to_their_number(emit: Emit) -> None:
+    names = {"model_type": "vit", "id2label": {str(i): f"species {i}" for i in range(1000)}}
+    text = emit("image-classification", {"model_config": names})
+    assert '"num_labels": 1000' in text
+    assert "species" not in text
+
+
+def test_text_from_outside_cannot_break_the_script(emit: Emit) -> None:
+    hostile = 'x"""\nimport os; os.abort()\n\\'
+    facts = {"device": "cpu", "name": hostile}
+    architecture = {"model_type": "llama", hostile: hostile}
+    text = emit(others={"model": hostile, "hardware": facts, "versions": {"torch": hostile}, "model_config": architecture})
+    tree = ast.parse(text)
+    assert "abort" not in {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+
+def trained(script: str, tmp_path: Path, *arguments: str | Path) -> list[float]:
+    """Run a script in a process of its own and read the losses it prints."""
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    command = [sys.executable, str(path), *map(str, arguments)]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    run = subprocess.run(command, capture_output=True, text=True, env=offline, timeout=120)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return [float(loss) for loss in re.findall(r"^step \d+: loss ([\d.]+)", run.stdout, flags=re.MULTILINE)]
+
+
+def test_full_training_learns_and_goes_on_from_what_it_saved(emit: Emit, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    common = ("--data", DATA / "alice.txt", "--lr", "1e-3", "--steps", "30", "--output", saved)
+    losses = trained(emit(), tmp_path, *common)
+    assert losses[-1] < losses[0] - 1.5
+    assert (saved / "model.safetensors").exists()
+    jsonl = ("--data", DATA / "reviews.jsonl", "--weights", saved, "--steps", "5")
+    assert trained(emit(**SPLIT), tmp_path, *jsonl)[0] < losses[0] - 1.5
+
+
+def test_lora_under_autocast_with_checkpointing_learns(emit: Emit, tmp_path: Path) -> None:
+    knobs = {"precision": "bf16-mixed", "lora_rank": 16, "lora_targets": "all-linear", **SPLIT}
+    script = emit(activation_checkpointing="full", **knobs)
+    losses = trained(script, tmp_path, "--data", DATA / "alice.txt", "--lr", "5e-3", "--steps", "20")
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_eight_bit_adamw_learns(emit: Emit, tmp_path: Path) -> None:
+    script = emit(optimizer="adamw-8bit")
+    losses = trained(script, tmp_path, "--data", DATA / "alice.txt", "--lr", "1e-3", "--steps", "30")
+    assert losses[-1] < losses[0] - 1.5
+
+
+def test_a_masked_language_model_learns(emit: Emit, tmp_path: Path) -> None:
+    script = emit("masked-lm", **SPLIT)
+    losses = trained(script, tmp_path, "--data", DATA / "alice.txt", "--lr", "1e-3", "--steps", "30")
+    assert losses[-1] < losses[0] - 1
+
+
+def test_a_classifier_learns(emit: Emit, tmp_path: Path) -> None:
+    script = emit("sequence-classification")
+    losses = trained(script, tmp_path, "--data", DATA / "reviews.jsonl", "--lr", "1e-3", "--steps", "50")
+    assert losses[-1] < 0.5 * losses[0]

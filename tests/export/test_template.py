@@ -1,0 +1,59 @@
+"""Filling templates, and plain data as source."""
+
+import ast
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autofit.export.template import WIDTH, fill, literal, plain, template
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+DATA = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
+
+
+def test_a_slot_on_its_own_line_takes_any_number_of_lines_at_its_indent() -> None:
+    text = "def f():\n    $body\n    $nothing\n    return $value\n"
+    filled = fill(text, {"body": ["if x:", "    y()"], "nothing": [], "value": "1"})
+    assert filled == "def f():\n    if x:\n        y()\n    return 1\n"
+
+
+def test_blank_lines_of_a_slot_stay_free_of_spaces() -> None:
+    assert fill("    $body", {"body": "a\n\nb"}) == "    a\n\n    b\n"
+
+
+def test_a_slot_without_a_value_is_an_error() -> None:
+    with pytest.raises(KeyError, match="body"):
+        fill("$body", {})
+
+
+def test_a_slot_inside_a_filled_value_is_left_alone() -> None:
+    assert fill("x = $value", {"value": '"$value"'}) == 'x = "$value"\n'
+
+
+@given(DATA)
+def test_literal_is_read_back_as_the_same_data(value: Any) -> None:
+    assert ast.literal_eval(literal(value)) == value
+
+
+def test_literal_breaks_what_does_not_fit_and_keeps_what_does() -> None:
+    wide = {"a": list(range(40)), "b": [1, 2]}
+    lines = literal(wide).splitlines()
+    assert lines[0] == "{" and lines[-1] == "}"
+    assert '    "b": [1, 2],' in lines
+    assert all(len(line) <= WIDTH for line in lines)
+
+
+def test_literal_writes_numbers_that_have_no_literal() -> None:
+    assert math.isinf(eval(literal([math.inf]))[0])
+    assert literal(math.nan) == 'float("nan")'
+
+
+def test_plain_text_cannot_close_a_docstring_or_escape() -> None:
+    assert plain('a """ b\\n\nc') == "a ''' b/n c"
+
+
+def test_a_template_is_found_beside_the_module() -> None:
+    assert "$train_step" in template("train")

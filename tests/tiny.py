@@ -1,0 +1,158 @@
+"""Models of some tens of thousands of parameters, and the workloads of training them, that several rooms test with."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from autofit.core.hardware import GIB, Hardware
+from autofit.core.workload import Workload
+from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
+
+CPU = Hardware(
+    device="cpu", name="a CPU", memory_bytes=8 * GIB, host_memory_bytes=8 * GIB, host_free_bytes=8 * GIB, cores=2
+)
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+def llama(**changes: Any) -> HuggingFaceModel:
+    """The factory of a Llama of two layers and 24 thousand parameters."""
+    return HuggingFaceModel("tiny", "causal-lm", LLAMA | changes, {"kind": "directory", "path": "tiny"})
+
+
+def llama_workload(effective_batch_size: int = 4, sequence_length: int = 16, **changes: Any) -> Workload:
+    """Training that Llama on random tokens."""
+    return huggingface_workload(
+        llama(**changes), sequence_length=sequence_length, effective_batch_size=effective_batch_size
+    )
+
+
+class Block(nn.Module):
+    """A pre-norm transformer layer as people write them by hand."""
+
+    def __init__(self, width: int, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.attn = nn.ModuleDict({"qkv": nn.Linear(width, 3 * width), "out": nn.Linear(width, width)})
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.attn["qkv"](self.norm1(x)).chunk(3, dim=-1)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
+        x = x + self.attn["out"](mixed)
+        return x + self.mlp(self.norm2(x))
+
+
+class Transformer(nn.Module):
+    """A plain language model that returns its own loss, which is a mean over all tokens."""
+
+    def __init__(self, vocabulary: int = 48, width: int = 32, depth: int = 3) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1).float(), targets.flatten())
+
+
+def _token_batch(samples: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(samples)
+    tokens, targets = (torch.randint(48, (samples, 12), generator=generator) for _ in range(2))
+    return {"tokens": tokens, "targets": targets}
+
+
+def transformer_workload(effective_batch_size: int = 4) -> Workload:
+    """Training the plain language model."""
+    return Workload(model=Transformer, batch=_token_batch, effective_batch_size=effective_batch_size, name="plain")
+
+
+class ConvBlock(nn.Module):
+    """A residual convolution with its norm."""
+
+    def __init__(self, width: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+        self.norm = norm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + F.relu(self.norm(self.conv(x)))
+
+
+class ConvNet(nn.Module):
+    """A small image classifier; `norm` makes the layer of normalisation for a number of channels."""
+
+    def __init__(self, norm: Callable[[int], nn.Module] = nn.BatchNorm2d, width: int = 16, depth: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.blocks = nn.Sequential(*(ConvBlock(width, norm) for _ in range(depth)))
+        self.fc = nn.Linear(width, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.blocks(self.stem(images)).mean(dim=(2, 3)))
+
+
+class MLP(nn.Module):
+    """Residual blocks of two linear layers on feature vectors."""
+
+    def __init__(self, width: int = 48, depth: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)) for _ in range(depth)
+        )
+        self.out = nn.Linear(width, 10)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            features = features + layer(features)
+        return self.out(features)
+
+
+def classify(model: nn.Module, batch: Any) -> torch.Tensor:
+    """The loss of a classifier on (inputs, classes)."""
+    inputs, classes = batch
+    return F.cross_entropy(model(inputs).float(), classes)
+
+
+def _image_batch(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(samples)
+    return torch.randn(samples, 3, 8, 8, generator=generator), torch.randint(10, (samples,), generator=generator)
+
+
+def _feature_batch(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(samples)
+    return torch.randn(samples, 48, generator=generator), torch.randint(10, (samples,), generator=generator)
+
+
+def conv_workload(effective_batch_size: int = 4, model: Callable[[], nn.Module] = ConvNet) -> Workload:
+    """Training the image classifier."""
+    return Workload(
+        model=model, batch=_image_batch, loss=classify, effective_batch_size=effective_batch_size, name="conv"
+    )
+
+
+def mlp_workload(effective_batch_size: int = 4) -> Workload:
+    """Training the network on feature vectors."""
+    return Workload(
+        model=MLP, batch=_feature_batch, loss=classify, effective_batch_size=effective_batch_size, name="mlp"
+    )
