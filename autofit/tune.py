@@ -1,4 +1,4 @@
-"""search: joins the rooms. The search asks, the probes answer, the finalists are verified, the answer is written down."""
+"""Joins the rooms: the search asks, probes answer, the finalists are verified, the answer is written down."""
 
 from __future__ import annotations
 
@@ -297,6 +297,7 @@ def versions() -> dict[str, str]:
 def _write(result: Result, workload: Workload, directory: RunDirectory, listener: Listener) -> Result:
     """Write result.yaml and, where the model is one of transformers, train.py."""
     files: dict[str, str | None] = {"result": None, "script": None, "report": None}
+    result = dataclasses.replace(result, run_directory=str(directory.path))
     if result.best is None:
         return dataclasses.replace(result, files=files)
     write_whole(directory.result, result.to_yaml())

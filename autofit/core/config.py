@@ -27,7 +27,7 @@ class Config(Mapping[str, Value]):
             if value is not None and not isinstance(value, str | int | float | bool):
                 raise InputError(f"{name} must be one plain value, not {value!r}.", "Give a word, a number or null.")
         self._values: dict[str, Value] = merged
-        self._hash = hash(frozenset((name, type(value), value) for name, value in merged.items()))
+        self._hash = hash(frozenset(_typed(merged).items()))
 
     def __getitem__(self, name: str) -> Value:
         return self._values[name]
@@ -42,7 +42,7 @@ class Config(Mapping[str, Value]):
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mapping) and dict(self.items()) == dict(other.items())
+        return isinstance(other, Mapping) and _typed(self) == _typed(other)
 
     def __repr__(self) -> str:
         return f"Config({', '.join(f'{name}={value!r}' for name, value in self.items())})"
@@ -64,3 +64,8 @@ class Config(Mapping[str, Value]):
         """A short digest that is the same in every process (Python's own hash of text is not)."""
         text = json.dumps(dict(sorted(self.items())))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _typed(values: Mapping[str, Any]) -> dict[str, tuple[type, Any]]:
+    """The values with their types: to Python 1, 1.0 and true are equal, as values of a knob they are not."""
+    return {name: (type(value), value) for name, value in values.items()}

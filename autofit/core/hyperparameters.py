@@ -20,11 +20,17 @@ class Hyperparameters:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.lr) or self.lr <= 0:
-            raise InputError(f"the learning rate must be positive, not {self.lr}.", "For example lr=1e-4.")
+        if not _is_number(self.lr) or self.lr <= 0:
+            raise InputError(f"the learning rate must be positive, not {self.lr!r}.", "For example lr=1e-4.")
         if self.schedule not in SCHEDULES:
             raise InputError(f"schedule must be one of {', '.join(SCHEDULES)}, not {self.schedule!r}.")
-        if self.weight_decay < 0 or self.warmup_steps < 0:
-            raise InputError("weight_decay and warmup_steps cannot be negative.")
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise InputError(f"max_grad_norm must be positive, not {self.max_grad_norm}.", "Leave it out for none.")
+        for name in ("weight_decay", "warmup_steps"):
+            value = getattr(self, name)
+            if not _is_number(value) or value < 0:
+                raise InputError(f"{name} must be a number of at least 0, not {value!r}.")
+        if self.max_grad_norm is not None and not (_is_number(self.max_grad_norm) and self.max_grad_norm > 0):
+            raise InputError(f"max_grad_norm must be positive, not {self.max_grad_norm!r}.", "Leave it out for none.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -51,6 +51,7 @@ class Result:
     search_seconds: float
     nearest_miss: Measurement | None = None
     runner_up: Measurement | None = None
+    run_directory: str | None = None
     files: Mapping[str, str | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

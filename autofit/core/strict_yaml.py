@@ -40,7 +40,8 @@ def parse(text: str, source: str) -> Any:
     """
     try:
         return yaml.load(text, Loader=_StrictLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        # PyYAML lets through what its constructors raise: on 2024-13-01, on `!!int` without a number, on deep nesting.
         raise InputError(f"{source} cannot be read as YAML: {_reason(error)}.", "Correct that line.") from error
 
 
@@ -63,7 +64,7 @@ def dump(value: Any) -> str:
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)
 
 
-def _reason(error: yaml.YAMLError) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem:
         line = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
         return f"{error.problem}{line}"

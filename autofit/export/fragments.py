@@ -164,7 +164,7 @@ _OPTIMIZERS = {
         "AdamW8bit(groups, lr=lr)",
         ("from bitsandbytes.optim import AdamW8bit",),
     ),
-    "sgd": ("Stochastic gradient descent", "torch.optim.SGD(groups, lr=lr)", ()),
+    "sgd": ("Plain SGD", "torch.optim.SGD(groups, lr=lr)", ()),
 }
 
 

@@ -47,11 +47,12 @@ def _figures(measured: Mapping[str, Any]) -> list[str]:
     figures = []
     for unit in ("tokens", "samples"):
         if measured.get(f"{unit}_per_second"):
-            figures.append(f"{measured[f'{unit}_per_second']:,g} {unit} per second")
+            rate = measured[f"{unit}_per_second"]
+            figures.append(f"{rate:,.0f} {unit} per second" if rate >= 100 else f"{rate:.3g} {unit} per second")
             break
     step, peak = measured.get("step_seconds"), measured.get("peak_gib")
     if step:
-        figures.append(f"{step['median']:g} s per optimizer step ({step['low']:g} to {step['high']:g})")
+        figures.append(f"{step['median']:.3g} s per optimizer step ({step['low']:.3g} to {step['high']:.3g})")
     if peak:
         size = peak.get("device") or peak.get("reserved") or peak["allocated"]
         figures.append(f"peak memory {size:g} GiB")

@@ -30,8 +30,12 @@ _NOT_ARCHITECTURE = (
 )
 _STANDARD = ("import argparse", "import math", "import sys", "import time")
 _INSTEAD = "Run it with `autofit train`."
-# What the caching allocator was told in the probes: with fixed segments the same config may not fit.
-_ALLOCATOR = 'os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")'
+# What probes run under: with fixed segments the same config may not fit a card, and threads that spin while they wait
+# make a busy machine many times slower.
+_EARLY = {
+    "cuda": 'os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")',
+    "cpu": 'os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")',
+}
 
 
 def train_script(
@@ -130,11 +134,10 @@ def _packages(fragments: Fragments) -> list[str]:
 
 
 def _imports(task: Task, fragments: Fragments, device: str) -> list[str]:
-    cuda = device == "cuda"
-    standard = sorted([*_STANDARD, *task.standard, *(["import os"] if cuda else [])])
+    standard = sorted([*_STANDARD, *task.standard, "import os"])
     classes = ["AutoConfig", task.auto_class, *(["AutoTokenizer"] if task.text else [])]
     library = [*task.imports, *fragments.imports, f"from transformers import {', '.join(classes)}"]
-    early = ["", "# As measured; read when torch first takes memory.", _ALLOCATOR] if cuda else []
+    early = ["", "# As measured; read when torch is loaded.", _EARLY[device]]
     return [*standard, "from pathlib import Path", *early, "", "import torch", *sorted(library)]
 
 

@@ -76,7 +76,7 @@ TASKS = {
     "sequence-classification": Task(
         auto_class="AutoModelForSequenceClassification",
         data=("text", "classified_text"),
-        data_help=".jsonl with the fields text and label",
+        data_help=".jsonl with fields text and label",
         unit="samples",
         sample_key="labels",
         count="count_samples",

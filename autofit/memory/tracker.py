@@ -69,6 +69,8 @@ class StorageTracker(TorchDispatchMode):
                 inner: Any = value
                 for name in inner.__tensor_flatten__()[0]:
                     self._see(getattr(value, name))
+            elif value.layout is not torch.strided:  # the gradient of a sparse embedding has no storage of its own
+                self._see(_parts(value))
             elif value.device.type != "meta":
                 self._count(value.untyped_storage())
         elif isinstance(value, list | tuple):
@@ -94,3 +96,8 @@ class StorageTracker(TorchDispatchMode):
     def _freed(self, key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
         self.live -= self._sizes.pop(key, 0)
         self._references.pop(key, None)
+
+
+def _parts(value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The plain tensors a sparse COO tensor is made of; other layouts take no part in training."""
+    return (value._indices(), value._values()) if value.layout is torch.sparse_coo else ()

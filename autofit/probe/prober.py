@@ -26,10 +26,12 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Traits, Workload
 from autofit.probe.timing import Plan
 from autofit.probe.wire import Died, Job, Ready, Returned, TimedOut, receive, send
-from autofit.probe.worker import Request, look, measure, serve
+from autofit.probe.worker import Request, look, look_around, measure, serve
 from autofit.techniques import added_techniques
 
-ALLOCATOR_SETTINGS = "expandable_segments:True"  # the emitted train.py sets the same
+# What probes run under; the emitted train.py sets the same. OpenMP's threads spin while they wait by default: beside one
+# other busy process on two cores that made a step up to 18 times slower (10.2 s against 0.57 s), and no two alike.
+SETTINGS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_WAIT_POLICY": "PASSIVE"}
 _START_SECONDS = 300.0
 _LOOK_SECONDS = 600.0
 
@@ -54,7 +56,8 @@ class Prober:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         # Ask NVML whether there is a GPU: the plain check opens CUDA, which does not survive the forks to come.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        environment.setdefault("PYTORCH_ALLOC_CONF", ALLOCATOR_SETTINGS)
+        for name, value in SETTINGS.items():
+            environment.setdefault(name, value)
         with (self._logs / "zygote.log").open("ab") as log, theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "autofit.probe.zygote", str(theirs.fileno())],
@@ -66,7 +69,7 @@ class Prober:
                 start_new_session=True,  # a Ctrl-C in the terminal is the parent's to handle
             )
         self._ready = False
-        self._pickled: tuple[Workload, bytes] | None = None
+        self._pickled: tuple[Workload | None, bytes] | None = None
 
     def __enter__(self) -> Prober:
         return self
@@ -87,19 +90,22 @@ class Prober:
         if self._temporary:
             self._temporary.cleanup()
 
+    def detect(self, device: str | None) -> Hardware:
+        """The hardware, seen by a child so that this process never opens the device.
+
+        Raises:
+            ProbeError: the device is not there, or the child died.
+        """
+        return self._looked(self._call(look_around, (device,), None, self._logs / "look.log", _LOOK_SECONDS))
+
     def look(self, workload: Workload, device: str | None, budget_bytes: int | None) -> tuple[Hardware, Traits]:
         """The hardware, and the workload's traits on it.
 
         Raises:
             InputError: the workload is wrong; ProbeError: the device is not there, or the child died.
         """
-        answer = self._call(look, (device, budget_bytes), workload, self._logs / "look.log", _LOOK_SECONDS)
-        if isinstance(answer, AutofitError):
-            raise answer
-        if isinstance(answer, TimedOut):
-            raise ProbeError(f"looking at the model took more than {_LOOK_SECONDS:.0f} s.", "Make its factory faster.")
-        if isinstance(answer, Died):
-            raise ProbeError(f"looking at the model ended its process: {_death(answer)}.", self._log_hint("look.log"))
+        arguments = (device, budget_bytes)
+        answer = self._looked(self._call(look, arguments, workload, self._logs / "look.log", _LOOK_SECONDS))
         hardware, traits = answer
         return hardware, traits
 
@@ -123,8 +129,22 @@ class Prober:
         outcome, reason = _ending(answer, timeout)
         return Measurement(config=config, outcome=outcome, number=number, reason=reason, seconds=seconds)
 
+    def _looked(self, answer: Any) -> Any:
+        if isinstance(answer, AutofitError):
+            raise answer
+        if isinstance(answer, TimedOut):
+            raise ProbeError(f"looking at the model took more than {_LOOK_SECONDS:.0f} s.", "Make its factory faster.")
+        if isinstance(answer, Died):
+            raise ProbeError(f"looking at the model ended its process: {_death(answer)}.", self._log_hint("look.log"))
+        return answer
+
     def _call(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], workload: Workload, log: Path, timeout: float
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        workload: Workload | None,
+        log: Path,
+        timeout: float,
     ) -> Any:
         """What `function(workload, *arguments)` returned in a child, or TimedOut, or Died."""
         payload = pickle.dumps((serve, (function, self._pickle(workload), cloudpickle.dumps(arguments))))
@@ -136,7 +156,7 @@ class Prober:
             raise ProbeError("the process that starts probes ended.", self._log_hint("zygote.log")) from error
         return pickle.loads(answer.payload) if isinstance(answer, Returned) else answer
 
-    def _pickle(self, workload: Workload) -> bytes:
+    def _pickle(self, workload: Workload | None) -> bytes:
         if self._pickled is None or self._pickled[0] is not workload:
             try:
                 self._pickled = workload, cloudpickle.dumps(workload)

@@ -68,6 +68,11 @@ def serve(function: Callable[..., Any], workload: bytes, arguments: bytes) -> An
         return error
 
 
+def look_around(_: Workload | None, device: str | None) -> Hardware:
+    """The hardware alone."""
+    return detect(device)
+
+
 def look(workload: Workload, device: str | None, budget_bytes: int | None) -> tuple[Hardware, Traits]:
     """The hardware, and the traits of the workload on it."""
     hardware = detect(device)

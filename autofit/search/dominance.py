@@ -20,7 +20,7 @@ def rules_out(failed: Mapping[str, Value], candidate: Mapping[str, Value], memor
     """
     if (failed.get(ACCUMULATION) == 1) != (candidate.get(ACCUMULATION) == 1):
         return False
-    knobs = failed.keys() | candidate.keys()
+    knobs = {*failed, *candidate}
     return all(_needs_as_much(knob, failed.get(knob), candidate.get(knob), memory_order) for knob in knobs)
 
 

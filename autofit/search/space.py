@@ -83,8 +83,10 @@ class Space:
         total = math.prod(len(values) for values in self.knobs.values())
         if total <= MAX_CONFIGS:
             return (dict(zip(self.knobs, row, strict=True)) for row in itertools.product(*self.knobs.values()))
-        drawn = random.Random(seed).sample(range(1, total), MAX_CONFIGS - 1)
-        return (self._combination(index) for index in [0, *sorted(drawn)])
+        draw, drawn = random.Random(seed), {0}
+        while len(drawn) < MAX_CONFIGS:  # random.sample cannot count as far as such products go
+            drawn.add(draw.randrange(total))
+        return (self._combination(index) for index in sorted(drawn))
 
     def _combination(self, index: int) -> dict[str, Value]:
         """Number `index` of the product, the last knob changing fastest as in itertools.product."""

@@ -20,7 +20,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
         kinds = [type(child) for child in children]
         if len(children) < 2 or max(kinds.count(kind) for kind in kinds) < 2 or not _composite(children):
             continue
-        blocks.extend(children)
+        blocks.extend(dict.fromkeys(children))  # a block whose weights are shared stands there several times
         inside.update(inner for child in children for inner in child.modules())
     return blocks
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -43,11 +44,12 @@ class ActivationCheckpointing(Technique):
             raise RefusedError(_NO_BLOCKS)
         _stop_caching(setup)
         for block in blocks:
-            _checkpoint(block)
-            setup.on_close(functools.partial(block.__dict__.pop, "forward"))
+            setup.on_close(_checkpoint(block))
 
 
-def _checkpoint(block: nn.Module) -> None:
+def _checkpoint(block: nn.Module) -> Callable[[], None]:
+    """Wrap the block's forward; returns what takes that back."""
+    own = block.__dict__.get("forward")  # of an instance somebody else has wrapped already
     inner = block.forward
 
     @functools.wraps(inner)
@@ -55,6 +57,7 @@ def _checkpoint(block: nn.Module) -> None:
         return checkpoint(inner, *args, use_reentrant=False, **kwargs)
 
     block.forward = forward  # the instance's own attribute, over the class's method
+    return functools.partial(setattr, block, "forward", own) if own else functools.partial(delattr, block, "forward")
 
 
 def _stop_caching(setup: Setup) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import warnings
 from typing import Any
 
 from torch import nn
@@ -14,7 +16,11 @@ from autofit.setup import Setup, Stage, Technique
 
 
 class LoraRank(Technique):
-    """0 trains all weights; r > 0 trains two matrices of rank r per target, alpha = 2 x r, no dropout (peft)."""
+    """0 trains all weights; r > 0 trains two matrices of rank r per target, alpha = 2 x r, no dropout (peft).
+
+    Ranks have no memory order: beside adamw-8bit, which keeps the state of tensors below 4096 elements in fp32, a
+    higher rank can need less (a network of 48 features: 14 % less at rank 86 than at 85).
+    """
 
     name = "lora_rank"
     stage = Stage.ADAPT
@@ -30,12 +36,11 @@ class LoraRank(Technique):
         return int(value or 0)
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
+        if config[self.name] and importlib.util.find_spec("peft") is None:
+            return "LoRA needs peft, which is not installed; pip install peft, or use lora_rank 0."
         if config[self.name] and workload.traits and not workload.traits.linears:
             return "the model has no linear layers to put adapters beside; use lora_rank 0."
         return None
-
-    def memory_order(self, value: Value) -> int | None:
-        return int(value) if value else None  # full training is not comparable with any rank
 
     def apply(self, setup: Setup, value: Value) -> None:
         assert isinstance(value, int), "accepts() lets whole numbers only"
@@ -44,8 +49,11 @@ class LoraRank(Technique):
         targets = adapter_targets(setup.model, str(setup.config["lora_targets"]))
         on_meta = any(parameter.device.type == "meta" for parameter in setup.model.parameters())
         config = LoraConfig(r=value, lora_alpha=2 * value, lora_dropout=0.0, target_modules=targets)
-        # In place, not by get_peft_model: the model keeps its class, so losses that know its attributes go on working.
-        inject_adapter_in_model(config, setup.model, low_cpu_mem_usage=on_meta)
+        with warnings.catch_warnings():
+            # peft finds out by itself, and warns of it, that GPT-2's layers are transposed.
+            warnings.filterwarnings("ignore", message="fan_in_fan_out is set")
+            # In place, not by get_peft_model: the model keeps its class, so losses that know its attributes still work.
+            inject_adapter_in_model(config, setup.model, low_cpu_mem_usage=on_meta)
         _train_new_heads(setup)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from typing import Any
 
 import torch
 
-from autofit.core.config import Value
+from autofit.core.config import Config, Value
+from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.setup import Setup, Stage, Technique
 
@@ -27,10 +29,16 @@ class Optimizer(Technique):
     def fidelity(self, value: Value) -> int:
         return {"adamw": 2, "adamw-foreach": 2, "adamw-8bit": 1, "sgd": 0}[str(value)]
 
+    def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
+        if config[self.name] == "adamw-8bit" and importlib.util.find_spec("bitsandbytes") is None:
+            return "adamw-8bit needs bitsandbytes, which is not installed; pip install bitsandbytes, or use adamw."
+        return None
+
     def memory_order(self, value: Value) -> int | None:
-        """State of sgd < adamw = foreach, which adds temporaries. 8-bit is not ordered: it keeps small tensors' state
-        in fp32, which is more than the bf16 state that adamw keeps beside bf16 weights."""
-        return {"sgd": 0, "adamw": 1, "adamw-foreach": 2}.get(str(value))
+        """sgd keeps no state. 8-bit is not ordered: it keeps small tensors' state in fp32, which is more than the bf16
+        state that adamw keeps beside bf16 weights. Nor is foreach: it adds temporaries, but holds its step counters
+        on the host, where the fused adamw has one on the device for every tensor."""
+        return {"sgd": 0, "adamw": 1}.get(str(value))
 
     def apply(self, setup: Setup, value: Value) -> None:
         hyperparameters = setup.hyperparameters

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
@@ -69,10 +70,10 @@ def _cast_inputs(setup: Setup, dtype: torch.dtype) -> None:
     """Floating inputs (images, features) follow the weights' dtype when they enter the model; labels outside do not."""
 
     def cast(_: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        def to(value: Any) -> Any:
-            return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        def to(value: torch.Tensor) -> torch.Tensor:
+            return value.to(dtype) if value.is_floating_point() else value
 
-        return tuple(to(arg) for arg in args), {name: to(value) for name, value in kwargs.items()}
+        return tree_map_only(torch.Tensor, to, (args, kwargs))  # type: ignore[no-any-return]
 
     handle = setup.model.register_forward_pre_hook(cast, with_kwargs=True)
     setup.on_close(handle.remove)

@@ -47,7 +47,11 @@ def build(
         model=model if model is not None else skeleton_from(workload.model),
         hyperparameters=hyperparameters or Hyperparameters(),
     )
-    apply_techniques(setup, settled)
+    try:
+        apply_techniques(setup, settled)
+    except BaseException:
+        setup.close()  # what was done to a living model so far
+        raise
     return setup
 
 

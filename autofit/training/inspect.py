@@ -5,14 +5,18 @@ Runs in a probe process. Everything a user's own factories can do wrong comes to
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import autofit
 from autofit.core.errors import AutofitError, InputError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Traits, Workload
@@ -27,6 +31,7 @@ _CHECKED_SAMPLES = 4
 _KNOWN_TO_SPLIT = ("preset", "directory", "hub")  # transformers models with their own loss
 _TOLERANCE = 1e-3  # relative, of the split loss against the unsplit one in fp32
 _LOW_PRECISION_TOLERANCE = 3e-2
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(autofit.__file__).parent))  # an error is mended elsewhere
 
 
 def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int) -> Traits:
@@ -102,10 +107,12 @@ def loss_splits(setup: Setup, batch: Any) -> tuple[bool, str | None]:
     if samples == 1:
         return True, None
     whole, again = _evaluated(setup, batch), _evaluated(setup, batch)
+    if not math.isfinite(whole):
+        return True, f"the loss is {whole} with random weights, so it was not checked that it can be split."
     if not _close(setup, whole, again):
         return (
             True,
-            "the loss draws random numbers, so whether it can be split was not checked; it is taken to be a mean.",
+            "the loss draws random numbers, so it was not checked that it can be split: it is taken to be a mean.",
         )
     in_slices = _split_loss(setup, batch)
     if _close(setup, whole, in_slices):
@@ -170,7 +177,8 @@ def blamed_on(what: str) -> Iterator[None]:
     except AutofitError:
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = ([each for each in frames if not each.filename.startswith(_LIBRARIES)] or frames)[-1]
         where = f"{frame.filename}:{frame.lineno}"
         message = " ".join(str(error).split()) or "no message"
         raise InputError(

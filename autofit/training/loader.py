@@ -53,7 +53,7 @@ def workload_from(model: nn.Module, loader: Any, loss: Callable[[Any, Any], Any]
     seen = list(itertools.islice(batches_of(loader), _PEEKED_BATCHES))
     if not seen:
         raise InputError("the loader is empty: it gave no batch.", "Check the data set.")
-    largest = max(seen, key=lambda batch: sum(tensor.numel() for tensor in tensors(batch)))
+    largest = max(seen, key=_elements_per_sample)  # the last batch may hold few samples that are the longest
     with blamed_on("copying the model's structure"):
         skeleton = skeleton_of(model)
     sequence_length = _sequence_length(largest)
@@ -69,6 +69,10 @@ def workload_from(model: nn.Module, loader: Any, loss: Callable[[Any, Any], Any]
     )
 
 
+def _elements_per_sample(batch: Any) -> float:
+    return sum(tensor.numel() for tensor in tensors(batch)) / max(1, sample_count(batch))
+
+
 def batches_of(loader: Any) -> Iterator[Any]:
     """A fresh pass over a loader: an iterable that can be read again, or a function that returns an iterator.
 
@@ -80,10 +84,11 @@ def batches_of(loader: Any) -> Iterator[Any]:
     if not isinstance(loader, Iterable):
         message = f"the loader must be an iterable of batches, not a {type(loader).__name__}."
         raise InputError(message, "For example a DataLoader.")
-    if iter(loader) is loader:
+    batches = iter(loader)  # once: it starts a DataLoader's workers and draws its seed
+    if batches is loader:
         message = f"the loader is a {type(loader).__name__}, which can be read only once: the search would use it up."
         raise InputError(message, "Pass a function that returns it, or a DataLoader, or a list of batches.")
-    return iter(loader)
+    return batches
 
 
 def endless(loader: Any) -> Iterator[Any]:

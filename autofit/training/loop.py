@@ -1,4 +1,4 @@
-"""The training step and the loop around it. What a probe times is `train_step`, and what a user runs is `train_step`."""
+"""The training step and the loop around it. A probe times `train_step`, a user runs `train_step`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def compute_loss(setup: Setup, batch: Any) -> torch.Tensor:
     loss = workload.loss(model, batch) if workload.loss is not None else _default_loss(model, batch)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise InputError(f"the loss must be one number in a tensor, not {given}.", "Take its mean.")
+        remedy = "Take its mean." if isinstance(loss, torch.Tensor) else "Put labels in the batch, or give the loss."
+        raise InputError(f"the loss must be one number in a tensor, not {given}.", remedy)
     if torch.is_grad_enabled() and not loss.requires_grad:
         raise InputError("the loss needs no gradient: no trainable weight takes part in it.", "Check requires_grad.")
     return loss.reshape(())
@@ -80,9 +81,11 @@ def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
 
 
 def update(setup: Setup) -> bool:
-    """Apply the gradients; returns False when a loss scaler skipped the step because they overflowed."""
+    """Apply the gradients; returns False when there are none, or a loss scaler skipped the step on their overflow."""
     assert setup.optimizer is not None, "build() sets the optimizer"
     scaler, max_norm = setup.scaler, setup.hyperparameters.max_grad_norm
+    if all(parameter.grad is None for _, parameter in setup.trainable()):
+        return False  # no valid label in the whole batch; a scaler would not take that
     if max_norm is not None:
         if scaler:
             scaler.unscale_(setup.optimizer)

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from autofit.core.errors import InputError
 from autofit.setup import Setup
 
 
@@ -24,10 +26,13 @@ def parameters_on_meta() -> Iterator[None]:
     A parameter that is registered twice stays one parameter, so tied weights stay tied.
     """
     original = nn.Module.register_parameter
+    made = WeakTensorKeyDictionary()  # real parameter -> the one on meta that stands for it
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if type(parameter) is nn.Parameter and parameter.device.type != "meta":
-            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+            if parameter not in made:
+                made[parameter] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+            parameter = made[parameter]
         original(module, name, parameter)
 
     nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
@@ -41,15 +46,18 @@ def skeleton_from(factory: Callable[[], Any]) -> nn.Module:
     """Call a model factory with parameters on meta; plainly where its code needs real ones.
 
     Raises:
-        TypeError: the factory returns something that is not an nn.Module.
+        InputError: the factory returns something that is not an nn.Module.
     """
     try:
         with parameters_on_meta():
             model = factory()
-    except (RuntimeError, NotImplementedError):  # what torch raises when values are asked of a meta tensor
+    except (RuntimeError, TypeError):  # what torch raises when values, or a numpy array, are asked of a meta tensor
         model = factory()
     if not isinstance(model, nn.Module):
-        raise TypeError(f"the model factory returned a {type(model).__name__}, not an nn.Module")
+        code = getattr(factory, "__code__", None)
+        place = f" (at {code.co_filename}:{code.co_firstlineno})" if code else ""
+        message = f"the model factory{place} returned a {type(model).__name__}, not an nn.Module."
+        raise InputError(message, "Return the model itself.")
     return model
 
 

@@ -1,9 +1,10 @@
 """A script emitted for a tiny model, with any knob or task changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from autofit.core.config import Config
 from autofit.export import train_script
@@ -64,6 +65,15 @@ MEASURED = {
     "peak_gib": {"allocated": 20.1, "reserved": 21.0, "device": 21.6},
     "verified": True,
 }
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny models are slower on several threads, by far so on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ def joined(text: str) -> str:
 def test_all_figures_are_named_with_their_units() -> None:
     config = Config(precision="bf16", lora_targets=None)
     text = joined(head(HARDWARE, config, measured=MEASURED, versions=VERSIONS, packages=["torch", "transformers"]))
-    assert "Measured on NVIDIA H200, within 24 GiB and verified in longer runs: 5,120.3 tokens per second" in text
+    assert "Measured on NVIDIA H200, within 24 GiB and verified in longer runs: 5,120 tokens per second" in text
     assert "12.8 s per optimizer step (12.7 to 12.9), peak memory 21.6 GiB" in text
     assert "autofit 0.1.0, torch 2.13.0" in text
     assert "optuna" not in text

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autofit.export.template import WIDTH, fill, literal, plain, template
@@ -33,6 +33,7 @@ def test_a_slot_inside_a_filled_value_is_left_alone() -> None:
     assert fill("x = $value", {"value": '"$value"'}) == 'x = "$value"\n'
 
 
+@settings(max_examples=50, deadline=None)
 @given(DATA)
 def test_literal_is_read_back_as_the_same_data(value: Any) -> None:
     assert ast.literal_eval(literal(value)) == value

@@ -1,0 +1,246 @@
+"""The command line: the only room that parses arguments, prints to the user or sets an exit code.
+
+Progress goes to stderr, the answer to stdout; with --json stdout holds exactly one JSON object, also when all goes
+wrong. What is heavy is reached by name when a command runs, so that `autofit --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from autofit.core.config import Value
+from autofit.core.errors import AutofitError, InputError, NothingFitsError
+from autofit.core.events import Note
+from autofit.core.options import seconds_of
+from autofit.core.strict_yaml import parse
+from autofit.models import describe_presets
+from autofit.report import LiveDisplay, doctor_table, models_table, nothing_fits_text, result_table, spaces_table
+
+INTERRUPTED = 130
+# typer ships its own copy of click or uses click itself, by version; this is whichever it is.
+UsageError = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    help="Find the fastest PyTorch training configuration that fits your memory, by measuring real steps.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
+Model = Annotated[
+    str, typer.Option("--model", help="A preset, a directory with config.json, a hub id, or file.py:function.")
+]
+
+
+@app.command()
+def search(
+    model: Model,
+    gpu_mem: Annotated[str | None, typer.Option(metavar="GIB", help="Memory of the card to fit.")] = None,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="The card to fit, such as rtx-4090.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu; default: CUDA where there is a card.")] = None,
+    mem: Annotated[str | None, typer.Option(metavar="GIB", help="Memory for tensors on the CPU.")] = None,
+    host_mem: Annotated[str | None, typer.Option(metavar="GIB", help="Host memory; default 80 % of free.")] = None,
+    margin: Annotated[float, typer.Option(help="Fraction of the card kept free.")] = 0.05,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens of a sample; default 2048 or the model's most.")] = None,
+    effective_batch: Annotated[int | None, typer.Option(help="Samples per optimizer step; default 32.")] = None,
+    space: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="See `autofit spaces`.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KNOB=VALUE[,VALUE...]", help="Fix or narrow a knob.")
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Probes at most.")] = 40,
+    time_limit: Annotated[str | None, typer.Option(metavar="TIME", help="For example 10m.")] = None,
+    tolerance: Annotated[float, typer.Option(help="Configs this close to the fastest are tied.")] = 0.03,
+    seed: int = 0,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory; default autofit-runs/...")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the search in --out.")] = False,
+    as_json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run a model's own code.")] = False,
+) -> int:
+    """Find, prove and write down the fastest config that fits."""
+    stderr = Console(stderr=True)
+    with LiveDisplay(stderr, quiet=quiet) as listener:
+        result = _heavy("autofit.fit", "search")(
+            model,
+            seq_len=seq_len,
+            effective_batch=effective_batch,
+            trust_remote_code=trust_remote_code,
+            listener=listener,
+            gpu_mem=gpu_mem,
+            gpu=gpu,
+            device=device,
+            mem=mem,
+            host_mem=host_mem,
+            margin=margin,
+            space=space,
+            set=parse_settings(set_ or []),
+            trials=trials,
+            time_limit=None if time_limit is None else seconds_of(time_limit),
+            tolerance=tolerance,
+            seed=seed,
+            out=out,
+            resume=resume,
+        )
+    if as_json:
+        _print_json(result.to_json())
+    elif result.best is not None:
+        _stdout().print(result_table(result))
+    if result.stopped_by == "interrupt":
+        stderr.print(f"interrupted; go on with --resume --out {result.run_directory}")
+        return INTERRUPTED
+    if result.best is None:
+        stderr.print(nothing_fits_text(result))
+        return NothingFitsError.exit_code
+    return 0
+
+
+@app.command()
+def train(
+    result: Annotated[Path, typer.Argument(metavar="RESULT.yaml")],
+    data: Annotated[Path, typer.Option(help="Text, .jsonl, or .pt of image tensors.")],
+    weights: Annotated[Path | None, typer.Option(metavar="DIR", help="Weights to start from.")] = None,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Start from random weights.")] = False,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data; default 1.")] = None,
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-4,
+    output: Annotated[Path | None, typer.Option(metavar="DIR", help="For checkpoints and the model.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --output.")] = False,
+    seed: int = 0,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run a model's own code.")] = False,
+) -> int:
+    """Train the config of a result on a file."""
+    if from_scratch == (weights is not None):
+        raise InputError("say what to start from.", "Give either --weights DIR or --from-scratch.")
+    if weights is not None and not weights.is_dir():
+        raise InputError(f"the directory {weights} is not there.", "Check --weights.")
+    stderr = Console(stderr=True)
+    options = _heavy("autofit.train", "TrainOptions")(
+        weights=weights,
+        steps=steps,
+        epochs=epochs,
+        lr=lr,
+        output=output,
+        resume=resume,
+        seed=seed,
+        trust_remote_code=trust_remote_code,
+    )
+
+    def report(step: Any) -> None:
+        stderr.print(f"step {step.step + 1}: loss {step.loss:.4f}", highlight=False)
+
+    def note(event: Any) -> None:
+        if isinstance(event, Note):
+            stderr.print(event.text)
+
+    trained = _heavy("autofit.train", "train_saved")(result, data, options, callbacks=(report,), listener=note)
+    first, last = trained.history[0].loss, trained.history[-1].loss
+    _stdout().print(f"{len(trained.history)} steps, loss {first:.4f} -> {last:.4f}", highlight=False)
+    return 0
+
+
+@app.command()
+def doctor(
+    device: Annotated[str | None, typer.Option(help="cuda or cpu; default: CUDA where there is a card.")] = None,
+    as_json: Json = False,
+) -> int:
+    """What this machine offers: device, budget, and which techniques are available."""
+    data = _heavy("autofit.doctor", "examine")(device)
+    if as_json:
+        _print_json(data)
+    else:
+        _stdout().print(doctor_table(data))
+    return 0
+
+
+@app.command()
+def models(as_json: Json = False) -> int:
+    """The models known by name."""
+    rows = describe_presets()
+    if as_json:
+        _print_json({"schema": 1, "models": rows})
+    else:
+        _stdout().print(models_table(rows))
+    return 0
+
+
+@app.command()
+def spaces(as_json: Json = False) -> int:
+    """The search spaces that ship with autofit."""
+    found = _heavy("autofit.search", "list_spaces")()
+    rows = [{"name": each.name, "description": each.description, "path": str(each.path)} for each in found]
+    if as_json:
+        _print_json({"schema": 1, "spaces": rows})
+    else:
+        _stdout().print(spaces_table(rows))
+    return 0
+
+
+def parse_settings(settings: list[str]) -> dict[str, tuple[Value, ...]]:
+    """The `--set knob=value[,value...]` options as values of YAML.
+
+    Raises:
+        InputError: not of that form, or a knob given twice.
+    """
+    found: dict[str, tuple[Value, ...]] = {}
+    for setting in settings:
+        knob, equals, values = setting.partition("=")
+        if not equals or not knob.strip() or not values.strip():
+            raise InputError(f"--set {setting!r} is not knob=value.", "For example --set precision=bf16,fp32.")
+        if knob.strip() in found:
+            raise InputError(f"--set {knob.strip()} is given twice.", "Write all its values in one, with commas.")
+        found[knob.strip()] = tuple(parse(value, f"--set {setting}") for value in values.split(","))
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in arguments
+    sys.exit(_run(lambda: app(arguments, prog_name="autofit", standalone_mode=False), as_json))
+
+
+def _run(command: Callable[[], Any], as_json: bool) -> int:
+    """The exit code of a command, with every error told as one sentence (or one JSON object)."""
+    try:
+        return int(command() or 0)
+    except AutofitError as error:
+        _tell(error.message, error.remedy, as_json)
+        return error.exit_code
+    except UsageError as error:
+        message = getattr(error, "format_message", lambda: "")()
+        if message:
+            _tell(message, "See --help.", as_json)
+        else:  # no arguments at all: the error is the help text
+            getattr(error, "show", lambda: None)()
+        return InputError.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        _tell("interrupted.", "", as_json)
+        return INTERRUPTED
+
+
+def _tell(message: str, remedy: str, as_json: bool) -> None:
+    if as_json:
+        _print_json({"schema": 1, "error": {"message": message, "remedy": remedy}})
+    Console(stderr=True, soft_wrap=True).print(f"autofit: {message} {remedy}".strip(), markup=False, highlight=False)
+
+
+def _heavy(module: str, name: str) -> Any:
+    """What a command needs of a room that loads torch or optuna."""
+    return getattr(importlib.import_module(module), name)
+
+
+def _stdout() -> Console:
+    return Console()
+
+
+def _print_json(data: dict[str, Any]) -> None:
+    print(json.dumps(data))

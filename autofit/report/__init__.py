@@ -1,0 +1,17 @@
+"""What is shown to people: the end of a search, its progress, and tables of plain data. Nothing here prints."""
+
+from autofit.report.explain import explain
+from autofit.report.listings import doctor_table, models_table, spaces_table
+from autofit.report.live import LiveDisplay
+from autofit.report.nothing_fits import nothing_fits_text
+from autofit.report.table import result_table
+
+__all__ = [
+    "LiveDisplay",
+    "doctor_table",
+    "explain",
+    "models_table",
+    "nothing_fits_text",
+    "result_table",
+    "spaces_table",
+]

@@ -1,0 +1,81 @@
+"""A result in a few plain sentences: what won, what it gained, what it was up against."""
+
+from __future__ import annotations
+
+from autofit.core.measurement import Measurement
+from autofit.core.result import Result
+from autofit.report.nothing_fits import nothing_fits_text, tried
+from autofit.report.standing import nearest_misses, relative_speed
+from autofit.report.words import budget_needed, describe, gib, listed, peak_bytes, percent, rate, value, where
+
+_STOPPED_BY = {
+    "trials": "The search stopped at its number of trials",
+    "time": "The search stopped at its time limit",
+    "bound": "The search stopped because nothing left could be faster",
+    "space": "The search went through the whole space",
+    "interrupt": "The search was interrupted",
+}
+
+
+def explain(result: Result) -> str:
+    """Why the best config is the best; what would help where nothing fits."""
+    if result.best is None:
+        return nothing_fits_text(result).plain
+    sentences = [
+        _winner(result, result.best),
+        _gain(result, result.best),
+        _runner_up(result, result.best),
+        tried(result),
+        _nearest_miss(result),
+        f"{_STOPPED_BY.get(result.stopped_by, 'The search ended')}, after {_duration(result.search_seconds)}.",
+        *result.notes,
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _winner(result: Result, best: Measurement) -> str:
+    peak = peak_bytes(best)
+    memory = f" at a peak of {gib(peak)} GiB" if peak else ""
+    proof = "; longer runs verified it" if best.verified else "; it was not verified"
+    config = describe(best.config)
+    return f"The best config for {result.model} on {where(result.hardware, result.budget)} is {config}. " + (
+        f"It trains {rate(best)}{memory}{proof}."
+    )
+
+
+def _gain(result: Result, best: Measurement) -> str:
+    """Against the first that fitted, which is what one would have run without a search."""
+    first = next((each for each in result.trials if each.fits), None)
+    if first is None or first.config == best.config or not first.throughput:
+        return "It was the first that fitted, and stayed the best." if first else ""
+    ratio = 1 / relative_speed(first, result)
+    if ratio < 1.005:
+        return f"The first config that fitted was as fast ({rate(first)})."
+    return f"The first config that fitted reached {rate(first)}: the best is {ratio:.2f} times as fast."
+
+
+def _runner_up(result: Result, best: Measurement) -> str:
+    second = result.runner_up
+    if second is None:
+        return ""
+    changes = [
+        f"{name} ({value(mine)} instead of {value(theirs)})"
+        for name, (mine, theirs) in best.config.differences(second.config).items()
+        if name != "gradient_accumulation_steps"
+    ]
+    speed = relative_speed(second, result)
+    how = f"{percent(1 - speed)} slower" if speed < 1 else f"{percent(speed - 1)} faster, which counts as a tie"
+    return f"The runner-up is {how}; against it the best differs in {listed(changes)}." if changes else ""
+
+
+def _nearest_miss(result: Result) -> str:
+    miss = result.nearest_miss or next(iter(nearest_misses(result.trials)), None)
+    needed = budget_needed(miss, result.hardware, result.budget) if miss else None
+    if miss is None or needed is None or needed <= result.budget.device_bytes:
+        return ""
+    return f"The nearest miss needs a budget of {gib(needed)} GiB: {describe(miss.config)}."
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

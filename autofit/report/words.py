@@ -1,0 +1,119 @@
+"""How figures and configs read: one wording for the table, the live display and the explanation. ASCII only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from autofit.core.budget import Budget
+from autofit.core.hardware import GIB, Hardware
+from autofit.core.measurement import Measurement, Outcome
+
+OUTCOMES = {
+    Outcome.FITS: "fits",
+    Outcome.OUT_OF_MEMORY: "out of memory",
+    Outcome.HOST_OUT_OF_MEMORY: "out of host memory",
+    Outcome.REFUSED: "refused",
+    Outcome.DIVERGED: "diverged",
+    Outcome.TIMED_OUT: "timed out",
+    Outcome.FAILED: "failed",
+}
+_SILENT = (None, False, 0, "none", "standard")  # values that say that a knob does nothing
+# Knobs whose value says enough, or that have a shorter name; any other is told by its own name.
+_SHORT = {
+    "precision": "{value}",
+    "optimizer": "{value}",
+    "attention": "{value} attention",
+    "activation_checkpointing": "checkpointing {value}",
+    "micro_batch_size": "micro-batch {value}x{gradient_accumulation_steps}",
+    "lora_rank": "LoRA {value} {lora_targets}",
+}
+_TOLD_WITH_ANOTHER = ("gradient_accumulation_steps", "lora_targets")
+
+
+def describe(config: Mapping[str, Any], knobs: Collection[str] | None = None) -> str:
+    """A config in a few words: what is not off, of the knobs named or of all."""
+    named = [name for name in config if (knobs is None or name in knobs) and name not in _TOLD_WITH_ANOTHER]
+    on = [name for name in named if config[name] not in _SILENT]
+    return ", ".join(_knob(config, name) for name in on or named)
+
+
+def _knob(config: Mapping[str, Any], name: str) -> str:
+    if config[name] in _SILENT or name not in _SHORT:
+        return f"{name} {value(config[name])}"
+    others = {other: value(config.get(other)) for other in _TOLD_WITH_ANOTHER}
+    return _SHORT[name].format(value=value(config[name]), **others)
+
+
+def value(scalar: object) -> str:
+    """A knob's value as YAML writes it."""
+    if scalar is None:
+        return "null"
+    return str(scalar).lower() if isinstance(scalar, bool) else str(scalar)
+
+
+def knobs_that_differ(configs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The knobs on which not all configs agree, in the order of the first that names them."""
+    every = list(configs)
+    names = dict.fromkeys(name for config in every for name in config)
+    return [name for name in names if len({repr(config.get(name)) for config in every}) > 1]
+
+
+def rate(measurement: Measurement) -> str:
+    """Throughput with its unit."""
+    if measurement.tokens_per_second:
+        return f"{number(measurement.tokens_per_second)} tokens/s"
+    return f"{number(measurement.samples_per_second or 0.0)} samples/s"
+
+
+def number(figure: float) -> str:
+    """Three or more significant figures, thousands apart."""
+    return f"{figure:,.0f}" if figure >= 100 else f"{figure:.3g}"
+
+
+def gib(size: int) -> str:
+    """Bytes as GiB, without the unit; small sizes with enough figures to tell them apart."""
+    for least, form in ((0.1, ".2f"), (0.001, ".3f")):
+        if size >= least * GIB:
+            return f"{size / GIB:{form}}"
+    return f"{size / GIB:.2g}"
+
+
+def peak_bytes(measurement: Measurement) -> int | None:
+    """The peak that is held against the budget: of the device where there is one, else of tensors."""
+    peak = measurement.peak_bytes
+    if peak is None:
+        return None
+    return peak.device or peak.reserved or peak.allocated
+
+
+def budget_needed(measurement: Measurement, hardware: Hardware, budget: Budget) -> int | None:
+    """The budget in bytes under which the peak of a measurement would have fitted; None if it was never told."""
+    peak = peak_bytes(measurement)
+    if peak is None or hardware.device == "cpu":
+        return peak
+    return int(peak / (1 - budget.margin))
+
+
+def why_not(measurement: Measurement, budget: Budget) -> str:
+    """Why a config that did not fit did not, in a few words."""
+    word, peak = OUTCOMES[measurement.outcome], peak_bytes(measurement)
+    if measurement.outcome is Outcome.OUT_OF_MEMORY and peak and peak > budget.device_bytes:
+        return f"{word}: needs {gib(peak)} GiB of {gib(budget.device_bytes)}"
+    lines = (measurement.reason or "").strip().splitlines()
+    return f"{word}: {lines[-1].strip()}" if lines else word
+
+
+def percent(fraction: float) -> str:
+    """A fraction as whole percent, never a 0 that is none."""
+    return f"{fraction:.0%}".replace("%", " %") if fraction >= 0.005 else "less than 1 %"
+
+
+def where(hardware: Hardware, budget: Budget) -> str:
+    """The device and what of it may be used."""
+    return f"{hardware.name} within {gib(budget.device_bytes)} GiB"
+
+
+def listed(words: list[str]) -> str:
+    """Words with commas and a last `and`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,98 @@
+"""Training a saved result on a data file: what `autofit train` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from autofit.core.errors import InputError
+from autofit.core.result import SavedResult
+from autofit.core.workload import Workload
+from autofit.fit import Trained, fit
+from autofit.models import HuggingFaceModel, workload_from_source
+from autofit.models.huggingface import AUTO_CLASSES
+from autofit.training.loop import StepReport
+from autofit.training.text import file_loader
+from autofit.tune import Listener
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What `autofit train` is told beside the result and the data. `weights` None: from scratch."""
+
+    weights: Path | None = None
+    steps: int | None = None
+    epochs: int | None = None
+    lr: float = 1e-4
+    output: Path | None = None
+    resume: bool = False
+    seed: int = 0
+    trust_remote_code: bool = False
+
+
+def train_saved(
+    result: Path,
+    data: Path,
+    options: TrainOptions,
+    *,
+    callbacks: tuple[Callable[[StepReport], None], ...] = (),
+    listener: Listener | None = None,
+) -> Trained:
+    """Train the config of a result.yaml on a file.
+
+    Raises:
+        InputError: the result is of a model that cannot be made again here, or the data does not suit its task.
+    """
+    saved = SavedResult.load(result)
+    workload = workload_from_source(
+        saved.source,
+        sequence_length=saved.workload.get("sequence_length"),
+        effective_batch_size=saved.workload.get("effective_batch_size"),
+        trust_remote_code=options.trust_remote_code,
+    )
+    if not isinstance(workload.model, HuggingFaceModel):
+        message = f"{saved.model} is a function of yours, with data of its own."
+        raise InputError(message, "Train it in Python: autofit.fit(model, loader, config=...).")
+    torch.manual_seed(options.seed)
+    loader = file_loader(workload, data, tokenizer=_tokenizer(options.weights), seed=options.seed)
+    return fit(
+        _model(workload, workload.model, options.weights),
+        loader,
+        lr=options.lr,
+        steps=options.steps,
+        epochs=options.epochs,
+        config=saved.config,
+        callbacks=callbacks,
+        output_dir=options.output,
+        resume=options.resume,
+        seed=options.seed,
+        listener=listener,
+        device=saved.hardware.get("device"),
+    )
+
+
+def _model(workload: Workload, factory: HuggingFaceModel, weights: Path | None) -> nn.Module:
+    if weights is None:
+        return factory()
+    auto_class = getattr(transformers, AUTO_CLASSES[workload.task])
+    try:
+        model: nn.Module = auto_class.from_pretrained(
+            weights, config=factory.transformers_config(), trust_remote_code=factory.trust_remote_code
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        message = f"the weights in {weights} cannot be loaded: {' '.join(str(error).split())}."
+        raise InputError(message, "Give a directory with the weights of this model.") from error
+    return model
+
+
+def _tokenizer(weights: Path | None) -> Any:
+    """The tokenizer that lies beside the weights, or None."""
+    if weights is None or not (weights / "tokenizer_config.json").exists():
+        return None
+    return transformers.AutoTokenizer.from_pretrained(weights)

@@ -1,0 +1,109 @@
+"""A small finished search to report on."""
+
+from collections.abc import Callable
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from autofit.core.budget import Budget
+from autofit.core.config import Config
+from autofit.core.hardware import GIB, Hardware
+from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
+from autofit.core.result import Result
+
+OFF = Config(
+    precision="fp32",
+    micro_batch_size=8,
+    gradient_accumulation_steps=1,
+    activation_checkpointing="none",
+    lora_rank=0,
+    lora_targets=None,
+    optimizer="adamw",
+    attention="sdpa",
+)
+HARDWARE = Hardware("cpu", "a test's CPU", 8 * GIB, 8 * GIB, 6 * GIB, 2)
+BUDGET = Budget(2 * GIB, 6 * GIB)
+SMALL = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
+
+
+def measurement(
+    rate: float = 0.0, gib: float = 1.0, *, others: dict[str, Any] | None = None, **knobs: Any
+) -> Measurement:
+    """One that fits at `rate` samples a second; one out of memory where the rate is 0."""
+    seen: dict[str, Any] = {"outcome": Outcome.OUT_OF_MEMORY, "reason": f"needs {gib:.2f} GiB of 2.00"}
+    if rate:
+        step = 8 / rate
+        seen = {
+            "outcome": Outcome.FITS,
+            "step_seconds": StepSeconds(step, step * 0.98, step * 1.03),
+            "samples_per_second": rate,
+            "tokens_per_second": rate * 64,
+        }
+    return Measurement(
+        **{"config": OFF.replace(**knobs), "peak_bytes": PeakBytes(int(gib * GIB)), **seen, **(others or {})}
+    )
+
+
+def search_result(**changes: Any) -> Result:
+    verified = {"verified": True}
+    best = measurement(100, 1.5, others=verified, precision="bf16-mixed", **SMALL)
+    runner_up = measurement(98, 1.4, others=verified, precision="bf16", **SMALL)
+    lora = measurement(60, 0.9, precision="bf16-mixed", lora_rank=16, lora_targets="all-linear")
+    trials = (
+        measurement(0, 2.4),
+        measurement(50, 1.9, **SMALL),
+        measurement(102, 1.5, precision="bf16-mixed", **SMALL),
+        measurement(99, 1.4, precision="bf16", **SMALL),
+        measurement(101, 1.7, precision="bf16-mixed", optimizer="adamw-foreach", **SMALL),
+        lora,
+        measurement(0, 3.1, optimizer="adamw-foreach"),
+        measurement(
+            others={"outcome": Outcome.REFUSED, "peak_bytes": None, "reason": "no [eager] here"}, attention="eager"
+        ),
+    )
+    made: dict[str, Any] = {
+        "model": "tiny-llama",
+        "workload": {"task": "causal-lm", "sequence_length": 64, "effective_batch_size": 8},
+        "source": {"kind": "preset", "model": "tiny-llama"},
+        "hardware": HARDWARE,
+        "budget": BUDGET,
+        "versions": {},
+        "best": best,
+        "tiers": {"full": best, "lora": lora, "qlora": None},
+        "trials": trials,
+        "skipped": {"predicted": 0, "dominated": 12, "refused": 3},
+        "stopped_by": "space",
+        "space_size": 23,
+        "search_seconds": 83.2,
+        "runner_up": runner_up,
+        "files": {"result": "runs/x/result.yaml", "script": "runs/x/train.py", "report": None},
+    }
+    return Result(**{**made, **changes})
+
+
+@pytest.fixture(scope="session")
+def result() -> Callable[..., Result]:
+    """A finished search, with some fields changed."""
+    return search_result
+
+
+@pytest.fixture(scope="session")
+def measured() -> Callable[..., Measurement]:
+    """A measurement by samples per second, peak in GiB and knobs."""
+    return measurement
+
+
+@pytest.fixture(scope="session")
+def shown() -> Callable[..., str]:
+    """What a renderable looks like on a console of some width, as plain text."""
+
+    def render(renderable: RenderableType, width: int = 80) -> str:
+        console = Console(file=StringIO(), width=width, color_system=None)
+        console.print(renderable)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert all(len(line) <= width for line in text.splitlines())
+        return str(text)
+
+    return render

@@ -1,0 +1,40 @@
+"""The explanation in sentences."""
+
+from collections.abc import Callable
+
+from autofit.core.measurement import Measurement
+from autofit.core.result import Result
+from autofit.report import explain
+
+Results = Callable[..., Result]
+
+
+def test_every_part_of_the_story_is_told(result: Results) -> None:
+    text = explain(result())
+    for sentence in (
+        "The best config for tiny-llama on a test's CPU within 2.00 GiB is bf16-mixed, micro-batch 2x4, adamw",
+        "It trains 6,400 tokens/s at a peak of 1.50 GiB; longer runs verified it.",
+        "The first config that fitted reached 3,200 tokens/s: the best is 2.04 times as fast.",
+        "The runner-up is 2 % slower; against it the best differs in precision (bf16-mixed instead of bf16).",
+        "Of 23 configs 8 were measured: 5 fit, 2 out of memory, 1 refused; 12 ruled out",
+        "The nearest miss needs a budget of 2.40 GiB: fp32, micro-batch 8x1",
+        "The search went through the whole space, after 1 min 23 s.",
+    ):
+        assert sentence in text
+
+
+def test_what_was_not_verified_is_not_called_so(result: Results, measured: Callable[..., Measurement]) -> None:
+    only = measured(10)
+    text = explain(result(best=only, trials=(only,), tiers={"full": only}, runner_up=None, stopped_by="interrupt"))
+    assert "it was not verified" in text
+    assert "It was the first that fitted" in text
+    assert "The search was interrupted" in text
+    assert "runner-up" not in text
+
+
+def test_where_nothing_fits_the_explanation_is_what_would_help(
+    result: Results, measured: Callable[..., Measurement]
+) -> None:
+    text = explain(result(best=None, tiers={}, runner_up=None, trials=(measured(0, 2.4),)))
+    assert text.startswith("Nothing fits")
+    assert "--mem 2.4" in text

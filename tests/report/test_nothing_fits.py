@@ -1,0 +1,54 @@
+"""What is said when the budget is too small."""
+
+import dataclasses
+from collections.abc import Callable
+
+from autofit.core.measurement import Measurement, Outcome
+from autofit.core.result import Result
+from autofit.report import nothing_fits_text
+
+Results = Callable[..., Result]
+Measured = Callable[..., Measurement]
+NOTHING = {"best": None, "runner_up": None, "tiers": {}}
+
+
+def test_the_nearest_miss_and_what_would_help_are_named(result: Results, measured: Measured) -> None:
+    trials = (measured(0, 3.1), measured(0, 2.43, precision="bf16", micro_batch_size=1, gradient_accumulation_steps=8))
+    workload = {"task": "causal-lm", "sequence_length": 2048, "effective_batch_size": 8}
+    text = nothing_fits_text(result(**NOTHING, trials=trials, workload=workload)).plain
+    assert "Nothing fits: tiny-llama on a test's CPU within 2.00 GiB." in text
+    assert "Of 23 configs 2 were measured: 2 out of memory; 12 ruled out" in text
+    assert "The nearest miss needs a budget of 2.43 GiB: bf16, micro-batch 1x8" in text
+    for help in ("--mem 2.5\n", "--seq-len 1024", "--space lora", "--set activation_checkpointing=full"):
+        assert help in text
+
+
+def test_what_was_tried_already_is_not_proposed(result: Results, measured: Measured) -> None:
+    tried = measured(0, 2.4, lora_rank=8, lora_targets="attention", activation_checkpointing="full")
+    text = nothing_fits_text(result(**NOTHING, trials=(tried,))).plain
+    assert "--space lora" not in text and "checkpointing=full" not in text and "--seq-len" not in text
+
+
+def test_on_cuda_the_margin_is_part_of_what_is_needed(result: Results, measured: Measured) -> None:
+    hardware = dataclasses.replace(result().hardware, device="cuda", name="A card")
+    text = nothing_fits_text(result(**NOTHING, trials=(measured(0, 3.8),), hardware=hardware)).plain
+    assert "needs a budget of 4.00 GiB" in text
+    assert "--gpu-mem 4" in text
+
+
+def test_a_need_that_was_never_told_is_not_made_up(result: Results, measured: Measured) -> None:
+    miss = measured(0, 1.7, others={"reason": "needs more than 2.00 GiB"})
+    text = nothing_fits_text(result(**NOTHING, trials=(miss,))).plain
+    assert "The nearest miss needs more than 2.00 GiB" in text
+    assert "--mem" not in text
+
+
+def test_a_search_without_probes_says_so(result: Results) -> None:
+    text = nothing_fits_text(result(**NOTHING, trials=(), skipped={"refused": 23})).plain
+    assert "Of 23 configs 0 were measured; 23 refused beforehand." in text
+
+
+def test_other_outcomes_are_counted_apart(result: Results, measured: Measured) -> None:
+    diverged = measured(others={"outcome": Outcome.DIVERGED, "peak_bytes": None, "reason": "the loss is nan"})
+    text = nothing_fits_text(result(**NOTHING, trials=(diverged, measured(0, 2.4)))).plain
+    assert "1 out of memory, 1 diverged" in text

@@ -1,0 +1,100 @@
+"""The wording of figures and configs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from autofit.core.budget import Budget
+from autofit.core.config import Config
+from autofit.core.hardware import GIB, Hardware
+from autofit.core.measurement import Measurement, Outcome, PeakBytes
+from autofit.report.words import (
+    budget_needed,
+    describe,
+    gib,
+    knobs_that_differ,
+    listed,
+    number,
+    peak_bytes,
+    percent,
+    rate,
+    why_not,
+)
+
+Measured = Callable[..., Measurement]
+BUDGET = Budget(2 * GIB, 6 * GIB)
+
+
+def test_a_config_is_described_by_what_is_on() -> None:
+    config = Config(
+        precision="bf16", micro_batch_size=2, gradient_accumulation_steps=4, lora_rank=8, lora_targets="attention"
+    )
+    assert describe(config) == "bf16, micro-batch 2x4, LoRA 8 attention"
+    assert describe(config.replace(lora_rank=0, lora_targets=None)) == "bf16, micro-batch 2x4"
+    assert describe(config, ["precision"]) == "bf16"
+
+
+def test_a_knob_of_a_new_technique_is_told_by_its_name() -> None:
+    assert describe(Config(compile="none", optimizer_in_backward=True)) == "optimizer_in_backward true"
+
+
+def test_where_all_is_off_that_is_said() -> None:
+    assert describe(Config(lora_rank=0, lora_targets=None)) == "lora_rank 0"
+    assert describe(Config(activation_checkpointing="none")) == "activation_checkpointing none"
+    assert describe(Config()) == ""
+
+
+def test_knobs_that_differ() -> None:
+    assert knobs_that_differ([Config(a=1, b=2), Config(a=1, b=3, c=4)]) == ["b", "c"]
+    assert knobs_that_differ([Config(a=True), Config(a=1)]) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("figure", "text"), [(5120.3, "5,120"), (123.4, "123"), (12.345, "12.3"), (0.01234, "0.0123"), (0.0, "0")]
+)
+def test_numbers_keep_three_figures(figure: float, text: str) -> None:
+    assert number(figure) == text
+
+
+def test_sizes_and_shares() -> None:
+    assert gib(3 * GIB // 2) == "1.50"
+    assert gib(7 * GIB // 100) == "0.070"
+    assert gib(GIB // 2048) == "0.00049"
+    assert percent(0.123) == "12 %"
+    assert percent(0.001) == "less than 1 %"
+    assert listed(["a", "b", "c"]) == "a, b and c"
+
+
+def test_the_rate_is_of_tokens_where_there_are_tokens(measured: Measured) -> None:
+    assert rate(measured(10)) == "640 tokens/s"
+    assert rate(measured(10, others={"tokens_per_second": None})) == "10 samples/s"
+
+
+def test_the_peak_held_against_the_budget_is_the_devices(measured: Measured) -> None:
+    assert peak_bytes(measured(1, others={"peak_bytes": PeakBytes(1, 2, 3)})) == 3
+    assert peak_bytes(measured(1, others={"peak_bytes": PeakBytes(1)})) == 1
+    assert peak_bytes(measured(1, others={"peak_bytes": None})) is None
+
+
+def test_the_budget_needed_includes_the_margin_on_cuda_only(measured: Measured) -> None:
+    miss = measured(0, 19)
+    cpu = Hardware("cpu", "x", GIB, GIB, GIB, 2)
+    cuda = Hardware("cuda", "x", GIB, GIB, GIB, 2)
+    assert budget_needed(miss, cpu, BUDGET) == 19 * GIB
+    assert budget_needed(miss, cuda, BUDGET) == pytest.approx(20 * GIB, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "out of memory: needs 2.40 GiB of 2.00"),
+        ({"peak_bytes": None}, "out of memory: needs 2.40 GiB of 2.00 by the reason"),
+        ({"peak_bytes": None, "reason": None}, "out of memory"),
+        ({"outcome": Outcome.FAILED, "reason": "Traceback\n  ...\nValueError: [x]\n"}, "failed: ValueError: [x]"),
+        ({"outcome": Outcome.TIMED_OUT, "reason": ""}, "timed out"),
+    ],
+)
+def test_why_a_config_did_not_fit(measured: Measured, changes: dict[str, Any], text: str) -> None:
+    reason = {"reason": "needs 2.40 GiB of 2.00 by the reason"}
+    assert why_not(measured(0, 2.4, others={**reason, **changes}), BUDGET) == text

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import optuna
+import pytest
+
+from autofit.core.config import Config, Value
+from autofit.core.measurement import Measurement, Outcome
+from autofit.search import EffectsSampler
+from autofit.search.sampler import MEASUREMENT, measurements_of
+
+
+def sampler_of(problem: Any, pool: Sequence[Config] | None = None, **options: Any) -> EffectsSampler:
+    values: Mapping[str, tuple[Value, ...]] = {**problem.space.knobs, "lora_targets": ("all-linear", None)}
+    order = problem.seams().memory_order
+    return EffectsSampler(values, problem.configs if pool is None else pool, memory_order=order, **options)
+
+
+def run(sampler: EffectsSampler, problem: Any, trials: int) -> list[Measurement]:
+    measurements: list[Measurement] = []
+    for number in range(trials):
+        measurements.append(problem.probe(number, sampler.choose(measurements)))
+    return measurements
+
+
+def test_begins_with_the_most_frugal_config(formula: Any) -> None:
+    first = sampler_of(formula()).choose([])
+    assert first == Config(
+        precision="bf16",
+        micro_batch_size=1,
+        activation_checkpointing="full",
+        lora_rank=8,
+        lora_targets="all-linear",
+        optimizer="adamw-8bit",
+        attention="sdpa",
+        gradient_accumulation_steps=32,
+    )
+
+
+def test_proven_ranks_go_before_the_order_of_the_space() -> None:
+    ranks = {"high": 5, "low": 1, "middle": 3}
+    pool = [Config(knob=value) for value in ("unranked", "high", "low", "middle")]
+    sampler = EffectsSampler(
+        {"knob": ("unranked", "high", "low", "middle")}, pool, memory_order=lambda knob, value: ranks.get(str(value))
+    )
+    seen: list[Measurement] = []
+    while sampler.candidates(seen):
+        seen.append(Measurement(sampler.choose(seen), Outcome.HOST_OUT_OF_MEMORY))
+    assert [each.config["knob"] for each in seen][1:] == ["low", "middle", "high"]
+
+
+def test_goes_on_to_frugal_configs_until_something_fits(formula: Any) -> None:
+    problem = formula(1, share=0.005)
+    measurements = run(sampler_of(problem), problem, 8)
+    before = [each for each in measurements if not any(one.fits for one in measurements[: each.number])]
+    median = sorted(map(problem.memory, problem.configs))[len(problem.configs) // 2]
+    assert all(problem.memory(each.config) < median for each in before)
+    assert any(each.fits for each in measurements)
+
+
+def test_never_proposes_what_is_measured_or_proven_not_to_fit(formula: Any) -> None:
+    problem = formula(2, share=0.1)
+    problem.configs = [config for config in problem.configs if config["lora_rank"] == 0]
+    sampler = sampler_of(problem)
+    measurements: list[Measurement] = []
+    while sampler.candidates(measurements):
+        measurements.append(problem.probe(len(measurements), sampler.choose(measurements)))
+    measured = {each.config for each in measurements}
+    assert len(measured) == len(measurements) < len(problem.configs)
+    # What was never proposed cannot fit.
+    assert not any(problem.fits(config) for config in problem.configs if config not in measured)
+    with pytest.raises(LookupError):
+        sampler.choose(measurements)
+
+
+def test_the_same_seed_makes_the_same_choices_and_forgetting_changes_nothing(formula: Any) -> None:
+    problem = formula(3)
+    measurements = run(sampler_of(problem, seed=-5), problem, 12)
+    assert run(sampler_of(problem, seed=-5), problem, 12) == measurements
+    # A new sampler that is given the past chooses what the old one chose.
+    for number in range(12):
+        assert sampler_of(problem, seed=-5).choose(measurements[:number]) == measurements[number].config
+
+
+def test_avoids_values_that_do_not_work(formula: Any) -> None:
+    problem = formula(4, share=0.9)
+    sampler = sampler_of(problem)
+    measurements: list[Measurement] = []
+    for number in range(24):
+        config = sampler.choose(measurements)
+        broken = config["precision"] == "bf16" or config["attention"] == "eager"
+        measurement = problem.probe(number, config)
+        measurements.append(Measurement(config, Outcome.FAILED, number=number) if broken else measurement)
+    failed = [each.outcome is Outcome.FAILED for each in measurements]
+    assert sum(failed) <= 8  # of all configs, 2 in 3 are broken
+    assert any(each.fits for each in measurements[:8])
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_knowing_the_limit_is_not_needed(formula: Any, known: bool) -> None:
+    problem = formula(5)
+    sampler = sampler_of(problem, memory_bytes=int(problem.budget) if known else None)
+    speeds = [each.throughput for each in run(sampler, problem, 20)]
+    assert max(speeds) > 0.9 * problem.best()
+
+
+def test_measurements_without_figures_are_no_obstacle(formula: Any) -> None:
+    problem = formula(6)
+    sampler = sampler_of(problem)
+    measurements: list[Measurement] = []
+    for number, outcome in enumerate(Outcome):
+        measurements.append(Measurement(sampler.choose(measurements), outcome, number=number))
+    assert len({each.config for each in measurements}) == len(Outcome)
+
+
+def test_serves_an_ordinary_optuna_study(formula: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    problem = formula(7)
+    sampler = sampler_of(problem)
+
+    def objective(trial: optuna.Trial) -> float:
+        params = {
+            name: trial.suggest_categorical(name, each.choices)
+            for name, each in sampler.distributions.items()
+            if isinstance(each, optuna.distributions.CategoricalDistribution)
+        }
+        measurement = problem.probe(trial.number, sampler.config(params))
+        trial.set_user_attr(MEASUREMENT, measurement.to_trial())
+        if not measurement.fits:
+            raise optuna.TrialPruned
+        return float(measurement.throughput)
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        study.optimize(objective, n_trials=10)
+    finally:
+        optuna.logging.set_verbosity(before)
+    assert [each.config for each in measurements_of(study)] == problem.probed
+    assert problem.probed == [each.config for each in run(sampler_of(problem), formula(7), 10)]
+    assert capsys.readouterr().err == ""
+
+
+def test_an_unknown_parameter_is_an_error(formula: Any) -> None:
+    study = optuna.create_study(sampler=sampler_of(formula()))
+    with pytest.raises(LookupError, match="dropout"):
+        study.ask().suggest_float("dropout", 0, 1)

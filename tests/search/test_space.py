@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autofit.core.config import Config
+from autofit.core.errors import InputError
+from autofit.search import Offer, Space, list_spaces, load_space
+from autofit.search import space as space_module
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_ships_four_spaces_that_say_what_they_allow() -> None:
+    spaces = list_spaces()
+    assert [space.name for space in spaces] == ["everything", "exact", "full", "lora"]
+    for space in spaces:
+        assert space.description
+        assert space.path.read_text(encoding="utf-8").startswith("# ")
+
+
+def test_shipped_spaces_hold_no_degenerate_values(offer: Offer) -> None:
+    for shipped in list_spaces():
+        knobs = load_space(shipped.name, offer).knobs
+        assert all(str(optimizer).startswith("adamw") for optimizer in knobs["optimizer"])
+        assert all(rank == 0 or rank >= 8 for rank in knobs["lora_rank"])
+        assert knobs.get("lora_targets", ("all-linear",)) == ("all-linear",)
+    assert load_space("exact", offer).knobs["precision"] == ("fp32",)
+    assert load_space("full", offer).knobs["lora_rank"] == (0,)
+    assert 0 not in load_space("lora", offer).knobs["lora_rank"]
+
+
+def test_all_is_every_choice_and_a_list_is_cut_to_what_is_offered(tmp_path: Path, offer: Offer) -> None:
+    text = "description: d\nknobs:\n  micro_batch_size: all\n  precision: [fp8, fp32, bf16]\n  lora_rank: [0]\n"
+    space = load_space(write(tmp_path, text), offer)
+    assert space == Space(
+        "mine", "d", {"micro_batch_size": (1, 2, 4, 8, 16, 32), "precision": ("fp32", "bf16"), "lora_rank": (0,)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("description: d\nknobs: {precison: all}", "unknown knob to search 'precison'. Did you mean 'precision'?"),
+        ("description: d\nknob: {precision: all}", "Did you mean 'knobs'?"),
+        ("description: d\nknobs: {precision: [bf61]}", "unknown value for precision 'bf61'. Did you mean 'bf16'?"),
+        ("description: d\nknobs: {lora_rank: [yes]}", "unknown value for lora_rank 'true'."),
+        ("description: d\nknobs: {lora_rank: [8.0]}", "unknown value for lora_rank '8.0'."),
+        ("description: d\nknobs: {precision: []}", "precision has no values."),
+        ("description: d\nknobs: {precision: bf16}", "precision is 'bf16'. Write a list of values, or all."),
+        ("description: d\nknobs: {precision: }", "precision is None."),
+        ("description: d\nknobs: {precision: [[bf16]]}", "precision cannot be ['bf16']."),
+        ("description: d\nknobs: {precision: [bf16, fp32, bf16]}", "precision lists bf16 twice."),
+        ("description: d\nknobs: {precision: [fp8]}", "this hardware offers none of fp8 for precision. Here it may be"),
+        ("description: d\nknobs: {precision: all, precision: all}", "given twice"),
+        ("description: d\nknobs: {gradient_accumulation_steps: [1]}", "unknown knob to search"),
+        ("description: d\nknobs: [precision]", "has no knobs."),
+        ("description: d\nknobs: {}", "has no knobs."),
+        ("description: d\nknobs: {1: all}", "has no knobs."),
+        ("description: d", "has no knobs."),
+        ("knobs: {precision: all}", "has no description."),
+        ("description: [d]\nknobs: {precision: all}", "has no description."),
+        ("- precision", "should hold a mapping"),
+        ("description: [", "cannot be read as YAML"),
+    ],
+)
+def test_refuses_what_is_not_a_space_in_one_sentence(tmp_path: Path, offer: Offer, text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_space(write(tmp_path, text), offer)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_knob_that_offers_nothing_here(tmp_path: Path, offer: Offer) -> None:
+    bare = Offer(offer.known, lambda knob: (), offer.accepts)
+    for values in ("all", "[bf16]"):
+        with pytest.raises(InputError, match="Leave the knob out"):
+            load_space(write(tmp_path, f"description: d\nknobs: {{precision: {values}}}"), bare)
+
+
+@pytest.mark.parametrize("name", ["everthing", "everthing.yaml"])
+def test_a_space_that_is_not_there(name: str, offer: Offer) -> None:
+    with pytest.raises(InputError, match=r"unknown space .* Did you mean 'everything'\?"):
+        load_space(name, offer)
+
+
+def test_a_folder_is_no_space(tmp_path: Path, offer: Offer) -> None:
+    with pytest.raises(InputError, match="unknown space"):
+        load_space(tmp_path, offer)
+
+
+def test_spaces_are_found_in_a_wheel_and_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "autofit" / "search" / "space.py"
+    for folder in (tmp_path / "search_spaces", tmp_path / "autofit" / "search_spaces"):
+        folder.mkdir(parents=True)
+        (folder / "one.yaml").write_text(f"description: in {folder.parent.name}\nknobs: {{precision: all}}")
+        monkeypatch.setattr(space_module, "__file__", str(source))
+        assert [space.path.parent for space in list_spaces()] == [folder]
+    monkeypatch.setattr(space_module, "__file__", str(tmp_path / "elsewhere" / "a" / "b" / "space.py"))
+    assert list_spaces() == ()
+
+
+def test_overrides_fix_narrow_and_add(offer: Offer) -> None:
+    space = Space("s", "d", {"precision": ("bf16", "fp32"), "lora_rank": (0,)})
+    changed = space.with_overrides({"precision": ["fp32"], "lora_rank": 4, "optimizer": ("sgd", "adamw")}, offer)
+    assert changed.knobs == {"precision": ("fp32",), "lora_rank": (4,), "optimizer": ("sgd", "adamw")}
+    assert space.knobs == {"precision": ("bf16", "fp32"), "lora_rank": (0,)}
+
+
+def test_overrides_keep_a_value_that_the_hardware_does_not_offer(offer: Offer) -> None:
+    assert Space("s", "d", {}).with_overrides({"precision": ["fp8"]}, offer).knobs == {"precision": ("fp8",)}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"precison": ["bf16"]}, "Did you mean 'precision'?"),
+        ({"precision": ["bf61"]}, "Did you mean 'bf16'?"),
+        ({"precision": []}, "precision has no values."),
+        ({"precision": ["bf16", "bf16"]}, "lists bf16 twice"),
+        ({"precision": {"bf16": 1}}, "precision cannot be"),
+    ],
+)
+def test_overrides_are_checked(offer: Offer, overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Space("s", "d", {}).with_overrides(overrides, offer)
+    assert message in str(caught.value)
+
+
+def test_configs_are_canonical_and_distinct(formula: Any) -> None:
+    problem = formula()
+    whole = 3 * 6 * 2 * 4 * 1 * 3 * 2
+    assert len(problem.configs) == len(set(problem.configs)) == whole
+    assert all((config["lora_targets"] is None) == (config["lora_rank"] == 0) for config in problem.configs)
+    targets = {"lora_targets": ("all-linear", "attention")}
+    doubled = Space("s", "d", {**problem.space.knobs, **targets}).configs(problem.seams().settle)
+    assert len(doubled) == whole * 7 // 4  # of the four ranks, targets mean nothing beside 0
+
+
+def test_configs_come_in_the_order_of_the_space() -> None:
+    space = Space("s", "d", {"a": (2, 1), "b": ("x", "y")})
+    assert [tuple(config.values()) for config in space.configs(Config)] == [(2, "x"), (2, "y"), (1, "x"), (1, "y")]
+
+
+def test_combinations_that_contradict_each_other_are_left_out(formula: Any) -> None:
+    settle = formula().seams().settle
+    space = Space("s", "d", {"micro_batch_size": (3, 4), "lora_rank": (0,)})
+    assert [config["micro_batch_size"] for config in space.configs(settle)] == [4]
+    with pytest.raises(InputError, match="micro_batch_size 3 does not divide"):
+        Space("s", "d", {"micro_batch_size": (3, 5)}).configs(settle)
+
+
+def test_a_very_large_space_is_sampled_by_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(space_module, "MAX_CONFIGS", 50)
+    knobs = {name: tuple(range(9)) for name in "abcdefghijklmnopqrstuvwxyz"}  # 9**26: could never be listed
+    space = Space("s", "d", knobs)
+    drawn = space.configs(Config, seed=3)
+    assert len(drawn) == 50
+    assert drawn == space.configs(Config, seed=3)
+    assert drawn != space.configs(Config, seed=4)
+    assert drawn[0] == dict.fromkeys(knobs, 0)
+    assert {config["a"] for config in drawn} == set(range(9)) == {config["z"] for config in drawn}

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import random
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from autofit.core.config import Config
+from autofit.core.errors import InputError, ProbeError
+from autofit.core.measurement import Measurement
+from autofit.search import Journal, Limits, Space, fastest, rules_out, search
+from autofit.search import study as study_module
+
+
+def run(problem: Any, trials: int = 40, **options: Any) -> Any:
+    limits = Limits(trials=trials, memory_bytes=int(problem.budget))
+    return search(problem.space, problem.seams(), limits=limits, **options)
+
+
+def regret(problem: Any, measurements: Any) -> float:
+    """How far the config recommended is from the best one, by their true speeds."""
+    best = fastest(measurements)
+    return 1 - (problem.speed(best.config) if best else 0) / problem.best()
+
+
+def test_finds_a_fast_config_in_few_probes_where_random_search_does_not(formula: Any) -> None:
+    ours, chance = [], []
+    for seed in range(16):
+        problem = formula(seed, share=(0.1, 0.2, 0.4, 0.8)[seed % 4], noise=0.02)
+        ours.append(regret(problem, run(problem, 16, seed=seed).measurements))
+        drawn = random.Random(seed).sample(problem.configs, 16)
+        chance.append(regret(problem, [problem.probe(number, config) for number, config in enumerate(drawn)]))
+    assert statistics.mean(ours) < 0.05
+    assert max(ours) < 0.2
+    assert statistics.mean(chance) > 4 * statistics.mean(ours)
+
+
+def test_the_first_probe_is_the_most_frugal_and_fits(formula: Any) -> None:
+    for seed in range(20):
+        problem = formula(seed, share=0.1)
+        first = run(problem, 1).measurements[0]
+        assert first.fits
+        assert first.config["micro_batch_size"] == 1
+        assert first.config["activation_checkpointing"] == "full"
+
+
+def test_what_ran_out_of_memory_rules_out_others_for_good(formula: Any) -> None:
+    problem = formula(1, share=0.15)
+    outcome = run(problem, 60)
+    order = problem.seams().memory_order
+    failed = [each for each in outcome.measurements if not each.fits]
+    for miss in failed:
+        later = outcome.measurements[miss.number + 1 :]
+        assert not any(rules_out(miss.config, each.config, order) for each in later)
+    measured = {each.config for each in outcome.measurements}
+    dominated = [
+        config
+        for config in problem.configs
+        if config not in measured and any(rules_out(miss.config, config, order) for miss in failed)
+    ]
+    assert outcome.skipped == {"predicted": 0, "dominated": len(dominated), "refused": 0}
+    assert len(dominated) > 100
+
+
+def test_refused_configs_are_never_proposed(formula: Any) -> None:
+    problem = formula(2)
+    problem.refuse = lambda config: "no such kernel" if config["attention"] == "eager" else None
+    outcome = run(problem, 30)
+    assert all(config["attention"] == "sdpa" for config in problem.probed)
+    assert outcome.skipped["refused"] == outcome.space_size / 2
+
+
+def test_nothing_is_measured_twice_and_numbers_are_consecutive(formula: Any) -> None:
+    problem = formula(3)
+    outcome = run(problem, 50)
+    assert len(set(problem.probed)) == len(problem.probed) == 50
+    assert [each.number for each in outcome.measurements] == list(range(50))
+    assert [each.config for each in outcome.measurements] == problem.probed
+    assert outcome.stopped_by == "trials"
+    assert outcome.space_size == len(problem.configs)
+
+
+def test_ends_when_the_space_is_exhausted(formula: Any) -> None:
+    problem = formula(4, share=0.2)
+    problem.space = Space("small", "d", {**problem.space.knobs, "lora_rank": (8,), "attention": ("sdpa",)})
+    problem.configs = problem.space.configs(problem.seams().settle)
+    outcome = run(problem, 10_000)
+    assert outcome.stopped_by == "space"
+    assert len(outcome.measurements) + outcome.skipped["dominated"] == outcome.space_size
+    best = fastest(outcome.measurements)
+    assert best is not None
+    assert problem.speed(best.config) == problem.best()
+
+
+def test_a_space_that_is_refused_whole(formula: Any) -> None:
+    problem = formula()
+    problem.refuse = lambda config: "no"
+    outcome = run(problem)
+    assert outcome.stopped_by == "space"
+    assert outcome.measurements == ()
+    assert outcome.skipped["refused"] == outcome.space_size
+
+
+def test_a_space_of_one_config(formula: Any) -> None:
+    problem = formula()
+    problem.space = Space("one", "d", {knob: values[:1] for knob, values in problem.space.knobs.items()})
+    outcome = run(problem)
+    assert (outcome.stopped_by, outcome.space_size, len(outcome.measurements)) == ("space", 1, 1)
+
+
+def test_a_knob_fixed_to_null_at_rank_0(formula: Any) -> None:
+    problem = formula()
+    problem.space = Space("full", "d", {**problem.space.knobs, "lora_rank": (0,)})
+    assert len(run(problem, 5).measurements) == 5
+    assert all(config["lora_targets"] is None for config in problem.probed)
+
+
+def test_the_time_limit_ends_it(formula: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, now = formula(), [100.0]
+    monkeypatch.setattr(study_module.time, "monotonic", lambda: now[0])
+
+    def tick(number: int, config: Config) -> None:
+        now[0] += 10
+
+    problem.before = tick
+    limits = Limits(trials=100, time_limit=35)
+    outcome = search(problem.space, problem.seams(), limits=limits)
+    assert outcome.stopped_by == "time"
+    assert len(outcome.measurements) == 4
+
+
+@pytest.mark.parametrize(
+    "limits", [{"trials": 0}, {"time_limit": 0}, {"time_limit": -1.0}, {"time_limit": float("nan")}]
+)
+def test_limits_that_allow_nothing_are_wrong(limits: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        Limits(**limits)
+
+
+def test_probes_hear_of_the_best_so_far_and_progress_is_told(formula: Any) -> None:
+    problem = formula(5)
+    outcome = run(problem, 20)
+    assert [measurement for measurement, _ in problem.finished] == list(outcome.measurements)
+    for number, (_, best) in enumerate(problem.finished):
+        assert best == fastest(outcome.measurements[: number + 1])
+        earlier = fastest(outcome.measurements[:number])
+        assert problem.bests[number] == (earlier.step_seconds.median if earlier and earlier.step_seconds else None)
+
+
+def test_the_number_of_a_measurement_is_the_search_s_own(formula: Any) -> None:
+    problem = formula()
+    seams = problem.seams()
+    careless = dataclasses.replace(seams, probe=lambda number, config, best: problem.probe(7, config))
+    outcome = search(problem.space, careless, limits=Limits(trials=3))
+    assert [each.number for each in outcome.measurements] == [0, 1, 2]
+
+
+def test_the_same_seed_makes_the_same_search(formula: Any) -> None:
+    assert run(formula(6), 20, seed=1) == run(formula(6), 20, seed=1)
+
+
+def test_an_interrupted_search_keeps_everything_and_is_resumed(tmp_path: Path, formula: Any) -> None:
+    journal = Journal(tmp_path / "journal.log", {"model": "m"})
+
+    def interrupt(number: int, config: Config) -> None:
+        if number == 7:
+            raise KeyboardInterrupt
+
+    problem, straight = formula(7), formula(7)
+    problem.before = interrupt
+    first = run(problem, 20, journal=journal)
+    assert first.stopped_by == "interrupt"
+    assert len(first.measurements) == 7
+
+    problem.before = lambda number, config: None
+    second = run(problem, 20, journal=journal)
+    assert second.stopped_by == "trials"
+    assert len(problem.probed) == len(set(problem.probed)) == 20
+    # As if it had never been interrupted.
+    assert second == run(straight, 20)
+    # And a third time there is nothing left to do.
+    assert run(problem, 20, journal=journal) == second
+    assert len(problem.probed) == 20
+
+
+def test_an_interrupt_while_progress_is_shown_keeps_that_measurement(formula: Any) -> None:
+    problem = formula()
+
+    def interrupt(measurement: Measurement, best: Measurement | None) -> None:
+        raise KeyboardInterrupt
+
+    outcome = search(problem.space, dataclasses.replace(problem.seams(), on_finished=interrupt))
+    assert outcome.stopped_by == "interrupt"
+    assert len(outcome.measurements) == 1
+
+
+def test_an_error_of_the_probe_is_passed_on_and_the_journal_stays_good(tmp_path: Path, formula: Any) -> None:
+    journal = Journal(tmp_path / "journal.log")
+    problem = formula()
+
+    def break_down(number: int, config: Config) -> None:
+        if number == 2:
+            raise ProbeError("the child processes do not start.")
+
+    problem.before = break_down
+    with pytest.raises(ProbeError):
+        run(problem, journal=journal)
+    problem.before = lambda number, config: None
+    assert len(run(problem, 4, journal=journal).measurements) == 4
+
+
+def test_another_space_or_identity_is_not_resumed(tmp_path: Path, formula: Any) -> None:
+    problem, path = formula(), tmp_path / "journal.log"
+    run(problem, 2, journal=Journal(path, {"model": "a"}))
+    with pytest.raises(InputError, match="model was 'a', is 'b'"):
+        run(problem, 3, journal=Journal(path, {"model": "b"}))
+    problem.space = Space("other", "d", {**problem.space.knobs, "precision": ("fp32",)})
+    with pytest.raises(InputError, match=r"space.precision was \['bf16', 'bf16-mixed', 'fp32'\], is \['fp32'\]"):
+        run(problem, 3, journal=Journal(path, {"model": "a"}))
+
+
+def test_optuna_stays_silent_and_gets_its_verbosity_back(
+    formula: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(logging.DEBUG)
+    try:
+        run(formula(), 3, journal=Journal(tmp_path / "journal.log"))
+        assert optuna.logging.get_verbosity() == logging.DEBUG
+    finally:
+        optuna.logging.set_verbosity(before)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_room_never_loads_torch() -> None:
+    code = "import sys; from autofit.search import search; sys.exit('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(study_module.__file__).parents[2])}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == 0
