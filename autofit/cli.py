@@ -26,7 +26,7 @@ from autofit.report import LiveDisplay, doctor_table, models_table, nothing_fits
 
 INTERRUPTED = 130
 # typer ships its own copy of click or uses click itself, by version; this is whichever it is.
-UsageError = typer.BadParameter.__mro__[2]
+UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     help="Find the fastest PyTorch training configuration that fits your memory, by measuring real steps.",
@@ -93,7 +93,7 @@ def search(
     if as_json:
         _print_json(result.to_json())
     elif result.best is not None:
-        _stdout().print(result_table(result))
+        _stdout().print(result_table(result, tolerance=tolerance))
     if result.stopped_by == "interrupt":
         stderr.print(f"interrupted; go on with --resume --out {result.run_directory}")
         return INTERRUPTED

@@ -48,6 +48,7 @@ Listener = Callable[[Event], None]
 FREE_FRACTION = 0.8  # of free memory: the default budget of the CPU and of the host
 EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
 VERIFY_ROUNDS = 2  # best, runner-up, best, runner-up: what disturbs the machine for a while disturbs both
+MOST_VERIFIED = 4
 VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=10.0, compose=False)
 REPORTED_PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "torchao", "optuna")
 
@@ -144,14 +145,18 @@ class _Run:
         return outcome
 
     def verify(self, outcome: SearchOutcome) -> _Finals:
-        """Measure the best and the runner-up again, longer, in turn; a finalist that fails gives way to the next."""
+        """Measure the best and the runner-up again, longer, in turn; a finalist that fails gives way to the next.
+
+        A short measurement may flatter, and the most flattered ones rank first: where the verified best turns out
+        slower than a config that was only explored, that one is called up too.
+        """
         if outcome.stopped_by == "interrupt":
             return _Finals(outcome.measurements, interrupted=True)
         waiting = list(self._ranked(outcome.measurements))
         verified: list[Measurement] = []
         try:
-            while waiting and len(verified) < 2:
-                called, waiting = waiting[: 2 - len(verified)], waiting[2 - len(verified) :]
+            while called := self._called(waiting, verified):
+                waiting = [each for each in waiting if each not in called]
                 rounds = self._measure_in_turn(called)
                 verified += [_joined(of_one) for of_one in rounds.values() if _all_fit(of_one)]
         except KeyboardInterrupt:
@@ -206,6 +211,14 @@ class _Run:
         """Those that fit, in the order in which they would be recommended."""
         count = len(measurements)
         return finalists(measurements, tolerance=self.options.tolerance, fidelity=techniques.fidelity, count=count)
+
+    def _called(self, waiting: list[Measurement], verified: list[Measurement]) -> list[Measurement]:
+        """Who is verified next: two, or whoever that is still missing, or an explored one faster than both."""
+        if len(verified) < 2:
+            return waiting[: 2 - len(verified)]
+        to_beat = max(each.throughput for each in verified) * (1 + self.options.tolerance)
+        faster = [each for each in waiting if each.throughput > to_beat]
+        return faster[:1] if len(verified) < MOST_VERIFIED else []
 
     def _measure_in_turn(self, called: list[Measurement]) -> dict[Config, list[Measurement]]:
         rounds: dict[Config, list[Measurement]] = {finalist.config: [] for finalist in called}
@@ -313,7 +326,7 @@ def _write(result: Result, workload: Workload, directory: RunDirectory, listener
                 config=result.best.config,
                 measured=result.best.to_measured(),
                 versions=result.versions,
-                hardware=result.hardware,
+                hardware={**result.hardware.to_dict(), "budget_gib": round(result.budget.device_bytes / GIB, 3)},
             )
         except InputError as error:
             listener(Note(str(error)))

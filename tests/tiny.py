@@ -11,6 +11,8 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.core.workload import Workload
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 
+torch.set_num_threads(1)  # on tensors this small, threads only wait for each other
+
 CPU = Hardware(
     device="cpu", name="a CPU", memory_bytes=8 * GIB, host_memory_bytes=8 * GIB, host_free_bytes=8 * GIB, cores=2
 )

@@ -35,7 +35,7 @@ class StorageTracker(TorchDispatchMode):
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.limit = limit
         self.live = 0
         self.peak = 0

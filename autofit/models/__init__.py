@@ -16,7 +16,15 @@ from autofit.models.functions import function_workload, is_function
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload, preset_model
 from autofit.models.presets import Preset, describe_presets, load_preset, preset_names
 
-__all__ = ["HuggingFaceModel", "resolve", "workload_from_source", "describe_presets", "load_preset", "preset_names", "Preset"]
+__all__ = [
+    "HuggingFaceModel",
+    "resolve",
+    "workload_from_source",
+    "describe_presets",
+    "load_preset",
+    "preset_names",
+    "Preset",
+]
 
 
 def resolve(

@@ -29,8 +29,8 @@ from autofit.probe.wire import Died, Job, Ready, Returned, TimedOut, receive, se
 from autofit.probe.worker import Request, look, look_around, measure, serve
 from autofit.techniques import added_techniques
 
-# What probes run under; the emitted train.py sets the same. OpenMP's threads spin while they wait by default: beside one
-# other busy process on two cores that made a step up to 18 times slower (10.2 s against 0.57 s), and no two alike.
+# What probes run under; the emitted train.py sets the same. By default OpenMP's threads spin while they wait: beside
+# other busy processes on two cores that made a step up to 18 times slower (10.2 s against 0.57 s), and no two alike.
 SETTINGS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_WAIT_POLICY": "PASSIVE"}
 _START_SECONDS = 300.0
 _LOOK_SECONDS = 600.0
@@ -96,7 +96,9 @@ class Prober:
         Raises:
             ProbeError: the device is not there, or the child died.
         """
-        return self._looked(self._call(look_around, (device,), None, self._logs / "look.log", _LOOK_SECONDS))
+        answer = self._call(look_around, (device,), None, self._logs / "look.log", _LOOK_SECONDS)
+        hardware: Hardware = self._looked(answer)
+        return hardware
 
     def look(self, workload: Workload, device: str | None, budget_bytes: int | None) -> tuple[Hardware, Traits]:
         """The hardware, and the workload's traits on it.

@@ -35,6 +35,7 @@ class LiveDisplay:
         self._probing_since = 0.0
         self._best: Measurement | None = None
         self._counts: Counter[Outcome] = Counter()
+        self._done = 0
 
     def __enter__(self) -> LiveDisplay:
         if self._console.is_terminal and not self._quiet:
@@ -68,6 +69,7 @@ class LiveDisplay:
         elif isinstance(event, ProbeFinished):
             if not self._verifying:
                 self._counts[event.measurement.outcome] += 1
+                self._done = event.measurement.number + 1
             self._probing = None
             self._best = event.best or self._best
 
@@ -87,8 +89,8 @@ class LiveDisplay:
     def _probe_line(self, event: ProbeFinished) -> str:
         measurement = event.measurement
         total = f" of {self._started.trials}" if self._started else ""
-        done = self._counts.total() + 1
-        label = "verify" if self._verifying else f"probe {done}{total}"
+        name = f"probe {measurement.number + 1}"  # counts on where a search is resumed
+        label = f"verifying {name}" if self._verifying else f"{name}{total}"
         better = event.best is not None and (self._best is None or event.best.config != self._best.config)
         mark = " (best so far)" if better and event.best and event.best.config == measurement.config else ""
         return f"{label}: {self._seen(measurement)}{mark} - {describe(measurement.config)}"
@@ -121,7 +123,7 @@ class LiveDisplay:
             rows["best"] = f"{rate(self._best)}, {describe(self._best.config)}"
             rows["memory"] = self._memory_bar(self._best, started)
         others = [f"{count} {OUTCOMES[outcome]}" for outcome, count in self._counts.items()]
-        rows["probes"] = ", ".join([f"{self._counts.total()} of {started.trials}", *others])
+        rows["probes"] = ", ".join([f"{self._done} of {started.trials}", *others])
         if started.time_limit:
             left = max(0, round(started.time_limit - (now - self._start)))
             rows["time"] = f"{left // 60}:{left % 60:02d} left of {started.time_limit / 60:.3g} min"

@@ -49,11 +49,12 @@ class LoraRank(Technique):
         targets = adapter_targets(setup.model, str(setup.config["lora_targets"]))
         on_meta = any(parameter.device.type == "meta" for parameter in setup.model.parameters())
         config = LoraConfig(r=value, lora_alpha=2 * value, lora_dropout=0.0, target_modules=targets)
-        with warnings.catch_warnings():
-            # peft finds out by itself, and warns of it, that GPT-2's layers are transposed.
-            warnings.filterwarnings("ignore", message="fan_in_fan_out is set")
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
             # In place, not by get_peft_model: the model keeps its class, so losses that know its attributes still work.
             inject_adapter_in_model(config, setup.model, low_cpu_mem_usage=on_meta)
+        # That GPT-2's layers are transposed, peft finds out by itself; nobody has to be told.
+        setup.warnings.extend(str(each.message) for each in said if "fan_in_fan_out" not in str(each.message))
         _train_new_heads(setup)
 
 

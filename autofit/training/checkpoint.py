@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 
 import safetensors.torch
@@ -80,7 +79,7 @@ def save_model(setup: Setup, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     if setup.config["lora_rank"]:
         _save_adapter(setup, directory)
-    elif isinstance(save_pretrained := getattr(setup.model, "save_pretrained", None), Callable):
+    elif callable(save_pretrained := getattr(setup.model, "save_pretrained", None)):
         save_pretrained(directory)
     else:
         safetensors.torch.save_model(setup.model, str(directory / "model.safetensors"))

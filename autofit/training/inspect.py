@@ -118,8 +118,8 @@ def loss_splits(setup: Setup, batch: Any) -> tuple[bool, str | None]:
     if _close(setup, whole, in_slices):
         return True, None
     return False, (
-        f"the loss of {samples} samples is {whole:.6g}, but {in_slices:.6g} from their slices: it cannot be split, so the "
-        "micro-batch stays the whole batch. If it is a mean over something else than samples, say so with "
+        f"the loss of {samples} samples is {whole:.6g}, but {in_slices:.6g} from their slices: it cannot be split, so "
+        "the micro-batch stays the whole batch. If it is a mean over something else than samples, say so with "
         "Workload(count=...)."
     )
 
@@ -159,7 +159,7 @@ class _SdpaWatch(TorchDispatchMode):
     """Notices whether PyTorch's fused attention ran; under it the operator arrives in one of its backend forms."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen = False
 
     def __torch_dispatch__(

@@ -75,7 +75,7 @@ def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
             with setup.forward_context():
                 loss = compute_loss(setup, on_device)
             weighted = loss * weight
-            (setup.scaler.scale(weighted) if setup.scaler else weighted).backward()  # type: ignore[no-untyped-call]
+            (setup.scaler.scale(weighted) if setup.scaler else weighted).backward()
         batch_loss += weighted.detach().to(batch_loss.dtype)
     return batch_loss
 

@@ -14,7 +14,7 @@ import torch
 
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload
-from autofit.training.data import IGNORED_LABEL, map_tensors, sample_count
+from autofit.training.data import IGNORED_LABEL, sample_count
 
 _MASKED = 0.15  # of all tokens, as BERT was trained (Devlin et al. 2018, section 3.1)
 _HIDDEN, _KEPT = 0.8, 0.9  # of those: 80 % hidden, 10 % kept, 10 % replaced
@@ -43,7 +43,7 @@ class FileLoader:
         order = order.repeat(math.ceil(len(self) * self.batch_size / len(order)))
         for number in range(len(self)):
             chosen = order[number * self.batch_size : (number + 1) * self.batch_size]
-            batch = map_tensors(self.samples, lambda tensor, chosen=chosen: tensor[chosen])
+            batch = {name: tensor[chosen] for name, tensor in self.samples.items()}
             yield batch if self.mask_id is None else masked(batch["input_ids"], self.mask_id, generator)
 
 

@@ -54,7 +54,7 @@ def test_without_a_terminal_every_probe_is_one_line(events: list[Event]) -> None
         f"probe 1 of 4: fits, 3,200 tokens/s, 1.90 of 2.00 GiB (best so far) - fp32, {config}",
         f"probe 2 of 4: out of memory: needs 2.40 GiB of 2.00 - bf16, {config}",
         f"probe 3 of 4: fits, 6,400 tokens/s, 1.50 of 2.00 GiB (best so far) - bf16-mixed, {config}",
-        f"verify: fits, 6,400 tokens/s, 1.50 of 2.00 GiB - bf16-mixed, {config}",
+        f"verifying probe 3: fits, 6,400 tokens/s, 1.50 of 2.00 GiB - bf16-mixed, {config}",
     ]
 
 

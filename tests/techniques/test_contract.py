@@ -52,6 +52,7 @@ def values_of(technique: Technique) -> tuple[Value, ...]:
 
 CASES = [(technique.name, value) for technique in all_techniques() for value in values_of(technique)]
 CHANGES = [(name, value) for name, value in CASES if value != technique_named(name).off]
+EXACT = [(name, value) for name, value in CHANGES if technique_named(name).exact(value, WORKLOADS["llama"])]
 every_workload = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 every_value = pytest.mark.parametrize(("name", "value"), CASES)
 every_change = pytest.mark.parametrize(("name", "value"), CHANGES)
@@ -122,10 +123,8 @@ def test_off_is_what_an_absent_knob_means(technique: Technique) -> None:
 
 
 @every_workload
-@every_change
+@pytest.mark.parametrize(("name", "value"), EXACT)
 def test_an_exact_value_is_the_same_mathematics(name: str, value: Value, workload: Workload) -> None:
-    if not technique_named(name).exact(value, workload):
-        pytest.skip("not promised to be exact")
     plain = plain_step(workload)
     setup = built(workload, knobs(name, value))
     loss = accumulate(setup, workload.batch(EFFECTIVE_BATCH))
@@ -195,7 +194,7 @@ def test_its_config_comes_back_from_yaml(name: str, value: Value) -> None:
 
 @dataclass
 class Trace:
-    """What one optimizer step did: the operators, the modules that ran, and the tracked peak of it all."""
+    """What one optimizer step did: the operators, the modules that ran, the tracked peak of forward and backward."""
 
     ops: list[tuple[str, torch.dtype | None]] = field(default_factory=list)
     calls: Counter[nn.Module] = field(default_factory=Counter)
@@ -239,8 +238,9 @@ def traced_step(setup: Setup) -> Trace:
     hooks.append(setup.model.register_forward_pre_hook(count_samples, with_kwargs=True))
     with StorageTracker() as tracker, _Ops(trace.ops):
         tracker.see_module(setup.model)
-        trace.loss = float(train_step(setup, batch))
-    trace.peak_bytes = tracker.peak
+        trace.loss = float(accumulate(setup, batch))
+        trace.peak_bytes = tracker.peak
+        update(setup)
     for hook in hooks:
         hook.remove()
     return trace
@@ -289,7 +289,7 @@ def sees_checkpointing(effect: Effect) -> None:
 def sees_attention(effect: Effect) -> None:
     assert effect.off_trace.ran("scaled_dot_product")
     assert not effect.trace.ran("scaled_dot_product")
-    assert effect.trace.ran("aten._softmax.default")
+    assert effect.trace.ran("softmax")
 
 
 def sees_micro_batches(effect: Effect) -> None:

@@ -1,0 +1,1 @@
+"""What reproduces each figure that the README claims."""
