@@ -1,10 +1,27 @@
-"""What every test runs under: no network, and tests of the GPU only where there is one."""
+"""What every test runs under: no network, tests of the GPU only where there is one, and one zygote for all probes."""
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples on every run, and no judgement on the speed of the machine.
+settings.register_profile("autofit", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("autofit")
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before anything imports torch: its idle threads must not spin beside others
+
+
+@pytest.fixture(scope="session")
+def prober(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Prober that all tests share: its zygote takes seconds to start."""
+    from autofit.probe import Prober
+
+    with Prober(tmp_path_factory.mktemp("probes"), timeout=120) as shared:
+        yield shared
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

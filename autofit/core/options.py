@@ -76,7 +76,7 @@ class SearchOptions(BaseModel):
             raise InputError(f"the tolerance must be a fraction from 0 to below 1, not {self.tolerance}.")
         if self.trials < 1:
             raise InputError(f"the number of trials must be at least 1, not {self.trials}.")
-        if self.time_limit is not None and self.time_limit <= 0:
+        if self.time_limit is not None and not self.time_limit > 0:
             raise InputError(f"the time limit must be more than 0 s, not {self.time_limit}.", "For example 10m.")
         if self.resume and self.out is None:
             raise InputError("to resume, the run directory must be named.", "Add --out DIR.")

@@ -40,7 +40,7 @@ class RunDirectory:
             raise InputError(f"{self.path} is a file, not a directory.", "Choose another --out.")
         if self._resume and not self.journal.exists():
             raise InputError(f"there is no search to resume in {self.path}.", "Leave out --resume, or check --out.")
-        if not self._resume and self.path.is_dir() and any(entry.name != ".lock" for entry in self.path.iterdir()):
+        if not self._resume and self.path.is_dir() and self._holds_something():
             holds = "a search" if self.journal.exists() else "other files"
             remedy = "Add --resume to go on with it, or choose another --out." if self.journal.exists() else ""
             raise InputError(f"{self.path} already holds {holds}.", remedy or "Choose another --out.")
@@ -77,6 +77,11 @@ class RunDirectory:
             with contextlib.suppress(OSError):  # somebody put something else there
                 self.path.rmdir()
 
+    def _holds_something(self) -> bool:
+        """Whether there is more than what a run leaves that was killed before it measured anything."""
+        names = {entry.name for entry in self.path.iterdir()}
+        return bool(names - {".lock"}) and names != {".lock", "probes"}
+
     def _release(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
@@ -86,8 +91,11 @@ class RunDirectory:
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that readers see all of it or the former one, also after a crash."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)  # there only after an error

@@ -7,6 +7,8 @@ import yaml
 
 from autofit.core.errors import InputError
 
+_MERGE = "tag:yaml.org,2002:merge"
+
 
 class _StrictLoader(yaml.SafeLoader):
     """SafeLoader that refuses a key given twice, which plain YAML resolves in silence to the last one."""
@@ -15,6 +17,8 @@ class _StrictLoader(yaml.SafeLoader):
 def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
+        if key_node.tag == _MERGE:  # `<<: *base`, of which a mapping's own keys may differ
+            continue
         key = loader.construct_object(key_node, deep=True)
         try:
             duplicate = key in seen

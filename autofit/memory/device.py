@@ -54,7 +54,7 @@ def _cpu_name() -> str:
 
 
 def _cuda() -> Hardware:
-    before = _used_bytes_without_context()
+    before = used_bytes_without_context()
     torch.ones(1, device="cuda").add_(1)
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info(0)
@@ -70,13 +70,16 @@ def _cuda() -> Hardware:
     )
 
 
-def _used_bytes_without_context() -> int:
+def used_bytes_without_context() -> int:
     """What other processes hold on card 0, from nvidia-smi: it opens no context. 0 where it is not installed."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return 0
     card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
     query = [command, f"--id={card}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):  # a driver that hangs is not this question's to report
+        return 0
     text = answer.stdout.strip()
     return int(text) * MIB if answer.returncode == 0 and text.isdigit() else 0

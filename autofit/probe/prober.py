@@ -53,14 +53,16 @@ class Prober:
         self._timeout = timeout
         self._probes = 0
         self._connection, theirs = socket.socketpair()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        # The zygote imports from where this process does, and from nowhere else: "" is the current directory, which
+        # `python -m` puts first unless told not to (-P), so that a types.py lying there would end it.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
         # Ask NVML whether there is a GPU: the plain check opens CUDA, which does not survive the forks to come.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         for name, value in SETTINGS.items():
             environment.setdefault(name, value)
         with (self._logs / "zygote.log").open("ab") as log, theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "autofit.probe.zygote", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "autofit.probe.zygote", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -117,7 +119,7 @@ class Prober:
         """Measure one Config in a child of its own.
 
         Raises:
-            ProbeError: the zygote itself is gone.
+            InputError: the workload cannot be sent, or not be opened there; ProbeError: the zygote itself is gone.
         """
         log = self._logs / f"{number:04d}.log"
         timeout = self._timeout * (1 if self._probes else 2)
@@ -126,6 +128,8 @@ class Prober:
         request = Request(config, hardware, budget, plan, tuple(added_techniques()))
         answer = self._call(measure, (request,), workload, log, timeout)
         seconds = time.monotonic() - start
+        if isinstance(answer, AutofitError):
+            raise answer
         if isinstance(answer, Measurement):
             return dataclasses.replace(answer, number=number, seconds=seconds)
         outcome, reason = _ending(answer, timeout)

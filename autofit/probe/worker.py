@@ -19,7 +19,7 @@ from autofit.core.errors import AutofitError, InputError, RefusedError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes
 from autofit.core.workload import Traits, Workload
-from autofit.memory.device import detect
+from autofit.memory.device import detect, used_bytes_without_context
 from autofit.memory.tracker import StorageTracker
 from autofit.probe.limits import guard_cpu, is_device_out_of_memory, is_host_out_of_memory, peak_resident_bytes
 from autofit.probe.timing import Plan, interval_of_median, time_steps
@@ -261,6 +261,7 @@ class _CudaProbe(_Probe):
 
     def __init__(self, workload: Workload, request: Request) -> None:
         super().__init__(workload, request)
+        self.used_by_others = used_bytes_without_context()
         torch.cuda.init()
         self.total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, max(0, self.cap) / self.total), 0)
@@ -280,7 +281,7 @@ class _CudaProbe(_Probe):
         retries = self._retries() - self.retries_before_timing
         if retries:
             return Outcome.OUT_OF_MEMORY, f"the allocator had to empty its cache {retries} times in the timed steps"
-        if (peak_resident_bytes()) > self.request.budget.host_bytes:
+        if peak_resident_bytes() > self.request.budget.host_bytes:
             return Outcome.HOST_OUT_OF_MEMORY, f"needs {peak_resident_bytes() / GIB:.2f} GiB of host memory"
         return super().verdict()
 
@@ -289,9 +290,14 @@ class _CudaProbe(_Probe):
         return PeakBytes(
             allocated=torch.cuda.max_memory_allocated(),
             reserved=reserved,
-            device=reserved + self.request.hardware.context_bytes,
+            device=reserved + max(self._context_bytes(), self.request.hardware.context_bytes),
             resident=peak_resident_bytes(),
         )
+
+    def _context_bytes(self) -> int:
+        """What this process holds beside the allocator; it grows as kernels are loaded, which the margin is for."""
+        free, total = torch.cuda.mem_get_info()
+        return total - free - torch.cuda.memory_reserved() - self.used_by_others
 
     def _retries(self) -> int:
         return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))

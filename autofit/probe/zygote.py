@@ -30,18 +30,21 @@ from autofit.probe.wire import Died, Job, Ready, Returned, TimedOut, receive, se
 _PRELOADED = ("torch", "transformers", "transformers.modeling_utils", "autofit.probe.worker")
 # peft imports bitsandbytes, whose import opens CUDA where there is one: there, the children that need it import it.
 _PRELOADED_WITHOUT_CUDA = ("peft",)
+_BARE = "--bare"  # preload only what is autofit's own
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Serve jobs from the socket whose file descriptor is the first argument."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    for name in _PRELOADED:
+    bare = _BARE in sys.argv
+    for name in ("autofit.probe.worker",) if bare else _PRELOADED:
         importlib.import_module(name)
-    if not torch.cuda.is_available():  # answered by NVML, see the parent; nothing is opened
+    if not bare and not torch.cuda.is_available():  # answered by NVML, see the parent; nothing is opened
         for name in _PRELOADED_WITHOUT_CUDA:
             importlib.import_module(name)
-    assert not torch.cuda.is_initialized(), "an import opened CUDA, which does not survive a fork"
+    if torch.cuda.is_initialized() and not bare:  # some version of a library opened CUDA, which no forked child could use
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "autofit.probe.zygote", sys.argv[1], _BARE])
     gc.collect()
     gc.freeze()  # children then leave the pages of these objects shared
     send(connection, Ready())
@@ -62,28 +65,31 @@ def _run(job: Job, connection: socket.socket) -> Returned | Died | TimedOut:
         connection.close()
         _child(job, writer)
     os.close(writer)
+    ended = os.pidfd_open(child)
     answer: bytes | None = None
     try:
-        answer = _collect(reader, connection, time.monotonic() + job.timeout)
+        answer = _collect(reader, ended, connection, time.monotonic() + job.timeout)
     finally:
         os.close(reader)
+        os.close(ended)
         if answer is None:
-            _kill(child)
+            os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
-        _kill(child)  # and its group: compiler workers and data loaders of the child must not outlive it
+        with contextlib.suppress(ProcessLookupError):  # compiler workers and data loaders must not outlive it
+            os.killpg(child, signal.SIGKILL)
     if answer is None:
         return TimedOut()
-    if answer:
+    code = os.waitstatus_to_exitcode(status)
+    if answer and code == 0:  # else it was killed while it answered
         return Returned(answer)
-    killed = os.WIFSIGNALED(status)
-    return Died(os.WTERMSIG(status) if killed else None, None if killed else os.WEXITSTATUS(status))
+    return Died(signal=-code, code=None) if code < 0 else Died(signal=None, code=code)
 
 
-def _collect(reader: int, connection: socket.socket, deadline: float) -> bytes | None:
-    """What the child wrote until it closed the pipe; None when the time is up. Exits when the parent is gone."""
+def _collect(reader: int, ended: int, connection: socket.socket, deadline: float) -> bytes | None:
+    """What the child wrote before it ended; None when the time is up. Exits when the parent is gone."""
     parts = bytearray()
     while (left := deadline - time.monotonic()) > 0:
-        ready, _, _ = select.select([reader, connection.fileno()], [], [], left)
+        ready, _, _ = select.select([reader, ended, connection.fileno()], [], [], left)
         if connection.fileno() in ready:  # the parent sends nothing while a job runs: this is its end
             raise SystemExit(0)
         if reader in ready:
@@ -91,12 +97,9 @@ def _collect(reader: int, connection: socket.socket, deadline: float) -> bytes |
             if not part:
                 return bytes(parts)
             parts += part
+        elif ended in ready:  # and the pipe is empty, which a process that the child left behind may keep open
+            return bytes(parts)
     return None
-
-
-def _kill(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
 
 
 def _child(job: Job, writer: int) -> NoReturn:

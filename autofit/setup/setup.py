@@ -67,7 +67,7 @@ class Setup:
 
 
 def _entered(contexts: list[Context]) -> ExitStack:
-    stack = ExitStack()
-    for context in contexts:
-        stack.enter_context(context())
-    return stack
+    with ExitStack() as stack:  # which closes those that are open when the next one fails to
+        for context in contexts:
+            stack.enter_context(context())
+        return stack.pop_all()

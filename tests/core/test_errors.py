@@ -1,0 +1,37 @@
+"""Errors are one sentence and a remedy, carry their exit code, and name what is nearest."""
+
+import pickle
+
+import pytest
+
+from autofit.core.errors import AutofitError, InputError, NothingFitsError, ProbeError, RefusedError, unknown
+
+
+def test_exit_codes() -> None:
+    codes = {kind: kind.exit_code for kind in (InputError, RefusedError, NothingFitsError, ProbeError)}
+    assert codes == {InputError: 2, RefusedError: 2, NothingFitsError: 3, ProbeError: 4}
+    assert all(issubclass(kind, AutofitError) for kind in codes)
+    assert issubclass(RefusedError, InputError)
+
+
+def test_message_and_remedy() -> None:
+    error = InputError("the cup is empty.", "Fill it.")
+    assert (str(error), error.message, error.remedy) == ("the cup is empty. Fill it.", "the cup is empty.", "Fill it.")
+    assert str(InputError("the cup is empty.")) == "the cup is empty."
+
+
+@pytest.mark.parametrize("kind", [InputError, RefusedError, NothingFitsError, ProbeError])
+def test_a_journey_from_a_probe_process_keeps_both(kind: type[AutofitError]) -> None:
+    back = pickle.loads(pickle.dumps(kind("no.", "Do this.")))
+    assert (type(back), back.message, back.remedy) == (kind, "no.", "Do this.")
+
+
+def test_unknown_names_the_nearest() -> None:
+    assert str(unknown("knob", "precisoin", ["precision", "optimizer"])) == (
+        "unknown knob 'precisoin'. Did you mean 'precision'?"
+    )
+
+
+def test_or_all_when_none_is_near() -> None:
+    assert str(unknown("knob", "zzz", ["b", "a"])) == "unknown knob 'zzz'. Known: a, b."
+    assert str(unknown("rank", 7, [8])) == "unknown rank '7'. Known: 8."

@@ -1,0 +1,158 @@
+"""Result: what is written is read back, and both forms have the keys of the contract."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from autofit.core.budget import Budget
+from autofit.core.config import Config
+from autofit.core.errors import InputError
+from autofit.core.hardware import GIB, Hardware
+from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
+from autofit.core.result import SCHEMA, TIERS, Result, SavedResult, tier
+from autofit.core.strict_yaml import parse
+
+HARDWARE = Hardware(
+    device="cuda",
+    name="NVIDIA H200",
+    memory_bytes=int(139.8 * GIB),
+    host_memory_bytes=64 * GIB,
+    host_free_bytes=32 * GIB,
+    cores=16,
+    capability=(9, 0),
+)
+BEST = Measurement(
+    Config(precision="bf16", micro_batch_size=4, lora_rank=8, lora_targets="all-linear"),
+    Outcome.FITS,
+    number=7,
+    step_seconds=StepSeconds(1.5, 1.4, 1.6),
+    samples_per_second=2.5,
+    tokens_per_second=5120.3,
+    peak_bytes=PeakBytes(20 * GIB, 21 * GIB, 22 * GIB),
+    verified=True,
+)
+MISS = Measurement(Config(precision="fp32"), Outcome.OUT_OF_MEMORY, number=8, peak_bytes=PeakBytes(30 * GIB))
+
+
+def result(**changes: object) -> Result:
+    whole = Result(
+        model="llama-3.1-8b",
+        workload={"task": "causal-lm", "sequence_length": 2048, "effective_batch_size": 32},
+        source={"kind": "preset", "model": "llama-3.1-8b"},
+        hardware=HARDWARE,
+        budget=Budget(24 * GIB, 32 * GIB),
+        versions={"autofit": "0.1.0", "torch": "2.13.0"},
+        best=BEST,
+        tiers={"full": None, "lora": BEST, "qlora": None},
+        trials=(BEST, MISS),
+        skipped={"dominated": 2},
+        stopped_by="trials",
+        space_size=100,
+        search_seconds=12.34567,
+        files={"result": "x/result.yaml"},
+    )
+    return dataclasses.replace(whole, **changes)
+
+
+def saved(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "result.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    whole = result()
+    loaded = SavedResult.load(saved(tmp_path, whole.to_yaml()))
+    assert loaded.model == whole.model
+    assert loaded.config == BEST.config
+    assert loaded.workload == whole.workload
+    assert loaded.source == whole.source
+    assert loaded.measured == BEST.to_measured()
+    assert loaded.hardware["budget_gib"] == 24.0
+
+
+def test_the_yaml_has_the_keys_of_the_contract_in_their_order() -> None:
+    data = parse(result().to_yaml(), "the test")
+    keys = ["autofit", "model", "workload", "hardware", "versions", "config", "measured", "tiers"]
+    assert [key for key in data if key in keys] == keys
+    assert data["autofit"] == SCHEMA == 1
+    assert data["hardware"] == {
+        "device": "cuda",
+        "name": "NVIDIA H200",
+        "memory_gib": 139.8,
+        "budget_gib": 24.0,
+        "margin": 0.05,
+    }
+    assert list(data["tiers"]) == list(TIERS)
+    assert data["tiers"]["full"] is None
+    assert data["tiers"]["lora"] == {"config": dict(BEST.config), "measured": BEST.to_measured()}
+
+
+def test_the_yaml_says_where_speed_was_measured_for_another_card() -> None:
+    elsewhere = dataclasses.replace(HARDWARE, name="NVIDIA L4", measured_on="NVIDIA H200")
+    data = parse(result(hardware=elsewhere).to_yaml(), "the test")
+    assert data["hardware"]["measured_on"] == "NVIDIA H200"
+
+
+def test_without_a_best_there_is_nothing_to_write() -> None:
+    with pytest.raises(InputError, match="without a best config has nothing to write"):
+        result(best=None).to_yaml()
+
+
+def test_the_json_has_the_keys_of_the_contract() -> None:
+    data = json.loads(json.dumps(result(nearest_miss=MISS).to_json()))
+    assert list(data) == [
+        *("schema", "best", "tiers", "trials", "skipped", "stopped_by", "nearest_miss", "space_size", "search_seconds"),
+        *("versions", "files"),
+    ]
+    assert data["best"] == {"config": dict(BEST.config), "measured": BEST.to_measured()}
+    assert data["skipped"] == {"predicted": 0, "dominated": 2, "refused": 0}
+    assert [trial["number"] for trial in data["trials"]] == [7, 8]
+    assert data["nearest_miss"]["outcome"] == "out_of_memory"
+    assert data["search_seconds"] == 12.346
+    assert data["files"] == {"result": "x/result.yaml", "script": None, "report": None}
+
+
+def test_the_json_of_a_search_in_which_nothing_fits() -> None:
+    data = result(best=None, tiers={}, trials=(), files={}).to_json()
+    assert data["best"] is None
+    assert data["tiers"] == {"full": None, "lora": None, "qlora": None}
+    assert data["nearest_miss"] is None
+
+
+@pytest.mark.parametrize(
+    ("knobs", "name"),
+    [
+        ({}, "full"),
+        ({"lora_rank": 0, "quantization": "none"}, "full"),
+        ({"lora_rank": 8}, "lora"),
+        ({"lora_rank": 8, "quantization": "none"}, "lora"),
+        ({"lora_rank": 8, "quantization": "nf4"}, "qlora"),
+    ],
+)
+def test_tiers(knobs: dict, name: str) -> None:
+    assert tier(knobs) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1", "is not a result of autofit: it lacks autofit, model, workload, config. Give a result.yaml."),
+        ("{autofit: 1, model: m, workload: {}}", "it lacks config"),
+        ("{autofit: 2, model: m, workload: {}, config: {}}", "has schema 2; this autofit reads schema 1"),
+        ("{autofit: 1, model: m, workload: [], config: {}}", "workload and config must be mappings"),
+        ("{autofit: 1, model: m, workload: {}, config: {a: [1]}}", "a must be one plain value"),
+        ("- 1", "should hold a mapping"),
+    ],
+)
+def test_files_that_are_no_result(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        SavedResult.load(saved(tmp_path, text))
+
+
+def test_the_parts_that_may_be_missing(tmp_path: Path) -> None:
+    loaded = SavedResult.load(saved(tmp_path, "{autofit: 1, model: m, workload: {}, config: {precision: bf16}}"))
+    assert (loaded.source, loaded.hardware, loaded.measured) == ({}, {}, {})
+    assert loaded.config == Config(precision="bf16")

@@ -1,0 +1,192 @@
+"""A run directory belongs to one process at a time, is never overwritten, and can be used again when nothing came of it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from autofit.core.errors import InputError
+from autofit.core.run_directory import RunDirectory, write_whole
+
+HOLDER = """
+import sys
+from pathlib import Path
+from autofit.core.run_directory import RunDirectory
+with RunDirectory(Path(sys.argv[1]), resume=len(sys.argv) > 2):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def held_elsewhere(path: Path, *resume: str) -> Iterator[subprocess.Popen]:
+    """Another process that holds the directory."""
+    command = [sys.executable, "-c", HOLDER, str(path), *resume]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def with_a_search(path: Path) -> Path:
+    path.mkdir()
+    (path / "journal.log").write_text("measurements")
+    return path
+
+
+def test_a_new_one_is_made_with_all_its_parents(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "a" / "b") as run:
+        assert run.probes.is_dir()
+        assert run.probe_log(7) == run.probes / "0007.log"
+        names = [run.result.name, run.script.name, run.report.name, run.journal.name]
+        assert names == ["result.yaml", "train.py", "report.html", "journal.log"]
+        assert {each.parent for each in (run.result, run.script, run.report, run.journal)} == {tmp_path / "a" / "b"}
+
+
+def test_a_relative_one_stays_where_it_is_when_the_process_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunDirectory(Path("x"))
+    assert run.path == tmp_path / "x"
+
+
+def test_a_process_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with held_elsewhere(path), pytest.raises(InputError, match="is in use by another autofit process"):
+        RunDirectory(path).__enter__()
+
+
+def test_also_when_resuming(tmp_path: Path) -> None:
+    path = with_a_search(tmp_path / "run")
+    with held_elsewhere(path, "resume"), pytest.raises(InputError, match="Wait for it to end"):
+        RunDirectory(path, resume=True).__enter__()
+
+
+def test_a_process_that_dies_lets_go(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with held_elsewhere(path) as process:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        with RunDirectory(path):  # it measured nothing, so there is nothing to resume
+            pass
+
+
+def test_leaving_lets_go_also_after_an_error(tmp_path: Path) -> None:
+    path = with_a_search(tmp_path / "run")
+    with pytest.raises(ZeroDivisionError), RunDirectory(path, resume=True):
+        1 / 0  # noqa: B018
+    with RunDirectory(path, resume=True):
+        pass
+
+
+def test_a_search_is_only_gone_on_with_when_asked(tmp_path: Path) -> None:
+    path = with_a_search(tmp_path / "run")
+    with pytest.raises(InputError, match=r"already holds a search\. Add --resume to go on with it"):
+        RunDirectory(path).__enter__()
+    with RunDirectory(path, resume=True) as run:
+        assert run.journal.read_text() == "measurements"
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "probes"])
+def test_other_files_are_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=r"already holds other files\. Choose another --out\."):
+        RunDirectory(tmp_path).__enter__()
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no search to resume"):
+        RunDirectory(tmp_path / "none", resume=True).__enter__()
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_file_in_its_place_or_on_its_way(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(InputError, match="is a file, not a directory"):
+        RunDirectory(file).__enter__()
+    with pytest.raises(InputError, match="cannot be written"):
+        RunDirectory(file / "run").__enter__()
+
+
+def test_a_run_that_measured_nothing_leaves_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with RunDirectory(path) as run:
+        run.probe_log(0).write_text("look")
+        run.journal.touch()
+        run.discard_if_unused(keep_folder=False)
+    assert not path.exists()
+
+
+def test_or_the_folder_alone_when_the_user_named_it(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with RunDirectory(path) as run:
+        run.probe_log(0).write_text("look")
+        run.discard_if_unused(keep_folder=True)
+    assert path.is_dir()
+    with RunDirectory(path):  # the same --out again
+        pass
+
+
+def test_a_run_that_measured_something_keeps_all(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with RunDirectory(path) as run:
+        run.probe_log(0).write_text("probe")
+        run.journal.write_text("a measurement")
+        run.discard_if_unused(keep_folder=False)
+    assert (path / "journal.log").read_text() == "a measurement"
+    assert (path / "probes" / "0000.log").read_text() == "probe"
+
+
+def test_what_somebody_else_put_there_meanwhile_stays(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with RunDirectory(path) as run:
+        (path / "mine.txt").write_text("mine")
+        run.discard_if_unused(keep_folder=False)
+    assert (path / "mine.txt").read_text() == "mine"
+
+
+def test_a_file_is_written_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    write_whole(path, "größer\n")
+    write_whole(path, "kleiner\n")
+    assert path.read_text(encoding="utf-8") == "kleiner\n"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_write_that_fails_leaves_the_former_file(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    write_whole(path, "former")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "a" * 10**6 + "\ud800")
+    assert path.read_text() == "former"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    texts = {letter * 200_000 for letter in "ab"}
+    write_whole(path, "a" * 200_000)
+    seen: set[str] = set()
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            seen.add(path.read_text())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(20):
+        for text in texts:
+            write_whole(path, text)
+    done.set()
+    reader.join()
+    assert seen <= texts

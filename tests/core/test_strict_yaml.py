@@ -1,0 +1,111 @@
+"""YAML is read strictly: plain data only, no key twice, and every failure is one sentence with a line."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autofit.core.errors import InputError
+from autofit.core.strict_yaml import dump, load_mapping, parse
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a: 1\nb: [x, 2.5, true, null]", {"a": 1, "b": ["x", 2.5, True, None]}),
+        ("", None),
+        ("- 1", [1]),
+        ("base: &b {x: 1}\nmore: {<<: *b, y: 2}", {"base": {"x": 1}, "more": {"x": 1, "y": 2}}),
+        ("base: &b {x: 1}\nmore: {<<: *b, x: 2}", {"base": {"x": 1}, "more": {"x": 2}}),
+    ],
+)
+def test_plain_data(text: str, value: object) -> None:
+    assert parse(text, "the test") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: 1\nb: 2\na: 3", r"the key 'a' is given twice \(line 3\)"),
+        ("top:\n  x: 1\n  x: 1", r"the key 'x' is given twice \(line 3\)"),
+        ("- {a: 1, a: 2}", r"the key 'a' is given twice \(line 1\)"),
+        ("a: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
+        ("a: !!python/name:os.system", "could not determine a constructor"),
+        ("a: !unknown 1", "could not determine a constructor"),
+        ("a: [1, 2", r"\(line 1\)"),
+        ("a: b: c", r"\(line 1\)"),
+        ("\tx: 1", "line 1"),
+        ("a: *missing", "undefined alias"),
+        ("--- 1\n--- 2", "single document|another document"),
+        ("? [1, 2]\n: 3", "a key must be a plain word"),
+        ("? {a: 1}\n: 3", "a key must be a plain word"),
+        ("a: \x00", "special characters"),
+        ("a: 2024-13-45", "month must be in 1..12"),
+        ("a: !!int x", "invalid literal"),
+        ("a: !!bool x", "cannot be read"),
+        ("a: !!timestamp x", "cannot be read"),
+        ("[" * 1500, "cannot be read"),
+    ],
+)
+def test_what_is_not_is_an_error_that_names_the_source(text: str, reason: str) -> None:
+    with pytest.raises(InputError, match=reason) as caught:
+        parse(text, "space.yaml")
+    assert caught.value.message.startswith("space.yaml cannot be read as YAML: ")
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(st.sampled_from("a1:-[]{}&*!|>%@`'\"#,? \n\t.=~<0"), max_size=40))
+def test_no_text_gets_past_as_another_error(text: str) -> None:
+    try:
+        parse(text, "the test")
+    except InputError as error:
+        assert "the test" in str(error)
+
+
+words = st.text(st.characters(categories=["L", "N", "P", "S", "Zs"]) | st.just("\n"), max_size=8)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(plain)
+def test_what_is_dumped_is_read_back(value: object) -> None:
+    assert parse(dump(value), "the test") == value
+
+
+def test_the_order_of_keys_is_kept() -> None:
+    assert dump({"b": 1, "a": {"d": 2, "c": 3}}) == "b: 1\na:\n  d: 2\n  c: 3\n"
+
+
+def test_a_file_with_one_mapping(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("name: grün\n", encoding="utf-8")
+    assert load_mapping(path) == {"name": "grün"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"- 1", "should hold a mapping of names to values, not list"),
+        (b"", "should hold a mapping of names to values, not NoneType"),
+        (b"1: 2", "should hold a mapping of names to values"),
+        (b"\xff\xfe\xff", "cannot be read"),
+        (b"a: 1\na: 2", "the key 'a' is given twice"),
+    ],
+)
+def test_files_that_hold_something_else(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        load_mapping(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_not_there_and_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.yaml is not there\. Check the path\."):
+        load_mapping(tmp_path / "none.yaml")
+    with pytest.raises(InputError, match="cannot be read"):
+        load_mapping(tmp_path)

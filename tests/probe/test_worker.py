@@ -1,0 +1,198 @@
+"""What a probe's child does between build and verdict, counted in this process instead of a child."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import nn
+
+from autofit import techniques
+from autofit.core.budget import Budget
+from autofit.core.hardware import GIB
+from autofit.core.measurement import Measurement, Outcome
+from autofit.core.workload import Workload
+from autofit.probe import Plan, Prober, worker
+
+THREE = Plan(min_steps=3, max_steps=3)
+WHOLE = Plan(min_steps=3, max_steps=3, compose=False)
+
+
+def request(workload: Workload, *, plan: Plan = THREE, budget: int = GIB, **knobs: Any) -> worker.Request:
+    config = techniques.settle(knobs, workload, tiny.CPU)
+    return worker.Request(config, tiny.CPU, Budget(budget, GIB), plan)
+
+
+def counting(workload: Workload, file: Path) -> Workload:
+    """The same workload, whose loss adds the samples it gets to a file as a line."""
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        with file.open("a") as out:
+            out.write(f"{len(batch[0])}\n")
+        return tiny.classify(model, batch)
+
+    return Workload(
+        model=workload.model, batch=workload.batch, loss=loss, effective_batch_size=workload.effective_batch_size
+    )
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "plan", "forwards"),
+    [
+        (1, THREE, 2 * 2 + 3 * 4),  # two warm-up steps of 2 micro-batches, three times 4 of the 16
+        (1, WHOLE, 2 * 2 + 3 * 16),
+        (4, THREE, 2 * 2 + 3 * 4),  # accumulation 4 is not composed
+        (16, THREE, 2 * 1 + 3 * 1),
+    ],
+    ids=["composed", "finalist", "few micro-batches", "one micro-batch"],
+)
+def test_forwards_of_a_probe(prober: Prober, tmp_path: Path, micro_batch: int, plan: Plan, forwards: int) -> None:
+    workload = counting(tiny.mlp_workload(16), tmp_path / "samples")
+    asked = request(workload, plan=plan, micro_batch_size=micro_batch)
+    seen = prober.measure(workload, asked.config, tiny.CPU, asked.budget, plan=plan, number=0)
+    assert seen.fits
+    assert seen.steps == 3
+    assert seen.composed == (micro_batch == 1 and plan.compose)
+    assert (tmp_path / "samples").read_text().split() == [str(micro_batch)] * forwards
+
+
+@pytest.fixture
+def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No resource limit on the process of the tests."""
+    monkeypatch.setattr(worker, "guard_cpu", lambda budget: None)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, unguarded: None) -> Iterator[Counter[str]]:
+    """How often each part of a step is called."""
+    counter: Counter[str] = Counter()
+
+    def counted(name: str) -> Callable[..., Any]:
+        original = getattr(worker, name)
+
+        def call(*arguments: Any) -> Any:
+            counter[name] += 1
+            return original(*arguments)
+
+        return call
+
+    for name in ("accumulate", "update", "train_step"):
+        monkeypatch.setattr(worker, name, counted(name))
+    yield counter
+
+
+def timed_as(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
+    """Whatever is timed takes the given seconds, in turn."""
+    given = list(seconds)
+
+    def timed(self: Any, action: Callable[[], Any]) -> float:
+        action()
+        given.append(given.pop(0))
+        return given[-1]
+
+    monkeypatch.setattr(worker._Probe, "_seconds", timed)
+
+
+def test_a_composed_step_is_four_micro_batches_scaled_up_and_one_update(
+    monkeypatch: pytest.MonkeyPatch, calls: Counter[str]
+) -> None:
+    timed_as(monkeypatch, 0.4, 0.1)
+    workload = tiny.mlp_workload(16)
+    seen = worker.measure(workload, request(workload, micro_batch_size=1))
+    assert seen.step_seconds
+    assert seen.step_seconds.median == pytest.approx(0.4 * 16 / 4 + 0.1)
+    assert seen.samples_per_second == pytest.approx(16 / 1.7)
+    assert calls == {"accumulate": 2 + 3, "update": 2 + 3}
+
+
+def test_a_whole_step_is_the_loops_own(monkeypatch: pytest.MonkeyPatch, calls: Counter[str]) -> None:
+    timed_as(monkeypatch, 0.5)
+    workload = tiny.mlp_workload(16)
+    seen = worker.measure(workload, request(workload, micro_batch_size=1, plan=WHOLE))
+    assert seen.step_seconds
+    assert seen.step_seconds.median == 0.5
+    assert calls == {"accumulate": 2, "update": 2, "train_step": 3}
+
+
+def test_over_budget_nothing_is_timed(calls: Counter[str]) -> None:
+    workload = tiny.mlp_workload()
+    fitting = worker.measure(workload, request(workload))
+    assert fitting.peak_bytes
+    calls.clear()
+    seen = worker.measure(workload, request(workload, budget=fitting.peak_bytes.allocated - 1))
+    assert seen.outcome is Outcome.OUT_OF_MEMORY
+    assert seen.steps == 0
+    assert seen.step_seconds is None
+    assert calls == {"accumulate": 2, "update": 2}
+
+
+def test_no_step_needs_more_memory_than_the_two_micro_batches_of_the_warm_up(unguarded: None) -> None:
+    """Else the peak would depend on how many micro-batches are tried."""
+    workload = tiny.mlp_workload(8)
+    setup = worker.build(workload, request(workload, micro_batch_size=1).config, tiny.CPU)
+    batch = workload.batch(8)
+    peaks = []
+    for micro_batches in (2, 8):
+        with worker.StorageTracker() as tracker:
+            tracker.see_module(setup.model)
+            part = worker.map_tensors(batch, lambda tensor, count=micro_batches: tensor[:count])
+            for _ in range(2):
+                worker.train_step(setup, part)
+        peaks.append(tracker.peak)
+    assert peaks[0] == peaks[1]
+
+
+def test_hopelessly_slow_ones_stop_after_two_steps(monkeypatch: pytest.MonkeyPatch, calls: Counter[str]) -> None:
+    timed_as(monkeypatch, 0.5)
+    workload = tiny.mlp_workload()
+    seen = worker.measure(workload, request(workload, plan=Plan(best_seconds=0.2)))
+    assert seen.fits
+    assert seen.steps == calls["train_step"] == 2
+    assert "far slower" in (seen.reason or "")
+
+
+def test_a_scaler_that_skips_its_first_steps_has_not_diverged(calls: Counter[str]) -> None:
+    """The first scale is 65536; a loss of 10^35 overflows in fp32 until it has been halved some times."""
+    plain = tiny.mlp_workload()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return tiny.classify(model, batch) * 1e35
+
+    workload = Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=4)
+    seen = worker.measure(workload, request(workload, precision="fp16-mixed"))
+    assert seen.fits
+    assert calls["update"] > 5
+
+
+def test_a_scaler_that_always_skips_has(calls: Counter[str]) -> None:
+    plain = tiny.mlp_workload()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        zero = sum((each - each.detach()).square().sum() for each in model.parameters())
+        return tiny.classify(model, batch) + zero.sqrt()  # finite, but its slope at 0 is not
+
+    workload = Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=4)
+    seen = worker.measure(workload, request(workload, precision="fp16-mixed"))
+    assert seen.outcome is Outcome.DIVERGED
+    assert "scaler skipped 50 steps" in (seen.reason or "")
+    assert seen.loss
+    assert math.isfinite(seen.loss)
+
+
+def test_warnings_of_the_build_are_kept(unguarded: None) -> None:
+    workload = tiny.conv_workload()
+    seen: Measurement = worker.measure(workload, request(workload, micro_batch_size=2))
+    assert any("BatchNorm" in warning for warning in seen.warnings)
+
+
+def test_an_answer_crosses_processes_whole(prober: Prober) -> None:
+    """What a child says is the same as what is computed here: nothing is lost on the way."""
+    workload = tiny.llama_workload()
+    asked = request(workload, micro_batch_size=2)
+    there = prober.measure(workload, asked.config, tiny.CPU, asked.budget, plan=THREE, number=5)
+    again = Measurement.from_trial(there.to_trial())
+    assert again == there

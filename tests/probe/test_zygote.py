@@ -1,0 +1,122 @@
+"""Whoever dies, however it dies, nobody is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from processes import alive, descendants, number_in, wait_until_gone
+from torch import nn
+
+from autofit import techniques
+from autofit.core.budget import Budget
+from autofit.core.errors import ProbeError
+from autofit.core.hardware import GIB
+from autofit.core.workload import Workload
+from autofit.probe import Plan, Prober
+
+SCRIPT = """
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import tiny
+from autofit import techniques
+from autofit.core.budget import Budget
+from autofit.core.workload import Workload
+from autofit.probe import Plan, Prober
+
+folder = Path(sys.argv[1])
+with (folder / "main_ran").open("a") as file:
+    file.write("once\\n")
+
+def loss(model, batch):
+    grandchild = subprocess.Popen(["sleep", "600"])
+    (folder / "grandchild").write_text(f"{grandchild.pid}\\n")
+    (folder / "child").write_text(f"{os.getpid()}\\n")
+    time.sleep(600)
+
+plain = tiny.mlp_workload()
+workload = Workload(model=plain.model, batch=plain.batch, loss=loss)
+with Prober(folder) as prober:
+    config = techniques.settle({}, workload, tiny.CPU)
+    prober.measure(workload, config, tiny.CPU, Budget(2**30, 2**30), plan=Plan(), number=0)
+"""
+
+
+def shared_memory_of(processes: list[int]) -> list[str]:
+    """What the processes left in shared memory: torch puts its maker's number in each name."""
+    names = [path.name for path in Path("/dev/shm").iterdir()]
+    return [name for name in names if {str(process) for process in processes} & set(name.split("_"))]
+
+
+def test_a_parent_that_is_killed_takes_all_along(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, str(tmp_path / "script.py"), str(tmp_path)], env=environment)
+    child, grandchild = number_in(tmp_path / "child"), number_in(tmp_path / "grandchild")
+    family = descendants(parent.pid)
+    assert {child, grandchild} < set(family)
+    assert len(family) == 3  # and the zygote
+    parent.kill()
+    parent.wait()
+    wait_until_gone(family)
+    assert not shared_memory_of([parent.pid, *family])
+    assert (tmp_path / "main_ran").read_text() == "once\n"
+
+
+def test_a_zygote_that_is_killed_takes_its_child_along_and_the_parent_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "types.py").write_text("raise SystemExit('what lies in the current directory was imported')")
+    monkeypatch.chdir(elsewhere)
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        (tmp_path / "child").write_text(f"{os.getpid()}\n")
+        time.sleep(600)
+        return tiny.classify(model, batch)
+
+    plain = tiny.mlp_workload()
+    workload = Workload(model=plain.model, batch=plain.batch, loss=loss)
+    config = techniques.settle({}, workload, tiny.CPU)
+    killed: list[int] = []
+
+    def kill_in_mid_probe(zygote: int) -> None:
+        killed.append(number_in(tmp_path / "child"))
+        os.kill(zygote, signal.SIGKILL)
+
+    with Prober(tmp_path) as prober:
+        killer = threading.Thread(target=kill_in_mid_probe, args=(prober._process.pid,))
+        killer.start()
+        with pytest.raises(ProbeError, match="the process that starts probes ended"):
+            prober.measure(workload, config, tiny.CPU, Budget(GIB, GIB), plan=Plan(), number=0)
+        killer.join()
+        wait_until_gone(killed)
+        with pytest.raises(ProbeError):
+            prober.detect("cpu")
+    prober.close()  # twice does no harm
+
+
+def test_leaving_early_ends_a_zygote_that_is_not_ready_yet() -> None:
+    with Prober() as prober:
+        assert alive(prober._process.pid)
+    assert not alive(prober._process.pid)
+
+
+def test_a_zygote_that_cannot_start_is_a_probe_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('this torch is broken')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with Prober() as prober, pytest.raises(ProbeError, match="did not start") as caught:
+        prober.detect("cpu")
+    assert "this torch is broken" in caught.value.remedy

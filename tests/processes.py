@@ -1,0 +1,42 @@
+"""Which processes live, asked of the system: for tests that nothing is left behind."""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import psutil
+
+DEADLINE = 60.0  # seconds: far beyond what anything here takes, also on a busy machine
+
+
+def wait_until(true: Callable[[], object], what: str) -> None:
+    """Poll until it is true."""
+    end = time.monotonic() + DEADLINE
+    while not true():
+        assert time.monotonic() < end, f"waited in vain until {what}"
+        time.sleep(0.02)
+
+
+def number_in(path: Path) -> int:
+    """The process id that somebody writes to a file, once it is there."""
+    wait_until(lambda: path.exists() and path.read_text().endswith("\n"), f"{path.name} is written")
+    return int(path.read_text())
+
+
+def alive(process: int) -> bool:
+    """Whether a process still runs; one that is dead but not yet waited for does not."""
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until_gone(processes: Iterable[int]) -> None:
+    """Wait for processes to end by themselves."""
+    wanted = list(processes)
+    wait_until(lambda: not any(map(alive, wanted)), f"{wanted} are gone")
+
+
+def descendants(process: int) -> list[int]:
+    """All children of a process and theirs, now."""
+    return [each.pid for each in psutil.Process(process).children(recursive=True)]

@@ -1,0 +1,120 @@
+"""lora_rank: which layers get adapters, what stays trained whole, and what peft has to say."""
+
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+from torch import nn
+
+from autofit.core.errors import RefusedError
+from autofit.core.workload import Traits
+from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
+from autofit.techniques import refuse, settle, technique_named
+from autofit.techniques.lora_rank import adapter_targets, output_head
+from autofit.training.build import build
+from autofit.training.loop import accumulate
+
+GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}
+NO_LINEARS = Traits(parameters=1, blocks=0, linears=0, attention=False, sdpa=False, batch_norm=False, dropout=False)
+
+
+def trained(setup) -> set[str]:
+    return {name for name, _ in setup.trainable()}
+
+
+def test_full_names_so_that_no_layer_is_met_by_accident() -> None:
+    targets = adapter_targets(tiny.Transformer(depth=2), "attention")
+    assert targets == [f"blocks.{index}.attn.{part}" for index in range(2) for part in ("qkv", "out")]
+
+
+def test_the_head_of_a_plain_module_is_unknown_so_all_linear_layers_are_targets() -> None:
+    model = tiny.Transformer(depth=2)
+    assert output_head(model) is None
+    assert "head" in adapter_targets(model, "all-linear")
+
+
+def test_the_head_of_a_transformers_model_is_left_out_unless_named() -> None:
+    model = tiny.llama()()
+    assert output_head(model) is model.lm_head
+    assert "lm_head" not in adapter_targets(model, "all-linear")
+    assert set(adapter_targets(model, "all-linear+head")) - set(adapter_targets(model, "all-linear")) == {"lm_head"}
+
+
+def test_a_model_without_the_layers_is_refused() -> None:
+    with pytest.raises(RefusedError, match="no linear layers for lora_targets attention; use all-linear"):
+        build(tiny.mlp_workload(), {"lora_rank": 4, "lora_targets": "attention"}, tiny.CPU)
+    workload = replace(tiny.mlp_workload(), traits=NO_LINEARS)
+    config = settle({"lora_rank": 4}, workload, tiny.CPU)
+    assert refuse(config, workload, tiny.CPU) == (
+        "lora_rank: the model has no linear layers to put adapters beside; use lora_rank 0."
+    )
+
+
+def test_without_peft_it_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    workload = tiny.llama_workload()
+    config = settle({"lora_rank": 4}, workload, tiny.CPU)
+    assert "pip install peft" in refuse(config, workload, tiny.CPU)
+    assert refuse(settle({}, workload, tiny.CPU), workload, tiny.CPU) is None
+
+
+def test_the_transposed_layers_of_gpt2_get_adapters_too_without_a_warning() -> None:
+    workload = huggingface_workload(
+        HuggingFaceModel("gpt2", "causal-lm", GPT2), sequence_length=8, effective_batch_size=2
+    )
+    setup = build(workload, {"lora_rank": 2}, tiny.CPU)
+    assert sum(parameter.numel() for _, parameter in setup.trainable()) == 2 * 2 * sum(
+        (32 + 96, 32 + 32, 32 + 128, 128 + 32)  # c_attn, c_proj, c_fc, c_proj: in + out, of each of two layers
+    )
+    assert accumulate(setup, workload.batch(2)).isfinite()
+    assert not setup.warnings
+
+
+def test_what_peft_warns_of_is_told_as_a_warning_of_the_run() -> None:
+    workload = tiny.llama_workload(tie_word_embeddings=True)
+    (warning,) = build(workload, {"lora_rank": 2, "lora_targets": "all-linear+head"}, tiny.CPU).warnings
+    assert "tied" in warning
+
+
+def test_a_new_classifier_is_trained_whole_beside_the_adapters() -> None:
+    model = HuggingFaceModel("tiny", "sequence-classification", tiny.LLAMA | {"num_labels": 3})
+    workload = huggingface_workload(model, sequence_length=8, effective_batch_size=2)
+    setup = build(workload, {"lora_rank": 2}, tiny.CPU)
+    whole = {name for name in trained(setup) if "lora_" not in name}
+    assert whole == {"score.weight"}
+    assert not any("score" in name and "lora_" in name for name in trained(setup))
+
+
+def test_a_living_model_computes_what_it_did_until_the_first_step() -> None:
+    torch.manual_seed(0)
+    model = tiny.Transformer()
+    batch = tiny.transformer_workload().batch(4)
+    before = model(**batch)
+    build(tiny.transformer_workload(), {"lora_rank": 4}, tiny.CPU, model=model)
+    assert torch.equal(model(**batch), before)
+
+
+def test_the_updates_are_scaled_by_two() -> None:
+    setup = build(tiny.transformer_workload(), {"lora_rank": 8}, tiny.CPU)
+    scalings = [module.scaling["default"] for module in setup.model.modules() if hasattr(module, "scaling")]
+    assert set(scalings) == {2.0}
+
+
+def test_the_model_keeps_its_class() -> None:
+    assert type(build(tiny.transformer_workload(), {"lora_rank": 4}, tiny.CPU).model) is tiny.Transformer
+
+
+def test_what_it_accepts() -> None:
+    technique = technique_named("lora_rank")
+    assert all(technique.accepts(rank, tiny.CPU) for rank in (0, 1, 7, 1024))
+    assert not any(technique.accepts(rank, tiny.CPU) for rank in (-1, 1025, 8.0, True, "8", None))
+    assert technique.fidelity(8) > technique.fidelity(4)
+
+
+def test_convolutions_are_no_targets() -> None:
+    setup = build(tiny.conv_workload(), {"lora_rank": 2}, tiny.CPU)
+    assert {name.partition(".lora_")[0] for name in trained(setup)} == {"fc"}
+    assert isinstance(setup.model.stem, nn.Conv2d)

@@ -1,0 +1,34 @@
+"""lora_targets: null without a rank, all-linear beside one, refused where there is no attention."""
+
+from dataclasses import replace
+
+import tiny
+
+from autofit.core.workload import Traits
+from autofit.techniques import refuse, settle, technique_named
+
+TRAITS = Traits(parameters=1, blocks=2, linears=3, attention=False, sdpa=True, batch_norm=False, dropout=False)
+
+
+def test_it_means_nothing_without_a_rank() -> None:
+    workload = tiny.transformer_workload()
+    assert settle({"lora_targets": "attention"}, workload, tiny.CPU)["lora_targets"] is None
+    assert settle({"lora_rank": 4}, workload, tiny.CPU)["lora_targets"] == "all-linear"
+    knobs = {"lora_rank": 4, "lora_targets": "attention"}
+    assert settle(knobs, workload, tiny.CPU)["lora_targets"] == "attention"
+
+
+def test_a_model_without_attention_layers_is_refused() -> None:
+    workload = replace(tiny.transformer_workload(), traits=TRAITS)
+    config = settle({"lora_rank": 4, "lora_targets": "attention"}, workload, tiny.CPU)
+    assert refuse(config, workload, tiny.CPU) == "lora_targets: the model has no attention layers; use all-linear."
+    assert refuse(config.replace(lora_targets="all-linear"), workload, tiny.CPU) is None
+    workload = replace(workload, traits=replace(TRAITS, attention=True))
+    assert refuse(config, workload, tiny.CPU) is None
+
+
+def test_more_layers_learn_more_faithfully_and_need_more() -> None:
+    technique = technique_named("lora_targets")
+    for rank in (technique.fidelity, technique.memory_order):
+        assert rank("attention") < rank("all-linear") < rank("all-linear+head")
+    assert technique.memory_order(None) is None

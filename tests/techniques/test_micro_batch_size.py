@@ -1,0 +1,45 @@
+"""micro_batch_size: divisors of the effective batch, and what cannot be cut."""
+
+from dataclasses import replace
+
+import tiny
+
+from autofit.core.workload import Traits
+from autofit.techniques import refuse, settle, technique_named
+from autofit.training.build import build
+
+MICRO_BATCH_SIZE = technique_named("micro_batch_size")
+TRAITS = Traits(parameters=1, blocks=2, linears=3, attention=False, sdpa=True, batch_norm=False, dropout=False)
+
+
+def test_the_choices_are_the_divisors() -> None:
+    assert MICRO_BATCH_SIZE.choices_for(tiny.mlp_workload(12), tiny.CPU) == (1, 2, 3, 4, 6, 12)
+    assert MICRO_BATCH_SIZE.choices_for(tiny.mlp_workload(7), tiny.CPU) == (1, 7)
+    two_ranks = replace(tiny.CPU, ranks=2)
+    assert MICRO_BATCH_SIZE.choices_for(tiny.mlp_workload(12), two_ranks) == (1, 2, 3, 6)
+
+
+def test_null_stands_for_the_whole_batch() -> None:
+    assert settle({"micro_batch_size": None}, tiny.mlp_workload(12), tiny.CPU)["micro_batch_size"] == 12
+
+
+def test_a_loss_that_cannot_be_split_keeps_the_whole_batch() -> None:
+    workload = replace(tiny.mlp_workload(12), traits=replace(TRAITS, splits=False))
+    reason = "micro_batch_size: this loss cannot be split into slices, so the micro-batch must be the whole 12."
+    assert refuse(settle({"micro_batch_size": 6}, workload, tiny.CPU), workload, tiny.CPU) == reason
+    assert refuse(settle({}, workload, tiny.CPU), workload, tiny.CPU) is None
+
+
+def test_it_is_exact_unless_slices_change_the_statistics_or_the_draws() -> None:
+    workload = tiny.mlp_workload()
+    assert MICRO_BATCH_SIZE.exact(1, workload)
+    assert MICRO_BATCH_SIZE.exact(1, replace(workload, traits=TRAITS))
+    assert not MICRO_BATCH_SIZE.exact(1, replace(workload, traits=replace(TRAITS, dropout=True)))
+    assert not MICRO_BATCH_SIZE.exact(1, replace(workload, traits=replace(TRAITS, batch_norm=True)))
+
+
+def test_batch_norm_over_slices_is_warned_of() -> None:
+    (warning,) = build(tiny.conv_workload(4), {"micro_batch_size": 2}, tiny.CPU).warnings
+    assert warning == "BatchNorm takes its statistics over micro-batches of 2, not over the whole batch of 4."
+    assert not build(tiny.conv_workload(4), {}, tiny.CPU).warnings
+    assert not build(tiny.mlp_workload(4), {"micro_batch_size": 2}, tiny.CPU).warnings

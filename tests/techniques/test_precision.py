@@ -1,0 +1,75 @@
+"""precision: what is searched on which hardware, what is refused, and which inputs follow the weights."""
+
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+from torch import nn
+
+from autofit.core.workload import Workload
+from autofit.techniques import refuse, settle, technique_named
+from autofit.training.build import build
+from autofit.training.loop import accumulate
+
+PRECISION = technique_named("precision")
+AMPERE = replace(tiny.CPU, device="cuda", name="an A100", capability=(8, 0))
+TURING = replace(tiny.CPU, device="cuda", name="a T4", capability=(7, 5))
+
+
+def test_what_is_searched_depends_on_the_hardware() -> None:
+    assert PRECISION.choices(tiny.CPU) == ("fp32", "bf16", "bf16-mixed")
+    assert PRECISION.choices(TURING) == ("fp32", "fp16-mixed")
+    assert PRECISION.choices(AMPERE) == ("fp32", "bf16", "bf16-mixed", "fp16-mixed")
+
+
+@pytest.mark.parametrize("value", ["bf16", "bf16-mixed"])
+def test_bf16_is_refused_where_there_are_no_units_for_it(value: str) -> None:
+    workload = tiny.transformer_workload()
+    config = settle({"precision": value}, workload, TURING)
+    assert refuse(config, workload, TURING) == (
+        "precision: bf16 needs compute capability 8.0, a T4 has 7.5; use fp16-mixed or fp32."
+    )
+    assert refuse(config, workload, AMPERE) is None
+    assert refuse(config, workload, tiny.CPU) is None
+    assert refuse(config.replace(precision="fp16-mixed"), workload, TURING) is None
+
+
+def test_full_training_in_bf16_is_warned_of_and_lora_is_not() -> None:
+    workload = tiny.transformer_workload()
+    (warning,) = build(workload, {"precision": "bf16"}, tiny.CPU).warnings
+    assert "bf16-mixed" in warning
+    assert not build(workload, {"precision": "bf16", "lora_rank": 4}, tiny.CPU).warnings
+
+
+def test_statistics_follow_the_weights_they_stand_beside() -> None:
+    setup = build(tiny.conv_workload(), {"precision": "bf16"}, tiny.CPU)
+    floats = {buffer.dtype for buffer in setup.model.buffers() if buffer.is_floating_point()}
+    assert floats == {torch.bfloat16}
+    assert accumulate(setup, setup.workload.batch(4)).isfinite()
+
+
+class TakesADictionary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 1)
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        self.seen.append(inputs["ids"].dtype)
+        return self.linear(inputs["x"]).mean()
+
+
+def test_floating_inputs_follow_the_weights_also_inside_containers() -> None:
+    workload = Workload(
+        model=TakesADictionary,
+        batch=lambda n: {"x": torch.ones(n, 6), "ids": torch.ones(n, dtype=torch.int64)},
+        loss=lambda model, batch: model(batch),
+        effective_batch_size=2,
+    )
+    setup = build(workload, {"precision": "bf16"}, tiny.CPU)
+    assert accumulate(setup, workload.batch(2)).isfinite()
+    assert setup.model.seen == [torch.int64]
+    setup.close()
+    with pytest.raises(RuntimeError, match="dtype"):
+        setup.model({"x": torch.ones(2, 6), "ids": torch.ones(2)})
