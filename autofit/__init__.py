@@ -66,7 +66,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """`autofit.search` and `autofit.fit` are functions to users and rooms inside; importing a room must not hide one."""
+    """`autofit.search` and `autofit.fit` are functions to users and rooms inside; importing a room hides neither."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):

@@ -142,6 +142,9 @@ def train(
             stderr.print(event.text)
 
     trained = _heavy("autofit.train", "train_saved")(result, data, options, callbacks=(report,), listener=note)
+    if not trained.history:
+        _stdout().print(f"nothing left to train: {output} holds the finished run", highlight=False)
+        return 0
     first, last = trained.history[0].loss, trained.history[-1].loss
     _stdout().print(f"{len(trained.history)} steps, loss {first:.4f} -> {last:.4f}", highlight=False)
     return 0
@@ -225,6 +228,11 @@ def _run(command: Callable[[], Any], as_json: bool) -> int:
     except (KeyboardInterrupt, typer.Abort):
         _tell("interrupted.", "", as_json)
         return INTERRUPTED
+    except Exception as error:
+        if as_json:  # on every exit; the traceback, which somebody has to see, follows on stderr
+            message = f"autofit failed: {type(error).__name__}: {error}"
+            _print_json({"schema": 1, "error": {"message": message, "remedy": "Please report it."}})
+        raise
 
 
 def _tell(message: str, remedy: str, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from autofit import techniques
 from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, Hardware
-from autofit.core.options import SearchOptions
+from autofit.core.options import search_options
 from autofit.core.workload import Workload
 from autofit.probe import Prober
 from autofit.tune import budget_for, versions
@@ -17,11 +17,12 @@ def examine(device: str | None = None) -> dict[str, Any]:
     """Plain data on hardware, budget in GiB, versions, and every technique with its values.
 
     Raises:
-        ProbeError: the device asked for is not there.
+        InputError: there is no such kind of device; ProbeError: the device asked for is not there.
     """
+    options = search_options(device=device)
     with Prober() as prober:
         hardware = prober.detect(device)
-    budget = budget_for(SearchOptions(), hardware)
+    budget = budget_for(options, hardware)
     return {
         "schema": 1,
         "hardware": hardware.to_dict(),

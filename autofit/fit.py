@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from autofit.tune import Listener, run_search
 __all__ = ["Trained", "explain", "fit", "nothing_fits", "search"]
 
 CHECKPOINT_EVERY = 200  # steps
+_SEARCH = "search"  # the run directory inside an output directory
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class _Training:
 
     def find_config(self, space: str, options: dict[str, Any]) -> tuple[Mapping[str, Any], Result | None]:
         """The config of a search; that of the stored one when a run is resumed."""
-        out = self.directory / "search" if self.directory else None
+        out = self.directory / _SEARCH if self.directory else None
         if self.resume and out and (out / "result.yaml").exists():
             return SavedResult.load(out / "result.yaml").config, None
         options = {"out": out, "seed": self.hyperparameters.seed, **options}
@@ -189,7 +190,8 @@ class _Training:
             raise InputError(str(note), f"Set micro_batch_size to {whole}, or leave the config to the search.")
 
     def _loop(self, setup: Setup, loader: Any, total: int, eval_loader: Any) -> tuple[list[StepReport], list[float]]:
-        first = checkpoint.load(setup, self.directory) if self.resume and self.directory else 0
+        batches = endless(_reproducible(loader, self.hyperparameters.seed))
+        first = self._go_on(setup, batches)
         evaluations: list[float] = []
         per_pass = len(loader) if isinstance(loader, Sized) else None
 
@@ -200,11 +202,32 @@ class _Training:
             if eval_loader is not None and (done == total or (per_pass and done % per_pass == 0)):
                 evaluations.append(evaluate(setup, batches_of(eval_loader)))
 
-        batches = itertools.islice(endless(loader), first, None)
         history = train(setup, batches, steps=total, first_step=first, callbacks=(*self.callbacks, after))
         if self.directory:
             checkpoint.save_model(setup, self.directory / "model")
         return history, evaluations
+
+    def _go_on(self, setup: Setup, batches: Iterator[Any]) -> int:
+        """The step to begin with, with the batches before it taken: 0, or where a resumed run was."""
+        if not (self.resume and self.directory and (self.directory / checkpoint.FILE_NAME).exists()):
+            return 0  # also where the search was finished, but no training was kept yet
+        first = checkpoint.load(setup, self.directory)
+        with torch.random.fork_rng(devices=[]):  # what is drawn for batches that were trained on already
+            for _ in range(first):
+                next(batches)
+        return first
+
+
+def _reproducible(loader: Any, seed: int) -> Callable[[], Iterator[Any]]:
+    """Passes that each begin with random numbers of their own, whatever was drawn before: a shuffling loader then has
+    the same order when a run is resumed."""
+    passes = itertools.count()
+
+    def one_pass() -> Iterator[Any]:
+        torch.default_generator.manual_seed(seed + next(passes))
+        return batches_of(loader)
+
+    return one_pass
 
 
 def nothing_fits(result: Result) -> NothingFitsError:
@@ -226,9 +249,14 @@ def _only_for_living_models(loader: Any, loss: Any) -> None:
 
 
 def _directory(output_dir: str | Path | None, resume: bool) -> Path | None:
-    if resume and output_dir is None:
-        raise InputError("to resume, the directory must be named.", "Give output_dir.")
-    return Path(output_dir) if output_dir is not None else None
+    if output_dir is None:
+        if resume:
+            raise InputError("to resume, the directory must be named.", "Give output_dir.")
+        return None
+    directory = Path(output_dir)
+    if resume and not any((directory / name).exists() for name in (checkpoint.FILE_NAME, _SEARCH)):
+        raise InputError(f"there is no run to resume in {directory}.", "Leave out resume, or check the directory.")
+    return directory
 
 
 def _total_steps(loader: Any, epochs: int | None, steps: int | None) -> int:

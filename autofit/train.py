@@ -18,7 +18,7 @@ from autofit.fit import Trained, fit
 from autofit.models import HuggingFaceModel, workload_from_source
 from autofit.models.huggingface import AUTO_CLASSES
 from autofit.training.loop import StepReport
-from autofit.training.text import file_loader
+from autofit.training.text import FileLoader, file_loader
 from autofit.tune import Listener
 
 
@@ -60,7 +60,8 @@ def train_saved(
         message = f"{saved.model} is a function of yours, with data of its own."
         raise InputError(message, "Train it in Python: autofit.fit(model, loader, config=...).")
     torch.manual_seed(options.seed)
-    loader = file_loader(workload, data, tokenizer=_tokenizer(options.weights), seed=options.seed)
+    loader = file_loader(workload, data, tokenizer=_tokenizer(options.weights))
+    _check_sizes(loader, workload.model)
     return fit(
         _model(workload, workload.model, options.weights),
         loader,
@@ -89,6 +90,21 @@ def _model(workload: Workload, factory: HuggingFaceModel, weights: Path | None) 
         message = f"the weights in {weights} cannot be loaded: {' '.join(str(error).split())}."
         raise InputError(message, "Give a directory with the weights of this model.") from error
     return model
+
+
+def _check_sizes(loader: FileLoader, factory: HuggingFaceModel) -> None:
+    """Token ids and classes beyond the model's would end the first step with an index that is out of range."""
+    config = factory.transformers_config()
+    if "input_ids" in loader.samples:
+        largest, known = int(loader.samples["input_ids"].max()), int(config.get_text_config().vocab_size)
+        if largest >= known:
+            message = f"the data has token ids up to {largest}, but {factory.name} knows {known} tokens."
+            raise InputError(message, "Give --weights with the tokenizer of this model beside them.")
+    if factory.task.endswith("classification"):
+        largest, known = int(loader.samples["labels"].max()), int(config.num_labels)
+        if largest >= known:
+            message = f"the data has {largest + 1} classes, but {factory.name} has {known}."
+            raise InputError(message, "Set num_labels in the model's config.json, and search again.")
 
 
 def _tokenizer(weights: Path | None) -> Any:

@@ -22,7 +22,7 @@ from autofit.core.events import Event, Note, ProbeFinished, ProbeStarted, Search
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, StepSeconds
 from autofit.core.options import SearchOptions
-from autofit.core.result import Result
+from autofit.core.result import Result, tier
 from autofit.core.run_directory import RunDirectory, write_whole
 from autofit.core.workload import Workload
 from autofit.export import train_script
@@ -70,7 +70,7 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
                 run = _Run(workload, options, prober, listener or _silent)
                 outcome = run.explore(directory.journal)
                 finals = run.verify(outcome)
-        except (InputError, ProbeError):
+        except BaseException:  # Ctrl-C too
             directory.discard_if_unused(keep_folder=named)
             raise
         result = run.result(outcome, finals, time.monotonic() - start)
@@ -106,10 +106,11 @@ class _Run:
         self.options = options
         self._prober = prober
         self._listener = listener
+        target = card(options.gpu) if options.gpu else None  # a name that does not exist is told at once
         memory = options.mem if options.mem is not None else options.gpu_mem
         budget_bytes = gib_to_bytes(memory) if memory is not None else None
+        self._by_default = memory is None and target is None
         hardware, traits = prober.look(workload, options.wanted_device, budget_bytes)
-        target = card(options.gpu) if options.gpu else None
         if target and target.memory_bytes > hardware.memory_bytes:
             has = f"{hardware.name} has {hardware.memory_bytes / GIB:.1f} GiB"
             raise InputError(f"{target.title} has more memory than the card here: {has}.", "Search on a larger card.")
@@ -141,7 +142,8 @@ class _Run:
         )
         kept = Journal(journal, self._identity())
         outcome = search(self.space, seams, limits=limits, journal=kept, seed=self.options.seed)
-        self._check_that_probes_ran(outcome.measurements)
+        if outcome.stopped_by != "interrupt":
+            self._check_that_probes_ran(outcome.measurements)
         return outcome
 
     def verify(self, outcome: SearchOutcome) -> _Finals:
@@ -154,18 +156,23 @@ class _Run:
             return _Finals(outcome.measurements, interrupted=True)
         waiting = list(self._ranked(outcome.measurements))
         verified: list[Measurement] = []
+        failed: list[Config] = []
         try:
             while called := self._called(waiting, verified):
                 waiting = [each for each in waiting if each not in called]
                 rounds = self._measure_in_turn(called)
                 verified += [_joined(of_one) for of_one in rounds.values() if _all_fit(of_one)]
+                failed += [config for config, of_one in rounds.items() if not _all_fit(of_one)]
         except KeyboardInterrupt:
             return _Finals(outcome.measurements, interrupted=True)
-        return _Finals(outcome.measurements, tuple(verified))
+        return _Finals(outcome.measurements, tuple(verified), tuple(failed))
 
     def result(self, outcome: SearchOutcome, finals: _Finals, seconds: float) -> Result:
         """Everything as data."""
         best, runner_up = (*self._ranked(finals.candidates())[:2], None, None)[:2]
+        tiers = best_of_tiers(finals.latest(), tolerance=self.options.tolerance, fidelity=techniques.fidelity)
+        if best is not None:
+            tiers[tier(best.config)] = best  # not one that was only explored, and promised more
         return Result(
             model=self.workload.name,
             workload=self.workload.summary(),
@@ -174,7 +181,7 @@ class _Run:
             budget=self.budget,
             versions=versions(),
             best=best,
-            tiers=best_of_tiers(finals.latest(), tolerance=self.options.tolerance, fidelity=techniques.fidelity),
+            tiers=tiers,
             trials=tuple(outcome.measurements),
             skipped=outcome.skipped,
             stopped_by="interrupt" if finals.interrupted else outcome.stopped_by,
@@ -239,7 +246,8 @@ class _Run:
             "model": self.workload.name,
             **self.workload.summary(),
             "device": self.hardware.name,
-            "budget_bytes": self.budget.device_bytes,
+            # The default on the CPU is a share of what is free, and so never the same again.
+            "budget_bytes": None if self._by_default else self.budget.device_bytes,
             "margin": self.budget.margin,
             "space": {knob: list(values) for knob, values in self.space.knobs.items()},
             "torch": importlib.metadata.version("torch"),
@@ -256,10 +264,11 @@ class _Run:
 
 @dataclasses.dataclass(frozen=True)
 class _Finals:
-    """The explored measurements, and the verified ones that take the place of theirs."""
+    """The explored measurements, the verified ones that take the place of theirs, and the configs that failed it."""
 
     explored: tuple[Measurement, ...]
     verified: tuple[Measurement, ...] = ()
+    failed: tuple[Config, ...] = ()
     interrupted: bool = False
 
     def candidates(self) -> tuple[Measurement, ...]:
@@ -269,7 +278,7 @@ class _Finals:
     def latest(self) -> tuple[Measurement, ...]:
         """Of every config that fits, its latest measurement."""
         by_config = {each.config: each for each in (*self.explored, *self.verified) if each.fits}
-        return tuple(by_config.values())
+        return tuple(each for config, each in by_config.items() if config not in self.failed)
 
 
 def _all_fit(rounds: list[Measurement]) -> bool:

@@ -4,7 +4,6 @@ The task is to say in which of 8 hidden clusters a point of 64 dimensions lies.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -43,7 +42,7 @@ class Classifier(nn.Module):
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """The mean over the samples, as one number. autofit checks before it starts that it can be split into slices."""
     features, classes = batch
-    return F.cross_entropy(model(features), classes)
+    return nn.functional.cross_entropy(model(features), classes)
 
 
 def make_data(samples: int) -> TensorDataset:
@@ -73,7 +72,7 @@ def main(steps: int = 100, trials: int = 6) -> tuple[autofit.Trained, float, flo
         device="cpu",
         mem=1,
         space="exact",  # the mathematics of plain fp32 training; only the way there may differ
-        set={"micro_batch_size": [32, 64, 128, 256], "optimizer": ["adamw"]},
+        set={"micro_batch_size": [32, 64, 128, 256], "optimizer": "adamw"},
         trials=trials,
         lr=1e-3,
         steps=steps,

@@ -5,7 +5,6 @@ and speed depend on.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -44,7 +43,7 @@ def make_batch(samples: int) -> tuple[Tensor, Tensor]:
 def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """The mean over the samples."""
     images, classes = batch
-    return F.cross_entropy(model(images), classes)
+    return nn.functional.cross_entropy(model(images), classes)
 
 
 def main(steps: int = 40, trials: int = 6) -> tuple[autofit.Result, autofit.Trained]:
@@ -56,7 +55,7 @@ def main(steps: int = 40, trials: int = 6) -> tuple[autofit.Result, autofit.Trai
         workload,
         device="cpu",
         mem=8 / 1024,
-        set={"precision": ["fp32"], "micro_batch_size": [8, 16, 32, 64], "optimizer": ["adamw"], "attention": ["sdpa"]},
+        set={"precision": "fp32", "micro_batch_size": [8, 16, 32, 64], "optimizer": "adamw", "attention": "sdpa"},
         trials=trials,
     )
     print(autofit.explain(result))

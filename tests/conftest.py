@@ -1,5 +1,6 @@
 """What every test runs under: no network, tests of the GPU only where there is one, and one zygote for all probes."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,13 @@ def prober(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     with Prober(tmp_path_factory.mktemp("probes"), timeout=120) as shared:
         yield shared
+
+
+@pytest.fixture
+def shared_zygote(prober: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches in this process use the shared zygote instead of starting their own."""
+    for room in ("tune", "doctor"):
+        monkeypatch.setattr(f"autofit.{room}.Prober", lambda *_: contextlib.nullcontext(prober))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

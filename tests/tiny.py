@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.workload import Workload
@@ -57,7 +57,7 @@ class Block(nn.Module):
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.attn["qkv"](self.norm1(x)).chunk(3, dim=-1)
         )
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
         x = x + self.attn["out"](mixed)
         return x + self.mlp(self.norm2(x))
 
@@ -75,7 +75,7 @@ class Transformer(nn.Module):
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        return F.cross_entropy(self.head(x).flatten(0, 1).float(), targets.flatten())
+        return functional.cross_entropy(self.head(x).flatten(0, 1).float(), targets.flatten())
 
 
 def _token_batch(samples: int) -> dict[str, torch.Tensor]:
@@ -98,7 +98,7 @@ class ConvBlock(nn.Module):
         self.norm = norm(width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + F.relu(self.norm(self.conv(x)))
+        return x + functional.relu(self.norm(self.conv(x)))
 
 
 class ConvNet(nn.Module):
@@ -133,7 +133,7 @@ class MLP(nn.Module):
 def classify(model: nn.Module, batch: Any) -> torch.Tensor:
     """The loss of a classifier on (inputs, classes)."""
     inputs, classes = batch
-    return F.cross_entropy(model(inputs).float(), classes)
+    return functional.cross_entropy(model(inputs).float(), classes)
 
 
 def _image_batch(samples: int) -> tuple[torch.Tensor, torch.Tensor]:

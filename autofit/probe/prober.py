@@ -84,6 +84,8 @@ class Prober:
     def close(self) -> None:
         """End the zygote and its child; safe to call twice."""
         self._connection.close()
+        if not self._ready:
+            self._process.kill()  # it has no child yet, and would import for seconds before it looked
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:

@@ -43,7 +43,7 @@ def main() -> None:
     if not bare and not torch.cuda.is_available():  # answered by NVML, see the parent; nothing is opened
         for name in _PRELOADED_WITHOUT_CUDA:
             importlib.import_module(name)
-    if torch.cuda.is_initialized() and not bare:  # some version of a library opened CUDA, which no forked child could use
+    if torch.cuda.is_initialized() and not bare:  # a library opened CUDA, which no forked child could use
         os.execv(sys.executable, [sys.executable, "-P", "-m", "autofit.probe.zygote", sys.argv[1], _BARE])
     gc.collect()
     gc.freeze()  # children then leave the pages of these objects shared

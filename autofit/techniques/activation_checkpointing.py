@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from autofit.core.config import Config, Value
@@ -36,6 +38,8 @@ class ActivationCheckpointing(Technique):
         return None
 
     def memory_order(self, value: Value) -> int | None:
+        """Shown for the networks of the tests, not for any: a block whose forward needs more for a moment, without
+        gradients, than all other blocks keep would need that memory again beside the gradients."""
         return {"full": 0, "none": 1}[str(value)]
 
     def apply(self, setup: Setup, value: Value) -> None:
@@ -51,13 +55,29 @@ def _checkpoint(block: nn.Module) -> Callable[[], None]:
     """Wrap the block's forward; returns what takes that back."""
     own = block.__dict__.get("forward")  # of an instance somebody else has wrapped already
     inner = block.forward
+    norms = [module for module in block.modules() if isinstance(module, _NormBase) and module.track_running_stats]
 
     @functools.wraps(inner)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(inner, *args, use_reentrant=False, **kwargs)
+        return checkpoint(
+            inner, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), _statistics_held(norms)), **kwargs
+        )
 
     block.forward = forward  # the instance's own attribute, over the class's method
     return functools.partial(setattr, block, "forward", own) if own else functools.partial(delattr, block, "forward")
+
+
+@contextmanager
+def _statistics_held(norms: list[_NormBase]) -> Iterator[None]:
+    """Let a recomputation leave running statistics alone: the forward has counted these samples already."""
+    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, momentum, count in before:
+            norm.momentum, norm.num_batches_tracked = momentum, count
 
 
 def _stop_caching(setup: Setup) -> None:

@@ -6,9 +6,10 @@ random number generators. Read with `weights_only=True`: a checkpoint cannot run
 
 from __future__ import annotations
 
+import copy
 import os
-import pickle
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -23,6 +24,7 @@ def save(setup: Setup, directory: Path, next_step: int) -> Path:
     """Write the state after step `next_step - 1`; replaces the former checkpoint in one move."""
     assert setup.optimizer is not None, "build() sets the optimizer"
     state = {
+        "made_by": _made_by(setup),
         "next_step": next_step,
         "weights": {name: parameter.detach() for name, parameter in setup.trainable()},
         "buffers": dict(setup.model.named_buffers()),
@@ -41,6 +43,12 @@ def save(setup: Setup, directory: Path, next_step: int) -> Path:
     return path
 
 
+def _made_by(setup: Setup) -> dict[str, Any]:
+    """What a checkpoint must agree on with the run that goes on from it; a micro-batch may be another."""
+    shapes = {name: list(parameter.shape) for name, parameter in setup.trainable()}
+    return {"optimizer": setup.config["optimizer"], "weights": shapes}
+
+
 def load(setup: Setup, directory: Path) -> int:
     """Bring a run to where its checkpoint stands; returns the step to go on with.
 
@@ -55,10 +63,11 @@ def load(setup: Setup, directory: Path) -> int:
         )
     try:
         state = torch.load(path, map_location=setup.device, weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
-        raise InputError(f"the checkpoint {path} cannot be read: {error}.", "Train again without resume.") from error
+    except Exception as error:  # of a file that is none it raises whatever it stumbles over, and pages of advice
+        reason = type(error).__name__
+        raise InputError(f"the checkpoint {path} cannot be read: {reason}.", "Train again without resume.") from error
     weights = dict(setup.trainable())
-    if weights.keys() != state["weights"].keys():
+    if not isinstance(state, dict) or state.get("made_by") != _made_by(setup):
         raise InputError(f"the checkpoint {path} is of another model or config.", "Give the config it was made with.")
     with torch.no_grad():
         for name, parameter in weights.items():
@@ -88,8 +97,12 @@ def save_model(setup: Setup, directory: Path) -> None:
 def _save_adapter(setup: Setup, directory: Path) -> None:
     from peft import get_peft_model_state_dict
 
-    weights = get_peft_model_state_dict(setup.model)
+    adapters: Any = setup.model.peft_config
+    config = copy.copy(adapters["default"])
+    whole = {name: parameter for name, parameter in setup.trainable() if "lora_" not in name}  # a new head
+    config.modules_to_save = sorted({name.rpartition(".")[0] for name in whole}) or None
+    weights = {**get_peft_model_state_dict(setup.model), **whole}
     # The names that PeftModel.from_pretrained looks for: it wraps the model twice.
     named = {f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     safetensors.torch.save_file(named, directory / "adapter_model.safetensors")
-    setup.model.peft_config["default"].save_pretrained(directory)  # type: ignore[union-attr,index]
+    config.save_pretrained(directory)

@@ -108,8 +108,10 @@ def _sequence_length(batch: Any) -> int | None:
 
 
 def _task(model: nn.Module, batch: Any) -> str:
-    """What decides how labels are counted: transformers' causal language models shift theirs."""
-    name, labels = type(model).__name__, labels_of(batch)
-    if name.endswith(("ForCausalLM", "LMHeadModel")) and labels is not None:
+    """By transformers' names. Causal language models shift their labels; LoRA trains a classifier's new head whole."""
+    name = type(model).__name__
+    if name.endswith(("ForCausalLM", "LMHeadModel")) and labels_of(batch) is not None:
         return "causal-lm"
-    return "custom"
+    if name.endswith("ForSequenceClassification"):
+        return "sequence-classification"
+    return "image-classification" if name.endswith("ForImageClassification") else "custom"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,10 @@ _HIDDEN, _KEPT = 0.8, 0.9  # of those: 80 % hidden, 10 % kept, 10 % replaced
 
 @dataclass(frozen=True)
 class FileLoader:
-    """Batches of the effective size from samples in memory, every epoch in a new order; can be read again and again.
+    """Batches of the effective size from samples in memory, every pass in a new order; can be read again and again.
+
+    As a DataLoader does, a pass draws its order from torch's global random numbers. The last batch is filled up from
+    the front.
 
     Args:
         samples: a batch that holds everything, samples along dim 0.
@@ -32,13 +34,12 @@ class FileLoader:
     samples: dict[str, torch.Tensor]
     batch_size: int
     mask_id: int | None = None
-    seed: int = 0
 
     def __len__(self) -> int:
         return math.ceil(sample_count(self.samples) / self.batch_size)
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         order = torch.randperm(sample_count(self.samples), generator=generator)
         order = order.repeat(math.ceil(len(self) * self.batch_size / len(order)))
         for number in range(len(self)):
@@ -47,7 +48,7 @@ class FileLoader:
             yield batch if self.mask_id is None else masked(batch["input_ids"], self.mask_id, generator)
 
 
-def file_loader(workload: Workload, path: Path, *, tokenizer: Any, seed: int) -> FileLoader:
+def file_loader(workload: Workload, path: Path, *, tokenizer: Any) -> FileLoader:
     """The loader of a data file for a named model's task.
 
     Args:
@@ -58,14 +59,14 @@ def file_loader(workload: Workload, path: Path, *, tokenizer: Any, seed: int) ->
     """
     size, length = workload.effective_batch_size, workload.sequence_length
     if workload.task == "image-classification":
-        return FileLoader(_images(path), size, seed=seed)
+        return FileLoader(_images(path), size)
     assert length is not None, "models/ gives every text task a sequence length"
     if workload.task == "sequence-classification":
-        return FileLoader(_labelled(path, tokenizer, length), size, seed=seed)
+        return FileLoader(_labelled(path, tokenizer, length), size)
     ids = _packed(path, tokenizer, length)
     if workload.task == "masked-lm":
-        return FileLoader({"input_ids": ids}, size, mask_id=_mask_id(tokenizer), seed=seed)
-    return FileLoader({"input_ids": ids, "labels": ids}, size, seed=seed)
+        return FileLoader({"input_ids": ids}, size, mask_id=_mask_id(tokenizer))
+    return FileLoader({"input_ids": ids, "labels": ids}, size)
 
 
 def masked(ids: torch.Tensor, mask_id: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -102,6 +103,9 @@ def _rows(path: Path, *fields: str) -> list[dict[str, Any]]:
         missing = [field for field in fields if not isinstance(row, dict) or field not in row]
         if missing:
             raise InputError(f"{path}, line {number} lacks {' and '.join(missing)}.", "Every line needs them.")
+        if not isinstance(row["text"], str):
+            given = type(row["text"]).__name__
+            raise InputError(f"{path}, line {number}: text must be text, not {given}.", "Put it in quotation marks.")
         rows.append(row)
     return rows
 
@@ -110,6 +114,8 @@ def _packed(path: Path, tokenizer: Any, length: int) -> torch.Tensor:
     """All texts in a row, cut into sequences; a text too short for one is repeated."""
     texts = [row["text"] for row in _rows(path, "text")] if path.suffix == ".jsonl" else [_read(path)]
     ids = torch.tensor([token for text in texts for token in _with_end(text, tokenizer)])
+    if not len(ids):
+        raise InputError(f"the data file {path} holds no text.", "Give at least one line that has some.")
     ids = ids.repeat(math.ceil(length / len(ids)))
     return ids[: len(ids) // length * length].view(-1, length)
 
@@ -152,12 +158,14 @@ def _mask_id(tokenizer: Any) -> int:
 
 
 def _images(path: Path) -> dict[str, torch.Tensor]:
-    if not path.exists():
-        raise InputError(f"the data file {path} is not there.", "Check the path.")
     try:
         data = torch.load(path, weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-        raise InputError(f"the data file {path} cannot be read: {error}.", "Save it with torch.save.") from error
-    if not isinstance(data, dict) or {"pixel_values", "labels"} - data.keys():
+    except FileNotFoundError as error:
+        raise InputError(f"the data file {path} is not there.", "Check the path.") from error
+    except Exception as error:  # of a file that is none it raises whatever it stumbles over, and pages of advice
+        reason = type(error).__name__
+        raise InputError(f"the data file {path} cannot be read: {reason}.", "Save it with torch.save.") from error
+    names = ("pixel_values", "labels")
+    if not isinstance(data, dict) or not all(isinstance(data.get(name), torch.Tensor) for name in names):
         raise InputError(f"the data file {path} must hold pixel_values and labels.", "Save a dict of two tensors.")
-    return {"pixel_values": data["pixel_values"], "labels": data["labels"]}
+    return {name: data[name] for name in names}

@@ -60,7 +60,9 @@ def test_a_journey_through_yaml_changes_nothing(knobs: dict) -> None:
 def test_the_digest_is_the_same_in_another_process() -> None:
     """Python's own hash of text is not."""
     config = Config(precision="bf16", lora_rank=8, lora_targets=None)
-    program = "from autofit.core.config import Config; print(Config(lora_rank=8, lora_targets=None, precision='bf16').key)"
+    program = (
+        "from autofit.core.config import Config; print(Config(lora_rank=8, lora_targets=None, precision='bf16').key)"
+    )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert output.stdout.strip() == config.key
 

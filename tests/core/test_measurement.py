@@ -14,7 +14,9 @@ positive = st.floats(0.001, 1e6)
 sizes = st.integers(0, 2**45)
 measurements = st.builds(
     Measurement,
-    config=st.dictionaries(st.text("abc", min_size=1), st.none() | st.booleans() | st.integers() | st.text()).map(Config),
+    config=st.dictionaries(st.text("abc", min_size=1), st.none() | st.booleans() | st.integers() | st.text()).map(
+        Config
+    ),
     outcome=st.sampled_from(Outcome),
     number=st.integers(0, 1000),
     step_seconds=st.none() | st.builds(StepSeconds, positive, positive, positive),

@@ -1,4 +1,4 @@
-"""A run directory belongs to one process at a time, is never overwritten, and can be used again when nothing came of it."""
+"""A run directory belongs to one process at a time, is never overwritten, and is free again if nothing came of it."""
 
 import os
 import signal
@@ -51,7 +51,9 @@ def test_a_new_one_is_made_with_all_its_parents(tmp_path: Path) -> None:
         assert {each.parent for each in (run.result, run.script, run.report, run.journal)} == {tmp_path / "a" / "b"}
 
 
-def test_a_relative_one_stays_where_it_is_when_the_process_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_one_stays_where_it_is_when_the_process_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     run = RunDirectory(Path("x"))
     assert run.path == tmp_path / "x"

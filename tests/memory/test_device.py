@@ -62,7 +62,7 @@ def test_what_others_hold_is_asked_of_the_driver(
 ) -> None:
     monkeypatch.setattr(device.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(device.subprocess, "run", answer)
-    assert device._used_bytes_without_context() == expected
+    assert device.used_bytes_without_context() == expected
 
 
 @pytest.mark.parametrize("error", [OSError(), subprocess.TimeoutExpired("nvidia-smi", 30)])
@@ -72,7 +72,7 @@ def test_a_driver_that_does_not_answer_is_no_failure(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(device.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(device.subprocess, "run", fail)
-    assert device._used_bytes_without_context() == 0
+    assert device.used_bytes_without_context() == 0
 
 
 @pytest.mark.parametrize(("visible", "asked"), [(None, "0"), ("2,3", "2"), ("GPU-1234", "GPU-1234"), ("", "0")])
@@ -85,19 +85,18 @@ def test_the_card_asked_about_is_the_first_visible(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    device._used_bytes_without_context()
+    device.used_bytes_without_context()
     assert f"--id={asked}" in seen
 
 
 def test_without_nvidia_smi_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device.shutil, "which", lambda name: None)
-    assert device._used_bytes_without_context() == 0
+    assert device.used_bytes_without_context() == 0
 
 
 @pytest.mark.gpu
 def test_a_card() -> None:
     hardware = device.detect()
-    assert hardware == device.detect("cuda") or hardware.name == device.detect("cuda").name
     assert hardware.device == "cuda"
     assert hardware.name == torch.cuda.get_device_properties(0).name
     assert hardware.memory_bytes == torch.cuda.mem_get_info(0)[1]

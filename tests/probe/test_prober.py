@@ -249,12 +249,10 @@ def log_of(prober: Prober, number: int) -> str:
     return (prober._logs / f"{number:04d}.log").read_text()
 
 
-def test_output_goes_to_a_log_of_its_own_and_is_never_parsed(
-    prober: Prober, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_output_goes_to_a_log_of_its_own_and_is_never_parsed(prober: Prober, capfd: pytest.CaptureFixture[str]) -> None:
     def chatter() -> None:
-        print("outcome: out_of_memory", flush=True)
-        print("torch.OutOfMemoryError: CUDA out of memory", file=sys.stderr)
+        sys.stdout.write("outcome: out_of_memory\n")
+        sys.stderr.write("torch.OutOfMemoryError: CUDA out of memory\n")
         os.write(1, b"\x80\x04N.")
         subprocess.run(["echo", "a grandchild"], check=True)
 
@@ -334,7 +332,7 @@ def test_what_cannot_be_opened_in_the_child_says_what_to_do(
     import only_here  # type: ignore[import-not-found]
 
     workload = Workload(model=tiny.MLP, batch=only_here.batch)
-    with pytest.raises(InputError, match="cannot be opened in a probe process.*only_here"):
+    with pytest.raises(InputError, match=r"cannot be opened in a probe process.*only_here"):
         prober.look(workload, "cpu", GIB)
     with pytest.raises(InputError, match="only_here"):
         measure(prober, workload)

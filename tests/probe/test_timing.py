@@ -88,9 +88,7 @@ def test_gives_up_after_two_steps_that_are_hopelessly_slow() -> None:
     assert timed(Plan(best_seconds=0.4), 1.0, 0.9) == ([1.0, 0.9], True)
 
 
-@pytest.mark.parametrize(
-    "steps", [(1.0, 0.7), (0.7, 1.0)], ids=["second is not hopeless", "first is not hopeless"]
-)
+@pytest.mark.parametrize("steps", [(1.0, 0.7), (0.7, 1.0)], ids=["second is not hopeless", "first is not hopeless"])
 def test_one_slow_step_proves_nothing(steps: tuple[float, float]) -> None:
     samples, hopeless = timed(Plan(best_seconds=0.4, max_steps=4), *steps)
     assert len(samples) > 2

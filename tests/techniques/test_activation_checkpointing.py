@@ -15,9 +15,7 @@ from autofit.training.build import build
 from autofit.training.loop import accumulate
 
 FULL = {"activation_checkpointing": "full"}
-NO_BLOCKS = Traits(
-    parameters=1, blocks=0, linears=1, attention=False, sdpa=False, batch_norm=False, dropout=False
-)
+NO_BLOCKS = Traits(parameters=1, blocks=0, linears=1, attention=False, sdpa=False, batch_norm=False, dropout=False)
 
 
 def flat_workload() -> Workload:
@@ -30,7 +28,7 @@ def flat_workload() -> Workload:
 
 
 def test_a_model_without_repeated_blocks_is_refused() -> None:
-    with pytest.raises(RefusedError, match="the model has no repeated blocks .* to checkpoint; use none"):
+    with pytest.raises(RefusedError, match=r"the model has no repeated blocks .* to checkpoint; use none"):
         build(flat_workload(), FULL, tiny.CPU)
 
 
@@ -54,6 +52,20 @@ def test_dropout_draws_the_same_numbers_when_it_is_computed_again() -> None:
 
     for full, plain in zip(gradients("full"), gradients("none"), strict=True):
         torch.testing.assert_close(full, plain)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_count_every_sample_once(momentum: float | None) -> None:
+    def buffers(value: str) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = tiny.ConvNet(norm=lambda width: nn.BatchNorm2d(width, momentum=momentum))
+        workload = tiny.conv_workload(4)
+        setup = build(workload, {"activation_checkpointing": value, "micro_batch_size": 2}, tiny.CPU, model=model)
+        accumulate(setup, workload.batch(4))
+        setup.close()
+        return dict(model.named_buffers())
+
+    torch.testing.assert_close(buffers("full"), buffers("none"))
 
 
 def test_a_block_that_stands_there_several_times_is_wrapped_once_and_given_back() -> None:

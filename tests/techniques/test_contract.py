@@ -270,7 +270,9 @@ def sees_precision(effect: Effect) -> None:
     assert effect.trace.loss != effect.off_trace.loss
     assert (effect.setup.scaler is not None) == (effect.value == "fp16-mixed")
     if effect.value != "fp16-mixed":  # whose first steps are skipped
-        states = {state.dtype for each in effect.setup.optimizer.state.values() for state in each.values() if state.dim()}
+        states = {
+            state.dtype for each in effect.setup.optimizer.state.values() for state in each.values() if state.dim()
+        }
         assert states == {torch.float32 if mixed else low}
     adapted = built(effect.setup.workload, {"precision": effect.value, "lora_rank": 4})
     assert dtypes_of(p for p in adapted.model.parameters() if not p.requires_grad) == {low}

@@ -18,7 +18,10 @@ def test_weight_decay_falls_on_matrices_only(value: str) -> None:
     setup = build(tiny.conv_workload(), {"optimizer": value}, tiny.CPU, hyperparameters=hyperparameters)
     groups = setup.optimizer.param_groups
     decay = {parameter: group["weight_decay"] for group in groups for parameter in group["params"]}
-    assert {(parameter.dim() >= 2, decay[parameter]) for _, parameter in setup.trainable()} == {(True, 0.3), (False, 0.0)}
+    assert {(parameter.dim() >= 2, decay[parameter]) for _, parameter in setup.trainable()} == {
+        (True, 0.3),
+        (False, 0.0),
+    }
     assert {group["lr"] for group in groups} == {0.02}
 
 

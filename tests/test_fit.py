@@ -1,0 +1,451 @@
+"""fit trains the user's own model as a loop written by hand would, and goes on where it was stopped."""
+
+import copy
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import tiny
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import autofit
+from autofit import tune
+from autofit.core.config import Config
+from autofit.core.errors import InputError, NothingFitsError, ProbeError
+from autofit.core.events import Event, Note
+from autofit.core.measurement import Outcome
+from autofit.fit import fit, search
+from autofit.training.loop import StepReport
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def batches(count: int = 3, size: int = 8) -> list[Batch]:
+    generator = torch.Generator().manual_seed(count)
+    return [
+        (torch.randn(size, 48, generator=generator), torch.randint(10, (size,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def mlp(depth: int = 2) -> nn.Module:
+    torch.manual_seed(1)
+    return tiny.MLP(depth=depth)
+
+
+def fitted(model: nn.Module | None = None, loader: Any = None, **options: Any) -> autofit.Trained:
+    """Training only, on the CPU, with every knob off unless the config says otherwise."""
+    given = {"loss": tiny.classify, "lr": 1e-2, "config": {}, "device": "cpu", **options}
+    return fit(mlp() if model is None else model, batches() if loader is None else loader, **given)
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def assert_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], **tolerance: float) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], **(tolerance or {"rtol": 0, "atol": 0}), msg=name)
+
+
+# The mathematics
+
+
+def test_the_users_own_model_is_trained() -> None:
+    model = mlp()
+    parameters = list(model.parameters())
+    trained = fitted(model, epochs=20)
+    assert trained.model is model
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    assert trained.result is None
+    assert trained.evaluations == []
+    assert [report.step for report in trained.history] == list(range(60))
+    assert {report.samples for report in trained.history} == {8}
+    assert trained.history[-1].loss < 0.5 * trained.history[0].loss
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_without_knobs_it_is_the_loop_written_by_hand_bit_for_bit(decay: float) -> None:
+    model = mlp()
+    trained = fitted(copy.deepcopy(model), epochs=3, weight_decay=decay)
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": decay},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, fused=True)
+    losses = []
+    for batch in batches() * 3:
+        loss = tiny.classify(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert [report.loss for report in trained.history] == losses
+    assert_same(weights(trained.model), weights(model))
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"micro_batch_size": 2},
+        {"micro_batch_size": 1, "activation_checkpointing": "full"},
+        {"activation_checkpointing": "full"},
+    ],
+    ids=str,
+)
+def test_exact_knobs_give_the_same_weights(knobs: dict[str, Any]) -> None:
+    plain = fitted(config={"optimizer": "sgd"}, epochs=3, max_grad_norm=0.5)
+    other = fitted(config=Config({"optimizer": "sgd", **knobs}), epochs=3, max_grad_norm=0.5)
+    assert_same(weights(other.model), weights(plain.model), rtol=1e-5, atol=1e-6)
+    for one, two in zip(plain.history, other.history, strict=True):
+        assert two.loss == pytest.approx(one.loss, rel=1e-5)
+
+
+def test_a_ragged_last_batch_is_trained_on_too() -> None:
+    loader = DataLoader(TensorDataset(*(torch.cat(parts) for parts in zip(*batches(3), strict=True))), batch_size=9)
+    trained = fitted(loader=loader, config={"micro_batch_size": 3})
+    assert [report.samples for report in trained.history] == [9, 9, 6]
+
+
+def test_the_model_is_given_back_without_wrappers() -> None:
+    model = mlp()
+    fitted(model, config={"activation_checkpointing": "full", "precision": "bf16"}, steps=1)
+    for module in model.modules():
+        assert "forward" not in vars(module)
+        assert not module._forward_pre_hooks
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+def test_a_failure_gives_the_model_back_without_wrappers_too() -> None:
+    model = mlp()
+
+    def stop(report: StepReport) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fitted(model, config={"activation_checkpointing": "full"}, callbacks=(stop,))
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_batch_norm_is_warned_of() -> None:
+    generator = torch.Generator().manual_seed(0)
+    loader = [(torch.randn(4, 3, 8, 8, generator=generator), torch.tensor([0, 1, 2, 3]))]
+    for micro_batch, warned in ((2, 1), (4, 0)):
+        events: list[Event] = []
+        fitted(tiny.ConvNet(), loader, config={"micro_batch_size": micro_batch}, listener=events.append)
+        notes = [event.text for event in events if isinstance(event, Note)]
+        assert len(notes) == warned
+        assert all("BatchNorm takes its statistics over micro-batches of 2" in note for note in notes)
+
+
+def contrastive(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Every sample is told from all others in the batch."""
+    vectors = nn.functional.normalize(model(batch[0]), dim=1)
+    return nn.functional.cross_entropy(vectors @ vectors.T * 5, torch.arange(len(vectors)))
+
+
+def test_a_loss_that_couples_samples_is_not_split() -> None:
+    with pytest.raises(InputError, match=r"cannot be split.* Set micro_batch_size to 8"):
+        fitted(loss=contrastive, config={"micro_batch_size": 4})
+    assert len(fitted(loss=contrastive, config={"micro_batch_size": 8}).history) == 3
+
+
+# How long, how fast
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"), [({}, 3), ({"epochs": 2}, 6), ({"steps": 2}, 2), ({"steps": 7}, 7)], ids=str
+)
+def test_length_of_training(given: dict[str, int], steps: int) -> None:
+    assert len(fitted(**given).history) == steps
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"epochs": 1, "steps": 1}, "epochs and steps both say how long"),
+        ({"epochs": 0}, "must be a positive whole number, not 0"),
+        ({"steps": -1}, "must be a positive whole number, not -1"),
+        ({"steps": 1.5}, r"must be a positive whole number, not 1\.5"),
+        ({"steps": True}, "must be a positive whole number, not True"),
+    ],
+    ids=str,
+)
+def test_lengths_that_make_no_sense(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        fitted(**given)
+
+
+def test_a_loader_without_a_length_is_counted() -> None:
+    def read() -> Iterator[Batch]:
+        yield from batches()
+
+    assert len(fitted(loader=read, epochs=2).history) == 6
+
+
+def test_schedules() -> None:
+    def rates(**given: Any) -> list[float]:
+        return [report.lr for report in fitted(steps=5, lr=1.0, config={"optimizer": "sgd"}, **given).history]
+
+    assert rates() == [1.0] * 5
+    assert rates(schedule="linear") == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
+    assert rates(schedule="cosine", warmup_steps=1) == pytest.approx([0.5, 1.0, 0.853553, 0.5, 0.146447], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"lr": 0}, "learning rate must be positive, not 0"),
+        ({"schedule": "exponential"}, "schedule must be one of constant, cosine, linear"),
+        ({"max_grad_norm": -1}, "max_grad_norm must be positive"),
+        ({"config": {"precison": "bf16"}}, r"unknown knob 'precison'\. Did you mean 'precision'\?"),
+        ({"config": {"precision": "bf17"}}, r"unknown value for precision 'bf17'\. Did you mean 'bf16'\?"),
+        ({"config": {"micro_batch_size": 3}}, r"micro_batch_size 3 does not divide the effective batch of 8"),
+        ({"learning_rate": 1}, r"unknown option 'learning_rate'"),
+        ({"devise": "cpu"}, r"unknown option 'devise'\. Did you mean 'device'\?"),
+        ({"resume": True}, "to resume, the directory must be named"),
+        ({"loader": []}, "the loader is empty"),
+        ({"loader": iter(batches())}, "can be read only once"),
+        ({"loader": 5}, "the loader must be an iterable of batches, not a int"),
+        ({"model": "gpt2"}, "the model must be an nn.Module or the name of one, not a str"),
+        ({"loss": lambda model, batch: model(batch[0])}, r"the loss must be one number in a tensor, not a tensor of"),
+        ({"loss": lambda model, batch: torch.ones(())}, "the loss needs no gradient"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else str(next(iter(value))),
+)
+def test_bad_input_is_one_sentence(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        fitted(**given)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(ProbeError, match="no CUDA device"):
+        fitted(device="cuda")
+
+
+def test_evaluation_after_every_pass_and_at_the_end() -> None:
+    held_out = batches(2, 5)
+    model = mlp()
+    before = float(torch.stack([tiny.classify(model, batch).detach() for batch in held_out]).mean())
+    trained = fitted(model, steps=7, eval_loader=held_out, lr=1e-9)
+    assert trained.evaluations == [pytest.approx(before, abs=1e-4)] * 3
+    assert len(fitted(steps=6, eval_loader=held_out).evaluations) == 2
+    assert model.training
+
+
+def test_callbacks_are_told_of_every_step() -> None:
+    seen: list[StepReport] = []
+    trained = fitted(epochs=2, callbacks=(seen.append, lambda report: None))
+    assert seen == trained.history
+
+
+# What is kept, and going on
+
+
+def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fitted()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_output_directory(tmp_path: Path) -> None:
+    trained = fitted(output_dir=tmp_path / "out")
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
+        "out/checkpoint.pt",
+        "out/model/model.safetensors",
+    }
+    read = mlp()
+    safetensors.torch.load_model(read, tmp_path / "out" / "model" / "model.safetensors")
+    assert_same(weights(read), weights(trained.model))
+
+
+def test_an_adapter_is_kept_as_an_adapter(tmp_path: Path) -> None:
+    fitted(config={"lora_rank": 2}, output_dir=tmp_path)
+    assert {path.name for path in (tmp_path / "model").iterdir()} >= {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+
+
+class Noisy(nn.Module):
+    """Draws random numbers in every forward, and keeps running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(48, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 10))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.body(features)
+
+
+def noisy() -> nn.Module:
+    torch.manual_seed(2)
+    return Noisy()
+
+
+def shuffled() -> DataLoader[Any]:
+    features, classes = (torch.cat(parts) for parts in zip(*batches(3), strict=True))
+    return DataLoader(TensorDataset(features, classes), batch_size=8, shuffle=True)
+
+
+class StoppedError(Exception):
+    """Something from outside ends a training run."""
+
+
+def stop_at(step: int) -> Callable[[StepReport], None]:
+    def callback(report: StepReport) -> None:
+        if report.step == step:
+            raise StoppedError
+
+    return callback
+
+
+@pytest.mark.parametrize("stopped", [4, 6, 8], ids=["in a pass", "after a pass", "before the end"])
+@pytest.mark.parametrize("loader", [batches, shuffled])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Callable[[], Any], stopped: int
+) -> None:
+    room = importlib.import_module("autofit.fit")  # as an attribute of autofit it is the function
+    monkeypatch.setattr(room, "CHECKPOINT_EVERY", 2)
+    how: dict[str, Any] = {"epochs": 3, "schedule": "cosine", "config": {"micro_batch_size": 4}}
+    whole = fitted(noisy(), loader(), **how)
+    with pytest.raises(StoppedError):
+        fitted(noisy(), loader(), output_dir=tmp_path, callbacks=(stop_at(stopped),), **how)
+    torch.manual_seed(99)  # another process has drawn other random numbers
+    resumed = fitted(noisy(), loader(), output_dir=tmp_path, resume=True, **how)
+    assert [report.step for report in resumed.history] == list(range(stopped // 2 * 2, 9))
+    assert resumed.history == whole.history[stopped // 2 * 2 :]
+    assert_same(weights(resumed.model), weights(whole.model))
+
+
+def test_every_pass_of_a_shuffling_loader_has_an_order_of_its_own() -> None:
+    firsts: list[float] = []
+
+    def remember(model: nn.Module, batch: Batch) -> torch.Tensor:
+        firsts.append(float(batch[0][0, 0]))
+        return tiny.classify(model, batch)
+
+    fitted(loader=shuffled(), loss=remember, epochs=2)
+    trained = firsts[-6:]
+    assert trained[:3] != trained[3:]
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+    first = fitted(output_dir=tmp_path)
+    again = fitted(output_dir=tmp_path, resume=True)
+    assert again.history == []
+    assert_same(weights(again.model), weights(first.model))
+    assert len(fitted(output_dir=tmp_path, resume=True, epochs=2).history) == 3
+
+
+def test_resuming_where_nothing_is(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"there is no run to resume in .*\. Leave out resume"):
+        fitted(output_dir=tmp_path, resume=True)
+
+
+def test_resuming_with_another_config(tmp_path: Path) -> None:
+    fitted(output_dir=tmp_path)
+    with pytest.raises(InputError, match="is of another model or config"):
+        fitted(output_dir=tmp_path, resume=True, config={"optimizer": "sgd"}, epochs=2)
+
+
+# With a search before it
+
+
+@pytest.mark.usefixtures("shared_zygote")
+def test_a_search_does_not_touch_the_model(tmp_path: Path) -> None:
+    model = noisy().eval()
+    model.body[0].weight.requires_grad_(False)
+    before, parameters = weights(model), list(model.parameters())
+    result = search(
+        model,
+        batches(),
+        loss=tiny.classify,
+        device="cpu",
+        mem=1,
+        trials=2,
+        set={"precision": "fp32"},
+        out=tmp_path / "r",
+    )
+    assert result.best
+    assert result.model == "Noisy"
+    assert result.workload["effective_batch_size"] == 8
+    assert_same(weights(model), before)
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    assert [parameter.requires_grad for parameter in parameters[:2]] == [False, True]
+    assert not any(module.training or module._forward_hooks for module in model.modules())
+    assert all(parameter.grad is None for parameter in parameters)
+
+
+@pytest.mark.usefixtures("shared_zygote")
+def test_search_then_train_then_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    how: dict[str, Any] = {"config": None, "mem": 1, "trials": 3, "epochs": 2, "set": {"micro_batch_size": [4, 8]}}
+    model = mlp()
+    with pytest.raises(StoppedError):  # after the search, before any checkpoint
+        fitted(mlp(), output_dir=tmp_path, callbacks=(stop_at(0),), **how)
+    trained = fitted(model, output_dir=tmp_path, **how)
+    assert trained.model is model
+    assert trained.result
+    assert trained.result.best
+    assert trained.result.best.verified
+    assert trained.result.run_directory == str(tmp_path / "search")
+    assert len(trained.result.trials) == 3  # all of the first search, none measured twice
+    assert len(trained.history) == 6
+    monkeypatch.setattr(tune, "Prober", None)  # no search any more
+    (tmp_path / "checkpoint.pt").unlink()
+    again = fitted(output_dir=tmp_path, resume=True, **how)
+    assert again.result is None
+    assert [report.loss for report in again.history] == [report.loss for report in trained.history]
+
+
+@pytest.mark.usefixtures("shared_zygote")
+def test_nothing_fits(tmp_path: Path) -> None:
+    how = {"config": None, "mem": 1e-5, "trials": 2, "set": {"precision": "fp32", "micro_batch_size": 8}}
+    with pytest.raises(NothingFitsError, match=r"no config that was tried fits 0\.00 GiB: the nearest needs") as caught:
+        fitted(output_dir=tmp_path, **how)
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.usefixtures("shared_zygote")
+def test_a_contrastive_loss_is_searched_unsplit(tmp_path: Path) -> None:
+    events: list[Event] = []
+    result = search(
+        mlp(), batches(), loss=contrastive, device="cpu", mem=1, trials=2, out=tmp_path / "r", listener=events.append
+    )
+    assert result.skipped["refused"] > 0
+    assert {trial.config["micro_batch_size"] for trial in result.trials} == {8}
+    assert any(isinstance(event, Note) and "it cannot be split" in event.text for event in events)
+
+
+@pytest.mark.usefixtures("shared_zygote")
+def test_a_workload_of_ones_own(tmp_path: Path) -> None:
+    result = autofit.search(tiny.mlp_workload(), device="cpu", mem=1, trials=1, out=tmp_path / "r")
+    assert result.trials[0].outcome is Outcome.FITS
+    assert "samples/s" in autofit.explain(result)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: search(tiny.mlp_workload(), batches()), "a loader and a loss belong to a living model"),
+        (lambda: search("gpt2", loss=tiny.classify), "a loader and a loss belong to a living model"),
+        (lambda: search(tiny.mlp_workload(), seq_len=8), "seq_len and effective_batch belong to a model given by name"),
+        (lambda: search(mlp(), batches(), effective_batch=8), "seq_len and effective_batch belong"),
+        (lambda: search("gpt3"), r"unknown model 'gpt3'\. Did you mean 'gpt2'"),
+        (lambda: search("gpt2", trails=3), r"unknown option 'trails'\. Did you mean 'trials'"),
+        (lambda: search("gpt2", mem=0), "the memory must be more than 0 GiB"),
+        (lambda: search(mlp(), []), "the loader is empty"),
+        (lambda: search(object(), batches()), "must be an nn.Module or the name of one, not a object"),
+    ],
+)
+def test_bad_input_to_a_search(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        call()

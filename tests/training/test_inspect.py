@@ -1,0 +1,317 @@
+"""One look at a workload: what its model is made of, whether its loss splits, and what its author should mend."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import nn
+from torch.nn import functional
+
+from autofit.core.errors import InputError
+from autofit.core.hardware import GIB
+from autofit.core.workload import Traits, Workload
+from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
+from autofit.training.build import build
+from autofit.training.inspect import blamed_on, inspect_workload, loss_splits
+
+
+def look(workload: Workload, budget_bytes: int = GIB) -> Traits:
+    return inspect_workload(workload, tiny.CPU, budget_bytes)
+
+
+# What models are made of.
+
+
+def test_a_plain_transformer() -> None:
+    traits = look(tiny.transformer_workload())
+    assert traits == Traits(
+        parameters=sum(parameter.numel() for parameter in tiny.Transformer().parameters()),
+        blocks=3,
+        linears=3 * 4 + 1,
+        attention=True,
+        sdpa=True,
+        batch_norm=False,
+        dropout=False,
+        splits=True,
+        notes=(),
+    )
+
+
+def test_a_convolutional_network() -> None:
+    traits = look(tiny.conv_workload())
+    assert (traits.blocks, traits.linears, traits.attention, traits.sdpa) == (3, 1, False, False)
+    assert traits.batch_norm
+    assert traits.splits  # tried with the stored statistics, so BatchNorm does not couple the samples
+
+
+def test_a_network_on_feature_vectors() -> None:
+    traits = look(tiny.mlp_workload())
+    assert (traits.blocks, traits.linears, traits.attention, traits.sdpa, traits.batch_norm) == (
+        4,
+        9,
+        False,
+        False,
+        False,
+    )
+    assert traits.splits
+
+
+def test_a_transformers_model_is_known_to_split() -> None:
+    traits = look(tiny.llama_workload())
+    assert (traits.blocks, traits.linears, traits.attention, traits.sdpa) == (2, 2 * 7 + 1, True, True)
+    assert (traits.splits, traits.notes) == (True, ())
+
+
+def test_the_transposed_layers_of_gpt2_are_linear_layers() -> None:
+    config = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}
+    source = {"kind": "directory", "path": "x"}
+    model = HuggingFaceModel("gpt2", "causal-lm", config, source)
+    traits = look(huggingface_workload(model, sequence_length=8, effective_batch_size=2))
+    assert (traits.linears, traits.attention, traits.dropout) == (2 * 4 + 1, True, True)
+
+
+@pytest.mark.parametrize(
+    ("layer", "noticed"), [(nn.Dropout(0.1), True), (nn.Dropout(0.0), False), (nn.AlphaDropout(0.1), True)]
+)
+def test_dropout_is_noticed_where_it_drops_something(layer: nn.Module, noticed: bool) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(48, 10), layer)
+
+    assert look(replace(tiny.mlp_workload(), model=model)).dropout is noticed
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_fused_attention_is_seen_in_the_forward_and_not_by_a_name(fused: bool) -> None:
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(48, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.view(len(x), 1, 4, 12)
+            mixed = functional.scaled_dot_product_attention(x, x, x) if fused else (x @ x.mT).softmax(-1) @ x
+            return self.project(mixed.flatten(1))
+
+    traits = look(replace(tiny.mlp_workload(), model=Mixer))
+    assert (traits.sdpa, traits.attention) == (fused, False)
+
+
+def test_the_model_is_only_looked_at_when_its_weights_would_not_fit() -> None:
+    def explode(*_: object) -> None:
+        raise AssertionError("tried")
+
+    workload = replace(tiny.mlp_workload(), loss=explode)
+    half = 4 * look(tiny.mlp_workload()).parameters
+    traits = look(workload, budget_bytes=2 * half - 2)
+    assert traits.splits
+    (note,) = traits.notes
+    assert note.startswith("the model is too large to try its loss before the search")
+    with pytest.raises(InputError, match="tried"):
+        look(workload, budget_bytes=2 * half)
+
+
+# Losses.
+
+
+def contrastive(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Every other sample of the batch is a negative example."""
+    embedded = functional.normalize(model(batch[0]), dim=-1)
+    return functional.cross_entropy(embedded @ embedded.T / 0.1, torch.arange(len(embedded)))
+
+
+def variance(model: nn.Module, batch: Any) -> torch.Tensor:
+    return model(batch[0]).var(dim=0).sum()
+
+
+def summed(model: nn.Module, batch: Any) -> torch.Tensor:
+    return functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+
+def class_weighted(model: nn.Module, batch: Any) -> torch.Tensor:
+    return functional.cross_entropy(model(batch[0]), batch[1], weight=torch.linspace(0.1, 5, 10))
+
+
+@pytest.mark.parametrize("loss", [contrastive, summed, class_weighted])
+def test_a_loss_that_is_no_mean_over_samples_cannot_be_split(loss: Callable) -> None:
+    traits = look(replace(tiny.mlp_workload(), loss=loss))
+    assert not traits.splits
+    (note,) = traits.notes
+    assert "it cannot be split, so the micro-batch stays the whole batch" in note
+    assert "Workload(count=...)" in note
+
+
+def test_unless_the_workload_says_what_it_is() -> None:
+    assert look(replace(tiny.mlp_workload(), loss=summed, reduction="sum")).splits
+    weights = torch.linspace(0.1, 5, 10)
+    # The mean runs over the weights of the classes; counts are whole numbers, so they are told in thousandths.
+    counted = replace(
+        tiny.mlp_workload(),
+        loss=class_weighted,
+        count=lambda batch: int(1000 * weights[batch[1]].sum().round(decimals=3)),
+    )
+    assert look(counted).splits
+
+
+def test_a_loss_that_draws_random_numbers_is_noted() -> None:
+    def noisy(model: nn.Module, batch: Any) -> torch.Tensor:
+        return tiny.classify(model, (batch[0] + torch.randn_like(batch[0]), batch[1]))
+
+    traits = look(replace(tiny.mlp_workload(), loss=noisy))
+    assert traits.splits
+    (note,) = traits.notes
+    assert note.startswith("the loss draws random numbers")
+
+
+def test_dropout_is_no_random_loss() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(48, 10), nn.Dropout(0.5))
+
+    assert look(replace(tiny.mlp_workload(), model=model)).notes == ()
+
+
+def test_a_loss_that_is_no_number_is_noted_as_such() -> None:
+    def broken(model: nn.Module, batch: Any) -> torch.Tensor:
+        return tiny.classify(model, batch) * float("nan")
+
+    (note,) = look(replace(tiny.mlp_workload(), loss=broken)).notes
+    assert note.startswith("the loss is nan")
+
+
+def test_a_batch_of_one_sample_has_nothing_to_split() -> None:
+    assert look(replace(tiny.mlp_workload(1), loss=summed)).splits
+
+
+def test_no_more_samples_are_asked_for_than_the_batch_has() -> None:
+    asked: list[int] = []
+
+    def batch(samples: int) -> Any:
+        asked.append(samples)
+        return tiny.mlp_workload().batch(samples)
+
+    look(replace(tiny.mlp_workload(3), batch=batch))
+    look(replace(tiny.mlp_workload(300), batch=batch))
+    assert asked == [3, 4]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16"])
+def test_rounding_is_not_taken_for_coupling(precision: str) -> None:
+    setup = build(tiny.transformer_workload(), {"precision": precision}, tiny.CPU)
+    assert loss_splits(setup, setup.workload.batch(4)) == (True, None)
+    assert setup.model.training
+    coupled = build(replace(tiny.mlp_workload(), loss=contrastive), {"precision": precision}, tiny.CPU)
+    assert loss_splits(coupled, coupled.workload.batch(4))[0] is False
+
+
+def test_looking_leaves_no_gradients_and_no_hooks() -> None:
+    made: list[nn.Module] = []
+
+    def model() -> nn.Module:
+        made.append(tiny.MLP())
+        return made[-1]
+
+    look(replace(tiny.mlp_workload(), model=model))
+    assert all(parameter.grad is None for each in made for parameter in each.parameters())
+
+
+# What its author should mend: one sentence that names the place.
+
+
+def raises_in_the_model() -> nn.Module:
+    raise ValueError("no such\nlayer")  # the place
+
+
+def wrong_width() -> nn.Module:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(5, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)  # the place
+
+    return Net()
+
+
+def raises_in_the_batch(samples: int) -> Any:
+    return {}["features"]  # the place
+
+
+def raises_in_the_loss(model: nn.Module, batch: Any) -> Any:
+    return functional.cross_entropy(model(batch[0]), batch[0])  # the place
+
+
+def place_in(function: Callable) -> str:
+    """file:line of the line of the function that is marked as the place."""
+    with open(__file__, encoding="utf-8") as file:  # noqa: PTH123
+        lines = file.read().splitlines()
+    start = function.__code__.co_firstlineno
+    return (
+        f"{__file__}:{next(number for number in range(start, len(lines)) if lines[number - 1].endswith('# the place'))}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "beginning", "function"),
+    [
+        ({"model": raises_in_the_model}, "the model factory raised ValueError: no such layer", raises_in_the_model),
+        ({"model": wrong_width}, "the loss raised RuntimeError: mat1 and mat2 shapes", wrong_width),
+        ({"batch": raises_in_the_batch}, "the batch factory raised KeyError: 'features'", raises_in_the_batch),
+        ({"loss": raises_in_the_loss}, "the loss raised RuntimeError: ", raises_in_the_loss),
+    ],
+)
+def test_what_raises_is_named_with_the_users_own_line(changes: dict, beginning: str, function: Callable) -> None:
+    with pytest.raises(InputError) as caught:
+        look(replace(tiny.mlp_workload(), **changes))
+    assert caught.value.message.startswith(beginning)
+    assert f"(at {place_in(function)})" in caught.value.message
+    assert "\n" not in str(caught.value)
+    assert caught.value.remedy == "Correct it there."
+
+
+def test_where_all_of_it_is_torchs_own_code_that_is_named() -> None:
+    with pytest.raises(InputError, match=r"the model factory raised .*\(at .*linear\.py:\d+\)"):
+        look(replace(tiny.mlp_workload(), model=partial(nn.Linear, 48, -1)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": lambda: [1]}, "returned a list, not an nn.Module. Return the model itself."),
+        (
+            {"model": lambda: tiny.MLP().requires_grad_(False)},
+            "the model has no trainable parameter. Set requires_grad on what should be trained.",
+        ),
+        (
+            {"batch": lambda n: tiny.mlp_workload().batch(n + 1)},
+            "the batch factory was asked for 4 samples and gave 5. batch(n) must give n samples along dim 0",
+        ),
+        ({"batch": lambda n: [1] * n}, "the batch (a list) holds no tensor with samples along dim 0."),
+        (
+            {"batch": lambda n: (torch.ones(n), torch.ones(2))},
+            "the tensors of a batch differ in size along dim 0: [2, 4].",
+        ),
+        (
+            {"loss": lambda model, batch: model(batch[0])},
+            "the loss must be one number in a tensor, not a tensor of shape",
+        ),
+        ({"loss": None}, "the loss raised TypeError"),
+    ],
+)
+def test_what_is_not_what_it_should_be(changes: dict, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        look(replace(tiny.mlp_workload(), **changes))
+    assert message in str(caught.value)
+
+
+def test_a_users_error_of_ours_is_passed_on() -> None:
+    with pytest.raises(InputError, match=r"^mine\.$"), blamed_on("the loss"):
+        raise InputError("mine.")
+
+
+def test_an_error_without_a_message() -> None:
+    with pytest.raises(InputError, match="the loss raised RuntimeError: no message"), blamed_on("the loss"):
+        raise RuntimeError

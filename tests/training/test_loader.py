@@ -1,0 +1,175 @@
+"""A loader is read again and again, its own batch is the effective one, and the model beside it is not touched."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+import pytest
+import tiny
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from autofit.core.errors import InputError
+from autofit.models.huggingface import HuggingFaceModel
+from autofit.training.data import sample_count
+from autofit.training.loader import batches_of, endless, workload_from
+
+MODEL = tiny.MLP()
+
+
+def dataset(samples: int = 10) -> TensorDataset:
+    return TensorDataset(*tiny.mlp_workload().batch(samples))
+
+
+def batches(*sizes: int) -> list[Any]:
+    return [tiny.mlp_workload().batch(size) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [DataLoader(dataset(), batch_size=4), batches(4, 4, 2), tuple(batches(4, 4, 2)), lambda: iter(batches(4, 4, 2))],
+    ids=["DataLoader", "list", "tuple", "function"],
+)
+def test_every_kind_of_loader_can_be_read_again(loader: Any) -> None:
+    for _ in range(2):
+        assert [sample_count(batch) for batch in batches_of(loader)] == [4, 4, 2]
+    workload = workload_from(MODEL, loader, tiny.classify)
+    assert workload.effective_batch_size == 4
+    assert sample_count(workload.batch(7)) == 7
+
+
+def generator() -> Iterator[Any]:
+    yield from batches(4)
+
+
+@pytest.mark.parametrize(
+    ("loader", "kind"),
+    [(generator(), "generator"), (iter(batches(4)), "list_iterator"), (iter(DataLoader(dataset())), "DataLoaderIter")],
+)
+def test_what_can_be_read_only_once_is_refused(loader: Any, kind: str) -> None:
+    with pytest.raises(InputError, match=f"the loader is a .*{kind}, which can be read only once") as caught:
+        workload_from(MODEL, loader, tiny.classify)
+    assert "Pass a function that returns it" in caught.value.remedy
+
+
+def test_refusing_a_generator_takes_nothing_from_it() -> None:
+    loader = generator()
+    with pytest.raises(InputError):
+        batches_of(loader)
+    assert len(list(loader)) == 1
+
+
+@pytest.mark.parametrize("loader", [None, 3, object()])
+def test_what_cannot_be_iterated(loader: object) -> None:
+    with pytest.raises(InputError, match="the loader must be an iterable of batches, not a"):
+        workload_from(MODEL, loader, tiny.classify)
+
+
+@pytest.mark.parametrize("loader", [[], (), lambda: iter(())])
+def test_an_empty_loader(loader: Any) -> None:
+    with pytest.raises(InputError, match=r"the loader is empty: it gave no batch\. Check the data set\."):
+        workload_from(MODEL, loader, tiny.classify)
+    with pytest.raises(InputError, match="the loader is empty"):
+        next(endless(loader))
+
+
+def test_batches_that_are_none() -> None:
+    with pytest.raises(InputError, match="holds no tensor with samples"):
+        workload_from(MODEL, ["a", "b"], tiny.classify)
+
+
+@pytest.mark.parametrize("model", [tiny.MLP, "llama", None, lambda: tiny.MLP()])
+def test_the_model_must_be_a_living_module(model: object) -> None:
+    with pytest.raises(InputError, match=r"the model must be an nn\.Module or the name of one, not a"):
+        workload_from(model, batches(4), tiny.classify)
+
+
+def test_a_pass_over_a_shuffled_loader_is_one_draw_of_the_users_randomness() -> None:
+    """Starting the iterator twice would give another order than the user's own loop sees."""
+    loader = DataLoader(dataset(50), batch_size=5, shuffle=True)
+    torch.manual_seed(3)
+    expected = [batch[0] for batch in loader]
+    torch.manual_seed(3)
+    assert all(map(torch.equal, expected, [batch[0] for batch in batches_of(loader)]))
+
+
+def test_endless_goes_round_in_the_loaders_own_order() -> None:
+    loader = batches(3, 2, 1)
+    stream = endless(loader)
+    assert [sample_count(next(stream)) for _ in range(8)] == [3, 2, 1, 3, 2, 1, 3, 2]
+
+
+def token_batch(samples: int, length: int) -> dict[str, torch.Tensor]:
+    ids = torch.ones(samples, length, dtype=torch.int64)
+    return {"input_ids": ids, "labels": ids}
+
+
+def test_the_largest_shape_is_the_one_that_is_probed() -> None:
+    loader = [token_batch(4, 8), token_batch(4, 30), token_batch(4, 12)]
+    workload = workload_from(tiny.llama()(), loader, None)
+    assert workload.batch(2)["input_ids"].shape == (2, 30)
+    assert (workload.sequence_length, workload.unit, workload.effective_batch_size) == (30, "tokens", 4)
+
+
+def test_also_when_it_comes_in_a_small_last_batch() -> None:
+    workload = workload_from(tiny.llama()(), [token_batch(8, 20), token_batch(1, 30)], None)
+    assert workload.batch(8)["input_ids"].shape == (8, 30)
+    assert workload.effective_batch_size == 8
+
+
+def test_only_the_first_batches_of_a_long_loader_are_looked_at() -> None:
+    taken: list[int] = []
+
+    def loader() -> Iterator[Any]:
+        for number in range(1000):
+            taken.append(number)
+            yield tiny.mlp_workload().batch(2)
+
+    workload_from(MODEL, loader, tiny.classify)
+    assert len(taken) == 64
+
+
+def test_the_task_of_a_transformers_model_is_known_by_its_name() -> None:
+    assert workload_from(tiny.llama()(), [token_batch(2, 8)], None).task == "causal-lm"
+    classifier = HuggingFaceModel("tiny", "sequence-classification", tiny.LLAMA)()
+    labelled = {"input_ids": torch.ones(2, 8, dtype=torch.int64), "labels": torch.zeros(2, dtype=torch.int64)}
+    assert workload_from(classifier, [labelled], None).task == "sequence-classification"
+    without = [{"input_ids": torch.ones(2, 8, dtype=torch.int64)}]
+    assert workload_from(tiny.llama()(), without, tiny.classify).task == "custom"
+    other = workload_from(MODEL, batches(2), tiny.classify)
+    assert (other.task, other.name, other.unit, other.sequence_length) == ("custom", "MLP", "samples", None)
+
+
+def test_the_living_model_stays_as_it_is() -> None:
+    model = tiny.ConvNet()
+    before = {name: (p, p.data_ptr()) for name, p in model.named_parameters()}
+    workload = workload_from(model, [tiny.conv_workload().batch(2)], tiny.classify)
+    assert {name: (p, p.data_ptr()) for name, p in model.named_parameters()} == before
+    skeleton = workload.model()
+    assert skeleton is not model
+    assert {p.device.type for p in skeleton.parameters()} == {"meta"}
+
+
+def test_what_a_probe_gets_holds_no_weights_and_no_loader() -> None:
+    model = nn.Sequential(nn.Linear(48, 4096), nn.ReLU(), nn.Linear(4096, 10))
+    workload = workload_from(model, DataLoader(dataset(), batch_size=4), tiny.classify)
+    pickled = cloudpickle.dumps(workload)
+    assert len(pickled) < 0.1 * sum(p.nbytes for p in model.parameters())
+    assert sample_count(cloudpickle.loads(pickled).batch(3)) == 3
+
+
+def test_batches_reach_the_probe_detached() -> None:
+    x, y = tiny.mlp_workload().batch(2)
+    workload = workload_from(MODEL, [(x.requires_grad_(True), y)], tiny.classify)
+    assert not workload.batch(2)[0].requires_grad
+    assert x.requires_grad
+
+
+def test_a_model_that_cannot_be_copied_is_one_sentence() -> None:
+    class Stubborn(nn.Linear):
+        def __deepcopy__(self, memo: object) -> None:
+            raise TypeError("cannot be copied")
+
+    with pytest.raises(InputError, match="copying the model's structure raised TypeError: cannot be copied"):
+        workload_from(Stubborn(48, 10), batches(2), tiny.classify)
