@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from autofit.core.config import Value
 from autofit.core.errors import AutofitError, InputError, NothingFitsError
@@ -28,7 +29,19 @@ INTERRUPTED = 130
 # typer ships its own copy of click or uses click itself, by version; this is whichever it is.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
+
+class _Commands(TyperGroup):
+    """typer ends on Ctrl-C without a word; here it is told as every other end is."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise typer.Abort from error
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Find the fastest PyTorch training configuration that fits your memory, by measuring real steps.",
     no_args_is_help=True,
     add_completion=False,

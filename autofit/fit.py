@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,7 +193,7 @@ class _Training:
         batches = endless(_reproducible(loader, self.hyperparameters.seed))
         first = self._go_on(setup, batches)
         evaluations: list[float] = []
-        per_pass = len(loader) if isinstance(loader, Sized) else None
+        per_pass = _length(loader)
 
         def after(report: StepReport) -> None:
             done = report.step + 1
@@ -254,6 +254,8 @@ def _directory(output_dir: str | Path | None, resume: bool) -> Path | None:
             raise InputError("to resume, the directory must be named.", "Give output_dir.")
         return None
     directory = Path(output_dir)
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"{directory} is a file, not a directory.", "Choose another output_dir.")
     if resume and not any((directory / name).exists() for name in (checkpoint.FILE_NAME, _SEARCH)):
         raise InputError(f"there is no run to resume in {directory}.", "Leave out resume, or check the directory.")
     return directory
@@ -272,5 +274,13 @@ def _total_steps(loader: Any, epochs: int | None, steps: int | None) -> int:
         raise InputError(f"the length of training must be a positive whole number, not {given!r}.")
     if steps is not None:
         return steps
-    length = len(loader) if isinstance(loader, Sized) else sum(1 for _ in batches_of(loader))
-    return given * length
+    length = _length(loader)
+    return given * (sum(1 for _ in batches_of(loader)) if length is None else length)
+
+
+def _length(loader: Any) -> int | None:
+    """How many batches a pass has, where that is known without reading one."""
+    try:
+        return len(loader)
+    except TypeError:  # also of a DataLoader over an IterableDataset, which has a length only by its looks
+        return None

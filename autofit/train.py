@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from autofit.core.result import SavedResult
 from autofit.core.workload import Workload
 from autofit.fit import Trained, fit
 from autofit.models import HuggingFaceModel, workload_from_source
-from autofit.models.huggingface import AUTO_CLASSES
+from autofit.models.huggingface import AUTO_CLASSES, sentence
 from autofit.training.loop import StepReport
 from autofit.training.text import FileLoader, file_loader
 from autofit.tune import Listener
@@ -82,14 +83,21 @@ def _model(workload: Workload, factory: HuggingFaceModel, weights: Path | None) 
     if weights is None:
         return factory()
     auto_class = getattr(transformers, AUTO_CLASSES[workload.task])
-    try:
+    with _blamed_on("weights", weights):
         model: nn.Module = auto_class.from_pretrained(
             weights, config=factory.transformers_config(), trust_remote_code=factory.trust_remote_code
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        message = f"the weights in {weights} cannot be loaded: {' '.join(str(error).split())}."
-        raise InputError(message, "Give a directory with the weights of this model.") from error
     return model
+
+
+@contextmanager
+def _blamed_on(part: str, weights: Path) -> Iterator[None]:
+    """Tell whatever libraries stumble over in somebody's files as one sentence."""
+    try:
+        yield
+    except Exception as error:
+        message = f"the {part} in {weights} cannot be loaded: {sentence(error)}."
+        raise InputError(message, "Give a directory that save_pretrained of this model wrote.") from error
 
 
 def _check_sizes(loader: FileLoader, factory: HuggingFaceModel) -> None:
@@ -111,4 +119,5 @@ def _tokenizer(weights: Path | None) -> Any:
     """The tokenizer that lies beside the weights, or None."""
     if weights is None or not (weights / "tokenizer_config.json").exists():
         return None
-    return transformers.AutoTokenizer.from_pretrained(weights)
+    with _blamed_on("tokenizer", weights):
+        return transformers.AutoTokenizer.from_pretrained(weights)

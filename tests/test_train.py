@@ -1,6 +1,5 @@
 """A saved result and a data file train the model it names; what does not go together is told in one sentence."""
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -232,9 +231,3 @@ def test_a_tokenizer_that_cannot_be_loaded(causal: Case) -> None:
     (weights / "tokenizer_config.json").write_text("{")
     with pytest.raises(InputError, match=r"the tokenizer in .*weights cannot be loaded"):
         causal.train(DATA / "alice.txt", weights=weights)
-
-
-def test_options_have_no_more_than_a_loop_needs() -> None:
-    assert [field.name for field in dataclasses.fields(TrainOptions)] == [
-        *("weights", "steps", "epochs", "lr", "output", "resume", "seed", "trust_remote_code")
-    ]

@@ -135,8 +135,10 @@ class SavedResult:
             )
         if data["autofit"] != SCHEMA:
             raise InputError(f"{path} has schema {data['autofit']}; this autofit reads schema {SCHEMA}.")
-        if not isinstance(data["workload"], dict) or not isinstance(data["config"], dict):
-            raise InputError(f"{path}: workload and config must be mappings.", "Write it again with autofit search.")
+        optional = [key for key in ("source", "hardware", "measured") if data.get(key) is not None]
+        for key in ("workload", "config", *optional):
+            if not isinstance(data[key], dict):
+                raise InputError(f"{path}: {key} must be a mapping.", "Write it again with autofit search.")
         return cls(
             model=str(data["model"]),
             workload=data["workload"],

@@ -13,6 +13,7 @@ from typing import Any
 from autofit.core.errors import InputError
 
 TASKS = ("causal-lm", "masked-lm", "sequence-classification", "image-classification", "custom")
+CLASSIFICATION_TASKS = ("sequence-classification", "image-classification")  # their heads are new: trained whole
 
 
 @dataclass(frozen=True)

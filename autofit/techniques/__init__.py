@@ -42,6 +42,7 @@ def register(technique: Technique) -> None:
                 f"the technique {type(technique).__name__} has no {part}.", f"Set {part} = ... in its class."
             )
     _registry[technique.name] = technique
+    _built_in.discard(technique.name)  # one that takes the place of a built-in has to be sent to the probes
 
 
 def all_techniques() -> list[Technique]:

@@ -11,7 +11,7 @@ from torch import nn
 from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
-from autofit.core.workload import Workload
+from autofit.core.workload import CLASSIFICATION_TASKS, Workload
 from autofit.setup import Setup, Stage, Technique
 
 
@@ -92,7 +92,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 def _train_new_heads(setup: Setup) -> None:
     """A classifier's head starts from random weights: it is trained whole, as peft does for such tasks."""
-    if setup.workload.task not in ("sequence-classification", "image-classification"):
+    if setup.workload.task not in CLASSIFICATION_TASKS:
         return
     head = output_head(setup.model)
     parameters: Any = head.parameters() if head is not None else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
-from autofit.core.workload import Workload
+from autofit.core.workload import CLASSIFICATION_TASKS, Workload
 from autofit.setup import Stage, Technique
 
 _ORDER = {"attention": 0, "all-linear": 1, "all-linear+head": 2}  # each set holds the former
@@ -21,6 +21,8 @@ class LoraTargets(Technique):
     def settle(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         if not config["lora_rank"]:
             return None
+        if workload.task in CLASSIFICATION_TASKS and config[self.name] == "all-linear+head":
+            return "all-linear"  # a classifier's new head is trained whole whatever the targets
         return config[self.name] or "all-linear"
 
     def fidelity(self, value: Value) -> int:

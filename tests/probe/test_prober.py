@@ -63,8 +63,8 @@ def doing(action: Callable[[], object]) -> Workload:
 
 @pytest.fixture
 def impatient(prober: Prober, monkeypatch: pytest.MonkeyPatch) -> Prober:
-    """The shared prober, which waits one second for a probe."""
-    monkeypatch.setattr(prober, "_timeout", 1.0)
+    """The shared prober, which waits two seconds for a probe."""
+    monkeypatch.setattr(prober, "_timeout", 2.0)
     monkeypatch.setattr(prober, "_probes", 1)
     return prober
 
@@ -177,7 +177,7 @@ def test_timed_out_in_the_factory(impatient: Prober) -> None:
     workload = Workload(model=slow, batch=tiny.mlp_workload().batch, loss=tiny.classify)
     seen = measure(impatient, workload)
     assert seen.outcome is Outcome.TIMED_OUT
-    assert seen.reason == "took more than 1 s"
+    assert seen.reason == "took more than 2 s"
 
 
 @pytest.mark.usefixtures("unharmed")

@@ -18,6 +18,13 @@ def test_it_means_nothing_without_a_rank() -> None:
     assert settle(knobs, workload, tiny.CPU)["lora_targets"] == "attention"
 
 
+def test_the_head_is_no_target_of_its_own_where_it_is_trained_whole() -> None:
+    knobs = {"lora_rank": 4, "lora_targets": "all-linear+head"}
+    assert settle(knobs, tiny.transformer_workload(), tiny.CPU)["lora_targets"] == "all-linear+head"
+    classifier = replace(tiny.transformer_workload(), task="sequence-classification")
+    assert settle(knobs, classifier, tiny.CPU)["lora_targets"] == "all-linear"
+
+
 def test_a_model_without_attention_layers_is_refused() -> None:
     workload = replace(tiny.transformer_workload(), traits=TRAITS)
     config = settle({"lora_rank": 4, "lora_targets": "attention"}, workload, tiny.CPU)

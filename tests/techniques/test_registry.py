@@ -41,6 +41,19 @@ def chatter() -> Iterator[Technique]:
     techniques._registry.pop("chatter")
 
 
+def test_one_that_takes_the_place_of_a_built_in_is_sent_to_the_probes() -> None:
+    before = techniques.technique_named("attention")
+    mine = type("Mine", (type(before),), {"__doc__": "Another attention."})()
+    try:
+        techniques.register(mine)
+        assert techniques.technique_named("attention") is mine
+        assert mine in techniques.added_techniques()
+    finally:
+        techniques.register(before)
+        techniques._built_in.add("attention")
+    assert before not in techniques.added_techniques()
+
+
 def test_every_module_of_the_package_is_one_knob_of_its_name() -> None:
     import pkgutil
 
