@@ -47,7 +47,18 @@ def correct(bench: Bench, seconds: float) -> Outcome:
     if importlib.util.find_spec("pytest") is None:
         return "left out", {"missing": "pytest"}
     report = bench.directory / "correct.xml"
-    marked = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}", "tests"]
+    marked = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "gpu",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={report}",
+        "tests",
+    ]
     done = _run(marked, min(seconds, 240.0))
     if done is None:
         return "timed out", {}
