@@ -124,6 +124,11 @@ def fit(
     Raises:
         InputError: something given is wrong; NothingFitsError: no config fits; ProbeError: probes cannot run here.
     """
+    if config is not None and not isinstance(config, Mapping):
+        given = type(config).__name__
+        raise InputError(f"config must be an autofit.Config or a mapping of knobs, not a {given}.", "Or leave it out.")
+    if callable(callbacks):
+        raise InputError("callbacks must be a tuple of functions, not one function.", "Write callbacks=(function,).")
     run = _Training(
         workload=workload_from(model, loader, loss),
         model=model,
@@ -255,7 +260,9 @@ def _directory(output_dir: str | Path | None, resume: bool) -> Path | None:
         return None
     directory = Path(output_dir)
     if directory.exists() and not directory.is_dir():
-        raise InputError(f"{directory} is a file, not a directory.", "Choose another output_dir.")
+        raise InputError(f"{directory} is a file, not a directory.", "Choose another output directory.")
+    if not resume and (directory / checkpoint.FILE_NAME).exists():
+        raise InputError(f"{directory} already holds a training run.", "Resume it, or choose another output directory.")
     if resume and not any((directory / name).exists() for name in (checkpoint.FILE_NAME, _SEARCH)):
         raise InputError(f"there is no run to resume in {directory}.", "Leave out resume, or check the directory.")
     return directory

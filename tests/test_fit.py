@@ -449,3 +449,37 @@ def test_a_workload_of_ones_own(tmp_path: Path) -> None:
 def test_bad_input_to_a_search(call: Callable[[], Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         call()
+
+
+# What is given wrongly
+
+
+class Endless(torch.utils.data.IterableDataset[Batch]):
+    def __iter__(self) -> Iterator[Batch]:
+        yield from batches(2)
+
+
+def test_an_iterable_dataset_is_counted_by_reading_it() -> None:
+    trained = fitted(loader=DataLoader(Endless(), batch_size=None), epochs=2)
+    assert len(trained.history) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"config": [1]}, "config must be an autofit.Config or a mapping of knobs, not a list"),
+        ({"callbacks": print}, "callbacks must be a tuple of functions, not one function"),
+    ],
+)
+def test_what_could_only_fail_later_is_told_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        fitted(**options)
+
+
+def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
+    fitted(output_dir=tmp_path, steps=1)
+    with pytest.raises(InputError, match="already holds a training run"):
+        fitted(output_dir=tmp_path, steps=1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="is a file, not a directory"):
+        fitted(output_dir=tmp_path / "file", steps=1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
+import io
 import os
 import pickle
 import signal
@@ -17,6 +19,8 @@ from types import TracebackType
 from typing import Any
 
 import cloudpickle
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
@@ -167,7 +171,7 @@ class Prober:
     def _pickle(self, workload: Workload | None) -> bytes:
         if self._pickled is None or self._pickled[0] is not workload:
             try:
-                self._pickled = workload, cloudpickle.dumps(workload)
+                self._pickled = workload, _pickle(workload)
             except Exception as error:  # pickling runs the user's code, which may raise anything
                 message = f"the workload cannot be sent to a probe process: {type(error).__name__}: {error}."
                 remedy = "Give factories that hold no open files, locks or device handles: autofit.Workload(model=...)."
@@ -192,6 +196,22 @@ class Prober:
         except OSError:
             return ""
         return f"Its last words: {lines[-1]}" if lines else ""
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle that also takes modules with parametrizations (weight_norm), which torch itself refuses to pickle:
+    they could not be opened where their class does not exist, but cloudpickle sends the class along."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, nn.Module) and is_parametrized(obj):
+            return copyreg.__newobj__, (type(obj),), obj.__dict__  # type: ignore[attr-defined]
+        return super().reducer_override(obj)
+
+
+def _pickle(workload: Workload | None) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file).dump(workload)
+    return file.getvalue()
 
 
 def _ending(answer: TimedOut | Died, timeout: float) -> tuple[Outcome, str]:

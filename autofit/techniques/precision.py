@@ -57,13 +57,24 @@ class Precision(Technique):
                 )
             return
         setup.trainable_dtype = setup.frozen_dtype = torch.float32
-        if value in ("bf16-mixed", "fp16-mixed"):
-            low = torch.bfloat16 if value == "bf16-mixed" else torch.float16
+        low = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}.get(str(value))
+        given = {parameter.dtype for parameter in setup.model.parameters() if parameter.is_floating_point()}
+        if low and _some_stay_frozen(setup):  # a frozen norm is held in the low format, and cannot take fp32 features
+            _cast_inputs(setup, low)
+        elif given - {torch.float32}:  # a model made in another format comes with inputs in it
+            _cast_inputs(setup, torch.float32)
+        if torch.float64 in given:
+            setup.warnings.append("the model's float64 weights are held and trained in float32.")
+        if low:
             setup.frozen_dtype = low
             device = setup.device.type
             setup.forward_contexts.append(lambda: torch.autocast(device, dtype=low))
             if value == "fp16-mixed":
                 setup.scaler = torch.amp.GradScaler(device)
+
+
+def _some_stay_frozen(setup: Setup) -> bool:
+    return bool(setup.config.get("lora_rank")) or any(not p.requires_grad for p in setup.model.parameters())
 
 
 def _cast_inputs(setup: Setup, dtype: torch.dtype) -> None:

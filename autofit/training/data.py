@@ -1,14 +1,15 @@
 """Batches as users have them: how many samples one holds, how it is cut into micro-batches, and what its loss counts.
 
 A batch is a tensor, or a dict, tuple, list, named tuple, dataclass or mapping-like object (transformers' BatchEncoding)
-of tensors and such containers. Every tensor with dimensions has the samples along dim 0.
+of tensors and such containers. Every tensor with dimensions has the samples along dim 0; a list of other things (texts)
+that is as long as there are samples holds one for each.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,21 +20,30 @@ from autofit.core.workload import Workload
 IGNORED_LABEL = -100  # what torch's cross-entropy and transformers leave out of the mean
 
 
-def map_tensors(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same batch with `function` applied to every tensor in it; everything else is passed through."""
+def map_tensors(
+    batch: Any,
+    function: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    lists: Callable[[list[Any]], list[Any]] = lambda items: items,
+) -> Any:
+    """The same batch with `function` applied to every tensor in it, and `lists` to lists that hold none (of texts)."""
+
+    def inner(value: Any) -> Any:
+        return map_tensors(value, function, lists=lists)
+
     if isinstance(batch, torch.Tensor):
         return function(batch)
     if isinstance(batch, UserDict):  # BatchEncoding takes its data as first argument
-        return type(batch)({key: map_tensors(value, function) for key, value in batch.items()})
+        return type(batch)({key: inner(value) for key, value in batch.items()})
     if isinstance(batch, Mapping):
-        return _rebuilt_mapping(batch, {key: map_tensors(value, function) for key, value in batch.items()})
+        return _rebuilt_mapping(batch, {key: inner(value) for key, value in batch.items()})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(value, function) for value in batch))
+        return type(batch)(*(inner(value) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(map_tensors(value, function) for value in batch)
+        return lists(batch) if type(batch) is list and not tensors(batch) else type(batch)(map(inner, batch))
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         fields = [each.name for each in dataclasses.fields(batch) if each.init]
-        return dataclasses.replace(batch, **{name: map_tensors(getattr(batch, name), function) for name in fields})
+        return dataclasses.replace(batch, **{name: inner(getattr(batch, name)) for name in fields})
     return batch
 
 
@@ -47,9 +57,17 @@ def _rebuilt_mapping(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 def tensors(batch: Any) -> list[torch.Tensor]:
     """All tensors of a batch, in order."""
-    found: list[torch.Tensor] = []
-    map_tensors(batch, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return found
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    if isinstance(batch, Mapping | UserDict):
+        parts: Iterable[Any] = batch.values()
+    elif isinstance(batch, list | tuple):
+        parts = batch
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        parts = (getattr(batch, each.name) for each in dataclasses.fields(batch) if each.init)
+    else:
+        return []
+    return [tensor for part in parts for tensor in tensors(part)]
 
 
 def sample_count(batch: Any) -> int:
@@ -77,14 +95,23 @@ def split(batch: Any, size: int) -> Iterator[Any]:
 
 def samples_of(batch: Any, start: int, stop: int) -> Any:
     """Samples `start` to `stop` of a batch, as views of it."""
-    return map_tensors(batch, lambda tensor: tensor[start:stop] if tensor.dim() else tensor)
+    total = sample_count(batch)
+    return map_tensors(
+        batch,
+        lambda tensor: tensor[start:stop] if tensor.dim() else tensor,
+        lists=lambda items: items[start:stop] if len(items) == total else items,
+    )
 
 
 def repeat_to(batch: Any, samples: int) -> Any:
     """A batch of exactly `samples` samples, made by repeating and cutting the one given."""
     have = sample_count(batch)
     index = torch.arange(samples) % have
-    return map_tensors(batch, lambda tensor: tensor[index.to(tensor.device)] if tensor.dim() else tensor)
+    return map_tensors(
+        batch,
+        lambda tensor: tensor[index.to(tensor.device)] if tensor.dim() else tensor,
+        lists=lambda items: [items[place] for place in index.tolist()] if len(items) == have else items,
+    )
 
 
 def labels_of(batch: Any) -> torch.Tensor | None:

@@ -170,7 +170,7 @@ class _SdpaWatch(TorchDispatchMode):
 
 
 @contextmanager
-def blamed_on(what: str) -> Iterator[None]:
+def blamed_on(what: str, remedy: str = "Correct it there.") -> Iterator[None]:
     """Turn whatever a user's function raises into one sentence that says what raised, its message, and where."""
     try:
         yield
@@ -181,6 +181,4 @@ def blamed_on(what: str) -> Iterator[None]:
         frame = ([each for each in frames if not each.filename.startswith(_LIBRARIES)] or frames)[-1]
         where = f"{frame.filename}:{frame.lineno}"
         message = " ".join(str(error).split()) or "no message"
-        raise InputError(
-            f"{what} raised {type(error).__name__}: {message} (at {where}).", "Correct it there."
-        ) from error
+        raise InputError(f"{what} raised {type(error).__name__}: {message} (at {where}).", remedy) from error

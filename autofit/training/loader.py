@@ -17,6 +17,7 @@ from autofit.training.inspect import blamed_on
 from autofit.training.skeleton import skeleton_of
 
 _PEEKED_BATCHES = 64
+_NOT_COPIED = "Take that out of the model, or search with autofit.Workload(model=...) and a function that makes it."
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def workload_from(model: nn.Module, loader: Any, loss: Callable[[Any, Any], Any]
     if not seen:
         raise InputError("the loader is empty: it gave no batch.", "Check the data set.")
     largest = max(seen, key=_elements_per_sample)  # the last batch may hold few samples that are the longest
-    with blamed_on("copying the model's structure"):
+    with blamed_on("copying the model's structure", _NOT_COPIED):
         skeleton = skeleton_of(model)
     sequence_length = _sequence_length(largest)
     return Workload(

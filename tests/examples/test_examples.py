@@ -149,3 +149,11 @@ def test_and_from_the_command_line(example: Example, capsys: pytest.CaptureFixtu
     assert end.value.code == 0
     assert answer["best"]["config"]["memory_format"] == "channels_last"
     assert answer["best"]["measured"]["verified"]
+
+
+def test_the_readme_names_every_knob_and_its_values() -> None:
+    rows = [line for line in (EXAMPLES.parent / "README.md").read_text().splitlines() if line.startswith("| `")]
+    by_knob = {row.split("`")[1]: row for row in rows}
+    assert by_knob.keys() == {technique.name for technique in techniques.all_techniques()}
+    for technique in techniques.all_techniques():
+        assert all(f"`{value}`" in by_knob[technique.name] for value in technique.values)

@@ -429,3 +429,15 @@ def test_a_look_that_dies_or_hangs_is_a_probe_error(prober: Prober, monkeypatch:
         prober.look(doing(lambda: time.sleep(600)), "cpu", GIB)
     monkeypatch.undo()
     assert prober.look(tiny.mlp_workload(), "cpu", GIB)
+
+
+def test_parametrized_modules_reach_the_child(prober: Prober) -> None:
+    def factory() -> nn.Module:
+        model = tiny.MLP()
+        linear = next(module for module in model.modules() if isinstance(module, nn.Linear))
+        nn.utils.parametrizations.weight_norm(linear)
+        return model
+
+    plain, living = tiny.mlp_workload(), factory()
+    workload = Workload(model=lambda: living, batch=plain.batch, loss=plain.loss, effective_batch_size=4)
+    assert measure(prober, workload).outcome is Outcome.FITS

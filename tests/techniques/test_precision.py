@@ -73,3 +73,32 @@ def test_floating_inputs_follow_the_weights_also_inside_containers() -> None:
     setup.close()
     with pytest.raises(RuntimeError, match="dtype"):
         setup.model({"x": torch.ones(2, 6), "ids": torch.ones(2)})
+
+
+@pytest.mark.parametrize("knobs", [{"lora_rank": 4}, {}], ids=["lora", "frozen-by-the-user"])
+def test_frozen_norms_in_a_low_format_take_what_enters_a_mixed_model(knobs: dict) -> None:
+    def factory() -> nn.Module:
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        layer.norm1.requires_grad_(False)
+        return layer
+
+    workload = Workload(
+        model=factory,
+        batch=lambda n: {"x": torch.randn(n, 5, 16)},
+        loss=lambda model, batch: model(batch["x"]).float().pow(2).mean(),
+        effective_batch_size=4,
+    )
+    setup = build(workload, {"precision": "bf16-mixed", **knobs}, tiny.CPU)
+    assert accumulate(setup, workload.batch(4)).isfinite()
+
+
+def test_a_model_in_double_precision_comes_with_its_inputs() -> None:
+    workload = Workload(
+        model=lambda: nn.Linear(3, 1).double(),
+        batch=lambda n: {"x": torch.randn(n, 3, dtype=torch.float64)},
+        loss=lambda model, batch: model(batch["x"]).mean(),
+        effective_batch_size=4,
+    )
+    setup = build(workload, {}, tiny.CPU)
+    assert accumulate(setup, workload.batch(4)).isfinite()
+    assert setup.warnings == ["the model's float64 weights are held and trained in float32."]

@@ -175,3 +175,11 @@ def test_the_counts_of_the_slices_add_up(rows: list[list[int]], size: int) -> No
     for task in ("causal-lm", "masked-lm"):
         slices = [loss_count(workload(task=task), each) for each in split(batch, size)]
         assert sum(slices) == loss_count(workload(task=task), batch)
+
+
+def test_lists_of_texts_are_cut_and_repeated_like_the_samples() -> None:
+    batch = {"x": torch.arange(4), "names": ["a", "b", "c", "d"], "classes": ["cat", "dog"]}
+    slices = list(split(batch, 3))
+    assert [each["names"] for each in slices] == [["a", "b", "c"], ["d"]]
+    assert all(each["classes"] == ["cat", "dog"] for each in slices), "not one for each sample"
+    assert repeat_to(batch, 6)["names"] == ["a", "b", "c", "d", "a", "b"]
