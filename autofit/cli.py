@@ -18,6 +18,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from autofit.core.config import Value
+from autofit.core.environment import set_defaults
 from autofit.core.errors import AutofitError, InputError, NothingFitsError
 from autofit.core.events import Note
 from autofit.core.options import seconds_of
@@ -219,6 +220,7 @@ def parse_settings(settings: list[str]) -> dict[str, tuple[Value, ...]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
+    set_defaults()  # before a command loads torch
     arguments = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in arguments
     sys.exit(_run(lambda: app(arguments, prog_name="autofit", standalone_mode=False), as_json))

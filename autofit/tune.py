@@ -49,7 +49,7 @@ FREE_FRACTION = 0.8  # of free memory: the default budget of the CPU and of the 
 EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
 VERIFY_ROUNDS = 2  # best, runner-up, best, runner-up: what disturbs the machine for a while disturbs both
 MOST_VERIFIED = 4
-VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=10.0, compose=False)
+VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=6.0, compose=False)
 REPORTED_PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "torchao", "optuna")
 
 

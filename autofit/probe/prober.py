@@ -24,6 +24,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
+from autofit.core.environment import set_defaults
 from autofit.core.errors import AutofitError, InputError, ProbeError
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
@@ -33,9 +34,6 @@ from autofit.probe.wire import Died, Job, Ready, Returned, TimedOut, receive, se
 from autofit.probe.worker import Request, look, look_around, measure, serve
 from autofit.techniques import added_techniques
 
-# What probes run under; the emitted train.py sets the same. By default OpenMP's threads spin while they wait: beside
-# other busy processes on two cores that made a step up to 18 times slower (10.2 s against 0.57 s), and no two alike.
-SETTINGS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_WAIT_POLICY": "PASSIVE"}
 _START_SECONDS = 300.0
 _LOOK_SECONDS = 600.0
 
@@ -62,8 +60,7 @@ class Prober:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
         # Ask NVML whether there is a GPU: the plain check opens CUDA, which does not survive the forks to come.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        for name, value in SETTINGS.items():
-            environment.setdefault(name, value)
+        set_defaults(environment)
         with (self._logs / "zygote.log").open("ab") as log, theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "autofit.probe.zygote", str(theirs.fileno())],

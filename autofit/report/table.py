@@ -10,7 +10,9 @@ from rich.text import Text
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
 from autofit.report.standing import Standing, standings
-from autofit.report.words import describe, gib, knobs_that_differ, number, peak_bytes, where
+from autofit.report.words import describe, gib, knobs_that_differ, number, peak_bytes, rate, where
+
+_NOTICED = 0.05  # of a change between exploring and verifying, worth a line
 
 
 def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> RenderableType:
@@ -67,6 +69,10 @@ def _below(result: Result, differing: list[str]) -> list[Text]:
         common = {name: each for name, each in result.best.config.items() if name not in differing}
         if describe(common):
             lines.append(f"In all of them: {describe(common)}.")
+    explored = next((each for each in result.trials if result.best and each.config == result.best.config), None)
+    if explored and result.best and abs(explored.throughput / result.best.throughput - 1) > _NOTICED:
+        # Else a row would read "10 % slower" beside a figure larger than the best's.
+        lines.append(f"What is not verified was measured once, briefly, when the best reached {rate(explored)}.")
     if result.hardware.measured_on:
         lines.append(f"Speed measured on {result.hardware.measured_on}, memory for {result.hardware.name}.")
     lines += result.notes

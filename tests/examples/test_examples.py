@@ -104,7 +104,7 @@ def test_a_convolutional_network_is_warned_of_what_micro_batches_do_to_batch_nor
 
 
 def test_an_encoder_with_real_weights_learns_to_judge_within_a_budget_that_only_lora_fits(example: Example) -> None:
-    trained, accuracies = example("encoder").main(epochs=6, trials=3)
+    trained, accuracies = example("encoder").main(epochs=6, trials=2)
     before, after = accuracies["known"]
     assert before < 0.8
     assert after > 0.9

@@ -52,3 +52,15 @@ def test_a_card_standing_in_for_another_is_named(result: Results, shown: Shown) 
     hardware = dataclasses.replace(result().hardware, device="cuda", name="RTX 4090", measured_on="NVIDIA H200")
     text = shown(result_table(result(hardware=hardware)))
     assert "Speed measured on NVIDIA H200, memory for RTX 4090." in text
+
+
+def test_a_best_that_was_explored_at_another_speed_says_so(
+    result: Results, measured: Callable[..., Measurement], shown: Shown
+) -> None:
+    words = "What is not verified was measured once, briefly, when the best reached"
+    assert words not in shown(result_table(result()), 120)
+    best = result().best
+    assert best is not None
+    explored = dataclasses.replace(best, verified=False, samples_per_second=150.0, tokens_per_second=9600.0)
+    trials = (*(each for each in result().trials if each.config != best.config), explored)
+    assert f"{words} 9,600 tokens/s." in shown(result_table(result(trials=trials)), 120)
