@@ -3,8 +3,8 @@
 import os
 from collections.abc import MutableMapping
 
-# By default OpenMP's threads spin while they wait: beside other busy processes on two cores that made a step up to 18
-# times slower (10.2 s against 0.57 s), and no two steps alike. Read when torch is loaded, as is the allocator's setting.
+# By default the threads of OpenMP spin while they wait: beside busy processes on two cores that made a step up to 18
+# times slower (10.2 s against 0.57 s). Read when torch is loaded, as is the setting of the allocator.
 SETTINGS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
