@@ -135,3 +135,16 @@ def loss_count(workload: Workload, batch: Any) -> int:
     if workload.task == "causal-lm" and labels.dim() >= 2:
         labels = labels[:, 1:]
     return int((labels != IGNORED_LABEL).sum())
+
+
+def weighted_slices(workload: Workload, batch: Any, size: int) -> list[tuple[Any, float]]:
+    """The slices of a batch, each with its share in the batch's loss.
+
+    A mean is weighted by what it runs over. A slice without a valid label has no mean (it would be 0/0), and is left
+    out.
+    """
+    slices = list(split(batch, size))
+    counts = [loss_count(workload, each) for each in slices]
+    total = sum(counts)
+    is_sum = workload.reduction == "sum"
+    return [(each, 1.0 if is_sum else count / total) for each, count in zip(slices, counts, strict=True) if count]

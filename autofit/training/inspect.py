@@ -23,7 +23,7 @@ from autofit.core.workload import Traits, Workload
 from autofit.setup import Setup
 from autofit.setup.blocks import repeated_blocks
 from autofit.training.build import build
-from autofit.training.data import loss_count, map_tensors, sample_count, split
+from autofit.training.data import map_tensors, sample_count, weighted_slices
 from autofit.training.loop import compute_loss
 from autofit.training.skeleton import skeleton_from
 
@@ -142,12 +142,7 @@ def _loss(setup: Setup, batch: Any) -> float:
 
 def _split_loss(setup: Setup, batch: Any) -> float:
     """The loss put together from slices of one sample, weighted as the training loop does it."""
-    slices = list(split(batch, 1))
-    counts = [loss_count(setup.workload, each) for each in slices]
-    is_sum = setup.workload.reduction == "sum"
-    weights = [1.0 if is_sum else count / max(1, sum(counts)) for count in counts]
-    pairs = zip(slices, counts, weights, strict=True)
-    return sum(_evaluated(setup, each) * weight for each, count, weight in pairs if count)
+    return sum(_evaluated(setup, each) * weight for each, weight in weighted_slices(setup.workload, batch, 1))
 
 
 def _close(setup: Setup, one: float, other: float) -> bool:

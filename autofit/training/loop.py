@@ -12,7 +12,7 @@ import torch
 from autofit.core.errors import InputError
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.setup import Setup
-from autofit.training.data import loss_count, map_tensors, sample_count, split
+from autofit.training.data import loss_count, map_tensors, sample_count, split, weighted_slices
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,10 @@ def _default_loss(model: torch.nn.Module, batch: Any) -> Any:
 def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
     """Forward and backward over all micro-batches of `batch`; returns its loss, detached, on the device.
 
-    Gradients come out as of the unsplit batch: each slice's mean is weighted by what it averages over. A slice without
-    a valid label has no mean (it would be 0/0) and is skipped.
+    Gradients come out as of the unsplit batch, whatever the micro-batch.
     """
-    workload = setup.workload
-    slices = list(split(batch, setup.micro_batch_size))
-    counts = [loss_count(workload, each) for each in slices]
-    total = sum(counts)
     batch_loss = torch.zeros((), device=setup.device)
-    for micro_batch, count in zip(slices, counts, strict=True):
-        if count == 0:
-            continue
-        weight = 1.0 if workload.reduction == "sum" else count / total
+    for micro_batch, weight in weighted_slices(setup.workload, batch, setup.micro_batch_size):
         on_device = map_tensors(micro_batch, lambda tensor: tensor.to(setup.device, non_blocking=True))
         with setup.step_context():
             with setup.forward_context():
