@@ -6,6 +6,7 @@ import math
 import pickle
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ def _classify(error: Exception, request: Request) -> tuple[Outcome, str]:
     return Outcome.FAILED, "\n".join(lines[-12:])
 
 
-class _Probe:
+class _Probe(ABC):
     """The steps of a probe that are the same on every device, and what it has seen so far."""
 
     def __init__(self, workload: Workload, request: Request) -> None:
@@ -227,13 +228,13 @@ class _Probe:
     def before_timing(self) -> None:
         """What the device needs said just before the timed steps."""
 
+    @abstractmethod
     def over_budget(self) -> bool:
         """Whether memory passed what the budget leaves."""
-        raise NotImplementedError
 
+    @abstractmethod
     def peak(self) -> PeakBytes:
         """Peak memory so far."""
-        raise NotImplementedError
 
 
 class _CpuProbe(_Probe):
