@@ -222,10 +222,10 @@ class _Probe(ABC):
         """Watch memory inside."""
         yield
 
-    def synchronize(self) -> None:
+    def synchronize(self) -> None:  # noqa: B027 - the CPU has nothing to wait for
         """Wait for the device."""
 
-    def before_timing(self) -> None:
+    def before_timing(self) -> None:  # noqa: B027 - nor anything to be told
         """What the device needs said just before the timed steps."""
 
     @abstractmethod
