@@ -28,7 +28,8 @@ import torch
 from autofit.probe.wire import Died, Job, Ready, Returned, TimedOut, receive, send
 
 _PRELOADED = ("torch", "transformers", "transformers.modeling_utils", "autofit.probe.worker")
-# peft imports bitsandbytes, whose import opens CUDA where there is one: there, the children that need it import it.
+# peft imports bitsandbytes, whose import is taken to open CUDA where there is one (not tried on a card yet): there, the
+# children that need it import it.
 _PRELOADED_WITHOUT_CUDA = ("peft",)
 _BARE = "--bare"  # preload only what is autofit's own
 _PR_SET_PDEATHSIG = 1
