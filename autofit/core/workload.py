@@ -23,7 +23,8 @@ class Traits:
     `blocks` counts the repeated blocks that checkpointing and regional compilation work on; `attention` is whether
     there are linear layers inside attention modules, `sdpa` whether the forward calls PyTorch's fused attention.
     `splits` is whether the loss of a batch is the weighted mean of its slices' losses; `batch_norm` whether slices
-    change the statistics of normalisation layers.
+    change the statistics of normalisation layers. `head` is whether the model is one of transformers whose loss is a
+    cross-entropy over a linear output head, which `loss` can compute without holding all logits.
     """
 
     parameters: int
@@ -33,6 +34,7 @@ class Traits:
     sdpa: bool
     batch_norm: bool
     dropout: bool
+    head: bool = False
     splits: bool = True
     notes: tuple[str, ...] = ()
 

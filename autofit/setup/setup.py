@@ -17,6 +17,7 @@ from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
 
 Context = Callable[[], AbstractContextManager[Any]]
+Holder = Callable[[torch.Tensor], nn.Parameter]
 
 
 @dataclass
@@ -26,6 +27,10 @@ class Setup:
     `frozen_dtype` and `trainable_dtype` are what `build` casts weights to once it is known which are trained (None:
     left as they are). `forward_contexts` surround each micro-batch's forward; `step_contexts` surround its forward and
     backward, for what must also hold while checkpointed blocks are computed again.
+
+    `holders` say how a module holds its weight (quantised), given the full values on the device, one weight at a time.
+    `make_optimizer` makes another optimizer of the chosen kind for other groups. `stepped_in_backward` is set where
+    the backward has applied the gradients already, and tells whether it has since it was last asked.
     """
 
     workload: Workload
@@ -37,7 +42,10 @@ class Setup:
     frozen_dtype: torch.dtype | None = None
     trainable_dtype: torch.dtype | None = None
     micro_batch_size: int = 1
+    holders: dict[nn.Module, Holder] = field(default_factory=dict)
+    make_optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None
     optimizer: Optimizer | None = None
+    stepped_in_backward: Callable[[], bool] | None = None
     scaler: torch.amp.GradScaler | None = None
     forward_contexts: list[Context] = field(default_factory=list)
     step_contexts: list[Context] = field(default_factory=list)

@@ -53,6 +53,10 @@ class Technique:
         """This knob's canonical value beside the others: null or `off` where it has no meaning."""
         return config[self.name]
 
+    def package(self, value: Value) -> str:
+        """The distribution that the real part of this value is made with, for `doctor` to tell its version."""
+        return "torch"
+
     def exact(self, value: Value, workload: Workload) -> bool:
         """Whether the value is the same mathematics as `off`, up to rounding and random draws."""
         return value == self.off

@@ -72,7 +72,13 @@ def _structure(model: nn.Module) -> Traits:
         sdpa=bool(getattr(model, "_supports_sdpa", False)),
         batch_norm=any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules),
         dropout=any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in modules),
+        head=_has_head(model),
     )
+
+
+def _has_head(model: nn.Module) -> bool:
+    get = getattr(model, "get_output_embeddings", None)
+    return isinstance(get() if get else None, nn.Linear) and callable(getattr(model, "loss_function", None))
 
 
 def _is_conv1d(module: nn.Module) -> bool:

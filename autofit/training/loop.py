@@ -73,8 +73,10 @@ def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
 
 
 def update(setup: Setup) -> bool:
-    """Apply the gradients; returns False when there are none, or a loss scaler skipped the step on their overflow."""
+    """Apply the gradients, if the backward has not; False when there are none, or a loss scaler skipped the step."""
     assert setup.optimizer is not None, "build() sets the optimizer"
+    if setup.stepped_in_backward:
+        return setup.stepped_in_backward()
     scaler, max_norm = setup.scaler, setup.hyperparameters.max_grad_norm
     if all(parameter.grad is None for _, parameter in setup.trainable()):
         return False  # no valid label in the whole batch; a scaler would not take that

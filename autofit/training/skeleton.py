@@ -81,7 +81,10 @@ def materialize(setup: Setup) -> None:
             if parameter is None:
                 continue
             if parameter not in done:
-                done[parameter] = _placed(parameter, name, setup, generator)
+                placed = _placed(parameter, name, setup, generator)
+                holder = setup.holders.get(module) if name == "weight" else None
+                done[parameter] = holder(placed.data) if holder else placed
+                del placed  # or the last weight's full values would stand beside the next one's
             module._parameters[name] = done[parameter]
         _place_buffers(module, setup.device)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
+from contract import Effect
 from torch import nn
 
 from autofit.core.errors import RefusedError
@@ -109,3 +110,12 @@ def test_its_order() -> None:
 
 def test_blocks_of_a_convolutional_network_are_found() -> None:
     assert len(repeated_blocks(tiny.ConvNet())) == 3
+
+
+def shows(effect: Effect) -> None:
+    for setup, trace, times in ((effect.setup, effect.trace, 2), (effect.off, effect.off_trace, 1)):
+        blocks = repeated_blocks(setup.model)
+        assert len(blocks) >= 2
+        assert [trace.calls[next(block.children())] for block in blocks] == [times] * len(blocks)
+        assert [trace.calls[block] for block in blocks] == [1] * len(blocks)
+    assert effect.trace.peak_bytes < effect.off_trace.peak_bytes

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
+from contract import Effect
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from autofit.core.errors import RefusedError
@@ -57,3 +58,9 @@ def test_a_checkpointed_block_takes_the_same_path_again() -> None:
     both = {"attention": "eager", "activation_checkpointing": "full"}
     setup = build(tiny.transformer_workload(), both, tiny.CPU)
     assert accumulate(setup, setup.workload.batch(4)).isfinite()
+
+
+def shows(effect: Effect) -> None:
+    assert effect.off_trace.ran("scaled_dot_product")
+    assert not effect.trace.ran("scaled_dot_product")
+    assert effect.trace.ran("softmax")

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import tiny
+from contract import EFFECTIVE_BATCH, Effect
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,3 +43,15 @@ def test_it_is_never_searched() -> None:
     technique = technique_named("gradient_accumulation_steps")
     assert technique.choices(tiny.CPU) == ()
     assert technique.choices_for(tiny.mlp_workload(8), tiny.CPU) == ()
+
+
+NUMBERS = (1, 2, 4)
+OFF = {}
+
+
+def beside(value):
+    return {"micro_batch_size": EFFECTIVE_BATCH // value}
+
+
+def shows(effect: Effect) -> None:
+    assert len(effect.trace.samples) == effect.value

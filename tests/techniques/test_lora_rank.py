@@ -1,10 +1,13 @@
 """lora_rank: which layers get adapters, what stays trained whole, and what peft has to say."""
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import tiny
 import torch
+from contract import Effect, linears, living
 from torch import nn
 
 from autofit.core.errors import RefusedError
@@ -118,3 +121,26 @@ def test_convolutions_are_no_targets() -> None:
     setup = build(tiny.conv_workload(), {"lora_rank": 2}, tiny.CPU)
     assert {name.partition(".lora_")[0] for name in trained(setup)} == {"fc"}
     assert isinstance(setup.model.stem, nn.Conv2d)
+
+
+NUMBERS = (1, 4, 8)
+
+
+def sees_adapters(effect: Effect, rank: int, chosen: Callable[[str, nn.Linear], bool]) -> None:
+    """Adapters of that rank beside the chosen linear layers, all else frozen and still."""
+    targets = {name: each for name, each in linears(effect.off.model).items() if chosen(name, each)}
+    expected = sum(rank * (each.in_features + each.out_features) for each in targets.values())
+    trainable = effect.setup.trainable()
+    assert sum(parameter.numel() for _, parameter in trainable) == expected
+    assert {key.partition(".lora_")[0] for key, _ in trainable} == set(targets)
+    assert math.isfinite(effect.trace.loss)  # the step has run
+    before = living(effect.setup.workload).state_dict()
+    after = {key.replace("base_layer.", ""): each for key, each in effect.setup.model.state_dict().items()}
+    assert all(torch.equal(after[key], before[key]) for key in before)
+    assert all(parameter.any() for key, parameter in trainable if "lora_B" in key)  # 0 until it was trained
+
+
+def shows(effect: Effect) -> None:
+    head = output_head(effect.off.model)
+    sees_adapters(effect, effect.value, lambda name, each: each is not head)
+    assert len(effect.off.trainable()) == len(list(effect.off.model.parameters()))

@@ -1,11 +1,16 @@
 """lora_targets: null without a rank, all-linear beside one, refused where there is no attention."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import tiny
+from contract import WORKLOADS, Effect, built
+from test_lora_rank import sees_adapters
+from torch import nn
 
 from autofit.core.workload import Traits
 from autofit.techniques import refuse, settle, technique_named
+from autofit.techniques.lora_rank import output_head
 
 TRAITS = Traits(parameters=1, blocks=2, linears=3, attention=False, sdpa=True, batch_norm=False, dropout=False)
 
@@ -39,3 +44,29 @@ def test_more_layers_learn_more_faithfully_and_need_more() -> None:
     for rank in (technique.fidelity, technique.memory_order):
         assert rank("attention") < rank("all-linear") < rank("all-linear+head")
     assert technique.memory_order(None) is None
+
+
+OFF = {}
+
+
+def beside(value):
+    return {"lora_rank": 4}
+
+
+def shows(effect: Effect) -> None:
+    head = output_head(effect.off.model)
+    chosen: dict[str, Callable[[str, nn.Linear], bool]] = {
+        "attention": lambda name, each: "attn" in name,
+        "all-linear": lambda name, each: each is not head,
+        "all-linear+head": lambda name, each: True,
+    }
+    sees_adapters(effect, 4, chosen[effect.value])
+
+
+def test_the_attention_targets_are_a_part_of_all_linear_and_that_of_the_head_too() -> None:
+    workload = WORKLOADS["llama"]
+    trained = [
+        {key for key, _ in built(workload, {"lora_rank": 4, "lora_targets": targets}).trainable()}
+        for targets in technique_named("lora_targets").values
+    ]
+    assert trained[0] < trained[1] < trained[2]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import tiny
+from contract import EFFECTIVE_BATCH, Effect
 
 from autofit.core.workload import Traits
 from autofit.techniques import refuse, settle, technique_named
@@ -43,3 +44,11 @@ def test_batch_norm_over_slices_is_warned_of() -> None:
     assert warning == "BatchNorm takes its statistics over micro-batches of 2, not over the whole batch of 4."
     assert not build(tiny.conv_workload(4), {}, tiny.CPU).warnings
     assert not build(tiny.mlp_workload(4), {"micro_batch_size": 2}, tiny.CPU).warnings
+
+
+NUMBERS = (1, 2, 4)
+
+
+def shows(effect: Effect) -> None:
+    assert effect.trace.samples == [effect.value] * (EFFECTIVE_BATCH // effect.value)
+    assert effect.off_trace.samples == [EFFECTIVE_BATCH]

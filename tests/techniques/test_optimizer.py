@@ -3,6 +3,7 @@
 import pytest
 import tiny
 import torch
+from contract import Effect
 
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.techniques import refuse, settle, technique_named
@@ -69,3 +70,21 @@ def test_the_8_bit_state_of_small_tensors_is_larger_than_adamws_in_bf16() -> Non
         return sum(each.nbytes for state in states for each in state.values() if isinstance(each, torch.Tensor))
 
     assert state_bytes("adamw-8bit") > state_bytes("adamw")
+
+
+def shows(effect: Effect) -> None:
+    from bitsandbytes.optim import AdamW8bit
+
+    optimizer, ran = effect.setup.optimizer, effect.trace.ran
+    kinds = {"adamw-foreach": torch.optim.AdamW, "adamw-8bit": AdamW8bit, "sgd": torch.optim.SGD}
+    assert type(optimizer) is kinds[effect.value]
+    assert effect.off_trace.ran("_fused_adamw_")
+    assert not ran("_fused_adamw_")
+    if effect.value == "adamw-foreach":
+        assert ran("_foreach_addcdiv_")
+    elif effect.value == "sgd":
+        assert not optimizer.state
+    else:
+        sizes = {(p.numel() >= 4096, optimizer.state[p]["state1"].dtype) for _, p in effect.setup.trainable()}
+        assert sizes == {(True, torch.uint8), (False, torch.float32)}
+        assert {optimizer.state[p]["state2"].numel() - p.numel() for _, p in effect.setup.trainable()} == {0}

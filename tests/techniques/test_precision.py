@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
+from contract import Effect, built, dtypes_of
 from torch import nn
 
 from autofit.core.workload import Workload
@@ -102,3 +103,21 @@ def test_a_model_in_double_precision_comes_with_its_inputs() -> None:
     setup = build(workload, {}, tiny.CPU)
     assert accumulate(setup, workload.batch(4)).isfinite()
     assert setup.warnings == ["the model's float64 weights are held and trained in float32."]
+
+
+def shows(effect: Effect) -> None:
+    low = torch.float16 if effect.value == "fp16-mixed" else torch.bfloat16
+    mixed = effect.value.endswith("-mixed")
+    assert dtypes_of(effect.setup.model.parameters()) == {torch.float32 if mixed else low}
+    assert effect.trace.dtypes("aten.mm", "aten.addmm", "aten.bmm", "scaled_dot_product_flash") == {low}
+    assert effect.off_trace.dtypes("aten.mm", "aten.addmm", "aten.bmm", "scaled_dot_product_flash") == {torch.float32}
+    assert effect.trace.loss != effect.off_trace.loss
+    assert (effect.setup.scaler is not None) == (effect.value == "fp16-mixed")
+    if effect.value != "fp16-mixed":  # whose first steps are skipped
+        states = {
+            state.dtype for each in effect.setup.optimizer.state.values() for state in each.values() if state.dim()
+        }
+        assert states == {torch.float32 if mixed else low}
+    adapted = built(effect.setup.workload, {"precision": effect.value, "lora_rank": 4})
+    assert dtypes_of(p for p in adapted.model.parameters() if not p.requires_grad) == {low}
+    assert dtypes_of(p for p in adapted.model.parameters() if p.requires_grad) == {torch.float32 if mixed else low}
