@@ -13,10 +13,11 @@ from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import CLASSIFICATION_TASKS, Workload
 from autofit.setup import Setup, Stage, Technique
+from autofit.setup.layers import is_linear, output_head
 
 
 class LoraRank(Technique):
-    """0 trains all weights; r > 0 trains two matrices of rank r per target, alpha = 2 x r, no dropout (peft).
+    """0 trains all weights; r > 0 trains two matrices of rank r per target (peft), as lora_alpha and lora_dropout say.
 
     Ranks have no memory order: beside adamw-8bit, which keeps the state of tensors below 4096 elements in fp32, a
     higher rank can need less (a network of 48 features: 14 % less at rank 86 than at 85).
@@ -31,6 +32,9 @@ class LoraRank(Technique):
 
     def accepts(self, value: Value, hardware: Hardware) -> bool:
         return type(value) is int and 0 <= value <= 1024
+
+    def package(self, value: Value) -> str:
+        return "peft" if value else "torch"
 
     def fidelity(self, value: Value) -> int:
         return int(value or 0)
@@ -48,7 +52,12 @@ class LoraRank(Technique):
 
         targets = adapter_targets(setup.model, str(setup.config["lora_targets"]))
         on_meta = any(parameter.device.type == "meta" for parameter in setup.model.parameters())
-        config = LoraConfig(r=value, lora_alpha=2 * value, lora_dropout=0.0, target_modules=targets)
+        config = LoraConfig(
+            r=value,
+            lora_alpha=setup.config["lora_alpha"] or 2 * value,
+            lora_dropout=setup.config["lora_dropout"] or 0.0,
+            target_modules=targets,
+        )
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             # In place, not by get_peft_model: the model keeps its class, so losses that know its attributes still work.
@@ -67,7 +76,7 @@ def adapter_targets(model: nn.Module, wanted: str) -> list[str]:
         RefusedError: the model has none of that kind.
     """
     head = output_head(model)
-    linears = {name: module for name, module in model.named_modules() if _is_linear(module)}
+    linears = {name: module for name, module in model.named_modules() if is_linear(module)}
     if wanted != "all-linear+head":
         linears = {name: module for name, module in linears.items() if module is not head}
     if wanted == "attention":
@@ -75,19 +84,6 @@ def adapter_targets(model: nn.Module, wanted: str) -> list[str]:
     if not linears:
         raise RefusedError(f"the model has no linear layers for lora_targets {wanted}; use all-linear, or lora_rank 0.")
     return list(linears)
-
-
-def output_head(model: nn.Module) -> nn.Module | None:
-    """The layer that makes the outputs: what a transformers model names as such; None for other modules."""
-    for name in ("score", "classifier"):  # sequence and image classification
-        if hasattr(model, "config") and isinstance(getattr(model, name, None), nn.Linear):
-            return getattr(model, name)  # type: ignore[no-any-return]
-    get = getattr(model, "get_output_embeddings", None)
-    return get() if get else None
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"  # GPT-2's transposed Linear
 
 
 def _train_new_heads(setup: Setup) -> None:

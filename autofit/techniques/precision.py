@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from autofit.core.config import Config, Value
+from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.setup import Setup, Stage, Technique
+from autofit.setup.layers import output_head
 
-_FIDELITY = {"fp32": 3, "bf16-mixed": 2, "fp16-mixed": 1, "bf16": 0}
-_AMPERE = (8, 0)  # first compute capability with bf16 matrix units
+_FIDELITY = {"fp32": 5, "tf32": 4, "bf16-mixed": 3, "fp16-mixed": 2, "bf16": 1, "fp8": 0}
+_AMPERE = (8, 0)  # first compute capability with bf16 and tf32 matrix units
+_ADA = (8, 9)  # and with fp8 ones
+_FP8_MULTIPLE = 16  # what every dimension of an fp8 product must be a multiple of
 
 
 class Precision(Technique):
-    """The four ways of holding and computing numbers.
+    """The ways of holding and computing numbers.
 
-    `fp32`: everything. `bf16`: weights, gradients, optimizer state and arithmetic. `bf16-mixed`, `fp16-mixed`: trained
-    weights, their gradients and state in fp32; frozen weights and arithmetic (autocast) in the low format.
+    `fp32`: everything. `tf32`: fp32 that matrix units round to 10 bits of mantissa. `bf16`: weights, gradients,
+    optimizer state and arithmetic. `bf16-mixed`, `fp16-mixed`: trained weights, their gradients and state in fp32;
+    frozen weights and arithmetic (autocast) in the low format. `fp8`: as `bf16`, with the products of linear layers in
+    fp8, scaled tensor by tensor (torchao; Micikevicius et al. 2022, arXiv 2209.05433), the output head left out.
     """
 
     name = "precision"
     stage = Stage.WEIGHTS
     off = "fp32"
-    values = ("fp32", "bf16", "bf16-mixed", "fp16-mixed")
+    values = ("fp32", "tf32", "bf16", "bf16-mixed", "fp16-mixed", "fp8")
     always = True
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
@@ -35,20 +44,34 @@ class Precision(Technique):
             return ("fp32", "bf16", "bf16-mixed")
         if hardware.capability and hardware.capability < _AMPERE:
             return ("fp32", "fp16-mixed")
+        if hardware.capability and hardware.capability < _ADA:
+            return tuple(value for value in self.values if value != "fp8")
         return self.values
+
+    def package(self, value: Value) -> str:
+        return "torchao" if value == "fp8" else "torch"
 
     def fidelity(self, value: Value) -> int:
         return _FIDELITY[str(value)]
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
-        low = str(config[self.name]).startswith("bf16")
-        if low and hardware.device == "cuda" and hardware.capability and hardware.capability < _AMPERE:
-            capability = ".".join(str(part) for part in hardware.capability)
-            return f"bf16 needs compute capability 8.0, {hardware.name} has {capability}; use fp16-mixed or fp32."
-        return None
+        value = str(config[self.name])
+        if hardware.device == "cpu":
+            units = {"tf32": "tf32 is a format of GPU matrix units", "fp8": "fp8 products need GPU matrix units"}
+            return f"{units[value]}; use {'fp32' if value == 'tf32' else 'bf16'} on a CPU." if value in units else None
+        needed = _ADA if value == "fp8" else _AMPERE if value in ("tf32", "bf16", "bf16-mixed") else None
+        if needed and hardware.capability and hardware.capability < needed:
+            has, needs = (".".join(str(part) for part in each) for each in (hardware.capability, needed))
+            instead = "bf16" if hardware.capability >= _AMPERE else "fp16-mixed or fp32"
+            return f"{value} needs compute capability {needs}, {hardware.name} has {has}; use {instead}."
+        return _against_fp8(config, workload) if value == "fp8" else None
 
     def apply(self, setup: Setup, value: Value) -> None:
-        if value == "bf16":
+        if value == "fp8":
+            _multiply_in_fp8(setup)
+        if value == "tf32":
+            _multiply_in_tf32(setup)
+        if value in ("bf16", "fp8"):
             setup.trainable_dtype = setup.frozen_dtype = torch.bfloat16
             _cast_inputs(setup, torch.bfloat16)
             if not setup.config.get("lora_rank"):
@@ -71,6 +94,60 @@ class Precision(Technique):
             setup.forward_contexts.append(lambda: torch.autocast(device, dtype=low))
             if value == "fp16-mixed":
                 setup.scaler = torch.amp.GradScaler(device)
+
+
+def _against_fp8(config: Config, workload: Workload) -> str | None:
+    if importlib.util.find_spec("torchao") is None:
+        return "fp8 needs torchao, which is not installed; pip install torchao, or use bf16."
+    rows = int(config["micro_batch_size"] or 1) * (workload.sequence_length or _FP8_MULTIPLE)
+    if rows % _FP8_MULTIPLE:
+        message = f"fp8 products need a multiple of {_FP8_MULTIPLE} tokens in a micro-batch, not {rows}"
+        return f"{message}; choose another micro_batch_size or sequence length, or use bf16."
+    return None
+
+
+def _multiply_in_fp8(setup: Setup) -> None:
+    """Exchange linear layers for torchao's, which hold the same weights and cast to fp8 around each product.
+
+    Raises:
+        RefusedError: no layer has the shape for it.
+    """
+    from torchao.float8 import convert_to_float8_training
+
+    head = output_head(setup.model)
+    places = {
+        name: (parent, own, child)
+        for prefix, parent in setup.model.named_modules()
+        for own, child in parent.named_children()
+        for name in (f"{prefix}.{own}" if prefix else own,)
+    }
+
+    def chosen(layer: nn.Module, name: str) -> bool:
+        shape = layer.weight.shape if type(layer) is nn.Linear else (1,)
+        return layer is not head and not any(size % _FP8_MULTIPLE for size in shape)
+
+    exchanged = [places[name] for name, layer in setup.model.named_modules() if name in places and chosen(layer, name)]
+    if not exchanged:
+        message = f"no linear layer has both sizes a multiple of {_FP8_MULTIPLE}, as fp8 products need"
+        raise RefusedError(f"{message}; use bf16.")
+    convert_to_float8_training(setup.model, module_filter_fn=chosen)
+    for parent, own, layer in exchanged:
+        setup.on_close(functools.partial(_put_back, parent, own, layer))
+
+
+def _put_back(parent: nn.Module, name: str, layer: nn.Module) -> None:
+    """The plain layer in its old place, or below the adapters that have come to stand there."""
+    adapted = getattr(parent, name)
+    if hasattr(adapted, "base_layer"):
+        adapted.base_layer = layer
+    else:
+        setattr(parent, name, layer)
+
+
+def _multiply_in_tf32(setup: Setup) -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    setup.on_close(lambda: torch.set_float32_matmul_precision(before))
 
 
 def _some_stay_frozen(setup: Setup) -> bool:

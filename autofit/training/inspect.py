@@ -22,6 +22,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.workload import Traits, Workload
 from autofit.setup import Setup
 from autofit.setup.blocks import repeated_blocks
+from autofit.setup.layers import is_linear
 from autofit.training.build import build
 from autofit.training.data import map_tensors, sample_count, weighted_slices
 from autofit.training.loop import compute_loss
@@ -59,7 +60,7 @@ def _replace(traits: Traits, **changes: Any) -> Traits:
 
 
 def _structure(model: nn.Module) -> Traits:
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) or _is_conv1d(module)]
+    names = [name for name, module in model.named_modules() if is_linear(module)]
     modules = list(model.modules())
     trained = sum(p.requires_grad for p in model.parameters())
     if not trained:
@@ -79,10 +80,6 @@ def _structure(model: nn.Module) -> Traits:
 def _has_head(model: nn.Module) -> bool:
     get = getattr(model, "get_output_embeddings", None)
     return isinstance(get() if get else None, nn.Linear) and callable(getattr(model, "loss_function", None))
-
-
-def _is_conv1d(module: nn.Module) -> bool:
-    return type(module).__name__ == "Conv1D"
 
 
 def _try_loss(workload: Workload, hardware: Hardware) -> tuple[bool, bool, tuple[str, ...]]:

@@ -14,7 +14,8 @@ from autofit.core.errors import RefusedError
 from autofit.core.workload import Traits
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.techniques import refuse, settle, technique_named
-from autofit.techniques.lora_rank import adapter_targets, output_head
+from autofit.setup.layers import output_head
+from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.build import build
 from autofit.training.loop import accumulate
 

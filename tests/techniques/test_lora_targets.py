@@ -10,7 +10,7 @@ from torch import nn
 
 from autofit.core.workload import Traits
 from autofit.techniques import refuse, settle, technique_named
-from autofit.techniques.lora_rank import output_head
+from autofit.setup.layers import output_head
 
 TRAITS = Traits(parameters=1, blocks=2, linears=3, attention=False, sdpa=True, batch_norm=False, dropout=False)
 

@@ -1,5 +1,6 @@
 """precision: what is searched on which hardware, what is refused, and which inputs follow the weights."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -8,20 +9,24 @@ import torch
 from contract import Effect, built, dtypes_of
 from torch import nn
 
+from autofit.core.errors import RefusedError
 from autofit.core.workload import Workload
+from autofit.memory.device import detect
 from autofit.techniques import refuse, settle, technique_named
 from autofit.training.build import build
-from autofit.training.loop import accumulate
+from autofit.training.loop import accumulate, train_step
 
 PRECISION = technique_named("precision")
 AMPERE = replace(tiny.CPU, device="cuda", name="an A100", capability=(8, 0))
+HOPPER = replace(AMPERE, name="an H100", capability=(9, 0))
 TURING = replace(tiny.CPU, device="cuda", name="a T4", capability=(7, 5))
 
 
 def test_what_is_searched_depends_on_the_hardware() -> None:
     assert PRECISION.choices(tiny.CPU) == ("fp32", "bf16", "bf16-mixed")
     assert PRECISION.choices(TURING) == ("fp32", "fp16-mixed")
-    assert PRECISION.choices(AMPERE) == ("fp32", "bf16", "bf16-mixed", "fp16-mixed")
+    assert PRECISION.choices(AMPERE) == ("fp32", "tf32", "bf16", "bf16-mixed", "fp16-mixed")
+    assert PRECISION.choices(HOPPER) == PRECISION.values
 
 
 @pytest.mark.parametrize("value", ["bf16", "bf16-mixed"])
@@ -29,7 +34,7 @@ def test_bf16_is_refused_where_there_are_no_units_for_it(value: str) -> None:
     workload = tiny.transformer_workload()
     config = settle({"precision": value}, workload, TURING)
     assert refuse(config, workload, TURING) == (
-        "precision: bf16 needs compute capability 8.0, a T4 has 7.5; use fp16-mixed or fp32."
+        f"precision: {value} needs compute capability 8.0, a T4 has 7.5; use fp16-mixed or fp32."
     )
     assert refuse(config, workload, AMPERE) is None
     assert refuse(config, workload, tiny.CPU) is None
@@ -121,3 +126,82 @@ def shows(effect: Effect) -> None:
     adapted = built(effect.setup.workload, {"precision": effect.value, "lora_rank": 4})
     assert dtypes_of(p for p in adapted.model.parameters() if not p.requires_grad) == {low}
     assert dtypes_of(p for p in adapted.model.parameters() if p.requires_grad) == {torch.float32 if mixed else low}
+
+
+def reason(value: str, hardware: object, **knobs: object) -> str | None:
+    workload = replace(tiny.llama_workload(), sequence_length=16)
+    return refuse(settle({"precision": value, **knobs}, workload, hardware), workload, hardware)
+
+
+def test_tf32_and_fp8_need_the_units_for_it() -> None:
+    assert reason("fp8", AMPERE) == "precision: fp8 needs compute capability 8.9, an A100 has 8.0; use bf16."
+    assert "tf32 needs compute capability 8.0" in reason("tf32", TURING)
+    assert reason("tf32", AMPERE) is None
+    assert reason("fp8", HOPPER) is None
+
+
+def test_fp8_needs_a_multiple_of_16_tokens() -> None:
+    workload = replace(tiny.llama_workload(), sequence_length=10)
+    config = settle({"precision": "fp8", "micro_batch_size": 2}, workload, HOPPER)
+    assert "a multiple of 16 tokens in a micro-batch, not 20; choose another" in refuse(config, workload, HOPPER)
+
+
+def test_tf32_is_set_while_the_run_lasts() -> None:
+    setup = build(tiny.llama_workload(), {}, tiny.CPU)
+    before = torch.get_float32_matmul_precision()
+    PRECISION.apply(setup, "tf32")
+    assert torch.get_float32_matmul_precision() == "high"
+    assert before == "highest"
+    setup.close()
+    assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.fixture
+def fp8_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU has kernels for fp8 products, slow ones: good enough to see what is multiplied in which format."""
+    monkeypatch.setattr(type(PRECISION), "refuse", lambda *_: None)
+
+
+@pytest.mark.usefixtures("fp8_on_the_cpu")
+@pytest.mark.parametrize("rank", [0, 4])
+def test_fp8_multiplies_all_but_the_head_in_fp8(rank: int) -> None:
+    from torchao.float8.float8_linear import Float8Linear
+
+    workload, losses = tiny.llama_workload(), {}
+    for value in ("bf16", "fp8"):
+        torch.manual_seed(0)
+        model = workload.model()
+        plain = dict(model.named_modules())
+        setup = build(workload, {"precision": value, "lora_rank": rank}, tiny.CPU, model=model)
+        losses[value] = [float(train_step(setup, workload.batch(4))) for _ in range(2)]
+        layers = [each for each in model.modules() if isinstance(each, Float8Linear)]
+        assert len(layers) == (14 if value == "fp8" else 0)
+        assert not isinstance(model.lm_head, Float8Linear)
+        setup.close()
+        assert not any(isinstance(each, Float8Linear) for each in model.modules())
+        if not rank:
+            assert all(module is plain[name] for name, module in model.named_modules())
+        else:
+            assert any("lora_A" in name for name, _ in model.named_parameters())
+    assert losses["fp8"] != losses["bf16"]
+    assert losses["fp8"] == pytest.approx(losses["bf16"], rel=0.01)
+
+
+@pytest.mark.usefixtures("fp8_on_the_cpu")
+def test_fp8_is_refused_where_no_layer_has_the_shape() -> None:
+    workload = replace(tiny.mlp_workload(), model=lambda: tiny.MLP(width=12))
+    with pytest.raises(RefusedError, match="no linear layer has both sizes a multiple of 16"):
+        build(workload, {"precision": "fp8"}, tiny.CPU)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("value", ["tf32", "fp8"])
+def test_on_a_gpu_the_products_are_rounded(value: str) -> None:
+    hardware = detect("cuda")
+    workload, losses = tiny.llama_workload(), {}
+    for each in ("fp32", "bf16", value):
+        torch.manual_seed(0)
+        with contextlib.closing(build(workload, {"precision": each}, hardware, model=workload.model())) as setup:
+            losses[each] = [float(train_step(setup, workload.batch(4))) for _ in range(2)]
+    assert losses[value] not in (losses["fp32"], losses["bf16"])
+    assert losses[value] == pytest.approx(losses["fp32"], rel=0.02)

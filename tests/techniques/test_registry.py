@@ -114,9 +114,9 @@ def test_a_technique_without_a_name_or_a_stage_is_refused(missing: str) -> None:
         ({"precision": "bf61"}, "unknown value for precision 'bf61'. Did you mean 'bf16'?"),
         (
             {"precision": None},
-            "precision cannot be null. Choose from: fp32, bf16, bf16-mixed, fp16-mixed.",
+            "precision cannot be null. Choose from: fp32, tf32, bf16, bf16-mixed, fp16-mixed, fp8.",
         ),
-        ({"activation_checkpointing": True}, "activation_checkpointing cannot be True. Choose from: none, full."),
+        ({"activation_checkpointing": True}, "activation_checkpointing cannot be True. Choose from: none,"),
         ({"micro_batch_size": 0}, "micro_batch_size cannot be 0. Choose from: 1, 2, 4"),
         ({"micro_batch_size": True}, "micro_batch_size cannot be True."),
         ({"micro_batch_size": 2.0}, "micro_batch_size cannot be 2.0."),

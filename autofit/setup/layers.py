@@ -1,0 +1,24 @@
+"""What several techniques must agree on about a model's layers: which are linear, and which one makes the outputs."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def is_linear(module: nn.Module) -> bool:
+    """A linear layer, also GPT-2's, which holds its weight transposed."""
+    return isinstance(module, nn.Linear) or is_transposed_linear(module)
+
+
+def is_transposed_linear(module: nn.Module) -> bool:
+    """transformers' Conv1D: weight [in, out] instead of [out, in]. Told by name, to leave transformers unimported."""
+    return type(module).__name__ == "Conv1D"
+
+
+def output_head(model: nn.Module) -> nn.Module | None:
+    """The layer that makes the outputs: what a transformers model names as such; None for other modules."""
+    for name in ("score", "classifier"):  # sequence and image classification
+        if hasattr(model, "config") and isinstance(getattr(model, name, None), nn.Linear):
+            return getattr(model, name)  # type: ignore[no-any-return]
+    get = getattr(model, "get_output_embeddings", None)
+    return get() if get else None

@@ -1,0 +1,28 @@
+"""lora_alpha: the scale of low-rank updates is alpha / rank. Applied by lora_rank, which reads it."""
+
+from __future__ import annotations
+
+from autofit.core.config import Config, Value
+from autofit.core.hardware import Hardware
+from autofit.core.workload import Workload
+from autofit.setup import Stage, Technique
+
+
+class LoraAlpha(Technique):
+    """null: twice the rank. Set by the user and never searched: it changes what is learnt, not memory or speed."""
+
+    name = "lora_alpha"
+    stage = Stage.ADAPT
+    off = None
+
+    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
+        return ()
+
+    def accepts(self, value: Value, hardware: Hardware) -> bool:
+        return value is None or (type(value) in (int, float) and value > 0)  # type: ignore[operator]
+
+    def settle(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+        return config[self.name] if config["lora_rank"] else None
+
+    def package(self, value: Value) -> str:
+        return "peft"

@@ -1,0 +1,28 @@
+"""lora_dropout: the share of inputs of low-rank updates that is dropped. Applied by lora_rank, which reads it."""
+
+from __future__ import annotations
+
+from autofit.core.config import Config, Value
+from autofit.core.hardware import Hardware
+from autofit.core.workload import Workload
+from autofit.setup import Stage, Technique
+
+
+class LoraDropout(Technique):
+    """null: none. Set by the user and never searched: it regularises, and costs time and a mask for every adapter."""
+
+    name = "lora_dropout"
+    stage = Stage.ADAPT
+    off = None
+
+    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
+        return ()
+
+    def accepts(self, value: Value, hardware: Hardware) -> bool:
+        return value is None or (type(value) in (int, float) and 0 <= value < 1)  # type: ignore[operator]
+
+    def settle(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+        return (config[self.name] or None) if config["lora_rank"] else None
+
+    def package(self, value: Value) -> str:
+        return "peft"
