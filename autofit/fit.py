@@ -165,6 +165,8 @@ class _Training:
         if self.resume and out and (out / "result.yaml").exists():
             return SavedResult.load(out / "result.yaml").config, None
         options = {"out": out, "seed": self.hyperparameters.seed, **options}
+        if self.hyperparameters.max_grad_norm is not None:  # which needs all gradients at once
+            options["set"] = {"optimizer_in_backward": False, **options.get("set", {})}
         options.setdefault("resume", bool(out and (out / "journal.log").exists()))
         result = run_search(self.workload, search_options(space=space, **options), self.listener)
         if result.best is None:

@@ -107,6 +107,30 @@ def test_exact_knobs_give_the_same_weights(knobs: dict[str, Any]) -> None:
         assert two.loss == pytest.approx(one.loss, rel=1e-5)
 
 
+def test_a_search_for_clipped_training_leaves_out_steps_in_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be refused when training begins: clipping by the global norm needs all gradients at once."""
+    asked = []
+
+    def run_search(workload: Any, options: Any, listener: Any) -> Any:
+        asked.append(dict(options.set))
+        raise NothingFitsError("as far as this test goes.")
+
+    monkeypatch.setattr("autofit.fit.run_search", run_search)
+    for given in ({}, {"set": {"precision": "fp32"}}, {"max_grad_norm": None}):
+        with pytest.raises(NothingFitsError):
+            fit(mlp(), batches(), loss=tiny.classify, lr=1e-2, **{"max_grad_norm": 1.0, **given})
+    assert asked == [
+        {"optimizer_in_backward": (False,)},
+        {"optimizer_in_backward": (False,), "precision": ("fp32",)},
+        {},
+    ]
+
+
+def test_a_batch_too_large_for_steps_in_the_backward_is_told() -> None:
+    with pytest.raises(InputError, match="a batch of 16 samples is more than one micro-batch of 8"):
+        fitted(loader=[*batches(1), *batches(1, size=16)], config={"optimizer_in_backward": True}, steps=2)
+
+
 def test_a_ragged_last_batch_is_trained_on_too() -> None:
     loader = DataLoader(TensorDataset(*(torch.cat(parts) for parts in zip(*batches(3), strict=True))), batch_size=9)
     trained = fitted(loader=loader, config={"micro_batch_size": 3})

@@ -57,6 +57,10 @@ class Technique:
         """The distribution that the real part of this value is made with, for `doctor` to tell its version."""
         return "torch"
 
+    def compiles(self, value: Value) -> bool:
+        """Whether parts of the run go through torch.compile, which nothing may watch by a dispatch mode then."""
+        return False
+
     def exact(self, value: Value, workload: Workload) -> bool:
         """Whether the value is the same mathematics as `off`, up to rounding and random draws."""
         return value == self.off

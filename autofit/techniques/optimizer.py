@@ -1,49 +1,116 @@
-"""optimizer: which implementation turns gradients into updates, and in what precision it keeps its state."""
+"""optimizer: which implementation turns gradients into updates, and in what precision it keeps its state.
+
+Bytes of state for a weight that is trained, beside fp32 weights: `adamw` 8, `adamw-8bit` and `adamw-fp8` 2.03,
+`adamw-4bit` 1.06, `adafactor` one for each row and each column instead, `sgd` none. The low formats hold only tensors
+of at least 4096 elements (torchao's: in whole blocks, too); smaller ones keep their state as `adamw` does.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.optim import Optimizer as TorchOptimizer
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.setup import Setup, Stage, Technique
 
+_FIDELITY = {
+    "adamw": 5,
+    "adamw-foreach": 5,
+    "adamw-8bit": 4,  # a code book made for the values that moments take
+    "paged-adamw-8bit": 4,
+    "adamw-fp8": 3,  # three bits of mantissa
+    "adamw-4bit": 2,
+    "adafactor": 1,  # no first moment, and the second one as a product of rows and columns
+    "sgd": 0,
+}
+_LIBRARY = {
+    "adamw-8bit": "bitsandbytes",
+    "paged-adamw-8bit": "bitsandbytes",
+    "adamw-4bit": "torchao",
+    "adamw-fp8": "torchao",
+}
+_COMPILED = ("adamw-4bit", "adamw-fp8")  # torchao's step is one function for torch.compile
+_ADA = (8, 9)  # first compute capability whose compiler knows float8_e4m3fn; torchao's README names it too
+
 
 class Optimizer(Technique):
-    """`adamw` (fused), `adamw-foreach`, `adamw-8bit` (bitsandbytes, block-wise 8-bit state), `sgd` (no state)."""
+    """`adamw` (fused), `adamw-foreach`, the AdamWs with small state, `adafactor` and `sgd` (no state).
+
+    `adamw-8bit` and `paged-adamw-8bit` are of bitsandbytes, block-wise; the paged one keeps tensors of 100,000 elements
+    and more in memory that moves to the host when the GPU is full. `adamw-4bit` and `adamw-fp8` are of torchao.
+    """
 
     name = "optimizer"
     stage = Stage.STEP
     off = "adamw"
-    values = ("adamw", "adamw-foreach", "adamw-8bit", "sgd")
+    values = (
+        "adamw",
+        "adamw-foreach",
+        "adamw-8bit",
+        "adamw-4bit",
+        "adamw-fp8",
+        "paged-adamw-8bit",
+        "adafactor",
+        "sgd",
+    )
     always = True
+
+    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
+        """Not torchao's on a CPU: their first step compiles for 40 to 50 s on two cores, and bitsandbytes has no such
+        wait for nearly the same bytes."""
+        if hardware.device == "cpu":
+            return tuple(value for value in self.values if value not in (*_COMPILED, "paged-adamw-8bit"))
+        return tuple(value for value in self.values if value != "adamw-fp8" or not _before_ada(hardware))
+
+    def package(self, value: Value) -> str:
+        return _LIBRARY.get(str(value), "torch")
+
+    def compiles(self, value: Value) -> bool:
+        return value in _COMPILED
 
     def exact(self, value: Value, workload: Workload) -> bool:
         return value in ("adamw", "adamw-foreach")
 
     def fidelity(self, value: Value) -> int:
-        return {"adamw": 2, "adamw-foreach": 2, "adamw-8bit": 1, "sgd": 0}[str(value)]
+        return _FIDELITY[str(value)]
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
-        if config[self.name] == "adamw-8bit" and importlib.util.find_spec("bitsandbytes") is None:
-            return "adamw-8bit needs bitsandbytes, which is not installed; pip install bitsandbytes, or use adamw."
+        value = str(config[self.name])
+        library = _LIBRARY.get(value)
+        if library and importlib.util.find_spec(library) is None:
+            return f"{value} needs {library}, which is not installed; pip install {library}, or use adamw."
+        if value == "paged-adamw-8bit" and hardware.device == "cpu":
+            return (
+                f"{value} moves state from the GPU to the host, and a CPU has the host's memory alone; use adamw-8bit."
+            )
+        if value == "adamw-fp8" and _before_ada(hardware):
+            capability = ".".join(str(part) for part in hardware.capability or ())
+            return f"{value} needs compute capability 8.9, {hardware.name} has {capability}; use adamw-8bit."
+        if value in _COMPILED and not _has_compiler(hardware):
+            return f"{value} compiles its step, and there is no C++ compiler; install gcc and g++, or use adamw-8bit."
         return None
 
     def memory_order(self, value: Value) -> int | None:
         """sgd keeps no state. 8-bit is not ordered: it keeps small tensors' state in fp32, which is more than the bf16
         state that adamw keeps beside bf16 weights. Nor is foreach: it adds temporaries, but holds its step counters
-        on the host, where the fused adamw has one on the device for every tensor."""
+        on the host, where the fused adamw has one on the device for every tensor. Adafactor's temporary is as large as
+        the largest weight, and torchao's take 24 bytes for each of its elements where a tracker forbids compilation."""
         return {"sgd": 0, "adamw": 1}.get(str(value))
 
     def apply(self, setup: Setup, value: Value) -> None:
-        hyperparameters = setup.hyperparameters
-        make = _maker(str(value))
-        setup.optimizer = make(parameter_groups(setup), lr=hyperparameters.lr)
+        setup.make_optimizer = functools.partial(_kind(str(value)), lr=setup.hyperparameters.lr)
+        setup.optimizer = setup.make_optimizer(parameter_groups(setup))
 
 
 def parameter_groups(setup: Setup) -> list[dict[str, Any]]:
@@ -57,13 +124,89 @@ def parameter_groups(setup: Setup) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def _maker(value: str) -> Any:
+def _kind(value: str) -> Callable[..., TorchOptimizer]:
     if value == "adamw":
         return functools.partial(torch.optim.AdamW, fused=True)
     if value == "adamw-foreach":
         return functools.partial(torch.optim.AdamW, foreach=True)
     if value == "sgd":
         return torch.optim.SGD
-    from bitsandbytes.optim import AdamW8bit
+    if value == "adafactor":
+        # A step of Adafactor is lr x max(eps[1], the weight's own root mean square), so with torch's eps[1] of 0.001 an
+        # lr chosen for AdamW moves weights of 0.02 fifty times too slowly. With 1, lr means what it means to AdamW.
+        # eps[0], squared, is the least variance: torch's is that of the format (bf16: 6e-5, above most gradients'),
+        # and this one is the least whose square bf16 and fp32 still hold clear of 0.
+        return functools.partial(torch.optim.Adafactor, eps=(1e-15, 1.0))
+    if value == "adamw-8bit":
+        from bitsandbytes.optim import AdamW8bit
 
-    return AdamW8bit
+        return AdamW8bit  # type: ignore[no-any-return]
+    return _paged_adamw() if value == "paged-adamw-8bit" else _low_bit_adamw(value)
+
+
+class _LowBit(TorchOptimizer):
+    """torchao's optimizers as the loop and others expect one: learning rates are numbers, not tensors.
+
+    Their step is a function that torch.compile must take whole, and a dispatch mode forbids compilation: torch then
+    raises. While one watches (a tracker of storage), the same function runs as it is written.
+    """
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        rate = param_group.get("lr", self.defaults["lr"])
+        super().add_param_group(param_group)
+        self.param_groups[-1]["lr"] = rate
+
+    def step(self, closure: Any = None) -> Any:
+        rates = [group["lr"] for group in self.param_groups]
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = torch.tensor(rate, dtype=torch.float32)  # compiled in as a number, each would be a new graph
+        try:
+            with torch.compiler.set_stance("force_eager") if _forbids_compilation() else nullcontext():
+                return super().step(closure)
+        finally:
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+
+def _forbids_compilation() -> bool:
+    """Whether a dispatch mode is active that torch.compile gives way to."""
+    modes: list[Any] = _get_current_dispatch_mode_stack()
+    return any(not getattr(mode, "ignore_compile_internals", lambda: False)() for mode in modes)
+
+
+@functools.cache
+def _low_bit_adamw(value: str) -> type[TorchOptimizer]:
+    from torchao.optim import AdamW4bit, AdamWFp8
+
+    theirs = {"adamw-4bit": AdamW4bit, "adamw-fp8": AdamWFp8}[value]
+    return type(theirs.__name__, (_LowBit, theirs), {})
+
+
+class _Paged(TorchOptimizer):
+    """bitsandbytes' paged optimizers, which would load a checkpoint's state into plain memory of the device."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        theirs: Any = self
+        super().load_state_dict(state_dict, move_to_device=False)  # type: ignore[call-arg]
+        theirs.initialized = False  # the next step moves to the device what is small
+        for parameter, state in self.state.items():
+            for key in ("state1", "state2"):
+                pages = theirs.get_state_buffer(parameter, dtype=state[key].dtype)
+                state[key] = pages.copy_(state[key])
+
+
+@functools.cache
+def _paged_adamw() -> type[TorchOptimizer]:
+    from bitsandbytes.optim import PagedAdamW8bit
+
+    return type(PagedAdamW8bit.__name__, (_Paged, PagedAdamW8bit), {})
+
+
+def _before_ada(hardware: Hardware) -> bool:
+    return hardware.capability is not None and hardware.capability < _ADA
+
+
+def _has_compiler(hardware: Hardware) -> bool:
+    """Whether what Inductor calls is there: g++ for a CPU, a C compiler for what Triton launches on a GPU."""
+    names = (os.environ.get("CXX") or "g++",) if hardware.device == "cpu" else (os.environ.get("CC") or "gcc", "clang")
+    return any(shutil.which(name) for name in names)

@@ -46,7 +46,8 @@ def save(setup: Setup, directory: Path, next_step: int) -> Path:
 def _made_by(setup: Setup) -> dict[str, Any]:
     """What a checkpoint must agree on with the run that goes on from it; a micro-batch may be another."""
     shapes = {name: list(parameter.shape) for name, parameter in setup.trainable()}
-    return {"optimizer": setup.config["optimizer"], "weights": shapes}
+    layout = {knob: setup.config.get(knob) for knob in ("optimizer", "optimizer_in_backward", "optimizer_offload")}
+    return {**layout, "weights": shapes}
 
 
 def load(setup: Setup, directory: Path) -> int:
@@ -62,7 +63,8 @@ def load(setup: Setup, directory: Path) -> int:
             f"there is no checkpoint to resume in {directory}.", "Leave out resume, or check the directory."
         )
     try:
-        state = torch.load(path, map_location=setup.device, weights_only=True)
+        # To the host: each optimizer knows best what of its state belongs on the device, and an offloaded one none.
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of a file that is none it raises whatever it stumbles over, and pages of advice
         reason = type(error).__name__
         raise InputError(f"the checkpoint {path} cannot be read: {reason}.", "Train again without resume.") from error

@@ -59,9 +59,16 @@ def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
     """Forward and backward over all micro-batches of `batch`; returns its loss, detached, on the device.
 
     Gradients come out as of the unsplit batch, whatever the micro-batch.
+
+    Raises:
+        InputError: the backward applies gradients itself, and there is more than one.
     """
     batch_loss = torch.zeros((), device=setup.device)
-    for micro_batch, weight in weighted_slices(setup.workload, batch, setup.micro_batch_size):
+    slices = weighted_slices(setup.workload, batch, setup.micro_batch_size)
+    if setup.stepped_in_backward and len(slices) > 1:
+        message = f"a batch of {sample_count(batch)} samples is more than one micro-batch of {setup.micro_batch_size}"
+        raise InputError(f"{message}, and each backward takes a step.", "Set optimizer_in_backward to false.")
+    for micro_batch, weight in slices:
         on_device = map_tensors(micro_batch, lambda tensor: tensor.to(setup.device, non_blocking=True))
         with setup.step_context():
             with setup.forward_context():

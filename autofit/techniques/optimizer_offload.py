@@ -1,0 +1,141 @@
+"""optimizer_offload: keep the optimizer's state, and do its step, on the host.
+
+torchao's CPUOffloadOptimizer holds for every weight of at least 4096 elements a pinned copy of it and of its gradient
+on the host, and an optimizer of its own there. A hook on the weight copies the gradient over while the backward goes
+on; the step waits for each copy, steps the host's weight, and copies it back. The device keeps weights and gradients;
+the host pays 16 bytes for a trained fp32 weight.
+
+What matters about it, and what the front below makes good:
+- its groups hold the host's weights, one each; the front shows those of the device, and passes learning rates on.
+- gradients are copied in the backward, so what changes them afterwards (clipping) would be lost: they are copied again.
+- it copies the weights when it is made, and a checkpoint that is loaded later is not seen: the front copies them again.
+- loading a state makes new groups in the optimizer of the small weights, while it goes on showing the former ones.
+- gradients stay on the device (`offload_gradients` off), because freeing them there would forbid accumulation.
+- it keeps no handles of its hooks, so they are found on the weights when they are to be removed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from autofit.core.config import Config, Value
+from autofit.core.hardware import Hardware
+from autofit.core.workload import Workload
+from autofit.setup import Setup, Stage, Technique
+
+
+class OptimizerOffload(Technique):
+    """`cpu`: the state of `adamw` in host memory, stepped by torch's fused AdamW for CPUs."""
+
+    name = "optimizer_offload"
+    stage = Stage.STEP  # after `optimizer`, whose groups it takes over
+    off = "none"
+    values = ("none", "cpu")
+
+    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
+        return ("none",) if hardware.device == "cpu" else self.values
+
+    def package(self, value: Value) -> str:
+        return "torch" if value == self.off else "torchao"
+
+    def exact(self, value: Value, workload: Workload) -> bool:
+        return True
+
+    def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
+        if config[self.name] == self.off:
+            return None
+        if hardware.device == "cpu":
+            return "on a CPU the state is in the host's memory already, so there is nothing to offload; use none."
+        if importlib.util.find_spec("torchao") is None:
+            return "it needs torchao, which is not installed; pip install torchao, or use none."
+        if config["optimizer"] != "adamw":
+            # Small state has no use in the host's large memory; sgd and adafactor have next to none to offload.
+            return f"the step on the host is that of adamw, not of {config['optimizer']}; use optimizer adamw."
+        if config["precision"] == "fp16-mixed":
+            return "gradients go to the host before the loss scaler of fp16-mixed unscales them; use bf16-mixed."
+        return None
+
+    def apply(self, setup: Setup, value: Value) -> None:
+        assert setup.optimizer is not None, "the technique `optimizer` comes before"
+        clipped = setup.hyperparameters.max_grad_norm is not None
+        front = SteppedOnHost(setup.optimizer.param_groups, lr=setup.hyperparameters.lr, gradients_change=clipped)
+        setup.on_close(front.remove_hooks)
+        setup.optimizer = front
+        setup.make_optimizer = None  # another one for weights that this one holds would step them twice
+
+
+class SteppedOnHost(Optimizer):
+    """The front of torchao's CPUOffloadOptimizer: the groups, weights and state as the loop knows them.
+
+    Args:
+        groups: as of the plain optimizer.
+        gradients_change: they are changed between backward and step, so the host's copies are stale by then.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], *, lr: float, gradients_change: bool) -> None:
+        given = [{key: group[key] for key in ("params", "weight_decay")} for group in groups]
+        super().__init__([dict(group) for group in given], {"lr": lr})
+        from torchao.optim import CPUOffloadOptimizer
+
+        self._gradients_change = gradients_change
+        self._inner: Any = CPUOffloadOptimizer(given, torch.optim.AdamW, lr=lr, fused=True)
+        self._on_host: dict[nn.Parameter, torch.Tensor] = self._inner.param_d2h_map
+        on_device = {host: device for device, host in self._on_host.items()}
+        place = {p: index for index, group in enumerate(self.param_groups) for p in group["params"]}
+        self._place: dict[torch.Tensor, int] = place | {host: place[device] for host, device in on_device.items()}
+        self._hooks = {device: next(reversed(_hooks_of(device))) for device in self._on_host}
+
+    def _optimizers(self) -> Iterator[Optimizer]:
+        """Those that step: one for each weight on the host, and one for the small ones on the device."""
+        yield from self._inner.optim_dict.values()
+        if self._inner.d_opt is not None:
+            yield self._inner.d_opt
+
+    def step(self, closure: Any = None) -> Any:
+        for optimizer in self._optimizers():
+            for group in optimizer.param_groups:
+                own = self.param_groups[self._place[group["params"][0]]]
+                group.update(lr=own["lr"], weight_decay=own["weight_decay"])
+        if self._gradients_change:
+            for parameter in list(self._inner.queue):
+                _hooks_of(parameter)[self._hooks[parameter]](parameter)
+        loss = self._inner.step(closure)
+        self._show_state()
+        return loss
+
+    def _show_state(self) -> None:
+        self.state.clear()
+        for device, host in self._on_host.items():
+            inner = self._inner.optim_dict[device]
+            if host in inner.state:
+                self.state[device] = inner.state[host]
+        if self._inner.d_opt is not None:
+            self.state.update(self._inner.d_opt.state)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._inner.state_dict()  # type: ignore[no-any-return]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state, and take the weights over that the device holds now."""
+        self._inner.load_state_dict(state_dict)
+        self._inner.queue.clear()
+        with torch.no_grad():
+            for device, host in self._on_host.items():
+                host.copy_(device)
+        self._show_state()
+
+    def remove_hooks(self) -> None:
+        """Give the weights back; from here on a backward copies nothing."""
+        for parameter, key in self._hooks.items():
+            _hooks_of(parameter).pop(key, None)
+
+
+def _hooks_of(parameter: nn.Parameter) -> dict[int, Callable[[nn.Parameter], None]]:
+    """The hooks that run when a gradient is complete, in the order in which they were registered."""
+    return parameter._post_accumulate_grad_hooks

@@ -1,0 +1,303 @@
+"""optimizer_offload: what is refused, and torchao's own offloading held against plain AdamW.
+
+On a CPU torchao's class runs as it is, with streams that do at once what they are told and memory that is not pinned;
+the host's copies are other tensors than the weights there too. What only a GPU shows is marked `gpu`.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from contract import Effect
+from torch import nn
+
+from autofit.core.errors import InputError
+from autofit.core.hardware import GIB, Hardware
+from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.workload import Workload
+from autofit.memory.device import detect
+from autofit.setup import Setup
+from autofit.techniques import refuse, settle, technique_named
+from autofit.training import checkpoint
+from autofit.training.build import build
+from autofit.training.loop import accumulate, train, train_step, update
+
+OFFLOAD = technique_named("optimizer_offload")
+CARD = dataclasses.replace(tiny.CPU, device="cuda", name="a card", memory_bytes=24 * GIB, capability=(8, 0))
+
+
+class Stream:
+    """A stream whose work is done when it is given."""
+
+    waited = 0
+
+    def wait_stream(self, other: "Stream") -> None:
+        Stream.waited += 1
+
+    def record_event(self) -> "Stream":
+        return self
+
+    def synchronize(self) -> None: ...
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchao's CPUOffloadOptimizer takes the CPU for a device with streams."""
+    empty_like = torch.empty_like
+    monkeypatch.setattr("torchao.optim.cpu_offload.get_available_devices", lambda: ["cpu", "cuda"])
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch, "empty_like", lambda *args, pin_memory=False, **rest: empty_like(*args, **rest))
+
+
+def run(*, offload: bool, workload: Workload | None = None, **chosen: Any) -> Setup:
+    """A run on the CPU from the same weights every time, offloaded past `refuse`, which forbids it there."""
+    torch.manual_seed(0)
+    workload = workload or tiny.llama_workload(tie_word_embeddings=True)
+    hyperparameters = Hyperparameters(**{"lr": 1e-2, "weight_decay": 0.3, **chosen})
+    knobs = {"micro_batch_size": 2}
+    setup = build(workload, knobs, tiny.CPU, model=workload.model(), hyperparameters=hyperparameters)
+    if offload:
+        OFFLOAD.apply(setup, "cpu")
+    return setup
+
+
+def assert_same_weights(one: Setup, other: Setup) -> None:
+    for (name, left), (_, right) in zip(one.trainable(), other.trainable(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-7, msg=name)
+
+
+# torchao's class behind the front.
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize("max_grad_norm", [None, 0.01])
+def test_it_trains_as_plain_adamw_does(max_grad_norm: float | None) -> None:
+    """Over accumulated gradients, tied weights, changing rates, decay on matrices alone, and with clipped gradients."""
+    chosen = {"max_grad_norm": max_grad_norm, "schedule": "cosine", "warmup_steps": 1}
+    plain, offloaded = (run(offload=each, **chosen) for each in (False, True))
+    batches = [plain.workload.batch(4)] * 4
+    losses = [[report.loss for report in train(setup, batches, steps=4)] for setup in (plain, offloaded)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert_same_weights(plain, offloaded)
+
+
+@pytest.mark.usefixtures("streams")
+def test_large_weights_are_stepped_on_the_host_and_small_ones_where_they_are() -> None:
+    setup = run(offload=True)
+    train_step(setup, setup.workload.batch(4))
+    inner = setup.optimizer._inner
+    large = {weight for _, weight in setup.trainable() if weight.numel() >= 4096}
+    assert large == inner.param_d2h_map.keys()
+    assert len(large) == 6  # of two layers, the MLP's three
+    for weight in large:
+        host = inner.param_d2h_map[weight]
+        assert host is not weight
+        assert torch.equal(host, weight)
+        assert inner.optim_dict[weight].state[host]["exp_avg"].shape == weight.shape
+        assert inner.optim_dict[weight].defaults["fused"]
+
+
+@pytest.mark.usefixtures("streams")
+def test_the_front_shows_the_devices_weights_with_their_groups_and_state() -> None:
+    setup = run(offload=True)
+    groups, trainable = setup.optimizer.param_groups, [weight for _, weight in setup.trainable()]
+    assert isinstance(setup.optimizer, torch.optim.Optimizer)
+    assert Counter(id(p) for group in groups for p in group["params"]) == Counter(map(id, trainable))
+    assert {(p.dim() >= 2, group["weight_decay"]) for group in groups for p in group["params"]} == {
+        (True, 0.3),
+        (False, 0.0),
+    }
+    assert not setup.optimizer.state
+    for number in (1, 2):
+        train_step(setup, setup.workload.batch(4))
+        assert setup.optimizer.state.keys() == set(trainable)
+        assert {int(state["step"]) for state in setup.optimizer.state.values()} == {number}
+        assert all(weight.grad is None for weight in trainable)
+
+
+@pytest.mark.usefixtures("streams")
+@pytest.mark.parametrize("group", [0, 1])
+def test_each_group_has_its_own_learning_rate(group: int) -> None:
+    setup = run(offload=True)
+    before = {name: weight.detach().clone() for name, weight in setup.trainable()}
+    for index, each in enumerate(setup.optimizer.param_groups):
+        each["lr"] = 1e-2 if index == group else 0.0
+    train_step(setup, setup.workload.batch(4))
+    for name, weight in setup.trainable():
+        assert torch.equal(weight, before[name]) == ((weight.dim() >= 2) == (group == 1)), name
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_run_that_was_stopped_goes_on_as_if_it_never_was(tmp_path: Path) -> None:
+    """The weights of the host too, and with the learning rates that are set after loading."""
+    first = run(offload=True)
+    batch = first.workload.batch(4)
+    for _ in range(2):
+        train_step(first, batch)
+    checkpoint.save(first, tmp_path, 2)
+    second = run(offload=True)
+    accumulate(second, first.workload.batch(3))  # gradients wait on the host that belong to no step
+    assert checkpoint.load(second, tmp_path) == 2
+    assert all(torch.equal(host, device) for device, host in second.optimizer._inner.param_d2h_map.items())
+    second.optimizer.zero_grad()
+    second.optimizer.step()
+    assert_same_weights(first, second)
+    for lr in (3e-3, 0.0, 1e-3):
+        for setup in (first, second):
+            for group in setup.optimizer.param_groups:
+                group["lr"] = lr
+        assert train_step(first, batch) == train_step(second, batch)
+    assert_same_weights(first, second)
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_checkpoint_of_the_plain_optimizer_is_refused(tmp_path: Path) -> None:
+    setup = run(offload=True)
+    setup.config = setup.config.replace(optimizer_offload="cpu")
+    checkpoint.save(setup, tmp_path, 1)
+    with pytest.raises(InputError, match="is of another model or config"):
+        checkpoint.load(run(offload=False), tmp_path)
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_batch_without_a_valid_label_changes_nothing() -> None:
+    setup = run(offload=True)
+    before = {name: weight.detach().clone() for name, weight in setup.trainable()}
+    accumulate(setup, {**setup.workload.batch(4), "labels": torch.full((4, 16), -100)})
+    assert not update(setup)
+    assert all(torch.equal(weight, before[name]) for name, weight in setup.trainable())
+
+
+@pytest.mark.usefixtures("streams")
+def test_closing_removes_torchaos_hooks_and_no_others() -> None:
+    setup = run(offload=True)
+    weight = next(weight for _, weight in setup.trainable() if weight.numel() >= 4096)
+    calls: list[nn.Parameter] = []
+    weight.register_post_accumulate_grad_hook(calls.append)
+    train_step(setup, setup.workload.batch(4))
+    setup.close()
+    Stream.waited = 0
+    accumulate(setup, setup.workload.batch(4))
+    assert len(calls) == 4  # of two micro-batches in two steps
+    assert Stream.waited == 0
+    assert [len(each._post_accumulate_grad_hooks or ()) for _, each in setup.trainable()].count(1) == 1
+
+
+@pytest.mark.usefixtures("streams")
+def test_a_model_of_small_weights_only_and_one_of_large_ones_only() -> None:
+    for width, on_host in ((16, 0), (64, 2)):
+        workload = Workload(
+            model=lambda width=width: nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(2))),
+            batch=lambda n, width=width: torch.ones(n, width),
+            loss=lambda model, batch: model(batch).square().mean(),
+            effective_batch_size=2,
+        )
+        plain, offloaded = (run(offload=each, workload=workload) for each in (False, True))
+        assert len(offloaded.optimizer._inner.param_d2h_map) == on_host
+        for _ in range(2):
+            train_step(plain, workload.batch(2))
+            train_step(offloaded, workload.batch(2))
+        offloaded.optimizer.load_state_dict(offloaded.optimizer.state_dict())
+        assert_same_weights(plain, offloaded)
+
+
+# What is refused.
+
+
+def reason(hardware: Hardware, **knobs: Any) -> str | None:
+    workload = tiny.llama_workload()
+    return refuse(settle({"optimizer_offload": "cpu", **knobs}, workload, hardware), workload, hardware)
+
+
+def test_on_a_cpu_there_is_nothing_to_offload_to() -> None:
+    assert OFFLOAD.choices(tiny.CPU) == ("none",)
+    assert reason(tiny.CPU) == (
+        "optimizer_offload: on a CPU the state is in the host's memory already, so there is nothing to offload; "
+        "use none."
+    )
+
+
+def test_on_a_gpu_it_is_offered_with_what_it_can_hold() -> None:
+    assert OFFLOAD.choices(CARD) == ("none", "cpu")
+    assert OFFLOAD.package("cpu") == "torchao"
+    for knobs in ({}, {"lora_rank": 8}, {"micro_batch_size": 1}, {"precision": "bf16-mixed"}):
+        assert reason(CARD, **knobs) is None
+
+
+@pytest.mark.parametrize("optimizer", [v for v in technique_named("optimizer").values if v != "adamw"])
+def test_the_state_of_another_optimizer_is_refused(optimizer: str) -> None:
+    card = dataclasses.replace(CARD, capability=(9, 0))
+    assert reason(card, optimizer=optimizer) == (
+        f"optimizer_offload: the step on the host is that of adamw, not of {optimizer}; use optimizer adamw."
+    )
+
+
+def test_a_loss_scaler_is_refused() -> None:
+    assert reason(CARD, precision="fp16-mixed").endswith("use bf16-mixed.")
+
+
+def test_without_torchao_it_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install torchao" in reason(CARD)
+
+
+# On a GPU.
+
+
+def shows(effect: Effect) -> None:
+    """After a step, the state of large weights is on the host, and the device holds that much less."""
+    large = [weight for _, weight in effect.setup.trainable() if weight.numel() >= 4096]
+    assert large
+    held: dict[str, int] = {}
+    for name, setup in (("offloaded", effect.setup), ("plain", effect.off)):
+        before = torch.cuda.memory_allocated()
+        train_step(setup, setup.workload.batch(4))
+        held[name] = torch.cuda.memory_allocated() - before
+    state = effect.setup.optimizer.state
+    assert {state[weight]["exp_avg"].device.type for weight in large} == {"cpu"}
+    saved = sum(2 * weight.nbytes for weight in large)
+    assert held["plain"] - held["offloaded"] == pytest.approx(saved, rel=0.1)
+
+
+@pytest.mark.gpu
+def test_on_the_gpu_it_trains_as_plain_adamw_does_and_its_state_is_on_the_host(tmp_path: Path) -> None:
+    hardware, workload = detect("cuda"), wide_workload()
+    train_step(build(workload, {}, hardware), workload.batch(4))  # what libraries allocate once
+
+    def on_gpu(value: str) -> Setup:
+        chosen = Hyperparameters(lr=1e-3, weight_decay=0.1, max_grad_norm=0.01)
+        config = {"optimizer_offload": value, "micro_batch_size": 2}
+        return build(workload, config, hardware, hyperparameters=chosen)
+
+    plain, offloaded = on_gpu("none"), on_gpu("cpu")
+    shows(Effect("cpu", offloaded, plain))
+    assert all(host.is_pinned() for host in offloaded.optimizer._inner.param_d2h_map.values())
+    for _ in range(3):
+        train_step(plain, workload.batch(4))
+        train_step(offloaded, workload.batch(4))
+    for (_, one), (_, other) in zip(plain.trainable(), offloaded.trainable(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    checkpoint.save(offloaded, tmp_path, 4)
+    again = on_gpu("cpu")
+    checkpoint.load(again, tmp_path)
+    assert train_step(again, workload.batch(4)) == train_step(offloaded, workload.batch(4))
+    for (_, one), (_, other) in zip(again.trainable(), offloaded.trainable(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def wide_workload(width: int = 1024, depth: int = 4) -> Workload:
+    """Matrices of 4 MiB each and their biases, which stay on the device."""
+    return Workload(
+        model=lambda: nn.Sequential(*(nn.Linear(width, width) for _ in range(depth))),
+        batch=lambda n: torch.randn(n, width, generator=torch.Generator().manual_seed(n)),
+        loss=lambda model, batch: (model(batch) - 1).square().mean(),
+        effective_batch_size=4,
+    )
