@@ -1,0 +1,114 @@
+"""Copies between a device and its host that run beside the computation, and the host memory that they go to.
+
+One side stream for both directions: what is stored is stored before it is fetched again, and a host buffer can be given
+to another tensor while an older copy from it is still queued, without the host ever waiting for the device.
+
+Device memory on both ends of a copy is taken from and given back to the *computing* stream, which waits for a copy
+before the memory is used or let go. So the caching allocator may hand it on at once, and a peak is the same every time;
+with `record_stream` it would depend on when the copies happened to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+Ticket = torch.cuda.Event | None  # what the computation waits for before it relies on a copy; None: it is done
+
+
+class CopyLane:
+    """Copies in order, on a stream of their own; at once where `stream` is None (tests, fake tensors)."""
+
+    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+        self._stream = stream
+
+    @classmethod
+    def of(cls, device: torch.device) -> CopyLane:
+        """A lane beside the computation of a CUDA device."""
+        return cls(torch.cuda.Stream(device))
+
+    @property
+    def pinned(self) -> bool:
+        """Whether host memory has to be pinned: a copy from or to any other holds up the host."""
+        return self._stream is not None
+
+    def copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Ticket:
+        """Start copies to the first from the second of each pair, after all that the computation was given so far."""
+        if self._stream is None:
+            for to, source in pairs:
+                to.copy_(source)
+            return None
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            for to, source in pairs:
+                to.copy_(source, non_blocking=True)
+        return self._stream.record_event()  # type: ignore[no-any-return]
+
+    def wait(self, ticket: Ticket) -> None:
+        """Let what the computation is given from now on wait for a copy; the host goes on."""
+        if ticket is not None and self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_event(ticket)
+
+
+class HostPool:
+    """Host buffers that are used again over micro-batches and steps.
+
+    Sizes are rounded up to powers of two, as torch's allocator of pinned memory does by itself: a buffer then serves
+    other sizes too, and batches of varying length do not make the pool grow without end.
+    """
+
+    def __init__(self, *, pinned: bool) -> None:
+        self._pinned = pinned
+        self._free: dict[int, list[torch.Tensor]] = {}
+        self.held_bytes = 0
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """A flat buffer of at least that many bytes."""
+        size = 1 << (nbytes - 1).bit_length()
+        free = self._free.setdefault(size, [])
+        if free:
+            return free.pop()
+        buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=self._pinned)
+        self.held_bytes += size
+        return buffer
+
+    def give(self, buffer: torch.Tensor) -> None:
+        """Take a buffer back."""
+        self._free[buffer.numel()].append(buffer)
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole storage of a tensor as bytes. Writing to them leaves the version of the tensor as it is."""
+    length = tensor.untyped_storage().nbytes() // tensor.itemsize
+    return tensor.data.as_strided((length,), (1,), 0).view(torch.uint8)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor lies in its storage."""
+
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Layout:
+        """The layout of a tensor."""
+        return cls(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+
+    def on(self, flat: torch.Tensor) -> torch.Tensor:
+        """A tensor of this layout on the bytes of another storage."""
+        return flat.view(self.dtype).as_strided(self.size, self.stride, self.offset)
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors with storage that a weight consists of: itself, or those that a quantised one wraps."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from plain_tensors(getattr(tensor, name))
+    else:
+        yield tensor

@@ -1,0 +1,230 @@
+"""parameter_offload: what it is refused for, and that a run holds its frozen weights on the host from the start."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from autofit.core.errors import RefusedError
+from autofit.core.workload import Traits, Workload
+from autofit.memory.device import detect
+from autofit.setup import Setup
+from autofit.setup.blocks import repeated_blocks
+from autofit.setup.copies import CopyLane
+from autofit.setup.streamed_blocks import BlockStreamer
+from autofit.techniques import refuse, settle, technique_named
+from autofit.training.build import build
+from autofit.training.checkpoint import load, save, save_model
+from autofit.training.loop import accumulate, evaluate, train_step
+
+LORA = {"lora_rank": 4, "lora_targets": "all-linear"}
+OFFLOAD = {"parameter_offload": "cpu", **LORA}
+CUDA = dataclasses.replace(tiny.CPU, device="cuda", name="a card", capability=(8, 0))
+TRAITS = Traits(parameters=1, blocks=2, linears=1, attention=False, sdpa=False, batch_norm=False, dropout=False)
+TECHNIQUE = technique_named("parameter_offload")
+WIDTH, DEPTH = 384, 5
+MATRIX = WIDTH * 2 * WIDTH * 4  # 1.1 MiB; two in each block
+
+
+def beside(value: Any) -> dict[str, Any]:
+    return LORA
+
+
+def wide(width: int = WIDTH, depth: int = DEPTH, samples: int = 4) -> Workload:
+    def batch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(count)
+        features = torch.randn(count, width, generator=generator)
+        return features, torch.randint(10, (count,), generator=generator)
+
+    return dataclasses.replace(tiny.mlp_workload(samples), model=lambda: tiny.MLP(width, depth), batch=batch)
+
+
+@pytest.fixture
+def streamers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BlockStreamer]]:
+    """Let it run here, with copies that are done at once; what was made."""
+    made: list[BlockStreamer] = []
+    start = BlockStreamer.__init__
+
+    def noted(streamer: BlockStreamer, *args: Any, **kwargs: Any) -> None:
+        start(streamer, *args, **kwargs)
+        made.append(streamer)
+
+    monkeypatch.setattr(TECHNIQUE, "refuse", lambda *_: None)
+    monkeypatch.setattr(CopyLane, "of", lambda device: CopyLane(None))
+    monkeypatch.setattr(BlockStreamer, "__init__", noted)
+    yield made
+
+
+def living(workload: Workload) -> nn.Module:
+    torch.manual_seed(0)
+    return workload.model()
+
+
+def built(workload: Workload, config: dict[str, Any]) -> Setup:
+    model = living(workload)
+    torch.manual_seed(1)  # of the adapters
+    return build(workload, config, tiny.CPU, model=model)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "traits", "hardware", "reason"),
+    [
+        (OFFLOAD, None, tiny.CPU, "parameter_offload: on a CPU, device and host are the same memory"),
+        ({"parameter_offload": "cpu"}, None, CUDA, "parameter_offload: weights that are trained cannot be streamed"),
+        (OFFLOAD, TRAITS, CUDA, "parameter_offload: fewer than 3 repeated blocks have frozen weights"),
+        (OFFLOAD, None, CUDA, None),
+        (OFFLOAD | {"parameter_offload": "none"}, TRAITS, tiny.CPU, None),
+    ],
+)
+def test_what_it_is_refused_for(knobs: dict[str, Any], traits: Traits | None, hardware: Any, reason: str) -> None:
+    workload = dataclasses.replace(wide(), traits=traits)
+    said = refuse(settle(knobs, workload, hardware), workload, hardware)
+    assert said is None if reason is None else said.startswith(reason)
+
+
+def test_it_is_searched_only_where_there_are_two_memories() -> None:
+    assert TECHNIQUE.choices(tiny.CPU) == ("none",)
+    assert TECHNIQUE.choices(CUDA) == ("none", "cpu")
+
+
+@pytest.mark.parametrize("workload", [wide(depth=2), wide(width=48)], ids=["two blocks", "small weights"])
+def test_a_model_with_nothing_to_gain_is_refused_and_left_as_it_was(
+    streamers: list[BlockStreamer], workload: Workload
+) -> None:
+    model = living(workload)
+    with pytest.raises(RefusedError, match="fewer than 3 repeated blocks have frozen weights"):
+        build(workload, OFFLOAD, tiny.CPU, model=model)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["a living model", "a new model"])
+def test_building_never_has_more_than_one_frozen_weight_on_the_device(
+    streamers: list[BlockStreamer], monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    workload, there = wide(), []
+    hold = BlockStreamer.hold
+
+    def noted(streamer: BlockStreamer, block: Any, slot: Any, weight: nn.Parameter) -> None:
+        hold(streamer, block, slot, weight)
+        there.append(sum(each.storage.nbytes() for block in streamer.blocks for each in block.resting.values()))
+
+    monkeypatch.setattr(BlockStreamer, "hold", noted)
+    build(workload, OFFLOAD, tiny.CPU, model=living(workload) if given else None)
+    assert there == [0] * 2 * DEPTH
+    assert streamers[0].streamed_bytes() == 2 * DEPTH * MATRIX
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"activation_checkpointing": "full"},
+        {"micro_batch_size": 2},
+        {"precision": "bf16-mixed"},
+        {"quantization": "nf4-dq"},
+        {"quantization": "int8", "activation_checkpointing": "full"},
+    ],
+)
+def test_gradients_are_the_same_with_two_blocks_on_the_device(
+    streamers: list[BlockStreamer], knobs: dict[str, Any]
+) -> None:
+    workload, log = wide(), []
+    plain, streamed = built(workload, LORA | knobs), built(workload, OFFLOAD | knobs)
+    for block in repeated_blocks(streamed.model):
+        block.register_forward_hook(lambda *_: log.append(streamers[0].resident_bytes()))
+    batch = workload.batch(4)
+    for _ in range(2):
+        assert torch.equal(accumulate(plain, batch), accumulate(streamed, batch))
+    for (name, one), (_, other) in zip(plain.trainable(), streamed.trainable(), strict=True):
+        assert torch.equal(one.grad, other.grad), name
+    assert max(log) == 2 * streamers[0].streamed_bytes() / DEPTH
+    bits = {"nf4-dq": 4, "int8": 8}.get(str(knobs.get("quantization")), 16 if "precision" in knobs else 32)
+    assert streamers[0].streamed_bytes() == 2 * DEPTH * MATRIX * bits // 32
+
+
+def test_steps_evaluations_checkpoints_and_the_end(streamers: list[BlockStreamer], tmp_path: Path) -> None:
+    workload = wide()
+    setup = built(workload, OFFLOAD)
+    parameters = {name: parameter for name, parameter in setup.model.named_parameters() if not parameter.requires_grad}
+    batch = workload.batch(4)
+    losses = [float(train_step(setup, batch)) for _ in range(2)]
+    assert evaluate(setup, [batch]) < losses[0]
+    save(setup, tmp_path, 2)
+    assert load(setup, tmp_path) == 2
+    losses.append(float(train_step(setup, batch)))
+    assert losses[2] < losses[1] < losses[0]
+    save_model(setup, tmp_path)
+    assert load_file(tmp_path / "adapter_model.safetensors")
+    assert streamers[0].resident_bytes() < streamers[0].streamed_bytes() / 2
+    setup.close()
+    original = dict(living(workload).named_parameters())
+    for name, parameter in parameters.items():
+        assert setup.model.get_parameter(name) is parameter
+        assert torch.equal(parameter, original[name.replace(".base_layer", "")])
+
+
+def test_beside_activation_offload_no_weight_is_packed(
+    streamers: list[BlockStreamer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(technique_named("activation_offload"), "refuse", lambda *_: None)
+    workload = wide(samples=1024)
+    plain, both = built(workload, LORA), built(workload, OFFLOAD | {"activation_offload": "cpu"})
+    batch = workload.batch(1024)
+    assert torch.equal(accumulate(plain, batch), accumulate(both, batch))
+    for (_, one), (_, other) in zip(plain.trainable(), both.trainable(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    offload = both.forward_contexts[0].__self__
+    features, inside = 1024 * WIDTH * 4, 1024 * 2 * WIDTH * 4
+    # What adapters save enters the layers and what relu does: no weight, and the frozen matrices save nothing else.
+    assert offload.packed_bytes == (DEPTH + 1) * features + DEPTH * inside
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks at that of every input, also without streaming
+def test_compiled_blocks(streamers: list[BlockStreamer], monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling = technique_named("compile")
+    monkeypatch.setattr(f"{type(compiling).__module__}.BACKEND", "aot_eager")
+    monkeypatch.setattr(compiling, "refuse", lambda *_: None)
+    workload = wide()
+    plain, streamed = built(workload, LORA), built(workload, OFFLOAD | {"compile": "default"})
+    batch = workload.batch(4)
+    for _ in range(2):
+        torch.testing.assert_close(accumulate(plain, batch), accumulate(streamed, batch))
+    for (_, one), (_, other) in zip(plain.trainable(), streamed.trainable(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    assert streamers[0].resident_bytes() < streamers[0].streamed_bytes() / 2
+    streamed.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("knobs", [{}, {"quantization": "nf4"}, {"activation_checkpointing": "full"}])
+def test_on_a_card_the_peak_falls_by_all_blocks_but_two(knobs: dict[str, Any]) -> None:
+    workload = wide(width=4096, depth=12)  # 256 MiB in each block in fp32
+
+    def run(config: dict[str, Any]) -> tuple[int, int, list[torch.Tensor]]:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        model = living(workload)
+        torch.manual_seed(1)
+        setup = build(workload, config, detect("cuda"), model=model)
+        built_peak = torch.cuda.max_memory_allocated()
+        for _ in range(2):
+            torch.cuda.reset_peak_memory_stats()
+            loss = accumulate(setup, workload.batch(4))
+        peak = torch.cuda.max_memory_allocated()
+        grads = [parameter.grad.clone() for _, parameter in setup.trainable()]
+        setup.close()
+        return built_peak, peak, [loss, *grads]
+
+    plain_built, plain_peak, plain = run(LORA | knobs)
+    streamed_built, peak, streamed = run(OFFLOAD | knobs)
+    for one, other in zip(plain, streamed, strict=True):
+        torch.testing.assert_close(one, other)
+    block = 2 * 4096 * 8192 * 4 // (8 if "quantization" in knobs else 1)
+    assert plain_peak - peak == pytest.approx(10 * block, rel=0.1)
+    assert plain_built - streamed_built > 9 * block
