@@ -50,7 +50,8 @@ class PeakBytes:
 class Measurement:
     """One probe of one Config.
 
-    `seconds` is what the probe cost, wall time; `build_seconds` and `warmup_seconds` are part of it.
+    `seconds` is what the probe cost, wall time; `build_seconds` and `warmup_seconds` are part of it. `compile_seconds`
+    is what torch.compile took; the step time holds none of it.
     `composed` is True when the step time was put together from a few micro-batches and one optimizer step.
     """
 
@@ -66,6 +67,7 @@ class Measurement:
     seconds: float = 0.0
     build_seconds: float = 0.0
     warmup_seconds: float = 0.0
+    compile_seconds: float = 0.0
     steps: int = 0
     composed: bool = False
     verified: bool = False

@@ -20,12 +20,13 @@ from autofit.core.errors import AutofitError, InputError, RefusedError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes
 from autofit.core.workload import Traits, Workload
+from autofit.memory.allocations import AllocationRecord
 from autofit.memory.device import detect, used_bytes_without_context
 from autofit.memory.tracker import StorageTracker
 from autofit.probe.limits import guard_cpu, is_device_out_of_memory, is_host_out_of_memory, peak_resident_bytes
 from autofit.probe.timing import Plan, interval_of_median, time_steps
 from autofit.setup import Setup, Technique
-from autofit.techniques import register
+from autofit.techniques import all_techniques, register
 from autofit.training.build import build
 from autofit.training.data import map_tensors
 from autofit.training.inspect import inspect_workload
@@ -128,6 +129,8 @@ class _Probe(ABC):
         self.hopeless = False
         self.composed = False
         self.build_seconds = self.warmup_seconds = 0.0
+        self.compiles = any(each.compiles(request.config[each.name]) for each in all_techniques())
+        self.compiled_before = self._compiled()
 
     def run(self) -> None:
         """Build, warm up with memory watched, then time."""
@@ -176,10 +179,14 @@ class _Probe(ABC):
 
     def _seconds(self, action: Callable[[], Any]) -> float:
         self.synchronize()
-        start = time.perf_counter()
+        start, compiled = time.perf_counter(), self._compiled()
         action()
         self.synchronize()
-        return time.perf_counter() - start
+        return time.perf_counter() - start - (self._compiled() - compiled)
+
+    def _compiled(self) -> float:
+        """Seconds that torch.compile has taken in this process."""
+        return torch._dynamo.utils.calculate_time_spent()["total_wall_time"] if self.compiles else 0.0
 
     def _check(self, loss: torch.Tensor) -> None:
         self.loss = float(loss)
@@ -212,6 +219,7 @@ class _Probe(ABC):
             seconds=seconds,
             build_seconds=self.build_seconds,
             warmup_seconds=self.warmup_seconds,
+            compile_seconds=self._compiled() - self.compiled_before,
             steps=len(self.samples),
             composed=self.composed,
             warnings=tuple(self.setup.warnings) if self.setup else (),
@@ -238,23 +246,29 @@ class _Probe(ABC):
 
 
 class _CpuProbe(_Probe):
-    """The peak of tensor storage decides, which is the same on every run; a resource limit only guards the machine."""
+    """The peak of tensor storage decides, which is the same on every run; a resource limit only guards the machine.
+
+    What compiles is watched through the allocator, which cannot stop a run that is far over budget: the guard does.
+    """
 
     def __init__(self, workload: Workload, request: Request) -> None:
         super().__init__(workload, request)
-        self.tracker = StorageTracker(limit=int(self.cap * _NEAR_MISS))
-        guard_cpu(int(self.cap * _NEAR_MISS))
+        limit = int(self.cap * _NEAR_MISS)
+        self.watch: AllocationRecord | StorageTracker = (
+            AllocationRecord() if self.compiles else StorageTracker(limit=limit)
+        )
+        guard_cpu(limit)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        with self.tracker:
+        with self.watch:
             yield
 
     def over_budget(self) -> bool:
-        return self.tracker.peak > self.cap
+        return self.watch.peak > self.cap
 
     def peak(self) -> PeakBytes:
-        return PeakBytes(allocated=self.tracker.peak, resident=peak_resident_bytes())
+        return PeakBytes(allocated=self.watch.peak, resident=peak_resident_bytes())
 
 
 class _CudaProbe(_Probe):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -12,31 +16,80 @@ from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.setup import Setup, Stage, Technique
 
+_AMPERE = (8, 0)  # first compute capability that FlashAttention-2 has kernels for
+
 
 class Attention(Technique):
-    """`sdpa`: the framework's choice. `eager`: plain matrix products, which hold the whole score matrix."""
+    """`sdpa`: the framework's choice. `eager`: plain matrix products, which hold the whole score matrix. `flash`:
+    FlashAttention-2 (Dao 2023, arXiv 2307.08691) or nothing, by flash-attn where it is installed and the model knows
+    it, by PyTorch's own copy else."""
 
     name = "attention"
     stage = Stage.BLOCKS
     off = "sdpa"
-    values = ("sdpa", "eager")
+    values = ("sdpa", "eager", "flash")
+
+    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
+        return self.values if hardware.device == "cuda" else ("sdpa", "eager")
 
     def settle(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         uses_it = workload.traits is None or workload.traits.sdpa
         return config[self.name] if uses_it else self.off
 
+    def package(self, value: Value) -> str:
+        return "flash-attn" if value == "flash" and _has_flash_attn() else "torch"
+
     def exact(self, value: Value, workload: Workload) -> bool:
         return True
 
+    def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
+        if config[self.name] != "flash":
+            return None
+        if hardware.device == "cpu":
+            return "flash needs CUDA; use sdpa, which on a CPU takes PyTorch's flash kernel already."
+        if hardware.capability and hardware.capability < _AMPERE:
+            capability = ".".join(str(part) for part in hardware.capability)
+            return f"flash needs compute capability 8.0, {hardware.name} has {capability}; use sdpa."
+        if config["precision"] in ("fp32", "tf32"):
+            return f"flash computes in 16 bits only, not in {config['precision']}; set precision bf16 or bf16-mixed."
+        return None
+
     def apply(self, setup: Setup, value: Value) -> None:
         model: Any = setup.model
-        if not hasattr(model, "set_attn_implementation"):
+        named = hasattr(model, "set_attn_implementation")
+        if value == "flash" and not (named and _has_flash_attn()):
+            if named:  # a model that was given with another implementation would not come to PyTorch's
+                _set_implementation(setup, "sdpa")
+            setup.step_contexts.append(_flash_or_nothing)
+        elif named:
+            _set_implementation(setup, "flash_attention_2" if value == "flash" else str(value))
+        else:
             # Around forward and backward: a checkpointed block must take the same path when it is computed again.
             setup.step_contexts.append(lambda: sdpa_kernel(SDPBackend.MATH))
-            return
-        before = model.config._attn_implementation
-        try:
-            model.set_attn_implementation(str(value))
-        except (ValueError, ImportError) as error:
-            raise RefusedError(f"this model has no {value} attention: {error}") from error
-        setup.on_close(lambda: model.set_attn_implementation(before))
+
+
+def _has_flash_attn() -> bool:
+    return importlib.util.find_spec("flash_attn") is not None
+
+
+def _set_implementation(setup: Setup, name: str) -> None:
+    model: Any = setup.model
+    before = model.config._attn_implementation
+    try:
+        model.set_attn_implementation(name)
+    except (ValueError, ImportError) as error:
+        raise RefusedError(f"this model has no {name} attention: {error}") from error
+    setup.on_close(functools.partial(model.set_attn_implementation, before))
+
+
+@contextmanager
+def _flash_or_nothing() -> Iterator[None]:
+    """PyTorch's flash kernel alone is allowed, around forward and backward; it meets masks and sizes only there."""
+    try:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            yield
+    except RuntimeError as error:
+        if "No available kernel" not in str(error):
+            raise
+        message = "PyTorch's flash kernel does not take this model's attention (its mask, head size or dropout)."
+        raise RefusedError(message, "Use attention sdpa.") from error

@@ -38,6 +38,12 @@ def test_a_journey_through_json_changes_nothing(measurement: Measurement) -> Non
     assert Measurement.from_trial(json.loads(json.dumps(measurement.to_trial()))) == measurement
 
 
+def test_a_journal_from_before_compiling_was_timed_still_opens() -> None:
+    trial = Measurement(Config(), Outcome.FITS, compile_seconds=3.0).to_trial()
+    assert trial.pop("compile_seconds") == 3.0
+    assert Measurement.from_trial(trial).compile_seconds == 0.0
+
+
 def test_a_trial_has_the_keys_of_the_contract() -> None:
     trial = Measurement(
         Config(precision="bf16"),

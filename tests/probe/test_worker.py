@@ -16,7 +16,10 @@ from autofit.core.budget import Budget
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
+from autofit.memory.allocations import AllocationRecord
+from autofit.memory.tracker import StorageTracker
 from autofit.probe import Plan, Prober, worker
+from autofit.techniques import compile as compile_file
 
 THREE = Plan(min_steps=3, max_steps=3)
 WHOLE = Plan(min_steps=3, max_steps=3, compose=False)
@@ -196,3 +199,48 @@ def test_an_answer_crosses_processes_whole(prober: Prober) -> None:
     there = prober.measure(workload, asked.config, tiny.CPU, asked.budget, plan=THREE, number=5)
     again = Measurement.from_trial(there.to_trial())
     assert again == there
+
+
+def test_compiling_is_measured_apart(monkeypatch: pytest.MonkeyPatch, unguarded: None) -> None:
+    monkeypatch.setattr(compile_file, "BACKEND", "aot_eager")
+    workload = tiny.transformer_workload(4)
+    plain = worker.measure(workload, request(workload))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    seen = worker.measure(workload, request(workload, compile="default"))
+    assert seen.fits, seen.reason
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # nothing kept it from compiling
+    assert 0 < seen.compile_seconds < seen.warmup_seconds
+    assert plain.compile_seconds == 0
+    assert seen.peak_bytes and plain.peak_bytes
+    assert seen.peak_bytes.allocated == pytest.approx(plain.peak_bytes.allocated, rel=0.1)
+    again = Measurement.from_trial(seen.to_trial())
+    assert again.compile_seconds == seen.compile_seconds
+
+
+def test_what_compiles_is_watched_through_the_allocator(unguarded: None) -> None:
+    workload = tiny.transformer_workload(4)
+    assert isinstance(worker._CpuProbe(workload, request(workload, compile="default")).watch, AllocationRecord)
+    assert isinstance(worker._CpuProbe(workload, request(workload)).watch, StorageTracker)
+
+
+def test_a_compiled_run_over_budget_is_told_so_after_its_warm_up(
+    monkeypatch: pytest.MonkeyPatch, calls: Counter[str]
+) -> None:
+    monkeypatch.setattr(compile_file, "BACKEND", "aot_eager")
+    workload = tiny.transformer_workload(4)
+    seen = worker.measure(workload, request(workload, budget=100_000, compile="default"))
+    assert seen.outcome is Outcome.OUT_OF_MEMORY
+    assert seen.peak_bytes
+    assert seen.peak_bytes.allocated > 400_000
+    assert calls == {"accumulate": 2, "update": 2}
+
+
+def test_seconds_that_a_step_spends_compiling_are_not_its_own(monkeypatch: pytest.MonkeyPatch, unguarded: None) -> None:
+    workload = tiny.mlp_workload()
+    probe = worker._CpuProbe(workload, request(workload, compile="default"))
+    spent = iter((10.0, 13.0))
+    clock = iter((100.0, 105.0))
+    monkeypatch.setattr(probe, "_compiled", lambda: next(spent))
+    monkeypatch.setattr(worker.time, "perf_counter", lambda: next(clock))
+    assert probe._seconds(lambda: None) == 2.0

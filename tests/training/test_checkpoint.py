@@ -34,6 +34,8 @@ def run(config: dict[str, Any]) -> Setup:
         {},
         {"optimizer": "adamw-8bit"},
         {"optimizer": "sgd", "precision": "bf16"},
+        {"optimizer": "adafactor"},
+        {"optimizer": "adamw-8bit", "optimizer_in_backward": True},
         {"lora_rank": 2, "precision": "fp16-mixed"},
     ],
     ids=str,
