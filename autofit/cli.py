@@ -191,13 +191,12 @@ def models(as_json: Json = False) -> int:
 
 @app.command()
 def spaces(as_json: Json = False) -> int:
-    """The search spaces that ship with autofit."""
-    found = _heavy("autofit.search", "list_spaces")()
-    rows = [{"name": each.name, "description": each.description, "path": str(each.path)} for each in found]
+    """The search spaces that ship with autofit, and how many configs each holds."""
+    data = _heavy("autofit.spaces", "describe_spaces")()
     if as_json:
-        _print_json({"schema": 1, "spaces": rows})
+        _print_json(data)
     else:
-        _stdout().print(spaces_table(rows))
+        _stdout().print(spaces_table(data["spaces"], data["counted_for"]))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import Any
 
 from autofit import techniques
@@ -10,6 +11,7 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import search_options
 from autofit.core.workload import Workload
 from autofit.probe import Prober
+from autofit.setup import Technique
 from autofit.tune import budget_for, versions
 
 
@@ -33,26 +35,54 @@ def examine(device: str | None = None) -> dict[str, Any]:
 
 
 def _availability(name: str, hardware: Hardware) -> dict[str, Any]:
-    """The values a search would try here, and the reason against each of the others."""
+    """Every value of a knob: what it is made with, whether it works here, whether a search tries it, or why not."""
     technique = techniques.technique_named(name)
     offered = technique.choices(hardware)
-    every = technique.values or offered
-    reasons = {}
-    for value in every:
-        reason = _reason(name, value, hardware)
-        if reason:
-            reasons[str(value)] = reason
-        elif value not in offered:
-            reasons[str(value)] = "not worth searching on this device; can be set by hand."
-    available = [value for value in every if str(value) not in reasons]
-    return {"name": name, "choices": available, "unavailable": reasons}
+    return {
+        "name": name,
+        "values": [
+            _value(technique, value, searched=value in offered)
+            | {"available": (reason := _reason(name, value, hardware)) is None, "reason": reason}
+            for value in technique.values or offered
+        ],
+    }
+
+
+def _value(technique: Technique, value: Any, *, searched: bool) -> dict[str, Any]:
+    package = technique.package(value)
+    return {"value": value, "package": package, "version": _version(package), "searched": searched}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# What some values need beside them to mean anything: none of it is a reason against them.
+_BESIDE: tuple[dict[str, Any], ...] = (
+    {},
+    {"lora_rank": 8},
+    {"precision": "bf16"},
+    {"compile": "default"},
+    {"precision": "bf16", "lora_rank": 8},
+)
 
 
 def _reason(name: str, value: Any, hardware: Hardware) -> str | None:
-    """Why a value cannot be used here, whatever the model."""
-    workload = Workload(model=lambda: None, batch=lambda n: None, effective_batch_size=1024)
-    knobs = {name: value, **({"lora_rank": 8} if name == "lora_targets" else {})}
-    try:
-        return techniques.refuse(techniques.settle(knobs, workload, hardware), workload, hardware)
-    except InputError as error:
-        return str(error)
+    """Why a value cannot be used here, whatever the model and the other knobs; of several reasons its own."""
+    workload = Workload(
+        model=lambda: None, batch=lambda n: None, effective_batch_size=1024, task="causal-lm", name="any model"
+    )
+    reasons = []
+    for beside in _BESIDE:
+        try:
+            config = techniques.settle({**beside, name: value}, workload, hardware)
+            reason = techniques.refuse(config, workload, hardware)
+        except InputError as error:
+            reason = str(error)
+        if reason is None:
+            return None
+        reasons.append(reason)
+    return min(reasons, key=lambda reason: not reason.startswith(f"{name}:")).removeprefix(f"{name}: ")

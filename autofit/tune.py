@@ -99,6 +99,19 @@ def budget_for(options: SearchOptions, hardware: Hardware) -> Budget:
     return Budget(device_bytes=device_bytes, host_bytes=host_bytes, margin=options.margin)
 
 
+def offer_for(workload: Workload, hardware: Hardware) -> Offer:
+    """What the techniques offer to a search of this workload on this hardware."""
+
+    def choices(knob: str) -> tuple[Value, ...]:
+        return techniques.technique_named(knob).choices_for(workload, hardware)
+
+    return Offer(
+        known=tuple(each.name for each in techniques.all_techniques() if choices(each.name)),
+        choices=choices,
+        accepts=lambda knob, value: techniques.technique_named(knob).accepts(value, hardware),
+    )
+
+
 class _Run:
     """One search: what was found out about the machine and the workload, and the functions handed to the search."""
 
@@ -129,6 +142,7 @@ class _Run:
             refuse=lambda config: techniques.refuse(config, self.workload, self.hardware),
             memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
             on_finished=lambda measurement, best: self._listener(ProbeFinished(measurement, best)),
+            on_started=lambda size: started(size),
         )
         time_limit = self.options.time_limit
         limits = Limits(
@@ -136,10 +150,11 @@ class _Run:
             time_limit=time_limit and time_limit * EXPLORE_SHARE,
             memory_bytes=self.budget.cap_bytes(self.hardware.device, self.hardware.context_bytes),
         )
-        size = len(self.space.configs(self._settle, self.options.seed))
-        self._listener(
-            SearchStarted(self.workload.name, self.hardware, self.budget, size, min(size, limits.trials), time_limit)
-        )
+
+        def started(size: int) -> None:
+            trials = min(size, limits.trials)
+            self._listener(SearchStarted(self.workload.name, self.hardware, self.budget, size, trials, time_limit))
+
         kept = Journal(journal, self._identity())
         outcome = search(self.space, seams, limits=limits, journal=kept, seed=self.options.seed)
         if outcome.stopped_by != "interrupt":
@@ -193,16 +208,9 @@ class _Run:
 
     def _space(self) -> Space:
         """The space asked for; the default is everything for causal language models, full training otherwise."""
-        offer = Offer(
-            known=tuple(each.name for each in techniques.all_techniques() if self._choices(each.name)),
-            choices=self._choices,
-            accepts=lambda knob, value: techniques.technique_named(knob).accepts(value, self.hardware),
-        )
+        offer = offer_for(self.workload, self.hardware)
         default = "everything" if self.workload.task == "causal-lm" else "full"
         return load_space(self.options.space or default, offer).with_overrides(self.options.set, offer)
-
-    def _choices(self, knob: str) -> tuple[Value, ...]:
-        return techniques.technique_named(knob).choices_for(self.workload, self.hardware)
 
     def _settle(self, knobs: Mapping[str, Any]) -> Config:
         return techniques.settle(knobs, self.workload, self.hardware)

@@ -27,7 +27,8 @@ ALLOWED = {
     "fit": {"tune"},
     "train": {"fit"},
     "doctor": {"tune"},
-    "cli": {"train", "doctor"},
+    "spaces": {"tune"},
+    "cli": {"train", "doctor", "spaces"},
     "__main__": {"cli"},
     "__init__": {"fit"},
 }

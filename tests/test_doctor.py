@@ -1,6 +1,7 @@
 """What this machine offers, told without opening the device in this process."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -23,23 +24,47 @@ def test_what_there_is() -> None:
     assert found["versions"]["torch"] == torch.__version__
 
 
+def values_of(found: dict[str, Any], name: str) -> dict[Any, dict[str, Any]]:
+    (row,) = (row for row in found["techniques"] if row["name"] == name)
+    return {each["value"]: each for each in row["values"]}
+
+
 def test_every_technique_and_every_value_is_told_of() -> None:
-    rows = {row["name"]: row for row in examine("cpu")["techniques"]}
-    assert list(rows) == [technique.name for technique in techniques.all_techniques()]
-    precision = rows["precision"]
-    assert precision["choices"] == ["fp32", "bf16", "bf16-mixed"]
-    assert "by hand" in precision["unavailable"]["fp16-mixed"]
-    assert rows["lora_targets"]["choices"]
-    assert rows["gradient_accumulation_steps"]["choices"] == []
+    found = examine("cpu")
+    assert [row["name"] for row in found["techniques"]] == [each.name for each in techniques.all_techniques()]
+    for technique in techniques.all_techniques():
+        values = values_of(found, technique.name)
+        assert set(technique.values) <= set(values) or technique.off is None
+        for each in values.values():
+            assert each["available"] == (each["reason"] is None)
+            assert each["version"] or not each["available"]
+
+
+def test_how_values_stand_on_a_cpu() -> None:
+    found = examine("cpu")
+    precision = values_of(found, "precision")
+    assert precision["bf16"] == {
+        "value": "bf16",
+        "package": "torch",
+        "version": torch.__version__,
+        "searched": True,
+        "available": True,
+        "reason": None,
+    }
+    assert precision["fp16-mixed"]["available"] and not precision["fp16-mixed"]["searched"]
+    assert precision["fp8"]["package"] == "torchao"
+    assert precision["fp8"]["reason"] == "fp8 products need GPU matrix units; use bf16 on a CPU."
+    assert values_of(found, "quantization")["nf4"]["available"]  # beside a rank, which it needs
+    assert values_of(found, "lora_targets")["all-linear"]["available"]
+    assert values_of(found, "gradient_accumulation_steps") == {}
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    rows = {row["name"]: row for row in examine("cpu")["techniques"]}
-    assert "adamw-8bit" not in rows["optimizer"]["choices"]
-    assert "pip install bitsandbytes" in rows["optimizer"]["unavailable"]["adamw-8bit"]
-    assert 0 in rows["lora_rank"]["choices"]
-    assert "pip install peft" in rows["lora_rank"]["unavailable"]["8"]
+    found = examine("cpu")
+    assert "pip install bitsandbytes" in values_of(found, "optimizer")["adamw-8bit"]["reason"]
+    assert values_of(found, "lora_rank")[0]["available"]
+    assert "pip install peft" in values_of(found, "lora_rank")[8]["reason"]
 
 
 def test_no_such_device() -> None:

@@ -41,6 +41,60 @@ def llama_workload(effective_batch_size: int = 4, sequence_length: int = 16, **c
     )
 
 
+# Without dropout, so that losses and gradients can be compared.
+GPT2 = {
+    "model_type": "gpt2",
+    "vocab_size": 64,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 32,
+    **dict.fromkeys(("bos_token_id", "eos_token_id")),  # those it has by default are beyond this vocabulary
+    **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+}
+BERT = {
+    "model_type": "bert",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "max_position_embeddings": 32,
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
+}
+VIT = {
+    "model_type": "vit",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "image_size": 16,
+    "patch_size": 4,
+    "id2label": {str(each): str(each) for each in range(10)},
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
+}
+
+
+def gpt2_workload(effective_batch_size: int = 4) -> Workload:
+    """Training a GPT-2 of two layers, whose linear layers are transposed and whose head is tied."""
+    return _of_transformers("causal-lm", GPT2, effective_batch_size, sequence_length=16)
+
+
+def bert_workload(effective_batch_size: int = 4) -> Workload:
+    """Training a BERT of two layers to fill in masked tokens."""
+    return _of_transformers("masked-lm", BERT, effective_batch_size, sequence_length=16)
+
+
+def vit_workload(effective_batch_size: int = 4) -> Workload:
+    """Training a vision transformer of two layers."""
+    return _of_transformers("image-classification", VIT, effective_batch_size, sequence_length=None)
+
+
+def _of_transformers(task: str, config: dict[str, Any], batch: int, sequence_length: int | None) -> Workload:
+    model = HuggingFaceModel(str(config["model_type"]), task, config, {"kind": "directory", "path": "tiny"})
+    return huggingface_workload(model, sequence_length=sequence_length, effective_batch_size=batch)
+
+
 class Block(nn.Module):
     """A pre-norm transformer layer as people write them by hand."""
 

@@ -15,7 +15,7 @@ from autofit.report.words import value
 
 
 def doctor_table(data: Mapping[str, Any]) -> RenderableType:
-    """The device, the budget, the versions, and every technique with what is unavailable and why."""
+    """The device, the budget, the versions, and every value of every technique with how it stands here."""
     hardware = data["hardware"]
     facts = Table.grid(padding=(0, 2))
     facts.add_column()
@@ -30,12 +30,22 @@ def doctor_table(data: Mapping[str, Any]) -> RenderableType:
     }
     for name, text in rows.items():
         facts.add_row(Text(name, style="bold"), Text(text))
-    techniques = _table("technique", "available", "not available")
+    techniques = _table("technique", "value", "made with", "here")
     for each in data["techniques"]:
-        choices = ", ".join(value(choice) for choice in each["choices"]) or "derived from others"
-        reasons = "\n".join(f"{name}: {reason}" for name, reason in each["unavailable"].items())
-        techniques.add_row(Text(each["name"]), Text(choices), Text(reasons))
+        rows = _rows_of_values(each["values"]) or [("", "", "derived from others")]
+        for place, cells in enumerate(rows):
+            techniques.add_row(*map(Text, ("" if place else each["name"], *cells)))
     return Group(facts, techniques)
+
+
+def _rows_of_values(values: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """(values, what they are made with, how they stand here); values that stand alike share a row."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for each in values:
+        made_with = each["package"] + (f" {each['version']}" if each["version"] else "")
+        standing = each["reason"] or ("available" if each["searched"] else "available, but not searched on this device")
+        rows.setdefault((made_with, standing), []).append(value(each["value"]))
+    return [(", ".join(names), made_with, standing) for (made_with, standing), names in rows.items()]
 
 
 def models_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -48,12 +58,22 @@ def models_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     return table
 
 
-def spaces_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """The search spaces: name and what each allows."""
-    table = _table("space", "what it allows")
+def spaces_table(rows: Sequence[Mapping[str, Any]], counted_for: str) -> RenderableType:
+    """The search spaces: name, what each allows, and how many configs it holds for the named case."""
+    table = _table("space", "configs", "what it allows")
+    table.columns[1].justify = "right"
     for row in rows:
-        table.add_row(Text(row["name"]), Text(" ".join(row["description"].split())))
-    return table
+        number = f"{row['configs']:,}" if row["counted"] == "exactly" else f"about {_rounded(row['configs'])}"
+        table.add_row(Text(row["name"]), Text(number), Text(" ".join(row["description"].split())))
+    return Group(table, Text(f"configs: legal ones, {counted_for}."))
+
+
+def _rounded(number: int) -> str:
+    """Two figures, which is all that an estimate is good for."""
+    for size, word in ((10**9, " billion"), (10**6, " million")):
+        if number >= size:
+            return f"{number / size:.2g}{word}"
+    return f"{round(number, 2 - len(str(number))):,}"
 
 
 def _table(*titles: str) -> Table:

@@ -27,6 +27,14 @@ _SHORT = {
     "activation_checkpointing": "checkpointing {value}",
     "micro_batch_size": "micro-batch {value}x{gradient_accumulation_steps}",
     "lora_rank": "LoRA {value} {lora_targets}",
+    "quantization": "{value} weights",
+    "loss": "{value} loss",
+    "kernels": "{value} kernels",
+    "compile": "compiled {value}",
+    "activation_offload": "activations offloaded",
+    "parameter_offload": "weights offloaded",
+    "optimizer_offload": "optimizer offloaded",
+    "optimizer_in_backward": "update in the backward",
 }
 _TOLD_WITH_ANOTHER = ("gradient_accumulation_steps", "lora_targets")
 

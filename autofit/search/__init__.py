@@ -5,6 +5,7 @@ in a test against a formula.
 """
 
 from autofit.search.choose import best_of_tiers, fastest, finalists, nearest_miss, pick
+from autofit.search.count import Count, count_configs
 from autofit.search.dominance import rules_out
 from autofit.search.effects import Effects, Features
 from autofit.search.journal import Journal
@@ -23,6 +24,8 @@ __all__ = [
     "Offer",
     "load_space",
     "list_spaces",
+    "Count",
+    "count_configs",
     "fastest",
     "pick",
     "finalists",

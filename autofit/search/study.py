@@ -34,6 +34,7 @@ class Seams:
     refuse: why a config cannot be, or None.
     memory_order: a knob's value -> its proven rank of memory (`Technique.memory_order`), or None.
     on_finished: is told each measurement, and the best one that fits so far.
+    on_started: is told the number of configs, before the first one is measured.
     """
 
     probe: Callable[[int, Config, float | None], Measurement]
@@ -41,6 +42,7 @@ class Seams:
     refuse: Callable[[Config], str | None]
     memory_order: Callable[[str, Value], int | None]
     on_finished: Callable[[Measurement, Measurement | None], None]
+    on_started: Callable[[int], None] = lambda size: None
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def search(
     limits = limits or Limits()
     deadline = time.monotonic() + (limits.time_limit or math.inf)
     configs = space.configs(seams.settle, seed)
+    seams.on_started(len(configs))
     pool = [config for config in configs if seams.refuse(config) is None]
     sampler = EffectsSampler(
         _values(space, configs),

@@ -16,7 +16,7 @@ class LoraAlpha(Technique):
     off = None
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
-        return ()
+        return (None,)
 
     def accepts(self, value: Value, hardware: Hardware) -> bool:
         return value is None or (type(value) in (int, float) and value > 0)  # type: ignore[operator]

@@ -16,7 +16,7 @@ class LoraDropout(Technique):
     off = None
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
-        return ()
+        return (None,)
 
     def accepts(self, value: Value, hardware: Hardware) -> bool:
         return value is None or (type(value) in (int, float) and 0 <= value < 1)  # type: ignore[operator]

@@ -25,6 +25,9 @@ class LoraTargets(Technique):
             return "all-linear"  # a classifier's new head is trained whole whatever the targets
         return config[self.name] or "all-linear"
 
+    def package(self, value: Value) -> str:
+        return "peft"
+
     def fidelity(self, value: Value) -> int:
         return _ORDER.get(str(value), 0)
 

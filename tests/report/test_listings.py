@@ -9,14 +9,22 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.report import doctor_table, models_table, spaces_table
 
 Shown = Callable[..., str]
+
+
+def standing(value: Any, *, package: str = "torch", searched: bool = True, reason: str | None = None) -> dict[str, Any]:
+    version = None if reason else "2.13.0"
+    return {"value": value, "package": package, "version": version, "searched": searched, "reason": reason}
+
+
 DOCTOR: dict[str, Any] = {
     "hardware": Hardware("cuda", "NVIDIA [H200]", 140 * GIB, 128 * GIB, 100 * GIB, 16, (9, 0)).to_dict(),
     "budget_gib": 140.0,
     "versions": {"torch": "2.13.0", "peft": "0.21.2"},
     "techniques": [
-        {"name": "precision", "choices": ["fp32", "bf16"], "unavailable": {}},
-        {"name": "lora_rank", "choices": [0, 8], "unavailable": {"8": "needs [peft]"}},
-        {"name": "lora_targets", "choices": [None], "unavailable": {}},
+        {"name": "precision", "values": [standing("fp32"), standing("bf16"), standing("fp16-mixed", searched=False)]},
+        {"name": "lora_rank", "values": [standing(0), standing(8, package="[peft]", reason="8 needs [peft]")]},
+        {"name": "lora_targets", "values": [standing(None)]},
+        {"name": "gradient_accumulation_steps", "values": []},
     ],
 }
 
@@ -31,8 +39,11 @@ def test_doctor_shows_device_budget_and_reasons(shown: Shown) -> None:
     ):
         assert words in text
     assert "fp32, bf16" in text
-    assert "8: needs [peft]" in text
+    assert "torch 2.13.0" in text
+    assert "available, but not searched on this device" in text
+    assert "8 needs [peft]" in text
     assert "null" in text
+    assert "derived from others" in text
 
 
 def test_models_show_their_size_and_where_weights_are(shown: Shown) -> None:
@@ -46,9 +57,18 @@ def test_models_show_their_size_and_where_weights_are(shown: Shown) -> None:
         assert words in text
 
 
-def test_spaces_show_what_they_allow(shown: Shown) -> None:
-    text = shown(spaces_table([{"name": "exact", "description": "Only what is\nthe same mathematics.", "path": "x"}]))
-    assert "Only what is the same mathematics." in text
+def test_spaces_show_what_they_allow_and_how_much(shown: Shown) -> None:
+    spaces = [
+        ("exact", 1234, "exactly"),
+        ("lora", 1_234_567, "by a sample"),
+        ("full", 98_765, "by a sample"),
+        ("all", 4_560_000_000, "by a sample"),
+    ]
+    rows = [{"name": n, "description": "Only what is\nthe same.", "configs": c, "counted": how} for n, c, how in spaces]
+    text = shown(spaces_table(rows, "for a model on a card"), 100)
+    for words in ("Only what is the same.", " 1,234", "about 1.2 million", "about 99,000", "about 4.6 billion"):
+        assert words in text
+    assert "legal ones, for a model on a card." in text
 
 
 @pytest.mark.parametrize("width", [10, 40])

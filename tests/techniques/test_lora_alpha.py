@@ -33,7 +33,7 @@ def test_only_positive_numbers(value: object) -> None:
 
 
 def test_it_is_never_searched_unless_named() -> None:
-    assert technique_named("lora_alpha").choices(tiny.CPU) == ()
+    assert technique_named("lora_alpha").choices(tiny.CPU) == (None,)
 
 
 def test_twice_the_rank_unless_set() -> None:

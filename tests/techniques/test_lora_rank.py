@@ -13,8 +13,8 @@ from torch import nn
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Traits
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
-from autofit.techniques import refuse, settle, technique_named
 from autofit.setup.layers import output_head
+from autofit.techniques import refuse, settle, technique_named
 from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.build import build
 from autofit.training.loop import accumulate

@@ -9,8 +9,8 @@ from test_lora_rank import sees_adapters
 from torch import nn
 
 from autofit.core.workload import Traits
-from autofit.techniques import refuse, settle, technique_named
 from autofit.setup.layers import output_head
+from autofit.techniques import refuse, settle, technique_named
 
 TRAITS = Traits(parameters=1, blocks=2, linears=3, attention=False, sdpa=True, batch_norm=False, dropout=False)
 

@@ -1,0 +1,59 @@
+"""Exact values on other shapes of model than the contract's two: the same loss and gradients as the plain loop."""
+
+import contextlib
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from contract import EFFECTIVE_BATCH, knobs, living, reason_against, values_of
+from torch import nn
+
+from autofit.core.config import Value
+from autofit.core.errors import RefusedError
+from autofit.core.workload import Workload
+from autofit.techniques import all_techniques
+from autofit.training.build import build
+from autofit.training.loop import accumulate, update
+
+WORKLOADS: dict[str, Workload] = {
+    "gpt2": tiny.gpt2_workload(EFFECTIVE_BATCH),
+    "bert": tiny.bert_workload(EFFECTIVE_BATCH),
+    "vit": tiny.vit_workload(EFFECTIVE_BATCH),
+    "convolutions": tiny.conv_workload(EFFECTIVE_BATCH, lambda: tiny.ConvNet(norm=lambda n: nn.GroupNorm(4, n))),
+    "mlp": tiny.mlp_workload(EFFECTIVE_BATCH),
+}
+EXACT = [
+    (technique.name, value)
+    for technique in all_techniques()
+    for value in values_of(technique)
+    if value != technique.off and technique.exact(value, WORKLOADS["mlp"]) and not reason_against(technique.name, value)
+]
+
+
+def step(workload: Workload, config: dict[str, Value]) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, Any]]:
+    """The loss, the gradients that are left, and the weights after one step from the same weights."""
+    setup = build(workload, config, tiny.CPU, model=living(workload))
+    with contextlib.closing(setup):
+        loss = accumulate(setup, workload.batch(EFFECTIVE_BATCH))
+        gradients = {key: each.grad.clone() for key, each in setup.trainable() if each.grad is not None}
+        update(setup)
+        return loss, gradients, {key: each.detach().clone() for key, each in setup.model.named_parameters()}
+
+
+@pytest.mark.parametrize("model", WORKLOADS)
+@pytest.mark.parametrize(("name", "value"), EXACT)
+def test_an_exact_value_is_the_same_mathematics(name: str, value: Value, model: str) -> None:
+    workload = WORKLOADS[model]
+    try:
+        loss, gradients, weights = step(workload, knobs(name, value))
+    except RefusedError as refused:
+        pytest.skip(str(refused))
+    plain_loss, plain_gradients, plain_weights = step(workload, {})
+    torch.testing.assert_close(loss, plain_loss, rtol=1e-5, atol=1e-6)
+    for key, gradient in gradients.items():
+        torch.testing.assert_close(gradient, plain_gradients[key], rtol=1e-3, atol=2e-6)
+    for key, weight in weights.items():
+        if key in plain_gradients:  # a BERT's pooler takes no part in filling masks
+            clear = plain_gradients[key].abs() > 1e-4  # Adam keeps only the sign of what is nothing but rounding
+            torch.testing.assert_close(weight[clear], plain_weights[key][clear], rtol=1e-4, atol=1e-5)
