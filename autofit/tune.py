@@ -50,7 +50,10 @@ EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
 VERIFY_ROUNDS = 2  # best, runner-up, best, runner-up: what disturbs the machine for a while disturbs both
 MOST_VERIFIED = 4
 VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=6.0, compose=False)
-REPORTED_PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "torchao", "optuna")
+REPORTED_PACKAGES = (
+    *("torch", "transformers", "peft", "bitsandbytes", "torchao", "optuna"),
+    *("triton", "liger-kernel", "flash-attn"),  # on CUDA only, where they are installed
+)
 
 
 def run_search(workload: Workload, options: SearchOptions, listener: Listener | None = None) -> Result:

@@ -60,7 +60,7 @@ def test_how_values_stand_on_a_cpu() -> None:
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("autofit.setup.parts.installed", lambda name: False)
     found = examine("cpu")
     assert "pip install bitsandbytes" in values_of(found, "optimizer")["adamw-8bit"]["reason"]
     assert values_of(found, "lora_rank")[0]["available"]

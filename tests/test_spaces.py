@@ -2,10 +2,12 @@
 
 import json
 
+from autofit import techniques
 from autofit.core.hardware import GIB
-from autofit.search import list_spaces
+from autofit.search import list_spaces, load_space
 from autofit.spaces import TRAITS, describe_spaces, reference_case
 from autofit.training.inspect import inspect_workload
+from autofit.tune import offer_for
 
 
 def test_every_space_is_told_of_with_its_size() -> None:
@@ -25,3 +27,33 @@ def test_the_case_is_the_one_it_says() -> None:
     assert hardware.memory_bytes == 24 * GIB
     assert workload.effective_batch_size == 32
     assert inspect_workload(workload, hardware, hardware.memory_bytes) == TRAITS
+
+
+def test_they_hold_no_degenerate_values() -> None:
+    workload, hardware = reference_case()
+    spaces = {each.name: load_space(each.name, offer_for(workload, hardware)).knobs for each in list_spaces()}
+    for knobs in spaces.values():
+        assert all("adamw" in str(optimizer) for optimizer in knobs["optimizer"])
+        assert all(rank == 0 or rank >= 8 for rank in knobs["lora_rank"])
+        assert knobs.get("lora_targets", ("all-linear",)) == ("all-linear",)
+    assert spaces["exact"]["precision"] == ("fp32",)
+    assert spaces["full"]["lora_rank"] == (0,)
+    assert 0 not in spaces["lora"]["lora_rank"]
+    assert "none" not in spaces["qlora"]["quantization"]
+    assert "quantization" not in spaces["lora"]
+
+
+def test_exact_holds_exact_values_only() -> None:
+    workload, hardware = reference_case()
+    for knob, values in load_space("exact", offer_for(workload, hardware)).knobs.items():
+        technique = techniques.technique_named(knob)
+        assert all(technique.exact(value, workload) for value in values), knob
+
+
+def test_every_value_of_every_knob_is_in_everything_unless_it_is_degenerate() -> None:
+    """Nothing that a practitioner would reach for is missing from the search."""
+    workload, hardware = reference_case()
+    knobs = load_space("everything", offer_for(workload, hardware)).knobs
+    for technique in techniques.all_techniques():
+        missing = set(technique.values) - set(knobs.get(technique.name, ()))
+        assert missing <= {"sgd", "adafactor", "attention", "all-linear+head"}, technique.name

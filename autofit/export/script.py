@@ -1,23 +1,24 @@
 """train.py: the found config as a stand-alone script, as one would write it by hand for just this model and config.
 
-It repeats what `training` does with the same config, in plain torch, transformers, peft and bitsandbytes; the names of
-autofit's own code stay out of it. What a knob adds is in `fragments`, what a task adds in `tasks`.
+It repeats what `training` does with the same config, in plain torch and the libraries behind the techniques; the names
+of autofit's own code stay out of it. What a knob adds is in `knobs`, what a task adds in `tasks`.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.hardware import Hardware
-from autofit.export.fragments import KNOBS, Fragments, is_off
+from autofit.export.fragments import Case, Fragments
 from autofit.export.head import head
+from autofit.export.knobs import KNOBS, is_off
 from autofit.export.tasks import TASKS, Task
-from autofit.export.template import WIDTH, fill, literal, plain, template
+from autofit.export.template import WIDTH, fill, import_from, literal, plain, template
 
 _NOT_ARCHITECTURE = (
     "_name_or_path",
@@ -35,6 +36,11 @@ _INSTEAD = "Run it with `autofit train`."
 _EARLY = {
     "cuda": 'os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")',
     "cpu": 'os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")',
+}
+
+_OPTIMIZER = {
+    False: "optimizer = build_optimizer(model, args.lr, args.weight_decay)",
+    True: "step_in_backward(model, args.lr, args.weight_decay)",
 }
 
 
@@ -65,18 +71,19 @@ def train_script(
     _check_labels(task, model_config)
     facts = hardware.to_dict() if isinstance(hardware, Hardware) else dict(hardware)
     batch = _Batch.of(config, int(workload["effective_batch_size"]))
-    fragments = _fragments(config, str(workload["task"]))
+    device, length = str(facts["device"]), workload.get("sequence_length")
+    fragments = _fragments(Case(config, str(workload["task"]), device, batch.micro, length, model_config, versions))
     packages = _packages(fragments)
     title = f"Train {plain(model)} ({workload['task']}) as autofit measured it."
     slots = {
         "title": textwrap.shorten(title, WIDTH - 6, placeholder=" ..."),
         "head": head(facts, config, measured=measured, versions=versions, packages=packages),
-        "imports": _imports(task, fragments, str(facts["device"])),
-        "device": str(facts["device"]),
-        "constants": _constants(task, batch, workload.get("sequence_length")),
+        "imports": _imports(task, fragments, device),
+        "device": device,
+        "constants": [*_constants(task, batch, length), *fragments.constants],
         "architecture": literal(_architecture(task, model_config), used=len("ARCHITECTURE = ")),
         "data": "\n\n".join(template(name) for name in task.data),
-        "build_model": _build_model(task, fragments, str(facts["device"])),
+        "build_model": "\n\n".join([*fragments.functions, _build_model(task, fragments, device)]),
         "build_optimizer": _build_optimizer(fragments),
         "train_step": _train_step(task, fragments, batch),
     }
@@ -112,16 +119,16 @@ def _check_labels(task: Task, model_config: Mapping[str, Any]) -> None:
         raise InputError(f"train.py cannot be written for {what}: it reads class labels.", _INSTEAD)
 
 
-def _fragments(config: Config, task: str) -> Fragments:
+def _fragments(case: Case) -> Fragments:
     """What all knobs add, together.
 
     Raises:
         InputError: a knob or a value of one that nothing is known of here.
     """
     together = Fragments()
-    names = (*KNOBS, *(name for name in config if name not in KNOBS))
-    for name in names:
-        added = KNOBS[name](config, task) if name in KNOBS else Fragments() if is_off(config[name]) else None
+    config = case.config
+    for name in (*KNOBS, *(name for name in config if name not in KNOBS)):
+        added = KNOBS[name](case) if name in KNOBS else Fragments() if is_off(config[name]) else None
         if added is None:
             raise InputError(f"train.py cannot express {name} {config[name]}.", _INSTEAD)
         together = together.joined(added)
@@ -129,16 +136,26 @@ def _fragments(config: Config, task: str) -> Fragments:
 
 
 def _packages(fragments: Fragments) -> list[str]:
-    """What the script needs to be installed."""
-    return ["torch", "transformers", *(line.split()[1].split(".")[0] for line in fragments.imports)]
+    """What the script needs to be installed, by the names of distributions."""
+    modules = [line.split()[1].partition(".")[0].replace("_", "-") for line in fragments.imports]
+    return list(dict.fromkeys(["torch", "transformers", *modules, *fragments.packages]))
 
 
 def _imports(task: Task, fragments: Fragments, device: str) -> list[str]:
-    standard = sorted([*_STANDARD, *task.standard, "import os"])
-    classes = ["AutoConfig", task.auto_class, *(["AutoTokenizer"] if task.text else [])]
-    library = [*task.imports, *fragments.imports, f"from transformers import {', '.join(classes)}"]
+    standard = sorted(
+        {*_STANDARD, *task.standard, *fragments.standard, "import os", "from pathlib import Path"}, key=_place
+    )
+    classes = ["AutoConfig", task.auto_class]
+    classes += ["AutoTokenizer"] if task.text else []
+    classes += ["BitsAndBytesConfig"] if fragments.quantization else []
+    library = {*task.imports, *fragments.imports, "import torch", import_from("transformers", *classes)}
     early = ["", "# As measured; read when torch is loaded.", _EARLY[device]]
-    return [*standard, "from pathlib import Path", *early, "", "import torch", *sorted(library)]
+    return [*standard, *early, "", *sorted(library, key=_place)]
+
+
+def _place(line: str) -> tuple[bool, str]:
+    """Plain imports before the others, each kind by the alphabet."""
+    return line.startswith("from "), line
 
 
 def _constants(task: Task, batch: _Batch, sequence_length: int | None) -> list[str]:
@@ -161,10 +178,24 @@ def _classes(model_config: Mapping[str, Any]) -> int:
     return len(model_config.get("id2label") or ()) or int(model_config.get("num_labels") or 2)
 
 
-def _build_model(task: Task, fragments: Fragments, device: str) -> list[str]:
+def _build_model(task: Task, fragments: Fragments, device: str) -> str:
     settings = {"config": "config", **fragments.settings}
     items = [f'"{name}": {value}' for name, value in settings.items()]
     flat = f"settings = {{{', '.join(items)}}}"
+    grown = "config.num_labels = max(config.num_labels, classes)"
+    slots = {
+        "build_parameters": "weights, classes" if task.classes else "weights",
+        "held": fragments.held or "",
+        "configure": [*task.configure, *([grown] if task.classes else [])],
+        "settings": [flat] if len(flat) + 4 <= WIDTH else ["settings = {", *(f"    {i}," for i in items), "}"],
+        "auto_class": task.auto_class,
+        "adapt": fragments.adapt,
+    }
+    if fragments.quantization:
+        slots["quantized_to"] = fragments.quantized_to
+        slots["quantization"] = [f"{argument}," for argument in fragments.quantization]
+        slots["mismatched"] = ["ignore_mismatched_sizes=True,"] if task.classes else []
+        return fill(template("build_quantized"), slots)
     load = f"model = {task.auto_class}.from_pretrained(weights, **settings)"
     heads = [  # a head of other classes is new
         f"model = {task.auto_class}.from_pretrained(",
@@ -172,50 +203,58 @@ def _build_model(task: Task, fragments: Fragments, device: str) -> list[str]:
         ")",
     ]
     make = f"model = {task.auto_class}.from_config(**settings)"
-    grown = "config.num_labels = max(config.num_labels, classes)"
-    return fill(
-        template("build_model"),
-        {
-            "build_parameters": "weights, classes" if task.classes else "weights",
-            "held": fragments.held or "",
-            "configure": [*task.configure, *([grown] if task.classes else [])],
-            "settings": [flat] if len(flat) + 4 <= WIDTH else ["settings = {", *(f"    {i}," for i in items), "}"],
-            "load_weights": heads if task.classes else [load],
-            "random_weights": ["with torch.device(DEVICE):", f"    {make}"] if device == "cuda" else [make],
-            "adapt": fragments.adapt,
-        },
-    ).splitlines()
+    slots["load_weights"] = heads if task.classes else [load]
+    slots["random_weights"] = ["with torch.device(DEVICE):", f"    {make}"] if device == "cuda" else [make]
+    return fill(template("build_model"), slots)
 
 
 def _build_optimizer(fragments: Fragments) -> str:
     assert fragments.optimizer, "the optimizer's row always makes one"
     words, call = fragments.optimizer
-    return fill(template("build_optimizer"), {"optimizer": words, "optimizer_call": call})
+    name = "step_in_backward" if fragments.stepped_in_backward else "build_optimizer"
+    return fill(template(name), {"optimizer": words, "optimizer_call": call})
 
 
 def _train_step(task: Task, fragments: Fragments, batch: _Batch) -> str:
     name = "micro_batch" if batch.split else "batch"
-    loss = f"loss = model(**{name}{task.forward_arguments}).loss"
-    context = fragments.forward
-    scaled = bool(fragments.scaler)
     step = fill(
         template("step_split" if batch.split else "step_whole"),
         {
             "step_arguments": _step_arguments(fragments),
             "to_device": _to_device(name, task, fragments),
-            "forward": [f"with {context}:", f"    {loss}"] if context else [loss],
-            "backward": "scaler.scale(loss).backward()" if scaled else "loss.backward()",
-            "update": [
-                *(["scaler.step(optimizer)", "scaler.update()"] if scaled else ["optimizer.step()"]),
-                "optimizer.zero_grad()",
-            ],
+            "compute": _computation(name, task, fragments, split=batch.split),
+            "update": _update(fragments),
         },
     )
     return f"{template(task.count)}\n\n{step}" if batch.split else step
 
 
+def _computation(name: str, task: Task, fragments: Fragments, *, split: bool) -> list[str]:
+    """Forward and backward of a batch, in the contexts that surround them."""
+    loss = f"{fragments.loss}(model, {name})" if fragments.loss else f"model(**{name}{task.forward_arguments}).loss"
+    lines = _within(fragments.forward, [f"loss = {loss}"])
+    lines += ["loss = loss * (count / total)"] if split else []
+    lines += ["scaler.scale(loss).backward()" if fragments.scaler else "loss.backward()"]
+    return _within(fragments.around_step, lines)
+
+
+def _within(contexts: Sequence[str], lines: list[str]) -> list[str]:
+    """The lines inside of all contexts, the first one outermost."""
+    for context in reversed(contexts):
+        lines = [f"with {context}:", *(f"    {line}" for line in lines)]
+    return lines
+
+
+def _update(fragments: Fragments) -> list[str]:
+    if fragments.stepped_in_backward:
+        return []
+    scaled = ["scaler.step(optimizer)", "scaler.update()"]
+    return [*(scaled if fragments.scaler else ["optimizer.step()"]), "optimizer.zero_grad()"]
+
+
 def _step_arguments(fragments: Fragments) -> str:
-    return "model, optimizer, batch, scaler" if fragments.scaler else "model, optimizer, batch"
+    optimizer = [] if fragments.stepped_in_backward else ["optimizer"]
+    return ", ".join(["model", *optimizer, "batch", *(["scaler"] if fragments.scaler else [])])
 
 
 def _to_device(name: str, task: Task, fragments: Fragments) -> list[str]:
@@ -236,6 +275,7 @@ def _main(task: Task, fragments: Fragments) -> str:
             "tokenizer_argument": [tokenizer] if task.text else [],
             "start": fragments.start,
             "load": task.load,
+            "optimizer": _OPTIMIZER[fragments.stepped_in_backward],
             "scaler": [f"scaler = {fragments.scaler}"] if fragments.scaler else [],
             "sample_key": task.sample_key,
             "batch": task.batch,

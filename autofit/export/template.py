@@ -65,6 +65,14 @@ def _flat(value: Any) -> str:
     return repr(value)
 
 
+def import_from(module: str, *names: str) -> str:
+    """An import statement, with one name a line where all do not fit on one."""
+    line = f"from {module} import {', '.join(names)}"
+    if len(line) <= WIDTH:
+        return line
+    return f"from {module} import (\n" + "".join(f"    {name},\n" for name in names) + ")"
+
+
 def plain(text: object) -> str:
     """Text from outside, made safe to stand in a docstring: one line, no quotes that close it, no escapes."""
     return re.sub(r"\s+", " ", str(text).replace("\\", "/").replace('"', "'")).strip()

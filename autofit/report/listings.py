@@ -32,8 +32,8 @@ def doctor_table(data: Mapping[str, Any]) -> RenderableType:
         facts.add_row(Text(name, style="bold"), Text(text))
     techniques = _table("technique", "value", "made with", "here")
     for each in data["techniques"]:
-        rows = _rows_of_values(each["values"]) or [("", "", "derived from others")]
-        for place, cells in enumerate(rows):
+        standings = _rows_of_values(each["values"]) or [("", "", "derived from others")]
+        for place, cells in enumerate(standings):
             techniques.add_row(*map(Text, ("" if place else each["name"], *cells)))
     return Group(facts, techniques)
 

@@ -12,7 +12,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import InputError
 from autofit.search.space import Space
 
-_ENUMERATED = 10_000  # combinations up to which every one is looked at: about a second
+_ENUMERATED = 40_000  # combinations up to which every one is looked at: some seconds
 _SAMPLES = 10_000  # with one legal in ten, the estimate's standard error is 3 %
 
 

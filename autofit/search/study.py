@@ -88,7 +88,7 @@ def search(
     """
     limits = limits or Limits()
     deadline = time.monotonic() + (limits.time_limit or math.inf)
-    configs = space.configs(seams.settle, seed)
+    configs = space.configs(seams.settle, seed, seams.refuse)
     seams.on_started(len(configs))
     pool = [config for config in configs if seams.refuse(config) is None]
     sampler = EffectsSampler(

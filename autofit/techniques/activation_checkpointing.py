@@ -56,6 +56,12 @@ class ActivationCheckpointing(Technique):
     off = "none"
     values = ("none", "selective", "alternate", "full", "budget-0.25", "budget-0.5", "budget-0.75")
 
+    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
+        """Budgets are for the compiler, which is not searched on a CPU."""
+        if hardware.device == "cuda":
+            return self.values
+        return tuple(value for value in self.values if not str(value).startswith(_BUDGET))
+
     def exact(self, value: Value, workload: Workload) -> bool:
         return True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +13,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique
+from autofit.setup import Setup, Stage, Technique, parts
 
 _AMPERE = (8, 0)  # first compute capability that FlashAttention-2 has kernels for
 
@@ -69,7 +68,7 @@ class Attention(Technique):
 
 
 def _has_flash_attn() -> bool:
-    return importlib.util.find_spec("flash_attn") is not None
+    return parts.installed("flash_attn")
 
 
 def _set_implementation(setup: Setup, name: str) -> None:

@@ -7,13 +7,8 @@ takes no longer grows with the depth.
 from __future__ import annotations
 
 import functools
-import importlib.util
-import os
-import shutil
-import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +18,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique
+from autofit.setup import Setup, Stage, Technique, parts
 from autofit.setup.blocks import repeated_blocks
 
 BACKEND = "inductor"  # tests that need no generated code take aot_eager: captured and partitioned, run as it was
@@ -59,7 +54,10 @@ class Compile(Technique):
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] == self.off:
             return None
-        return _lacks_for_cuda(hardware) if hardware.device == "cuda" else _lacks_for_cpu()
+        if BACKEND != "inductor" and hardware.device == "cpu":
+            return None
+        lacking = parts.no_compiler(hardware.device)
+        return _too_old(hardware) or (f"{lacking}, or use none." if lacking else None)
 
     def apply(self, setup: Setup, value: Value) -> None:
         blocks = repeated_blocks(setup.model) or [setup.model]
@@ -112,27 +110,8 @@ def _failures_refused() -> Iterator[None]:
         raise RefusedError(message, "Use compile none.") from error
 
 
-def _lacks_for_cuda(hardware: Hardware) -> str | None:
-    if hardware.capability and hardware.capability < _VOLTA:
+def _too_old(hardware: Hardware) -> str | None:
+    if hardware.device == "cuda" and hardware.capability and hardware.capability < _VOLTA:
         capability = ".".join(str(part) for part in hardware.capability)
         return f"Triton needs compute capability 7.0, {hardware.name} has {capability}; use none."
-    if importlib.util.find_spec("triton") is None:
-        return "compiling for CUDA needs Triton, which is not installed; pip install triton, or use none."
-    if not any(shutil.which(name) for name in (os.environ.get("CC", "gcc"), "gcc", "clang")):
-        return "Triton needs a C compiler, and there is no gcc or clang; install one or name it in CC, or use none."
-    return _lacks_headers()
-
-
-def _lacks_for_cpu() -> str | None:
-    compiler = os.environ.get("CXX", "g++")
-    if BACKEND == "inductor" and shutil.which(compiler) is None:
-        remedy = "install it or name another in CXX, or use none."
-        return f"Inductor needs a C++ compiler, and there is no {compiler}; {remedy}"
-    return _lacks_headers()
-
-
-def _lacks_headers() -> str | None:
-    """What the compiler makes is loaded as a Python extension."""
-    if (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        return None
-    return "the compiler needs Python's own header Python.h; install python3-dev, or use none."
+    return None

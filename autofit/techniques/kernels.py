@@ -8,7 +8,6 @@ them it switches on by default for each kind is known to work; its own losses st
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import math
 import sys
@@ -23,7 +22,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique
+from autofit.setup import Setup, Stage, Technique, parts
 from autofit.setup.head import loss_of_few_tokens
 
 _TOLERANCE = 1e-3  # relative, of the loss and of what each module computes: the kernels round otherwise
@@ -54,7 +53,7 @@ class Kernels(Technique):
             return None
         if hardware.device != "cuda":
             return "liger is made of Triton kernels, which run on CUDA only; use none."
-        if importlib.util.find_spec("liger_kernel") is None:
+        if not parts.installed("liger_kernel"):
             return "liger needs liger-kernel, which is not installed; pip install liger-kernel, or use none."
         return None
 

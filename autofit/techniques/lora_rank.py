@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from typing import Any
 
@@ -12,7 +11,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import CLASSIFICATION_TASKS, Workload
-from autofit.setup import Setup, Stage, Technique
+from autofit.setup import Setup, Stage, Technique, parts
 from autofit.setup.layers import is_linear, output_head
 
 
@@ -40,7 +39,7 @@ class LoraRank(Technique):
         return int(value or 0)
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
-        if config[self.name] and importlib.util.find_spec("peft") is None:
+        if config[self.name] and not parts.installed("peft"):
             return "LoRA needs peft, which is not installed; pip install peft, or use lora_rank 0."
         if config[self.name] and workload.traits and not workload.traits.linears:
             return "the model has no linear layers to put adapters beside; use lora_rank 0."

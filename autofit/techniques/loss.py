@@ -19,7 +19,6 @@ more than a linear layer.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +35,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique
+from autofit.setup import Setup, Stage, Technique, parts
 from autofit.setup.head import NO_HEAD, Deferral, Pending, SummedLoss, defer_logits, loss_of_few_tokens
 
 _ROWS = 256  # tokens at a time that keep a GPU's matrix units busy while the head's weight streams by
@@ -100,7 +99,7 @@ class Loss(Technique):
 def _why_not_fused(config: Config, hardware: Hardware) -> str | None:
     if hardware.device != "cuda":
         return "fused is made of Triton kernels, which run on CUDA only; use chunked."
-    if importlib.util.find_spec("liger_kernel") is None:
+    if not parts.installed("liger_kernel"):
         return "fused needs liger-kernel, which is not installed; pip install liger-kernel, or use chunked."
     if config.get("lora_targets") == "all-linear+head":
         return "fused reads the head's weight itself and would leave out its adapters; use chunked."

@@ -8,9 +8,6 @@ of at least 4096 elements (torchao's: in whole blocks, too); smaller ones keep t
 from __future__ import annotations
 
 import functools
-import importlib.util
-import os
-import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -22,7 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique
+from autofit.setup import Setup, Stage, Technique, parts
 
 _FIDELITY = {
     "adamw": 5,
@@ -88,7 +85,7 @@ class Optimizer(Technique):
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         value = str(config[self.name])
         library = _LIBRARY.get(value)
-        if library and importlib.util.find_spec(library) is None:
+        if library and not parts.installed(library):
             return f"{value} needs {library}, which is not installed; pip install {library}, or use adamw."
         if value == "paged-adamw-8bit" and hardware.device == "cpu":
             return (
@@ -97,8 +94,8 @@ class Optimizer(Technique):
         if value == "adamw-fp8" and _before_ada(hardware):
             capability = ".".join(str(part) for part in hardware.capability or ())
             return f"{value} needs compute capability 8.9, {hardware.name} has {capability}; use adamw-8bit."
-        if value in _COMPILED and not _has_compiler(hardware):
-            return f"{value} compiles its step, and there is no C++ compiler; install gcc and g++, or use adamw-8bit."
+        if value in _COMPILED and (lacking := parts.no_compiler(hardware.device)):
+            return f"{value} compiles its step: {lacking}, or use adamw-8bit."
         return None
 
     def memory_order(self, value: Value) -> int | None:
@@ -204,9 +201,3 @@ def _paged_adamw() -> type[TorchOptimizer]:
 
 def _before_ada(hardware: Hardware) -> bool:
     return hardware.capability is not None and hardware.capability < _ADA
-
-
-def _has_compiler(hardware: Hardware) -> bool:
-    """Whether what Inductor calls is there: g++ for a CPU, a C compiler for what Triton launches on a GPU."""
-    names = (os.environ.get("CXX") or "g++",) if hardware.device == "cpu" else (os.environ.get("CC") or "gcc", "clang")
-    return any(shutil.which(name) for name in names)

@@ -16,7 +16,6 @@ What matters about it, and what the front below makes good:
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,7 +26,7 @@ from torch.optim import Optimizer
 from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique
+from autofit.setup import Setup, Stage, Technique, parts
 
 
 class OptimizerOffload(Technique):
@@ -52,7 +51,7 @@ class OptimizerOffload(Technique):
             return None
         if hardware.device == "cpu":
             return "on a CPU the state is in the host's memory already, so there is nothing to offload; use none."
-        if importlib.util.find_spec("torchao") is None:
+        if not parts.installed("torchao"):
             return "it needs torchao, which is not installed; pip install torchao, or use none."
         if config["optimizer"] != "adamw":
             # Small state has no use in the host's large memory; sgd and adafactor have next to none to offload.

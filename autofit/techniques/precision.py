@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique
+from autofit.setup import Setup, Stage, Technique, parts
 from autofit.setup.layers import output_head
 
 _FIDELITY = {"fp32": 5, "tf32": 4, "bf16-mixed": 3, "fp16-mixed": 2, "bf16": 1, "fp8": 0}
@@ -97,7 +96,7 @@ class Precision(Technique):
 
 
 def _against_fp8(config: Config, workload: Workload) -> str | None:
-    if importlib.util.find_spec("torchao") is None:
+    if not parts.installed("torchao"):
         return "fp8 needs torchao, which is not installed; pip install torchao, or use bf16."
     rows = int(config["micro_batch_size"] or 1) * (workload.sequence_length or _FP8_MULTIPLE)
     if rows % _FP8_MULTIPLE:

@@ -14,8 +14,8 @@ import torch
 
 import autofit
 from autofit import techniques
-from autofit.report.words import value
 from autofit.cli import main as command_line
+from autofit.report import words
 from autofit.training.build import build
 from autofit.training.loop import accumulate
 
@@ -157,4 +157,4 @@ def test_the_readme_names_every_knob_and_its_values() -> None:
     by_knob = {row.split("`")[1]: row for row in rows}
     assert by_knob.keys() == {technique.name for technique in techniques.all_techniques()}
     for technique in techniques.all_techniques():
-        assert all(f"`{value(each)}`" in by_knob[technique.name] for each in technique.values)
+        assert all(f"`{words.value(each)}`" in by_knob[technique.name] for each in technique.values)

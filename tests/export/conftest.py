@@ -46,6 +46,17 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "attention_probs_dropout_prob": 0.0,
     },
 }
+ARCHITECTURES["gpt2"] = {
+    "model_type": "gpt2",
+    "vocab_size": 256,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+}
 ARCHITECTURES["sequence-classification"] = ARCHITECTURES["masked-lm"]
 
 OFF = {
@@ -78,7 +89,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def architectures() -> dict[str, dict[str, Any]]:
-    """A tiny transformers config for every task."""
+    """A tiny transformers config for every task, and GPT-2, whose layers are transposed and whose head is tied."""
     return ARCHITECTURES
 
 

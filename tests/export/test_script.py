@@ -19,8 +19,11 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.export import train_script
 
 DATA = Path(__file__).parents[2] / "examples" / "data"
-PRECISIONS = ("fp32", "bf16", "bf16-mixed", "fp16-mixed")
-OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-8bit", "sgd")
+PRECISIONS = ("fp32", "tf32", "bf16", "bf16-mixed", "fp16-mixed", "fp8")
+OPTIMIZERS = (
+    *("adamw", "adamw-foreach", "adamw-8bit", "adamw-4bit", "adamw-fp8", "paged-adamw-8bit", "adafactor", "sgd"),
+)
+CHECKPOINTING = ("none", "full", "selective", "alternate", "budget-0.5")
 TARGETS = (None, "attention", "all-linear", "all-linear+head")
 TASKS = ("causal-lm", "masked-lm", "sequence-classification", "image-classification")
 SPLIT = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
@@ -30,28 +33,41 @@ Emit = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def scripts(emit: Emit) -> dict[str, str]:
-    """Every precision x optimizer x LoRA x checkpointing; task, device, attention and micro-batch by chance."""
+    """Every precision x optimizer x LoRA targets; all other knobs by chance."""
     chance = random.Random(0)
-    knobs = itertools.product(PRECISIONS, OPTIMIZERS, TARGETS, ("none", "full"))
     emitted = {}
-    for precision, optimizer, targets, checkpointing in knobs:
+    for precision, optimizer, targets in itertools.product(PRECISIONS, OPTIMIZERS, TARGETS):
         task, device = chance.choice(TASKS), chance.choice(("cpu", "cuda"))
         config = {
             "precision": precision,
             "optimizer": optimizer,
             "lora_rank": 16 if targets else 0,
             "lora_targets": targets,
-            "activation_checkpointing": checkpointing,
-            "attention": chance.choice(("sdpa", "eager")),
-            **chance.choice(({}, SPLIT)),
+            "lora_dropout": 0.05 if targets else None,
+            "quantization": chance.choice(("none", "int8", "nf4", "nf4-dq")) if targets else "none",
+            "attention": chance.choice(("sdpa", "eager", "flash")),
+            "activation_checkpointing": chance.choice(CHECKPOINTING),
+            "compile": chance.choice(("default", "max-autotune-no-cudagraphs")),
+            "kernels": chance.choice(("none", "liger")),
+            "loss": chance.choice(("standard", "chunked", "fused")),
+            "optimizer_offload": chance.choice(("none", "cpu")),
+            **chance.choice(({"optimizer_in_backward": True}, SPLIT, {})),
         }
+        if not config["activation_checkpointing"].startswith("budget"):
+            config["compile"] = chance.choice(("none", config["compile"]))
+        if task != "causal-lm" or (config["loss"] == "fused" and targets == "all-linear+head"):
+            config["loss"] = "standard"
+        if config["optimizer"] != "adamw" or config.get("optimizer_in_backward"):
+            config["optimizer_offload"] = "none"
+        if precision == "fp8":
+            config["quantization"] = "none"
         hardware = {"hardware": {"device": device, "name": "x", "budget_gib": 8.0}}
         emitted["-".join(map(str, (task, device, *config.values())))] = emit(task, hardware, **config)
     return emitted
 
 
 def test_every_script_is_one_that_ruff_has_nothing_against(scripts: dict[str, str], tmp_path: Path) -> None:
-    assert len(scripts) == 128
+    assert len(scripts) == len(PRECISIONS) * len(OPTIMIZERS) * len(TARGETS)
     for name, text in scripts.items():
         compile(text, name, "exec")
         (tmp_path / f"{name}.py").write_text(text)
@@ -69,13 +85,16 @@ def test_scripts_stand_alone_and_import_only_what_they_need(scripts: dict[str, s
         assert "autofit" not in imported
         assert ("peft" in imported) == ("-16-" in name)
         assert ("bitsandbytes" in imported) == ("adamw-8bit" in name)
+        of_torchao = ("precision: fp8", "optimizer: adamw-4bit", "optimizer: adamw-fp8", "optimizer_offload: cpu")
+        assert ("torchao" in imported) == any(each in text for each in of_torchao)
+        assert ("liger_kernel" in imported) == ("-liger-" in name or "-fused-" in name)
         assert ("PYTORCH_ALLOC_CONF" in text) == ("-cuda-" in name)
 
 
 def test_every_function_of_a_script_is_used(scripts: dict[str, str]) -> None:
     for name, text in scripts.items():
         for function in re.findall(r"^def (\w+)", text, flags=re.MULTILINE):
-            assert len(re.findall(rf"\b{function}\(", text)) > 1, f"{function} in {name}"
+            assert len(re.findall(rf"\b{function}\b", text)) > 1, f"{function} in {name}"
 
 
 def test_a_knob_that_is_off_leaves_no_trace(emit: Emit) -> None:
@@ -89,6 +108,12 @@ def test_a_knob_that_is_off_leaves_no_trace(emit: Emit) -> None:
         "attn_implementation",
         "MICRO_BATCH_SIZE",
         "PYTORCH_ALLOC_CONF",
+        "quantiz",
+        "compile",
+        "kernel",
+        "chunk",
+        "hook",
+        "torchao",
     ):
         assert word not in body
 
@@ -114,11 +139,18 @@ def test_a_models_own_code_has_no_script(emit: Emit) -> None:
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"precision": "fp8"},
-        {"quantization": "nf4"},
-        {"optimizer": "adamw-4bit"},
-        {"activation_checkpointing": "selective"},
-        {"attention": "flash"},
+        {"activation_offload": "cpu"},
+        {"parameter_offload": "cpu"},
+        {"precision": "fp4"},
+        {"quantization": "int2"},
+        {"optimizer": "muon"},
+        {"optimizer_offload": "cpu", "optimizer": "sgd"},
+        {"optimizer_in_backward": "sometimes"},
+        {"activation_checkpointing": "budget-0.5"},  # without a compiler
+        {"compile": "reduce-overhead"},
+        {"attention": "linear"},
+        {"kernels": "own"},
+        {"loss": "sampled"},
         {"lora_rank": 8, "lora_targets": "some"},
     ],
 )
@@ -128,7 +160,7 @@ def test_what_the_script_cannot_express_is_refused_by_name(emit: Emit, knobs: di
 
 
 def test_unknown_knobs_that_are_off_are_no_obstacle(emit: Emit) -> None:
-    emit(quantization="none", loss="standard", optimizer_in_backward=False, parameter_offload="none")
+    emit(activation_offload="none", parameter_offload="none", something_new=None)
 
 
 def test_batch_sizes_that_contradict_are_refused(emit: Emit) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autofit.export.template import WIDTH, fill, literal, plain, template
+from autofit.export.template import WIDTH, fill, import_from, literal, plain, template
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 DATA = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
@@ -58,3 +58,10 @@ def test_plain_text_cannot_close_a_docstring_or_escape() -> None:
 
 def test_a_template_is_found_beside_the_module() -> None:
     assert "$train_step" in template("train")
+
+
+def test_imports_that_do_not_fit_have_a_name_a_line() -> None:
+    assert import_from("torch", "nn", "optim") == "from torch import nn, optim"
+    many = import_from("somewhere", *(f"name_{number}" for number in range(12)))
+    assert all(len(line) <= WIDTH for line in many.splitlines())
+    assert {alias.name for alias in ast.parse(many).body[0].names} == {f"name_{number}" for number in range(12)}

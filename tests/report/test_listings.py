@@ -30,7 +30,7 @@ DOCTOR: dict[str, Any] = {
 
 
 def test_doctor_shows_device_budget_and_reasons(shown: Shown) -> None:
-    text = shown(doctor_table(DOCTOR), 100)
+    text = shown(doctor_table(DOCTOR), 140)
     for words in (
         "NVIDIA [H200] (cuda)",
         "140.0 GiB",

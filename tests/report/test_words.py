@@ -36,7 +36,7 @@ def test_a_config_is_described_by_what_is_on() -> None:
 
 
 def test_a_knob_of_a_new_technique_is_told_by_its_name() -> None:
-    assert describe(Config(compile="none", optimizer_in_backward=True)) == "optimizer_in_backward true"
+    assert describe(Config(compile="none", memory_format=True)) == "memory_format true"
 
 
 def test_where_all_is_off_that_is_said() -> None:

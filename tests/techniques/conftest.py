@@ -1,10 +1,12 @@
 """Assertions in the contract's machinery are told as those of tests are, and nothing here waits for Inductor."""
 
 import functools
-import importlib.util
 
 import pytest
 import torch
+
+from autofit.setup import parts
+from autofit.techniques import compile as compile_file
 
 pytest.register_assert_rewrite("contract")
 
@@ -18,5 +20,11 @@ def without_inductor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     if request.node.get_closest_marker("slow") or request.node.get_closest_marker("gpu"):
         return
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    if importlib.util.find_spec("autofit.techniques.compile"):
-        monkeypatch.setattr("autofit.techniques.compile.BACKEND", "aot_eager")
+    monkeypatch.setattr(compile_file, "BACKEND", "aot_eager")
+
+
+@pytest.fixture(autouse=True)
+def looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is installed is remembered for a process, but tests change what there is."""
+    for name in ("installed", "no_compiler"):
+        monkeypatch.setattr(parts, name, getattr(parts, name).__wrapped__)

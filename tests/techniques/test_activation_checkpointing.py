@@ -350,3 +350,9 @@ def test_on_a_gpu_less_is_allocated(value: str) -> None:
         return torch.cuda.max_memory_allocated()
 
     assert peak(value) < 0.9 * peak("none")
+
+
+def test_budgets_are_searched_where_compiling_is() -> None:
+    technique = technique_named("activation_checkpointing")
+    assert technique.choices(tiny.CPU) == ("none", "selective", "alternate", "full")
+    assert technique.choices(replace(tiny.CPU, device="cuda")) == technique.values

@@ -1,6 +1,8 @@
 """compile: that code is compiled at all, once for equal blocks, of every kind of model; and what is refused."""
 
+import importlib.util
 import shutil
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -214,7 +216,7 @@ def test_on_a_cpu_it_is_not_searched_and_needs_a_compiler(monkeypatch: pytest.Mo
 
 def test_what_cuda_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"triton": True, "gcc": True}
-    monkeypatch.setattr(technique_file.importlib.util, "find_spec", lambda name: found.get(name) or None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found.get(name) or None)
     monkeypatch.setattr(shutil, "which", lambda name: "/there" if found.get(name) else None)
     assert reason(CUDA) is None
     assert "needs compute capability 7.0, a card has 6.1; use none" in (reason(replace(CUDA, capability=(6, 1))) or "")
@@ -225,7 +227,8 @@ def test_what_cuda_needs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_and_both_need_the_headers_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(technique_file.sysconfig, "get_path", lambda _: "/nowhere")
+    monkeypatch.setattr(technique_file, "BACKEND", "inductor")
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: "/nowhere")
     assert "needs Python's own header Python.h; install python3-dev, or use none" in (reason() or "")
 
 

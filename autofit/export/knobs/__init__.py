@@ -1,0 +1,49 @@
+"""What every knob adds to the emitted script. A new technique adds its lines here: one function and one row of KNOBS.
+
+A knob that is off adds nothing. A value that has no row is refused by `script`, never left out in silence: the figures
+in the head of the script would be those of another run. So are activation_offload and parameter_offload: what makes
+them fast is copies on a stream of their own, which a few plain lines do not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autofit.core.config import Value
+from autofit.export.fragments import Case, Fragments
+from autofit.export.knobs.blocks import activation_checkpointing, attention, compiled, kernels
+from autofit.export.knobs.lora import lora
+from autofit.export.knobs.loss import loss
+from autofit.export.knobs.optimizer import optimizer, optimizer_in_backward, optimizer_offload
+from autofit.export.knobs.weights import precision, quantization
+
+
+def _elsewhere(case: Case) -> Fragments:
+    """For knobs that the script's constants, or another knob's function, take care of."""
+    return Fragments()
+
+
+# In the order in which their lines follow each other.
+KNOBS: dict[str, Callable[[Case], Fragments | None]] = {
+    "micro_batch_size": _elsewhere,
+    "gradient_accumulation_steps": _elsewhere,
+    "quantization": quantization,
+    "precision": precision,
+    "attention": attention,
+    "lora_rank": lora,
+    "lora_targets": _elsewhere,
+    "lora_alpha": _elsewhere,
+    "lora_dropout": _elsewhere,
+    "kernels": kernels,
+    "activation_checkpointing": activation_checkpointing,
+    "loss": loss,
+    "optimizer": optimizer,
+    "optimizer_offload": optimizer_offload,
+    "optimizer_in_backward": optimizer_in_backward,
+    "compile": compiled,
+}
+
+
+def is_off(value: Value) -> bool:
+    """Whether a knob unknown here changes nothing, by the names that `off` goes by."""
+    return value in (None, False, 0, "none", "standard")

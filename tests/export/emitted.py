@@ -1,0 +1,91 @@
+"""Running emitted scripts in this process, and comparing what they do with autofit's own training."""
+
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from autofit.core.hardware import GIB, Hardware
+from autofit.core.hyperparameters import Hyperparameters
+from autofit.models.huggingface import AUTO_CLASSES, HuggingFaceModel, huggingface_workload
+from autofit.setup import Setup
+from autofit.training.build import build
+from autofit.training.loop import train_step
+
+CPU = Hardware("cpu", "a test's CPU", GIB, GIB, GIB, 2)
+
+
+def module_of(script: str, name: str = "emitted") -> ModuleType:
+    """The script, imported."""
+    module = ModuleType(name)
+    exec(compile(script, name, "exec"), module.__dict__)
+    return module
+
+
+def model_of(script: ModuleType, task: str, weights: Path | None = None, classes: int = 2) -> Any:
+    """What the script trains."""
+    given = str(weights) if weights else None
+    return script.build_model(given, classes) if task.endswith("classification") else script.build_model(given)
+
+
+def parameters(model: Any) -> Counter[tuple[Any, ...]]:
+    """Shape, dtype and whether it is trained; not the untouched copy that peft keeps of a trained head."""
+    named = [(name, each) for name, each in model.named_parameters() if ".original_module." not in name]
+    return Counter((tuple(each.shape), each.dtype, each.requires_grad) for _, each in named)
+
+
+def saved_weights(task: str, architecture: dict[str, Any], path: Path) -> Path:
+    """Random float32 weights, as a directory that a script and autofit can both start from."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(**architecture)
+    getattr(transformers, AUTO_CLASSES[task]).from_config(config, dtype=torch.float32).save_pretrained(path)
+    return path
+
+
+def setup_for(task: str, architecture: dict[str, Any], knobs: dict[str, Any], weights: Path) -> Setup:
+    """autofit's own training of the same weights."""
+    length = None if task == "image-classification" else 64
+    workload = huggingface_workload(
+        HuggingFaceModel("tiny", task, architecture), sequence_length=length, effective_batch_size=8
+    )
+    model = getattr(transformers, AUTO_CLASSES[task]).from_pretrained(weights, dtype=torch.float32)
+    model.config.use_cache = False
+    return build(workload, knobs, CPU, model=model, hyperparameters=Hyperparameters(lr=1e-3))
+
+
+def take_over(model: Any, setup: Setup) -> None:
+    """Give the script's model what is random in ours: adapters and new heads."""
+    ours = dict(setup.trainable())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(ours[name.replace("base_model.model.", "").replace(".modules_to_save.default", "")])
+
+
+def losses_of(script: ModuleType, model: Any, batch: Any, *, scaled: bool = False, steps: int = 3) -> list[float]:
+    """The losses of some steps of the script."""
+    scaler = [torch.amp.GradScaler("cpu")] if scaled else []
+    if hasattr(script, "step_in_backward"):
+        script.step_in_backward(model, 1e-3, 0.0)
+        return [script.train_step(model, dict(batch)).item() for _ in range(steps)]
+    optimizer = script.build_optimizer(model, 1e-3, 0.0)
+    return [script.train_step(model, optimizer, dict(batch), *scaler).item() for _ in range(steps)]
+
+
+def check_same_steps(script: ModuleType, setup: Setup, weights: Path, *, rel: float = 1e-4) -> Any:
+    """The script builds the same parameters, and its losses are those of autofit and fall; returns its model."""
+    classes = getattr(setup.model.config, "num_labels", 2)
+    model = model_of(script, str(setup.workload.task), weights, classes)
+    assert parameters(model) == parameters(setup.model)
+    take_over(model, setup)
+    batch = setup.workload.batch(8)
+    theirs = losses_of(script, model, batch, scaled=bool(setup.scaler))
+    ours = [train_step(setup, batch).item() for _ in range(3)]
+    setup.close()
+    assert theirs == pytest.approx(ours, rel=rel)
+    assert theirs[-1] < theirs[0]
+    return model

@@ -1,0 +1,142 @@
+"""Scripts with quantised weights and other precisions: really quantised, and trained as autofit trains."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from emitted import check_same_steps, model_of, module_of, saved_weights, setup_for
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+LORA = {"lora_rank": 8, "lora_targets": "all-linear"}
+CUDA = {"hardware": {"device": "cuda", "name": "x", "budget_gib": 8.0}}
+DATA = Path(__file__).parents[2] / "examples" / "data"
+Emit = Callable[..., str]
+
+
+def quantised(model: Any) -> list[str]:
+    """Names of the layers that hold their weight in 8 or 4 bits."""
+    names = [name for name, each in model.named_parameters() if each.dtype in (torch.uint8, torch.int8)]
+    return sorted(name.replace("base_model.model.", "").replace(".base_layer", "") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "knobs"),
+    [
+        ("causal-lm", None, {"quantization": "nf4", "precision": "bf16", "micro_batch_size": 2}),
+        ("causal-lm", None, {"quantization": "nf4-dq", "precision": "bf16-mixed"}),
+        ("causal-lm", None, {"quantization": "nf4-dq", "lora_targets": "all-linear+head", "loss": "chunked"}),
+        ("causal-lm", None, {"quantization": "int8", "precision": "bf16"}),
+        ("causal-lm", "gpt2", {"quantization": "nf4"}),
+        ("causal-lm", "gpt2", {"quantization": "int8", "lora_targets": "attention"}),
+        ("masked-lm", None, {"quantization": "nf4", "precision": "bf16-mixed"}),
+        ("sequence-classification", None, {"quantization": "nf4", "precision": "bf16"}),
+        ("image-classification", None, {"quantization": "int8"}),
+    ],
+)
+def test_quantised_weights_train_as_autofit_trains_them(
+    emit: Emit, architectures: dict[str, Any], tmp_path: Path, task: str, kind: str | None, knobs: dict[str, Any]
+) -> None:
+    architecture = architectures[kind or task]
+    weights = saved_weights(task, architecture, tmp_path)
+    setup = setup_for(task, architecture, {**LORA, **knobs}, weights)
+    ours = quantised(setup.model)
+    script = module_of(emit(task, {"model_config": architecture}, **dict(setup.config)))
+    low = knobs.get("precision", "fp32") != "fp32"
+    model = check_same_steps(script, setup, weights, rel=2e-3 if low else 1e-4)
+    assert quantised(model) == ours != []
+    assert not any("lm_head" in name or "classifier" in name for name in ours)
+
+
+@pytest.mark.parametrize("kind", ["causal-lm", "gpt2"])
+def test_random_weights_are_quantised_too(emit: Emit, architectures: dict[str, Any], kind: str) -> None:
+    knobs = {**LORA, "quantization": "nf4-dq", "precision": "bf16"}
+    model = model_of(module_of(emit("causal-lm", {"model_config": architectures[kind]}, **knobs)), "causal-lm")
+    names = quantised(model)
+    assert len(names) == (14 if kind == "causal-lm" else 8)
+    held = dict(model.named_parameters())
+    weight = next(each for each in held.values() if each.dtype == torch.uint8)
+    assert type(weight).__name__ == "Params4bit"
+    assert weight.quant_state.quant_type == "nf4"
+    assert weight.quant_state.nested  # double quantised
+    assert weight.numel() * 2 == weight.quant_state.shape.numel()
+    assert all(each.dtype == torch.bfloat16 for each in held.values() if each.is_floating_point())
+
+
+def losses_in(printed: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"^step \d+: loss ([\d.]+)", printed, flags=re.MULTILINE)]
+
+
+def test_the_file_trains_nf4_from_random_weights_and_goes_on_from_what_it_saved(
+    emit: Emit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, saved = tmp_path / "train.py", tmp_path / "saved"
+    path.write_text(emit(**LORA, quantization="nf4-dq", precision="bf16"))
+    command = ["train.py", "--data", str(DATA / "alice.txt"), "--lr", "2e-2"]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    first = [sys.executable, str(path), *command[1:], "--steps", "20", "--output", str(saved)]
+    done = subprocess.run(first, capture_output=True, text=True, env=offline, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = losses_in(done.stdout)
+    assert losses[-1] < losses[0] - 0.3
+
+    # The adapters are in the quantised weights now, rounded as those are. This time they are saved by themselves.
+    output = tmp_path / "adapters"
+    monkeypatch.setattr(sys, "argv", [*command, "--steps", "1", "--weights", str(saved), "--output", str(output)])
+    module_of(path.read_text()).main()
+    assert losses_in(capsys.readouterr().out)[0] < losses[0] - 0.2
+    assert (output / "adapter_model.safetensors").exists()
+
+
+def test_int8_is_saved_and_loaded_again(emit: Emit, tmp_path: Path) -> None:
+    script = module_of(emit(**LORA, quantization="int8"))
+    model = model_of(script, "causal-lm")
+    ids = torch.randint(256, (4, 32))
+    model(input_ids=ids, labels=ids).loss.backward()
+    with torch.no_grad():
+        before = model(input_ids=ids, labels=ids).loss.item()
+        model.merge_and_unload().save_pretrained(tmp_path)
+        again = model_of(script, "causal-lm", tmp_path)
+        assert again(input_ids=ids, labels=ids).loss.item() == pytest.approx(before, rel=1e-2)
+
+
+def test_quantised_models_are_loaded_onto_the_gpu_and_not_moved_again(emit: Emit) -> None:
+    text = emit(others=CUDA, **LORA, quantization="nf4", precision="bf16-mixed")
+    compile(text, "emitted", "exec")
+    assert "device_map=DEVICE" in text
+    assert "model.to(DEVICE)" not in text
+    assert "bnb_4bit_compute_dtype=torch.bfloat16" in text
+    assert "peft, bitsandbytes and accelerate" in " ".join(text.split())
+
+
+def test_tf32_is_switched_on_before_anything_runs(emit: Emit) -> None:
+    text = emit(others=CUDA, precision="tf32")
+    compile(text, "emitted", "exec")
+    main = text[text.index("def main()") :]
+    assert main.index('set_float32_matmul_precision("high")') < main.index("build_model(")
+    assert '"dtype": torch.float32' in text
+
+
+@pytest.mark.parametrize(  # the four layers of attention in each of two blocks; BERT has a pooler as well
+    ("task", "head", "count"), [("causal-lm", "lm_head", 8), ("sequence-classification", "classifier", 9)]
+)
+def test_fp8_exchanges_the_layers_that_autofit_exchanges(
+    emit: Emit, architectures: dict[str, Any], task: str, head: str, count: int
+) -> None:
+    """Float8Linear is made on a CPU too; only its product needs a GPU. A size of 120 is no multiple of 16."""
+    odd = {**architectures[task], "intermediate_size": 120}
+    text = emit(task, {**CUDA, "model_config": odd}, **LORA, precision="fp8")
+    script = module_of(text.replace('DEVICE = "cuda"', 'DEVICE = "cpu"'))
+    model = model_of(script, task, classes=16)
+    names = [name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"]
+    assert len(names) == count
+    assert not any(head in name for name in names)
+    assert all(name.endswith("base_layer") for name in names)
+    dtypes = {each.dtype for each in model.parameters()}
+    assert dtypes == {torch.bfloat16}
