@@ -153,7 +153,8 @@ MEASURED = {
 }
 TRIAL = {
     *("number", "config", "outcome", "tokens_per_second", "samples_per_second", "step_seconds", "peak_bytes", "reason"),
-    *("seconds", "build_seconds", "warmup_seconds", "loss", "steps", "composed", "verified", "warnings"),
+    *("seconds", "build_seconds", "warmup_seconds", "compile_seconds"),
+    *("loss", "steps", "composed", "verified", "warnings"),
 }
 
 
@@ -302,7 +303,8 @@ def test_models(run: Run) -> None:
 
 def test_spaces(run: Run) -> None:
     rows = run("spaces", "--json").json["spaces"]
-    assert [row["name"] for row in rows] == ["everything", "exact", "full", "lora"]
+    assert [row["name"] for row in rows] == ["everything", "exact", "full", "lora", "qlora"]
+    assert all(row["configs"] > 0 for row in rows)
     assert all(row["description"] and Path(row["path"]).is_file() for row in rows)
     assert "exact" in run("spaces").out
 

@@ -12,7 +12,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import InputError
 from autofit.search.space import Space
 
-_ENUMERATED = 40_000  # combinations up to which every one is looked at: some seconds
+_ENUMERATED = 10_000  # combinations up to which every one is looked at: about a second
 _SAMPLES = 10_000  # with one legal in ten, the estimate's standard error is 3 %
 
 
@@ -37,7 +37,9 @@ def count_configs(
     Estimated as the share of combinations that are such a config, times all combinations, where each knob also takes
     the values that settling gives it (null targets at rank 0): every config is then exactly one combination.
     """
-    if math.prod(len(values) for values in space.knobs.values()) <= _ENUMERATED:
+    if _size(space) > _ENUMERATED:
+        space = space.of_working_values(settle, refuse, seed)  # whose legal configs are the same, and less rare
+    if _size(space) <= _ENUMERATED:
         legal = [config for config in space.configs(settle) if refuse(config) is None]
         return Count(len(legal), exact=True)
     draw = random.Random(seed)
@@ -46,6 +48,10 @@ def count_configs(
     legal_ones = sum(_is_config(combination, space, settle, refuse) for combination in combinations)
     total = math.prod(len(each) for each in values.values())
     return Count(round(total * legal_ones / samples), exact=False)
+
+
+def _size(space: Space) -> int:
+    return math.prod(len(values) for values in space.knobs.values())
 
 
 def _with_settled_values(

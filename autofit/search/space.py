@@ -78,7 +78,7 @@ class Space:
         """
         settled: dict[Config, None] = {}
         reason: InputError | None = None
-        space = self if self._size() <= MAX_CONFIGS else self._of_working_values(settle, refuse, seed)
+        space = self if self._size() <= MAX_CONFIGS else self.of_working_values(settle, refuse, seed)
         for combination in space._combinations(seed, MAX_CONFIGS):
             try:
                 settled.setdefault(settle(combination))
@@ -91,7 +91,7 @@ class Space:
     def _size(self) -> int:
         return math.prod(len(values) for values in self.knobs.values())
 
-    def _of_working_values(
+    def of_working_values(
         self,
         settle: Callable[[Mapping[str, Any]], Config],
         refuse: Callable[[Config], str | None],

@@ -438,3 +438,10 @@ def test_nothing_to_evaluate_on(batches: list) -> None:
     setup = build(tiny.llama_workload(), {}, tiny.CPU)
     with pytest.raises(InputError, match="there is nothing to evaluate on"):
         evaluate(setup, batches)
+
+
+def test_a_batch_of_several_micro_batches_is_not_stepped_in_the_backward() -> None:
+    setup = build(tiny.mlp_workload(4), {"optimizer_in_backward": True}, tiny.CPU)
+    with pytest.raises(InputError, match="a batch of 8 samples is more than one micro-batch of 4, and each backward"):
+        train_step(setup, setup.workload.batch(8))
+    assert train_step(setup, setup.workload.batch(4)).isfinite()
