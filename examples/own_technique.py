@@ -69,7 +69,12 @@ def workload() -> autofit.Workload:
 
 def main(trials: int = 4) -> autofit.Result:
     """Search the knob together with the micro-batch size: four configs, and all of them are tried."""
-    fixed = {"activation_checkpointing": "none", "precision": "fp32", "optimizer": "adamw", "attention": "sdpa"}
+    fixed = {
+        "precision": "fp32",
+        "activation_checkpointing": "none",
+        "optimizer": "adamw",
+        "optimizer_in_backward": False,
+    }
     searched = {"memory_format": ["contiguous", "channels_last"], "micro_batch_size": [16, 32]}
     result = autofit.search(workload(), device="cpu", mem=1, set={**fixed, **searched}, trials=trials)
     print(autofit.explain(result))

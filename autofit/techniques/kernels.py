@@ -23,7 +23,7 @@ from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.setup import Setup, Stage, Technique, parts
-from autofit.setup.head import loss_of_few_tokens
+from autofit.setup.deferred_logits import loss_of_few_tokens
 
 _TOLERANCE = 1e-3  # relative, of the loss and of what each module computes: the kernels round otherwise
 _LOW_PRECISION_TOLERANCE = 2e-2

@@ -36,7 +36,7 @@ from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.setup import Setup, Stage, Technique, parts
-from autofit.setup.head import NO_HEAD, Deferral, Pending, SummedLoss, defer_logits, loss_of_few_tokens
+from autofit.setup.deferred_logits import NO_HEAD, Deferral, Pending, SummedLoss, defer_logits, loss_of_few_tokens
 
 _ROWS = 256  # tokens at a time that keep a GPU's matrix units busy while the head's weight streams by
 _LEAST_CHUNKS = 8  # so that a chunk's logits, with the copies a loss makes of them, are small beside all of them

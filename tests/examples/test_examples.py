@@ -59,14 +59,19 @@ def test_a_causal_language_model_learns_to_spell(example: Example) -> None:
 
 def test_its_budget_rules_something_out(example: Example) -> None:
     module = example("causal_lm")
-    plain = {"micro_batch_size": 16, "precision": "fp32", "activation_checkpointing": "none"}
-    result = autofit.search(
-        module.make_model(),
-        module.make_loader(),
-        device="cpu",
-        mem=module.MEMORY_GIB,
-        set={**plain, "optimizer": "adamw", "attention": "sdpa", "lora_rank": 0},
-    )
+    plain = {
+        "micro_batch_size": 16,
+        "precision": "fp32",
+        "activation_checkpointing": "none",
+        "lora_rank": 0,
+        "quantization": "none",
+        "optimizer": "adamw",
+        "optimizer_in_backward": False,
+        "attention": "sdpa",
+        "loss": "standard",
+    }
+    loader = module.make_loader()
+    result = autofit.search(module.make_model(), loader, device="cpu", mem=module.MEMORY_GIB, set=plain)
     assert result.best is None
     assert [trial.outcome.value for trial in result.trials] == ["out_of_memory"]
 

@@ -25,7 +25,7 @@ from autofit.memory.device import detect
 from autofit.memory.tracker import StorageTracker
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.setup import Setup
-from autofit.setup.head import Deferral, DeferredLogits, Pending, Step
+from autofit.setup.deferred_logits import Deferral, DeferredLogits, Pending, Step
 from autofit.techniques import refuse, settle, technique_named
 from autofit.techniques.loss import chunk_rows, is_plain, scale_and_cap
 from autofit.training.build import build

@@ -8,7 +8,7 @@ import tiny
 import torch
 from torch import nn
 
-from autofit.setup.head import Deferral, DeferredLogits, Pending, loss_of_few_tokens
+from autofit.setup.deferred_logits import Deferral, DeferredLogits, Pending, loss_of_few_tokens
 from autofit.training.build import build
 from autofit.training.loop import evaluate, train_step
 
