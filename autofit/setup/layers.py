@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 
 def is_linear(module: nn.Module) -> bool:
-    """A linear layer, also GPT-2's, which holds its weight transposed."""
-    return isinstance(module, nn.Linear) or is_transposed_linear(module)
+    """A linear layer that is called, also GPT-2's, which holds its weight transposed.
+
+    Not the last layer of an nn.MultiheadAttention, whose weight is read without calling it: what stands in its place
+    would not be used.
+    """
+    return (isinstance(module, nn.Linear) or is_transposed_linear(module)) and not isinstance(
+        module, NonDynamicallyQuantizableLinear
+    )
 
 
 def is_transposed_linear(module: nn.Module) -> bool:

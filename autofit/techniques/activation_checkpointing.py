@@ -190,8 +190,14 @@ def _changes_in_place_refused() -> Iterator[None]:
 
 
 def _stop_caching(setup: Setup) -> None:
-    """A key/value cache filled in the forward would be filled again in the recomputation, with other shapes."""
-    config = getattr(setup.model, "config", None)
-    if getattr(config, "use_cache", False):
-        config.use_cache = False  # type: ignore[union-attr]
-        setup.on_close(lambda: setattr(config, "use_cache", True))
+    """A key/value cache filled in the forward would be filled again in the recomputation, with other shapes.
+
+    A decoder beside an encoder (T5) goes by a config of its own.
+    """
+    configs: dict[int, Any] = {
+        id(module.config): module.config for module in setup.model.modules() if "config" in vars(module)
+    }
+    for config in configs.values():
+        if getattr(config, "use_cache", False):
+            config.use_cache = False
+            setup.on_close(functools.partial(setattr, config, "use_cache", True))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from autofit.core.config import Config, Value
@@ -60,10 +63,26 @@ class LoraRank(Technique):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             # In place, not by get_peft_model: the model keeps its class, so losses that know its attributes still work.
-            inject_adapter_in_model(config, setup.model, low_cpu_mem_usage=on_meta)
+            try:
+                inject_adapter_in_model(config, setup.model, low_cpu_mem_usage=on_meta)
+            except ValueError as error:  # what peft knows not to work, such as a Mamba's output projection
+                reason = " ".join(str(error).split()).partition(". ")[0]
+                raise RefusedError(f"peft cannot put adapters here: {reason}; use lora_rank 0.") from error
         # That GPT-2's layers are transposed, peft finds out by itself; nobody has to be told.
         setup.warnings.extend(str(each.message) for each in said if "fan_in_fan_out" not in str(each.message))
+        setup.step_contexts.append(_without_fast_path)
         _train_new_heads(setup)
+
+
+@contextmanager
+def _without_fast_path() -> Iterator[None]:
+    """nn.TransformerEncoderLayer evaluates by reading the weights of its layers, past the adapters beside them."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def adapter_targets(model: nn.Module, wanted: str) -> list[str]:

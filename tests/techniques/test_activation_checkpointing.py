@@ -356,3 +356,25 @@ def test_budgets_are_searched_where_compiling_is() -> None:
     technique = technique_named("activation_checkpointing")
     assert technique.choices(tiny.CPU) == ("none", "selective", "alternate", "full")
     assert technique.choices(replace(tiny.CPU, device="cuda")) == technique.values
+
+
+@pytest.mark.parametrize("value", ["full", "selective", "alternate"])
+def test_a_decoder_beside_an_encoder_caches_nothing_either(value: str) -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return T5ForConditionalGeneration(T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0))
+
+    def batch(n: int) -> dict[str, torch.Tensor]:
+        return {name: torch.arange(8 * n).view(n, 8) % 64 for name in ("input_ids", "labels")}
+
+    workload = Workload(model=model, batch=batch, effective_batch_size=2)
+    plain = accumulate(build(workload, {}, tiny.CPU, model=model()), batch(2))
+    living = model()
+    setup = build(workload, {"activation_checkpointing": value}, tiny.CPU, model=living)
+    torch.testing.assert_close(accumulate(setup, batch(2)), plain)
+    setup.close()
+    assert living.config.use_cache and living.decoder.config.use_cache
