@@ -255,6 +255,9 @@ def loss_of_few_tokens(setup: Setup) -> float:
     """The loss of one sample cut to a few tokens, without dropout; NaN where a batch is no mapping of tensors.
 
     To be compared before and after something was changed about the model. No label is ignored.
+
+    Raises:
+        RefusedError: the model gives no loss.
     """
     workload, model = setup.workload, setup.model
     batch = workload.batch(1)
@@ -268,9 +271,13 @@ def loss_of_few_tokens(setup: Setup) -> float:
     try:
         with setup.step_context(), setup.forward_context():
             output = workload.loss(model, on_device) if workload.loss else model(**on_device)
-        return float(output if isinstance(output, torch.Tensor) else output.loss)
     finally:
         model.train(was_training)
+    loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
+    if not isinstance(loss, torch.Tensor):
+        message = "the model gives no loss for these batches (labels by another name, or return_dict=False?)"
+        raise RefusedError(f"{message}, so this cannot be compared with it; use loss standard and kernels none.")
+    return float(loss)
 
 
 def _few(value: Any, device: torch.device, length: int | None) -> Any:

@@ -1,6 +1,7 @@
 """Logits that are put off: what is noted of a model's handling of them, what computes them, and what is given back."""
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import tiny
 import torch
 from torch import nn
 
+from autofit.core.errors import RefusedError
 from autofit.setup.deferred_logits import Deferral, DeferredLogits, Pending, loss_of_few_tokens
 from autofit.training.build import build
 from autofit.training.loop import evaluate, train_step
@@ -152,3 +154,11 @@ def test_only_where_no_valid_label_is_left_there_is_no_number() -> None:
     with contextlib.closing(build(workload, CHUNKED, tiny.CPU)) as setup:
         loss = setup.model(**batch | {"labels": torch.full_like(batch["labels"], -100)}).loss
     assert loss.isnan()  # as of the standard loss, whose mean is over nothing
+
+
+@pytest.mark.parametrize("changed", [{"return_dict": False}, {"labels": None}], ids=["a tuple", "no labels"])
+def test_a_model_that_gives_no_loss_is_refused(changed: dict[str, Any]) -> None:
+    given = tiny.llama_workload()
+    workload = replace(given, batch=lambda n: {**given.batch(n), **changed})
+    with pytest.raises(RefusedError, match=r"the model gives no loss for these batches .*; use loss standard"):
+        build(workload, {"loss": "chunked"}, tiny.CPU)
