@@ -161,6 +161,7 @@ class _Run:
         kept = Journal(journal, self._identity())
         outcome = search(self.space, seams, limits=limits, journal=kept, seed=self.options.seed)
         if outcome.stopped_by != "interrupt":
+            self._check_that_there_was_something(outcome)
             self._check_that_probes_ran(outcome.measurements)
         return outcome
 
@@ -263,6 +264,15 @@ class _Run:
             "space": {knob: list(values) for knob, values in self.space.knobs.items()},
             "torch": importlib.metadata.version("torch"),
         }
+
+    def _check_that_there_was_something(self, outcome: SearchOutcome) -> None:
+        """Where every config is refused, memory was never the question: the reason against the first one is told."""
+        if outcome.measurements or not outcome.skipped["refused"]:
+            return
+        first = self._settle({knob: values[0] for knob, values in self.space.knobs.items()})
+        reason = techniques.refuse(first, self.workload, self.hardware)
+        if reason:
+            raise InputError(f"every config of this search is refused, the first one because of {reason}")
 
     def _check_that_probes_ran(self, measurements: tuple[Measurement, ...]) -> None:
         outcomes = [measurement.outcome for measurement in measurements]

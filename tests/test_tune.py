@@ -267,6 +267,11 @@ def test_the_best_is_the_best_of_its_tier(bench: Bench) -> None:
     assert result.tiers["full"] == result.best
 
 
+def test_where_all_is_refused_the_reason_is_told(bench: Bench) -> None:
+    with pytest.raises(InputError, match=r"every config of this search is refused, .*precision: tf32 is .*; use fp32"):
+        bench.search(set={"precision": "tf32"})
+
+
 def test_nothing_fits(bench: Bench) -> None:
     result = bench.search(by_micro_batch({1: 0.0, 2: 0.0, 4: 0.0, 8: 0.0}))
     assert result.best is None

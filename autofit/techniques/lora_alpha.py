@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
@@ -19,7 +21,7 @@ class LoraAlpha(Technique):
         return (None,)
 
     def accepts(self, value: Value, hardware: Hardware) -> bool:
-        return value is None or (type(value) in (int, float) and value > 0)  # type: ignore[operator]
+        return value is None or (type(value) in (int, float) and 0 < value < math.inf)  # type: ignore[operator]
 
     def settle(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         return config[self.name] if config["lora_rank"] else None

@@ -46,7 +46,9 @@ def save(setup: Setup, directory: Path, next_step: int) -> Path:
 def _made_by(setup: Setup) -> dict[str, Any]:
     """What a checkpoint must agree on with the run that goes on from it; a micro-batch may be another."""
     shapes = {name: list(parameter.shape) for name, parameter in setup.trainable()}
-    layout = {knob: setup.config.get(knob) for knob in ("optimizer", "optimizer_in_backward", "optimizer_offload")}
+    # Those that say how the state is laid out, and those that say what the weights in it mean.
+    names = ("optimizer", "optimizer_in_backward", "optimizer_offload", "lora_alpha", "quantization")
+    layout = {knob: setup.config.get(knob) for knob in names}
     return {**layout, "weights": shapes}
 
 

@@ -116,8 +116,12 @@ def repeat_to(batch: Any, samples: int) -> Any:
 
 def labels_of(batch: Any) -> torch.Tensor | None:
     """The batch's `labels` tensor, if it has one by that name."""
-    labels = batch.get("labels") if isinstance(batch, Mapping | UserDict) else getattr(batch, "labels", None)
-    return labels if isinstance(labels, torch.Tensor) else None
+    return _tensor(batch, "labels")
+
+
+def _tensor(batch: Any, name: str) -> torch.Tensor | None:
+    value = batch.get(name) if isinstance(batch, Mapping | UserDict) else getattr(batch, name, None)
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def loss_count(workload: Workload, batch: Any) -> int:
@@ -129,6 +133,9 @@ def loss_count(workload: Workload, batch: Any) -> int:
     """
     if workload.count is not None:
         return int(workload.count(batch))
+    shifted = _tensor(batch, "shift_labels")
+    if shifted is not None and workload.task == "causal-lm":  # what transformers' loss goes by where it is given
+        return int((shifted != IGNORED_LABEL).sum())
     labels = labels_of(batch)
     if labels is None or labels.is_floating_point():
         return sample_count(batch)

@@ -27,7 +27,7 @@ def test_it_means_nothing_without_a_rank() -> None:
     assert settle({"lora_alpha": 16}, tiny.llama_workload(), tiny.CPU)["lora_alpha"] is None
 
 
-@pytest.mark.parametrize("value", [0, -1, True, "two", float("nan")])
+@pytest.mark.parametrize("value", [0, -1, True, "two", float("nan"), float("inf")])
 def test_only_positive_numbers(value: object) -> None:
     assert not technique_named("lora_alpha").accepts(value, tiny.CPU)
 

@@ -63,7 +63,17 @@ def test_the_micro_batch_may_be_another(tmp_path: Path) -> None:
     assert checkpoint.load(run({"micro_batch_size": 2}), tmp_path) == 1
 
 
-@pytest.mark.parametrize("config", [{"lora_rank": 4}, {"lora_rank": 2, "optimizer": "sgd"}, {}], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"lora_rank": 4},
+        {"lora_rank": 2, "optimizer": "sgd"},
+        {"lora_rank": 2, "lora_alpha": 64},
+        {"lora_rank": 2, "quantization": "nf4"},
+        {},
+    ],
+    ids=str,
+)
 def test_a_checkpoint_of_another_config_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
     checkpoint.save(run({"lora_rank": 2}), tmp_path, 1)
     with pytest.raises(InputError, match=r"is of another model or config\. Give the config it was made with\."):

@@ -152,6 +152,11 @@ def test_causal_labels_are_counted_shifted() -> None:
     assert loss_count(workload(task="causal-lm"), {"labels": TOKENS}) == 1 + 3 + 0
 
 
+def test_labels_that_come_shifted_are_counted_as_they_are() -> None:
+    batch = {"labels": TOKENS, "shift_labels": torch.tensor([[1, -100], [-100, -100]])}
+    assert loss_count(workload(task="causal-lm"), batch) == 1
+
+
 def test_other_labels_are_counted_where_they_are_valid() -> None:
     assert loss_count(workload(task="masked-lm"), {"labels": TOKENS}) == 2 + 3 + 1
     assert loss_count(workload(), {"labels": torch.tensor([3, -100, 1])}) == 2
