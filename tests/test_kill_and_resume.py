@@ -58,6 +58,8 @@ class Searches:
         settings = [word for setting in SETTINGS for word in ("--set", setting)]
         return subprocess.Popen(
             [
+                # Where the tests run in a shell's background, Ctrl-C is ignored, and so by all that they start.
+                *("env", "--default-signal=INT"),
                 *(sys.executable, "-m", "autofit", "search", "--model", str(self.folder / "mine.py:make")),
                 *("--device", "cpu", "--mem", "1", "--trials", str(TRIALS), "--out", str(self.folder / "run")),
                 *("--json", *settings, *more),

@@ -32,6 +32,7 @@ class Technique:
     stage: ClassVar[Stage]
     off: ClassVar[Value]  # the value that changes nothing
     values: ClassVar[tuple[Value, ...]] = ()  # all it may ever be; empty: what `choices` says
+    takes: ClassVar[str] = ""  # in words, where `values` cannot list what `accepts` lets through
     always: ClassVar[bool] = (
         False  # whether `apply` is called with `off` too, by knobs that decide something at any value
     )

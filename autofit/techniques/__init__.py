@@ -11,7 +11,7 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from autofit.core.config import Config
+from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, unknown
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
@@ -71,12 +71,16 @@ def check(knobs: Mapping[str, Any], hardware: Hardware) -> None:
     for name, value in knobs.items():
         technique = technique_named(name)
         if not technique.accepts(value, hardware):
-            known = technique.values or technique.choices(hardware)
-            if known and isinstance(value, str):
-                raise unknown(f"value for {name}", value, known)
-            given = "null" if value is None else repr(value)
-            choices = ", ".join("null" if each is None else str(each) for each in known)
-            raise InputError(f"{name} cannot be {given}.", f"Choose from: {choices}." if choices else "")
+            raise _unacceptable(technique, value, technique.values or technique.choices(hardware))
+
+
+def _unacceptable(technique: Technique, value: Value, known: tuple[Value, ...]) -> InputError:
+    if isinstance(value, str) and not technique.takes:
+        return unknown(f"value for {technique.name}", value, known)
+    given = "null" if value is None else repr(value)
+    choices = ", ".join("null" if each is None else str(each) for each in known)
+    remedy = f"It takes {technique.takes}." if technique.takes else f"Choose from: {choices}." if choices else ""
+    return InputError(f"{technique.name} cannot be {given}.", remedy)
 
 
 def settle(knobs: Mapping[str, Any], workload: Workload, hardware: Hardware) -> Config:

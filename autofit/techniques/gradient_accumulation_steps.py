@@ -15,6 +15,7 @@ class GradientAccumulationSteps(Technique):
     name = "gradient_accumulation_steps"
     stage = Stage.STEP
     off = None
+    takes = "a whole number, or null for what the micro-batch leaves"
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         return ()

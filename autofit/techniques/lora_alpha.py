@@ -16,6 +16,7 @@ class LoraAlpha(Technique):
     name = "lora_alpha"
     stage = Stage.ADAPT
     off = None
+    takes = "a number above 0, or null for twice the rank"
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         return (None,)

@@ -14,6 +14,7 @@ class LoraDropout(Technique):
     name = "lora_dropout"
     stage = Stage.ADAPT
     off = None
+    takes = "a share from 0 to below 1, or null for none"
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         return (None,)

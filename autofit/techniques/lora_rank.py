@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 
 from autofit.core.config import Config, Value
@@ -28,6 +25,7 @@ class LoraRank(Technique):
     name = "lora_rank"
     stage = Stage.ADAPT
     off = 0
+    takes = "a whole number from 0 (train all weights) to 1024"
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         return (0, 4, 8, 16, 32, 64, 128, 256)
@@ -70,19 +68,21 @@ class LoraRank(Technique):
                 raise RefusedError(f"peft cannot put adapters here: {reason}; use lora_rank 0.") from error
         # That GPT-2's layers are transposed, peft finds out by itself; nobody has to be told.
         setup.warnings.extend(str(each.message) for each in said if "fan_in_fan_out" not in str(each.message))
-        setup.step_contexts.append(_without_fast_path)
+        _leave_fast_path(setup.model)
         _train_new_heads(setup)
 
 
-@contextmanager
-def _without_fast_path() -> Iterator[None]:
-    """nn.TransformerEncoderLayer evaluates by reading the weights of its layers, past the adapters beside them."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+def _leave_fast_path(model: nn.Module) -> None:
+    """PyTorch's encoders evaluate by reading the weights of their layers, past adapters: those with some never do.
+
+    For good, as the adapters stay too: by the attributes in which PyTorch notes whether a module has a fast path.
+    """
+    for module in model.modules():
+        if any(hasattr(part, "lora_A") for part in module.modules()):
+            if isinstance(module, nn.TransformerEncoderLayer):
+                module.activation_relu_or_gelu = 0
+            elif isinstance(module, nn.TransformerEncoder):
+                module.use_nested_tensor = False
 
 
 def adapter_targets(model: nn.Module, wanted: str) -> list[str]:

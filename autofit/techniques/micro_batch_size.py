@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from torch import nn
 
 from autofit.core.config import Config, Value
+from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.setup import Setup, Stage, Technique
@@ -16,6 +20,7 @@ class MicroBatchSize(Technique):
     name = "micro_batch_size"
     stage = Stage.STEP
     off = None
+    takes = "a whole number that divides the effective batch, or null for the whole of it"
     always = True
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
@@ -46,9 +51,19 @@ class MicroBatchSize(Technique):
     def apply(self, setup: Setup, value: Value) -> None:
         assert isinstance(value, int), "settle() leaves no null"
         setup.micro_batch_size = value
-        has_batch_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in setup.model.modules())
-        if has_batch_norm and value < setup.workload.effective_batch_size:
+        batch_norms = [each for each in setup.model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+        for each in batch_norms:
+            setup.on_close(each.register_forward_pre_hook(_refuse_one_value).remove)
+        if batch_norms and value < setup.workload.effective_batch_size:
             setup.warnings.append(
                 f"BatchNorm takes its statistics over micro-batches of {value}, not over the whole batch of "
                 f"{setup.workload.effective_batch_size}."
             )
+
+
+def _refuse_one_value(module: nn.Module, args: tuple[Any, ...]) -> None:
+    """Raise a RefusedError for what BatchNorm cannot take statistics of, before torch raises a ValueError."""
+    shape: tuple[int, ...] = tuple(args[0].shape) if args else ()
+    if module.training and len(shape) > 1 and shape[0] * math.prod(shape[2:]) == 1:
+        message = f"BatchNorm cannot train on one value per channel, given an input of shape {shape}"
+        raise RefusedError(f"{message}: take micro-batches of 2 or more, and leave no batch of one sample.")

@@ -89,6 +89,7 @@ class Precision(Technique):
             setup.warnings.append("the model's float64 weights are held and trained in float32.")
         if low:
             setup.frozen_dtype = low
+            _warn_of_two_formats(setup, low)
             device = setup.device.type
             setup.forward_contexts.append(lambda: torch.autocast(device, dtype=low))
             if value == "fp16-mixed":
@@ -147,6 +148,16 @@ def _multiply_in_tf32(setup: Setup) -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     setup.on_close(lambda: torch.set_float32_matmul_precision(before))
+
+
+def _warn_of_two_formats(setup: Setup, low: torch.dtype) -> None:
+    living = not any(parameter.is_meta for parameter in setup.model.parameters())
+    if living and _some_stay_frozen(setup):
+        name = str(low).removeprefix("torch.")
+        setup.warnings.append(
+            f"the model comes back with frozen weights in {name} and trained ones in float32: run it under "
+            f'torch.autocast("{setup.device.type}", torch.{name}), or cast it with model.to(torch.{name}).'
+        )
 
 
 def _some_stay_frozen(setup: Setup) -> bool:

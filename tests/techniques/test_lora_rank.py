@@ -173,7 +173,30 @@ def test_pytorchs_own_encoder_is_evaluated_with_its_adapters(quantization: str) 
     # Past the adapters it was 6 % off. bitsandbytes multiplies int8 in another way in evaluation.
     expected = pytest.approx(float(accumulate(setup, batch)), rel=0.02 if quantization == "int8" else 1e-4)
     assert evaluate(setup, [batch]) == expected
-    assert torch.backends.mha.get_fastpath_enabled()
+    setup.close()
+    with torch.no_grad():
+        assert float(setup.model.eval()(**batch)) == expected  # and by whom the model is given back to
+
+
+def test_the_nested_tensors_of_pytorchs_encoder_are_left_too() -> None:
+    class Padded(Encoder):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2, mask_check=False)
+
+        def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+            features = self.encoder(x, src_key_padding_mask=padding)
+            return self.out(features).masked_fill(padding[..., None], 0.0).square().mean()
+
+    padding = torch.arange(6).expand(4, 6) >= torch.tensor([3, 4, 5, 6])[:, None]
+    batch = {"x": torch.randn(4, 6, 32, generator=torch.Generator().manual_seed(0)), "padding": padding}
+    workload = Workload(model=Padded, batch=lambda n: batch, effective_batch_size=4)
+    setup = build(workload, {"lora_rank": 4}, tiny.CPU, hyperparameters=Hyperparameters(lr=0.05))
+    for _ in range(3):
+        train_step(setup, batch)
+    expected = pytest.approx(float(accumulate(setup, batch)), rel=1e-4)
+    assert evaluate(setup, [batch]) == expected
 
 
 def test_what_peft_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,19 @@
 """micro_batch_size: divisors of the effective batch, and what cannot be cut."""
 
+import math
 from dataclasses import replace
 
+import pytest
 import tiny
+import torch
 from contract import EFFECTIVE_BATCH, Effect
+from torch import nn
 
-from autofit.core.workload import Traits
+from autofit.core.errors import RefusedError
+from autofit.core.workload import Traits, Workload
 from autofit.techniques import refuse, settle, technique_named
 from autofit.training.build import build
+from autofit.training.loop import accumulate, evaluate
 
 MICRO_BATCH_SIZE = technique_named("micro_batch_size")
 TRAITS = Traits(parameters=1, blocks=2, linears=3, attention=False, sdpa=True, batch_norm=False, dropout=False)
@@ -44,6 +50,30 @@ def test_batch_norm_over_slices_is_warned_of() -> None:
     assert warning == "BatchNorm takes its statistics over micro-batches of 2, not over the whole batch of 4."
     assert not build(tiny.conv_workload(4), {}, tiny.CPU).warnings
     assert not build(tiny.mlp_workload(4), {"micro_batch_size": 2}, tiny.CPU).warnings
+
+
+class Flat(nn.Module):
+    """BatchNorm over features without a place: one sample is one value per channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+        self.out = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(x)).square().mean()
+
+
+def test_one_value_per_channel_is_refused_with_the_remedy() -> None:
+    workload = Workload(model=Flat, batch=lambda n: {"x": torch.randn(n, 8)}, effective_batch_size=4)
+    setup = build(workload, {"micro_batch_size": 1}, tiny.CPU)
+    with pytest.raises(RefusedError, match=r"BatchNorm .* of shape \(1, 8\): take micro-batches of 2 or more"):
+        accumulate(setup, workload.batch(4))
+    assert math.isfinite(evaluate(setup, [workload.batch(4)]))  # by the stored statistics
+    setup.close()
+    assert not setup.model.norm._forward_pre_hooks
+    assert accumulate(build(workload, {"micro_batch_size": 2}, tiny.CPU), workload.batch(4)).isfinite()
+    assert accumulate(build(tiny.conv_workload(4), {"micro_batch_size": 1}, tiny.CPU), tiny.conv_workload(4).batch(4))
 
 
 NUMBERS = (1, 2, 4)

@@ -98,6 +98,21 @@ def test_frozen_norms_in_a_low_format_take_what_enters_a_mixed_model(knobs: dict
     assert accumulate(setup, workload.batch(4)).isfinite()
 
 
+def test_a_living_model_that_comes_back_in_two_formats_is_warned_of_and_the_remedies_work() -> None:
+    workload = tiny.transformer_workload()
+    config = {"precision": "bf16-mixed", "lora_rank": 4}
+    model = tiny.Transformer()
+    setup = build(workload, config, tiny.CPU, model=model)
+    (warning,) = setup.warnings
+    assert 'run it under torch.autocast("cpu", torch.bfloat16), or cast it with model.to(torch.bfloat16)' in warning
+    setup.close()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(**workload.batch(2)).isfinite()
+    assert model.to(torch.bfloat16)(**workload.batch(2)).isfinite()
+    assert not build(workload, config, tiny.CPU).warnings  # nobody is given a probe's model
+    assert not build(workload, {"precision": "bf16-mixed"}, tiny.CPU, model=tiny.Transformer()).warnings
+
+
 def test_a_model_in_double_precision_comes_with_its_inputs() -> None:
     workload = Workload(
         model=lambda: nn.Linear(3, 1).double(),

@@ -117,10 +117,17 @@ def test_a_technique_without_a_name_or_a_stage_is_refused(missing: str) -> None:
             "precision cannot be null. Choose from: fp32, tf32, bf16, bf16-mixed, fp16-mixed, fp8.",
         ),
         ({"activation_checkpointing": True}, "activation_checkpointing cannot be True. Choose from: none,"),
-        ({"micro_batch_size": 0}, "micro_batch_size cannot be 0. Choose from: 1, 2, 4"),
+        (
+            {"micro_batch_size": 0},
+            "micro_batch_size cannot be 0. It takes a whole number that divides the effective batch",
+        ),
         ({"micro_batch_size": True}, "micro_batch_size cannot be True."),
         ({"micro_batch_size": 2.0}, "micro_batch_size cannot be 2.0."),
         ({"lora_rank": -1}, "lora_rank cannot be -1."),
+        ({"lora_rank": 2000}, "lora_rank cannot be 2000. It takes a whole number from 0 (train all weights) to 1024."),
+        ({"lora_rank": "many"}, "lora_rank cannot be 'many'. It takes a whole number"),
+        ({"lora_alpha": -3}, "lora_alpha cannot be -3. It takes a number above 0, or null for twice the rank."),
+        ({"lora_dropout": 1.0}, "lora_dropout cannot be 1.0. It takes a share from 0 to below 1, or null for none."),
         ({"lora_rank": False}, "lora_rank cannot be False."),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps cannot be 0."),
         (
