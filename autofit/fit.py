@@ -2,50 +2,56 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
+from torch.optim import Optimizer
 
-from autofit.core.errors import InputError, NothingFitsError
-from autofit.core.events import Note
+from autofit import stored
+from autofit.core.errors import InputError, NothingFitsError, unknown
+from autofit.core.events import Event, Note, ProbeFinished
 from autofit.core.hardware import GIB
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.core.options import search_options
+from autofit.core.options import SearchOptions, search_options
 from autofit.core.result import Result, SavedResult
 from autofit.core.workload import Workload
-from autofit.memory.device import detect
 from autofit.models import resolve
 from autofit.report import explain
-from autofit.setup import Setup
 from autofit.training import checkpoint
-from autofit.training.build import build
-from autofit.training.inspect import loss_splits
-from autofit.training.loader import batches_of, endless, workload_from
-from autofit.training.loop import StepReport, evaluate, train
+from autofit.training.loader import Peek, batches_of, length_of, workload_from
+from autofit.training.metrics import Bar
+from autofit.training.run import Callback, StepReport
+from autofit.training.saving import merged
+from autofit.training.session import Keeping, Session
 from autofit.tune import Listener, run_search
 
 __all__ = ["Trained", "explain", "fit", "nothing_fits", "search"]
 
-CHECKPOINT_EVERY = 200  # steps
 _SEARCH = "search"  # the run directory inside an output directory
+_SEARCHES = ("auto", "always")
+_log = logging.getLogger("autofit")
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What `fit` hands back: the user's own model, trained; one report per step; the search's result, if one ran.
+    """What `fit` hands back: the user's own model, trained; a report of each step; the result of the search.
 
-    `evaluations` are the mean losses on eval_loader, one after each pass over the loader and one at the end.
+    `result` is a SavedResult where it was found stored, and None where the config was given. `evaluations` are the mean
+    losses on eval_loader, one after each pass over the loader and one at the end.
     """
 
     model: nn.Module
     history: list[StepReport]
-    result: Result | None
+    result: Result | SavedResult | None
     evaluations: list[float]
+
+    def merged(self) -> nn.Module:
+        """A copy of the model with its adapters folded into the weights: plain layers again. Takes its memory again."""
+        return merged(self.model)
 
 
 def search(
@@ -98,6 +104,7 @@ def fit(
     loader: Any,
     *,
     loss: Callable[[Any, Any], Any] | None = None,
+    optimizer: str | Callable[[Any], Any] | None = None,
     lr: float,
     weight_decay: float = 0.0,
     schedule: str = "constant",
@@ -107,134 +114,133 @@ def fit(
     steps: int | None = None,
     config: Mapping[str, Any] | None = None,
     eval_loader: Any = None,
-    callbacks: tuple[Callable[[StepReport], None], ...] = (),
+    callbacks: Sequence[Callback] = (),
     output_dir: str | Path | None = None,
     resume: bool = False,
+    checkpoint_every: int = 200,
+    keep_last: int = 2,
     seed: int = 0,
     space: str = "full",
+    search: str = "auto",
+    worst_case: Any = None,
+    peek: int = 64,
+    progress: bool | None = None,
     listener: Listener | None = None,
     **options: Any,
 ) -> Trained:
     """Search for the fastest config that fits, then train the user's own model with it.
 
     The loader's batch size is the effective batch: each of its batches is one optimizer step, cut into micro-batches
-    as the config says. `config` skips the search. With `output_dir` the run directory (`search/`) and checkpoints are
-    kept there, and `resume` goes on from the last one. `options` are those of `search`.
+    as the config says.
+
+    Args:
+        loss: (model, batch) -> scalar mean; default: the model's own.
+        optimizer: a value of the knob of that name, or a function from parameter groups to an optimizer of one's own,
+            whose learning rate the loop sets; default: the search chooses.
+        config: train with this one, without a search.
+        eval_loader: evaluated after each pass over the loader and at the end.
+        callbacks: functions of a StepReport, called after every optimizer step.
+        output_dir: keeps the run directory (`search/`), a checkpoint every `checkpoint_every` steps (the `keep_last`
+            newest), `metrics.jsonl`, and the trained `model/`. `resume` goes on from there.
+        search: "auto" takes the stored result of a search for the same model, data shape, hardware, options and
+            versions, where there is one; "always" searches again.
+        worst_case: a batch of the largest samples there are; default: the largest of the loader's first `peek` batches.
+        progress: show a bar; default: on a terminal and in a notebook.
+        listener: called with every event; default: the logger `autofit`.
+        options: those of `search`: gpu_mem, gpu, device, mem, set, trials, time_limit, ...
 
     Raises:
-        InputError: something given is wrong; NothingFitsError: no config fits; ProbeError: probes cannot run here.
+        InputError: something given is wrong, or the loss is no longer finite; NothingFitsError: no config fits;
+        ProbeError: probes cannot run here; OutOfMemoryError: memory ran out, and nothing could be done about it.
     """
+    _check_fit(config, callbacks, search)
+    config, options = _with_optimizer(optimizer, config, options)
+    tell = listener or log_event
+    directory = _directory(output_dir, resume)
+    session = Session(
+        workload=workload_from(
+            model,
+            loader,
+            loss,
+            optimizer=optimizer if callable(optimizer) else None,
+            peek=Peek(worst_case, peek),
+        ),
+        model=model,
+        hyperparameters=Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed),
+        keeping=Keeping(directory, resume, checkpoint_every, keep_last),
+        callbacks=tuple(callbacks),
+        listener=lambda text: tell(Note(text)),
+        progress=Bar.wanted() if progress is None else progress,
+    )
+    total = _total_steps(loader, epochs, steps)
+    result = None
+    if config is None:
+        if max_grad_norm is not None:  # which needs all gradients at once
+            options["set"] = {"optimizer_in_backward": False, **options.get("set", {})}
+        result = _found(session, search_options(space=space, **{"seed": seed, **options}), search, tell)
+        config = result.config if isinstance(result, SavedResult) else result.best.config  # type: ignore[union-attr]
+    device = _device(result, options)
+    history, evaluations = session.run(config, device, loader, steps=total, eval_loader=eval_loader)
+    return Trained(model, history, result, evaluations)
+
+
+def _check_fit(config: Any, callbacks: Any, search: str) -> None:
     if config is not None and not isinstance(config, Mapping):
         given = type(config).__name__
         raise InputError(f"config must be an autofit.Config or a mapping of knobs, not a {given}.", "Or leave it out.")
     if callable(callbacks):
         raise InputError("callbacks must be a tuple of functions, not one function.", "Write callbacks=(function,).")
-    run = _Training(
-        workload=workload_from(model, loader, loss),
-        model=model,
-        hyperparameters=Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed),
-        directory=_directory(output_dir, resume),
-        resume=resume,
-        callbacks=callbacks,
-        listener=listener or (lambda _: None),
-    )
-    total = _total_steps(loader, epochs, steps)
-    result = None
-    if config is None:
-        config, result = run.find_config(space, options)
-    device = result.hardware.device if result else search_options(**options).wanted_device
-    history, evaluations = run.train(config, device, loader, total=total, eval_loader=eval_loader)
-    return Trained(model, history, result, evaluations)
+    if search not in _SEARCHES:
+        raise unknown("value for search", search, _SEARCHES)
 
 
-@dataclass(frozen=True)
-class _Training:
-    """One training run of a living model: what is trained, how, and where it is kept."""
-
-    workload: Workload
-    model: nn.Module
-    hyperparameters: Hyperparameters
-    directory: Path | None
-    resume: bool
-    callbacks: tuple[Callable[[StepReport], None], ...]
-    listener: Listener
-
-    def find_config(self, space: str, options: dict[str, Any]) -> tuple[Mapping[str, Any], Result | None]:
-        """The config of a search; that of the stored one when a run is resumed."""
-        out = self.directory / _SEARCH if self.directory else None
-        if self.resume and out and (out / "result.yaml").exists():
-            return SavedResult.load(out / "result.yaml").config, None
-        options = {"out": out, "seed": self.hyperparameters.seed, **options}
-        if self.hyperparameters.max_grad_norm is not None:  # which needs all gradients at once
-            options["set"] = {"optimizer_in_backward": False, **options.get("set", {})}
-        options.setdefault("resume", bool(out and (out / "journal.log").exists()))
-        result = run_search(self.workload, search_options(space=space, **options), self.listener)
-        if result.best is None:
-            raise nothing_fits(result)
-        return result.best.config, result
-
-    def train(
-        self, config: Mapping[str, Any], device: str | None, loader: Any, *, total: int, eval_loader: Any
-    ) -> tuple[list[StepReport], list[float]]:
-        """Train the model itself and give it back without wrappers; its reports and evaluations."""
-        torch.manual_seed(self.hyperparameters.seed)
-        setup = build(self.workload, config, detect(device), model=self.model, hyperparameters=self.hyperparameters)
-        try:
-            for warning in setup.warnings:
-                self.listener(Note(warning))
-            self._check_split(setup)
-            return self._loop(setup, loader, total, eval_loader)
-        finally:
-            setup.close()
-
-    def _check_split(self, setup: Setup) -> None:
-        """A loss that cannot be split must not be, whoever chose the config."""
-        if setup.micro_batch_size >= self.workload.effective_batch_size:
-            return
-        splits, note = loss_splits(setup, self.workload.batch(min(4, self.workload.effective_batch_size)))
-        if not splits:
-            whole = self.workload.effective_batch_size
-            raise InputError(str(note), f"Set micro_batch_size to {whole}, or leave the config to the search.")
-
-    def _loop(self, setup: Setup, loader: Any, total: int, eval_loader: Any) -> tuple[list[StepReport], list[float]]:
-        batches = endless(_reproducible(loader, self.hyperparameters.seed))
-        first = self._go_on(setup, batches)
-        evaluations: list[float] = []
-        per_pass = _length(loader)
-
-        def after(report: StepReport) -> None:
-            done = report.step + 1
-            if self.directory and (done % CHECKPOINT_EVERY == 0 or done == total):
-                checkpoint.save(setup, self.directory, done)
-            if eval_loader is not None and (done == total or (per_pass and done % per_pass == 0)):
-                evaluations.append(evaluate(setup, batches_of(eval_loader)))
-
-        history = train(setup, batches, steps=total, first_step=first, callbacks=(*self.callbacks, after))
-        if self.directory:
-            checkpoint.save_model(setup, self.directory / "model")
-        return history, evaluations
-
-    def _go_on(self, setup: Setup, batches: Iterator[Any]) -> int:
-        """The step to begin with, with the batches before it taken: 0, or where a resumed run was."""
-        if not (self.resume and self.directory and (self.directory / checkpoint.FILE_NAME).exists()):
-            return 0  # also where the search was finished, but no training was kept yet
-        first = checkpoint.load(setup, self.directory)
-        with torch.random.fork_rng(devices=[]):  # what is drawn for batches that were trained on already
-            for _ in range(first):
-                next(batches)
-        return first
+def _with_optimizer(
+    optimizer: Any, config: Mapping[str, Any] | None, options: dict[str, Any]
+) -> tuple[Mapping[str, Any] | None, dict[str, Any]]:
+    """The config, or the options of the search, with the optimizer fixed that was named."""
+    if optimizer is None or (callable(optimizer) and not isinstance(optimizer, Optimizer)):
+        return config, options
+    if not isinstance(optimizer, str):
+        message = f"optimizer must be the name of one or a function that makes one, not a {type(optimizer).__name__}."
+        raise InputError(message, "For example optimizer=lambda groups: torch.optim.NAdam(groups).")
+    named = {"optimizer": optimizer}
+    if config is not None:
+        return {**config, **named}, options
+    return None, {**options, "set": {**options.get("set", {}), **named}}
 
 
-def _reproducible(loader: Any, seed: int) -> Callable[[], Iterator[Any]]:
-    """Passes that each begin with random numbers of their own, whatever was drawn before: a shuffling loader then has
-    the same order when a run is resumed."""
-    passes = itertools.count()
+def _found(session: Session, options: SearchOptions, search: str, tell: Listener) -> Result | SavedResult:
+    """The result of a search: of the run that is resumed, a stored one, or a new one."""
+    keeping, workload = session.keeping, session.workload
+    out = keeping.directory / _SEARCH if keeping.directory else None
+    if keeping.resume and out and (out / "result.yaml").exists():
+        return SavedResult.load(out / "result.yaml")
+    key = stored.key_of(workload, options)
+    known = stored.find(key) if search == "auto" else None
+    if known is not None:
+        tell(Note(f'{stored.describe(known)}; search="always" searches again.'))
+        return known
+    if out is not None and options.out is None:
+        options = options.model_copy(update={"out": out, "resume": (out / "journal.log").exists()})
+    result = run_search(workload, options, tell)
+    if result.best is None:
+        raise nothing_fits(result)
+    stored.keep(key, result)
+    return result
 
-    def one_pass() -> Iterator[Any]:
-        torch.default_generator.manual_seed(seed + next(passes))
-        return batches_of(loader)
 
-    return one_pass
+def _device(result: Result | SavedResult | None, options: dict[str, Any]) -> str | None:
+    if isinstance(result, SavedResult):
+        return str(result.hardware["device"])
+    return result.hardware.device if result else search_options(**options).wanted_device
+
+
+def log_event(event: Event) -> None:
+    """Tell the logger `autofit`: what a user should know as a warning, which shows by default; probes as info."""
+    if isinstance(event, Note):
+        _log.warning(event.text)
+    elif isinstance(event, ProbeFinished):
+        _log.info("probe %d: %s", event.measurement.number + 1, event.measurement.outcome.value)
 
 
 def nothing_fits(result: Result) -> NothingFitsError:
@@ -263,9 +269,9 @@ def _directory(output_dir: str | Path | None, resume: bool) -> Path | None:
     directory = Path(output_dir)
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file, not a directory.", "Choose another output directory.")
-    if not resume and (directory / checkpoint.FILE_NAME).exists():
+    if not resume and checkpoint.exists(directory):
         raise InputError(f"{directory} already holds a training run.", "Resume it, or choose another output directory.")
-    if resume and not any((directory / name).exists() for name in (checkpoint.FILE_NAME, _SEARCH)):
+    if resume and not checkpoint.exists(directory) and not (directory / _SEARCH).exists():
         raise InputError(f"there is no run to resume in {directory}.", "Leave out resume, or check the directory.")
     return directory
 
@@ -283,13 +289,5 @@ def _total_steps(loader: Any, epochs: int | None, steps: int | None) -> int:
         raise InputError(f"the length of training must be a positive whole number, not {given!r}.")
     if steps is not None:
         return steps
-    length = _length(loader)
+    length = length_of(loader)
     return given * (sum(1 for _ in batches_of(loader)) if length is None else length)
-
-
-def _length(loader: Any) -> int | None:
-    """How many batches a pass has, where that is known without reading one."""
-    try:
-        return len(loader)
-    except TypeError:  # also of a DataLoader over an IterableDataset, which has a length only by its looks
-        return None

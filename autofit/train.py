@@ -18,7 +18,7 @@ from autofit.core.workload import Workload
 from autofit.fit import Trained, fit
 from autofit.models import HuggingFaceModel, workload_from_source
 from autofit.models.huggingface import AUTO_CLASSES, sentence
-from autofit.training.loop import StepReport
+from autofit.training.run import StepReport
 from autofit.training.text import FileLoader, file_loader
 from autofit.tune import Listener
 

@@ -1,6 +1,7 @@
 """What every test runs under: no network, tests of the GPU only where there is one, and one zygote for all probes."""
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -8,12 +9,20 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+_TESTS = itertools.count()
+
 # The same examples on every run, and no judgement on the speed of the machine.
 settings.register_profile("autofit", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("autofit")
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before anything imports torch: its idle threads must not spin beside others
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test finds what another one, or the user, has stored."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / f"cache-{next(_TESTS)}"))
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from autofit.core.errors import InputError, NothingFitsError, ProbeError
 from autofit.core.events import Event, Note
 from autofit.core.measurement import Outcome
 from autofit.fit import fit, search
-from autofit.training.loop import StepReport
+from autofit.training.run import StepReport
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

@@ -212,3 +212,19 @@ def mlp_workload(effective_batch_size: int = 4) -> Workload:
     return Workload(
         model=MLP, batch=_feature_batch, loss=classify, effective_batch_size=effective_batch_size, name="mlp"
     )
+
+
+LENGTHS = (16, 3, 9, 0, 16, 1, 5, 12)  # valid labels from the front of each sample; of 0 and 1, none is predicted
+
+
+def padded_batch(lengths: tuple[int, ...] = LENGTHS) -> dict[str, torch.Tensor]:
+    """Samples of these lengths, padded to 16 tokens."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 64, (len(lengths), 16), generator=generator)
+    padding = torch.arange(16) >= torch.tensor(lengths).unsqueeze(1)
+    return {"input_ids": ids.masked_fill(padding, 0), "labels": ids.masked_fill(padding, -100)}
+
+
+def living(workload: Workload) -> nn.Module:
+    torch.manual_seed(0)
+    return workload.model()

@@ -3,8 +3,10 @@
     AutofitError
      +- InputError        the input is wrong                               exit 2
      |   +- RefusedError  a config that cannot be, found while building    (outcome `refused`)
+     |   +- DivergedError the loss is no longer finite
      +- NothingFitsError  no config of the space fits the budget           exit 3
      +- ProbeError        probes could not run at all                      exit 4
+     +- OutOfMemoryError  training cannot go on in this memory             exit 3
 
 A message says what is wrong and what was given; the remedy says what to do.
 """
@@ -45,6 +47,27 @@ class ProbeError(AutofitError):
     """Probes cannot run here: no such device, or the child processes do not start."""
 
     exit_code = 4
+
+
+class DivergedError(InputError):
+    """The loss of a step is no number; the weights are those before it."""
+
+    def __init__(self, loss: float, step: int, message: str = "") -> None:
+        remedy = "Lower the learning rate, or use precision bf16-mixed or fp32."
+        if step == 0:
+            remedy = "Check the data and the loss: with no step taken, the learning rate is not to blame."
+        super().__init__(message or f"the loss is {loss} at step {step}.", remedy)
+        self.loss, self.step = loss, step
+
+
+class OutOfMemoryError(AutofitError):
+    """Training ran out of memory, and nothing is left to save. `torn`: weights or state are half updated."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, remedy: str = "", *, torn: bool = False) -> None:
+        super().__init__(message, remedy)
+        self.torn = torn
 
 
 def unknown(kind: str, given: object, known: Iterable[object]) -> InputError:

@@ -52,6 +52,8 @@ class Workload:
         reduction: "mean" (over `count`) or "sum".
         count: batch -> number the mean runs over; default: shifted valid labels for causal LMs, valid labels where
             labels are per token, else samples.
+        optimizer: parameter groups -> an optimizer of one's own, instead of those of the knob; its learning rate is
+            set by the loop.
     """
 
     model: Callable[[], Any]
@@ -64,6 +66,7 @@ class Workload:
     name: str = "custom"
     reduction: str = "mean"
     count: Callable[[Any], int] | None = None
+    optimizer: Callable[[Any], Any] | None = None
     traits: Traits | None = None
     source: Mapping[str, Any] = field(default_factory=dict)  # how models/ can make it again; written to result.yaml
 

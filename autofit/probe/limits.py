@@ -1,18 +1,12 @@
-"""Hard limits on a probe, and the one place that tells which exceptions mean that memory ran out."""
+"""Hard limits on a probe, and what its process used."""
 
 from __future__ import annotations
 
-import re
 import resource
 from pathlib import Path
 
-import torch
-
 from autofit.core.hardware import GIB
-from autofit.memory.tracker import BudgetExceededError
 
-# PyTorch has no exception type for these: the CPU allocator raises a plain RuntimeError.
-_OUT_OF_HOST_MEMORY = re.compile(r"DefaultCPUAllocator: can't allocate memory|Cannot allocate memory")
 _GUARD_SLACK = 1.25  # kernels and libraries use memory that no tensor shows
 
 
@@ -26,18 +20,6 @@ def guard_cpu(budget_bytes: int) -> None:
     if hard != resource.RLIM_INFINITY:
         limit = min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-
-
-def is_device_out_of_memory(error: BaseException) -> bool:
-    """Whether the device's budget was exceeded."""
-    return isinstance(error, torch.OutOfMemoryError | BudgetExceededError)
-
-
-def is_host_out_of_memory(error: BaseException) -> bool:
-    """Whether the host could not give memory."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_HOST_MEMORY.search(str(error)))
-    )
 
 
 def peak_resident_bytes() -> int:

@@ -22,8 +22,9 @@ from autofit.core.measurement import Measurement, Outcome, PeakBytes
 from autofit.core.workload import Traits, Workload
 from autofit.memory.allocations import AllocationRecord
 from autofit.memory.device import detect, used_bytes_without_context
+from autofit.memory.out_of_memory import is_device_out_of_memory, is_host_out_of_memory
 from autofit.memory.tracker import StorageTracker
-from autofit.probe.limits import guard_cpu, is_device_out_of_memory, is_host_out_of_memory, peak_resident_bytes
+from autofit.probe.limits import guard_cpu, peak_resident_bytes
 from autofit.probe.timing import Plan, interval_of_median, time_steps
 from autofit.setup import Setup, Technique
 from autofit.techniques import all_techniques, register

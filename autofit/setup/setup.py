@@ -30,7 +30,8 @@ class Setup:
 
     `holders` say how a module holds its weight (quantised), given the full values on the device, one weight at a time.
     `make_optimizer` makes another optimizer of the chosen kind for other groups. `stepped_in_backward` is set where
-    the backward has applied the gradients already, and tells whether it has since it was last asked.
+    the backward has applied the gradients already, and tells whether it has since it was last asked. `phase` is what
+    the last step came to (forward, backward, update), and `gradient_norm` what it was clipped from, where it is.
     """
 
     workload: Workload
@@ -47,6 +48,8 @@ class Setup:
     optimizer: Optimizer | None = None
     stepped_in_backward: Callable[[], bool] | None = None
     scaler: torch.amp.GradScaler | None = None
+    gradient_norm: torch.Tensor | None = None
+    phase: str = "forward"
     forward_contexts: list[Context] = field(default_factory=list)
     step_contexts: list[Context] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)

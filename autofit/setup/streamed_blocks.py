@@ -158,6 +158,7 @@ class BlockStreamer:
                 block.ticket = self._lane.copy([each.filled() for each in block.resting.values()])
             except BaseException:  # out of memory half-way: a later run must not take it for filled
                 self._empty(block)
+                self._running = None  # or the next step would take the block it failed at for present
                 raise
 
     def _empty(self, block: _Block) -> None:

@@ -26,6 +26,7 @@ Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 _NO_BLOCKS = "the model has no repeated blocks (a ModuleList or Sequential of layers) to checkpoint; use none."
 _BUDGET = "budget-"
+_FULL = "keeps_only_what_enters"  # the mark on a forward that is checkpointed so
 _DRAWS = (
     "with dropout the compiler would draw other random numbers in the backward than in the forward (pytorch 190758)"
 )
@@ -93,6 +94,8 @@ class ActivationCheckpointing(Technique):
             raise RefusedError(_NO_BLOCKS)
         _stop_caching(setup)
         for block in _every_second(blocks) if value == "alternate" else blocks:
+            if value == "full" and hasattr(block.forward, _FULL):
+                continue  # of `alternate`, where a run that ran out of memory goes on with `full`
             setup.on_close(_checkpoint(block, selective=value == "selective"))
         if value == "selective":
             setup.step_contexts.append(_changes_in_place_refused)
@@ -144,6 +147,8 @@ def _checkpoint(block: nn.Module, *, selective: bool) -> Callable[[], None]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(inner, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
+    if not selective:
+        setattr(forward, _FULL, True)
     block.forward = forward  # the instance's own attribute, over the class's method
     return functools.partial(setattr, block, "forward", own) if own else functools.partial(delattr, block, "forward")
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer as TorchOptimizer
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from autofit.core.config import Config, Value
+from autofit.core.errors import InputError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.setup import Setup, Stage, Technique, parts
@@ -45,7 +46,8 @@ class Optimizer(Technique):
     """`adamw` (fused), `adamw-foreach`, the AdamWs with small state, `adafactor` and `sgd` (no state).
 
     `adamw-8bit` and `paged-adamw-8bit` are of bitsandbytes, block-wise; the paged one keeps tensors of 100,000 elements
-    and more in memory that moves to the host when the GPU is full. `adamw-4bit` and `adamw-fp8` are of torchao.
+    and more in memory that moves to the host when the GPU is full. `adamw-4bit` and `adamw-fp8` are of torchao. null is
+    the workload's own, where it has one.
     """
 
     name = "optimizer"
@@ -62,6 +64,13 @@ class Optimizer(Technique):
         "sgd",
     )
     always = True
+
+    def settle(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+        """null where the workload brings an optimizer of its own."""
+        return None if workload.optimizer else config[self.name] or self.off
+
+    def accepts(self, value: Value, hardware: Hardware) -> bool:
+        return value is None or super().accepts(value, hardware)
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         """Not torchao's on a CPU: their first step compiles for 40 to 50 s on two cores, and bitsandbytes has no such
@@ -80,7 +89,7 @@ class Optimizer(Technique):
         return value in ("adamw", "adamw-foreach")
 
     def fidelity(self, value: Value) -> int:
-        return _FIDELITY[str(value)]
+        return _FIDELITY.get(str(value), 0)
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         value = str(config[self.name])
@@ -106,8 +115,12 @@ class Optimizer(Technique):
         return {"sgd": 0, "adamw": 1}.get(str(value))
 
     def apply(self, setup: Setup, value: Value) -> None:
-        setup.make_optimizer = functools.partial(_kind(str(value)), lr=setup.hyperparameters.lr)
+        own = setup.workload.optimizer
+        setup.make_optimizer = own or functools.partial(_kind(str(value)), lr=setup.hyperparameters.lr)
         setup.optimizer = setup.make_optimizer(parameter_groups(setup))
+        if not isinstance(setup.optimizer, TorchOptimizer):
+            given = type(setup.optimizer).__name__
+            raise InputError(f"the optimizer function returned a {given}, not an Optimizer.", "Return the optimizer.")
 
 
 def parameter_groups(setup: Setup) -> list[dict[str, Any]]:

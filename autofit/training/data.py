@@ -89,13 +89,19 @@ def sample_count(batch: Any) -> int:
 def split(batch: Any, size: int) -> Iterator[Any]:
     """Cut a batch into micro-batches of `size` samples, the last one shorter when it does not divide."""
     total = sample_count(batch)
+    if size >= total:
+        yield batch
+        return
     for start in range(0, total, size):
-        yield samples_of(batch, start, min(start + size, total))
+        yield _part(batch, start, min(start + size, total), total)
 
 
 def samples_of(batch: Any, start: int, stop: int) -> Any:
     """Samples `start` to `stop` of a batch, as views of it."""
-    total = sample_count(batch)
+    return _part(batch, start, stop, sample_count(batch))
+
+
+def _part(batch: Any, start: int, stop: int, total: int) -> Any:
     return map_tensors(
         batch,
         lambda tensor: tensor[start:stop] if tensor.dim() else tensor,

@@ -20,6 +20,7 @@ import autofit
 from autofit.core.errors import AutofitError, InputError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Traits, Workload
+from autofit.memory.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.setup.blocks import repeated_blocks
 from autofit.setup.layers import is_linear
@@ -127,6 +128,23 @@ def loss_splits(setup: Setup, batch: Any) -> tuple[bool, str | None]:
     )
 
 
+def check_loss(setup: Setup) -> None:
+    """Try the loss once before training: whole configs of one's own may split what cannot be split.
+
+    Raises:
+        InputError: it raises (labels of a wrong shape, say), or cannot be split as the config would.
+    """
+    whole = setup.workload.effective_batch_size
+    devices = [setup.device] if setup.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        if setup.micro_batch_size >= whole:
+            _evaluated(setup, setup.workload.batch(1))
+            return
+        splits, note = loss_splits(setup, setup.workload.batch(min(_CHECKED_SAMPLES, whole)))
+    if not splits:
+        raise InputError(str(note), f"Set micro_batch_size to {whole}, or leave the config to the search.")
+
+
 def _evaluated(setup: Setup, batch: Any) -> float:
     was_training = setup.model.training
     setup.model.eval()
@@ -175,6 +193,8 @@ def blamed_on(what: str, remedy: str = "Correct it there.") -> Iterator[None]:
     except AutofitError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise  # nobody's mistake
         frames = traceback.extract_tb(error.__traceback__)
         frame = ([each for each in frames if not each.filename.startswith(_LIBRARIES)] or frames)[-1]
         where = f"{frame.filename}:{frame.lineno}"

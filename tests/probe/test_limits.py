@@ -1,35 +1,11 @@
-"""Which errors mean that memory ran out."""
+"""The guard of the machine, and what a process has used."""
 
 import resource
 
 import pytest
-import torch
 
 from autofit.core.hardware import GIB, MIB
-from autofit.memory.tracker import BudgetExceededError
-from autofit.probe.limits import guard_cpu, is_device_out_of_memory, is_host_out_of_memory, peak_resident_bytes
-
-
-def too_much() -> Exception:
-    """What PyTorch's CPU allocator raises in fact: a plain RuntimeError."""
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(1 << 60, dtype=torch.uint8)
-    return caught.value
-
-
-def test_each_kind_of_out_of_memory_is_told_from_the_other() -> None:
-    for error in (torch.OutOfMemoryError("CUDA out of memory"), BudgetExceededError()):
-        assert is_device_out_of_memory(error)
-        assert not is_host_out_of_memory(error)
-    for error in (MemoryError(), too_much(), OSError(12, "Cannot allocate memory")):
-        assert is_host_out_of_memory(error)
-        assert not is_device_out_of_memory(error)
-
-
-@pytest.mark.parametrize("error", [RuntimeError("shapes do not match"), OSError("no such file"), ValueError("memory")])
-def test_other_errors_are_none_of_them(error: Exception) -> None:
-    assert not is_device_out_of_memory(error)
-    assert not is_host_out_of_memory(error)
+from autofit.probe.limits import guard_cpu, peak_resident_bytes
 
 
 def test_the_guard_stands_above_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ from torch import nn
 from autofit.core.errors import RefusedError
 from autofit.setup.deferred_logits import Deferral, DeferredLogits, Pending, loss_of_few_tokens
 from autofit.training.build import build
-from autofit.training.loop import evaluate, train_step
+from autofit.training.evaluation import evaluate
+from autofit.training.loop import train_step
 
 CHUNKED = {"loss": "chunked"}
 

@@ -16,7 +16,8 @@ from autofit.memory.tracker import StorageTracker
 from autofit.setup.copies import CopyLane
 from autofit.setup.saved_tensors import SavedTensorsOnHost
 from autofit.training.build import build
-from autofit.training.loop import accumulate, evaluate
+from autofit.training.evaluation import evaluate
+from autofit.training.loop import accumulate
 
 SMALLEST = 256
 WORKLOADS = {

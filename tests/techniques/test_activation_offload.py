@@ -14,7 +14,8 @@ from autofit.setup.copies import CopyLane
 from autofit.setup.saved_tensors import SMALLEST
 from autofit.techniques import refuse, settle, technique_named
 from autofit.training.build import build
-from autofit.training.loop import accumulate, evaluate, train_step
+from autofit.training.evaluation import evaluate
+from autofit.training.loop import accumulate, train_step
 
 OFFLOAD = {"activation_offload": "cpu"}
 CUDA = dataclasses.replace(tiny.CPU, device="cuda", name="a card", capability=(8, 0))

@@ -18,7 +18,8 @@ from autofit.setup.layers import output_head
 from autofit.techniques import refuse, settle, technique_named
 from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.build import build
-from autofit.training.loop import accumulate, evaluate, train_step
+from autofit.training.evaluation import evaluate
+from autofit.training.loop import accumulate, train_step
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}
 NO_LINEARS = Traits(parameters=1, blocks=0, linears=0, attention=False, sdpa=False, batch_norm=False, dropout=False)

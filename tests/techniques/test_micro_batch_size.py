@@ -13,7 +13,8 @@ from autofit.core.errors import RefusedError
 from autofit.core.workload import Traits, Workload
 from autofit.techniques import refuse, settle, technique_named
 from autofit.training.build import build
-from autofit.training.loop import accumulate, evaluate
+from autofit.training.evaluation import evaluate
+from autofit.training.loop import accumulate
 
 MICRO_BATCH_SIZE = technique_named("micro_batch_size")
 TRAITS = Traits(parameters=1, blocks=2, linears=3, attention=False, sdpa=True, batch_norm=False, dropout=False)

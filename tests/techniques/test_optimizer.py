@@ -6,6 +6,7 @@ import importlib.util
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from contract import Effect
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
@@ -25,7 +27,8 @@ from autofit.setup import Setup, parts
 from autofit.techniques import refuse, settle, technique_named
 from autofit.training import checkpoint
 from autofit.training.build import build
-from autofit.training.loop import train, train_step
+from autofit.training.loop import train_step
+from autofit.training.run import train
 
 OPTIMIZER = technique_named("optimizer")
 LOW_BIT = ("adamw-4bit", "adamw-fp8")
@@ -487,3 +490,29 @@ def test_the_paged_state_is_no_memory_of_the_allocator(tmp_path: Path) -> None:
     assert torch.cuda.memory_allocated() - before < 1.1 * 4 * 2**20  # the second weight alone: 4 MiB
     assert train_step(second, workload.batch(4)) == train_step(first, workload.batch(4))
     assert torch.equal(first.model.weight, second.model.weight)
+
+
+def test_an_optimizer_of_ones_own_takes_the_place_of_the_knob() -> None:
+    groups: list[Any] = []
+
+    def own(given: Any) -> torch.optim.Optimizer:
+        groups.append(given)
+        return torch.optim.NAdam(given)
+
+    workload = replace(tiny.mlp_workload(), optimizer=own)
+    for knob in ({}, {"optimizer": "adamw-8bit"}, {"optimizer": None}):
+        assert settle(knob, workload, tiny.CPU)["optimizer"] is None
+    setup = build(workload, {}, tiny.CPU, hyperparameters=Hyperparameters(lr=0.5, weight_decay=0.25))
+    assert type(setup.optimizer) is torch.optim.NAdam
+    assert [group["weight_decay"] for group in groups[0]] == [0.25, 0.0]
+    (report,) = train(setup, [workload.batch(4)], steps=1)
+    assert {group["lr"] for group in setup.optimizer.param_groups} == {0.5}
+    assert settle({"optimizer": None}, tiny.mlp_workload(), tiny.CPU)["optimizer"] == "adamw"
+    in_backward = build(workload, {"optimizer_in_backward": True}, tiny.CPU)
+    assert train(in_backward, [workload.batch(4)], steps=1)[0].loss == report.loss
+
+
+def test_what_makes_no_optimizer() -> None:
+    workload = replace(tiny.mlp_workload(), optimizer=lambda groups: torch.optim.SGD)
+    with pytest.raises(InputError, match=r"the optimizer function returned a type, not an Optimizer\. Return the"):
+        build(workload, {}, tiny.CPU)

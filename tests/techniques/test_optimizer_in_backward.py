@@ -22,7 +22,9 @@ from autofit.setup import Setup
 from autofit.techniques import refuse, settle, technique_named
 from autofit.training import checkpoint
 from autofit.training.build import build
-from autofit.training.loop import accumulate, evaluate, train, train_step, update
+from autofit.training.evaluation import evaluate
+from autofit.training.loop import accumulate, train_step, update
+from autofit.training.run import train
 
 IN_BACKWARD = technique_named("optimizer_in_backward")
 OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-8bit", "adamw-4bit", "adamw-fp8", "adafactor", "sgd")

@@ -26,7 +26,8 @@ from autofit.setup import Setup, parts
 from autofit.techniques import refuse, settle, technique_named
 from autofit.training import checkpoint
 from autofit.training.build import build
-from autofit.training.loop import accumulate, train, train_step, update
+from autofit.training.loop import accumulate, train_step, update
+from autofit.training.run import train
 
 OFFLOAD = technique_named("optimizer_offload")
 CARD = dataclasses.replace(tiny.CPU, device="cuda", name="a card", memory_bytes=24 * GIB, capability=(8, 0))

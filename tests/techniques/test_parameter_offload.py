@@ -21,7 +21,8 @@ from autofit.setup.streamed_blocks import BlockStreamer
 from autofit.techniques import refuse, settle, technique_named
 from autofit.training.build import build
 from autofit.training.checkpoint import load, save, save_model
-from autofit.training.loop import accumulate, evaluate, train_step
+from autofit.training.evaluation import evaluate
+from autofit.training.loop import accumulate, train_step
 
 LORA = {"lora_rank": 4, "lora_targets": "all-linear"}
 OFFLOAD = {"parameter_offload": "cpu", **LORA}

@@ -17,7 +17,8 @@ from autofit.memory.tracker import StorageTracker
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.techniques import refuse, settle, technique_named
 from autofit.training.build import build
-from autofit.training.loop import evaluate, train_step
+from autofit.training.evaluation import evaluate
+from autofit.training.loop import train_step
 
 QUANTIZATION = technique_named("quantization")
 CHANGES = QUANTIZATION.values[1:]

@@ -15,7 +15,8 @@ from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.setup import Setup
 from autofit.training import checkpoint
 from autofit.training.build import build
-from autofit.training.loop import StepReport, train, train_step
+from autofit.training.loop import train_step
+from autofit.training.run import StepReport, train
 
 BATCHES = [tuple(tensor[:4] for tensor in tiny.conv_workload().batch(4 + step)) for step in range(4)]
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from autofit.core.errors import InputError
 from autofit.models.huggingface import HuggingFaceModel
 from autofit.training.data import sample_count
-from autofit.training.loader import batches_of, endless, workload_from
+from autofit.training.loader import Peek, batches_of, endless, workload_from
 
 MODEL = tiny.MLP()
 
@@ -173,3 +173,53 @@ def test_a_model_that_cannot_be_copied_is_one_sentence() -> None:
 
     with pytest.raises(InputError, match="copying the model's structure raised TypeError: cannot be copied"):
         workload_from(Stubborn(48, 10), batches(2), tiny.classify)
+
+
+# The largest batch.
+
+
+def test_how_far_to_look_is_the_users_choice() -> None:
+    loader = [token_batch(2, 4), token_batch(2, 4), token_batch(2, 9)]
+    assert workload_from(tiny.MLP(), loader, None, peek=Peek(batches=2)).sequence_length == 4
+    assert workload_from(tiny.MLP(), loader, None, peek=Peek(batches=3)).sequence_length == 9
+
+
+def test_the_worst_case_can_be_given() -> None:
+    workload = workload_from(tiny.MLP(), [token_batch(8, 4)], None, peek=Peek(worst_case=token_batch(1, 64)))
+    assert workload.sequence_length == 64
+    assert workload.effective_batch_size == 8  # which the loader says
+    assert workload.batch(8)["input_ids"].shape == (8, 64)
+
+
+@pytest.mark.parametrize("batches", [0, -1, 1.5, True])
+def test_looking_at_no_batch(batches: Any) -> None:
+    with pytest.raises(InputError, match="peek must be a positive whole number of batches"):
+        Peek(batches=batches)
+
+
+# What is wrong with data and models.
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ({"input_ids": torch.ones(2, 4)}, r"batch 1 of the loader is \{input_ids: .*\}, but the first is \{input_ids"),
+        ((torch.ones(2, 4), torch.ones(2, 4)), r"batch 1 of the loader is \(a tensor of 2 dimensions, .*\), but"),
+        ({"input_ids": torch.ones(2), "labels": torch.ones(2, 4)}, "input_ids: a tensor of 1 dimensions"),
+        ({"input_ids": [1, 2], "labels": torch.ones(2, 4)}, "input_ids: a list"),
+    ],
+)
+def test_batches_of_different_structure(odd: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        workload_from(tiny.MLP(), [token_batch(2, 4), odd], None)
+
+
+def test_batches_of_different_length_are_of_one_structure() -> None:
+    assert workload_from(tiny.MLP(), [token_batch(3, 4), token_batch(1, 7)], None).sequence_length == 7
+
+
+def test_a_model_without_weights() -> None:
+    with torch.device("meta"):
+        model = tiny.MLP()
+    with pytest.raises(InputError, match=r"weights on the meta device: there is nothing to train\. Load them first"):
+        workload_from(model, [token_batch(2, 4)], None)

@@ -1,0 +1,29 @@
+"""The one place that tells which exceptions mean that memory ran out."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from autofit.memory.tracker import BudgetExceededError
+
+# PyTorch has no exception type for these: the CPU allocator raises a plain RuntimeError.
+_OUT_OF_HOST_MEMORY = re.compile(r"DefaultCPUAllocator: can't allocate memory|Cannot allocate memory")
+
+
+def is_device_out_of_memory(error: BaseException) -> bool:
+    """Whether the device's budget was exceeded."""
+    return isinstance(error, torch.OutOfMemoryError | BudgetExceededError)
+
+
+def is_host_out_of_memory(error: BaseException) -> bool:
+    """Whether the host could not give memory."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_HOST_MEMORY.search(str(error)))
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, of the device or of the host."""
+    return is_device_out_of_memory(error) or is_host_out_of_memory(error)

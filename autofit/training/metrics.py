@@ -1,0 +1,137 @@
+"""What a training run tells while it runs: a metrics file, TensorBoard, and a bar. Each is a callback as a user's own.
+
+Nothing here is needed for training, and nothing here decides.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import sys
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import IO, Any
+
+from tqdm.auto import tqdm
+
+from autofit.core.errors import InputError
+from autofit.training.run import StepReport
+
+_NAMES = (*(each.name for each in fields(StepReport)), "evaluation")
+
+
+class MetricsFile:
+    """One line for every step, in JSON (`.jsonl`) or CSV (`.csv`), each written out at once.
+
+    Lines of steps from `first_step` on, of a run that is resumed before them, are dropped first. `evaluation` is the
+    mean loss on held-out data after a step.
+
+    Raises:
+        InputError: another ending.
+    """
+
+    def __init__(self, path: Path, *, first_step: int = 0) -> None:
+        if path.suffix not in (".jsonl", ".csv"):
+            raise InputError(f"a metrics file cannot be {path.name}.", "Give a name that ends in .jsonl or .csv.")
+        self._json = path.suffix == ".jsonl"
+        kept = [row for row in _rows(path) if int(row["step"]) < first_step] if first_step and path.exists() else []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[str] = path.open("w", encoding="utf-8", newline="")
+        self._csv = csv.DictWriter(self._file, _NAMES)
+        if not self._json:
+            self._csv.writeheader()
+        for row in kept:
+            self._write(row)
+
+    def __call__(self, report: StepReport) -> None:
+        """Write one step."""
+        self._write(asdict(report))
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """Write the loss on held-out data after a step."""
+        self._write({"step": step, "evaluation": loss})
+
+    def close(self) -> None:
+        """No more lines."""
+        self._file.close()
+
+    def _write(self, row: dict[str, Any]) -> None:
+        if self._json:
+            self._file.write(json.dumps({name: value for name, value in row.items() if value is not None}) + "\n")
+        else:
+            self._csv.writerow(row)
+        self._file.flush()
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """What a killed run left may end in half a line, which is left out."""
+    with path.open(encoding="utf-8", newline="") as file:
+        if path.suffix == ".csv":
+            return [row for row in csv.DictReader(file) if None not in row.values() and row["loss"] + row["evaluation"]]
+        return [json.loads(line) for line in file if line.endswith("\n")]
+
+
+class TensorBoard:
+    """The same in TensorBoard's format: loss, learning rate, gradient norm, samples a second, evaluation."""
+
+    def __init__(self, directory: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(directory))
+
+    def __call__(self, report: StepReport) -> None:
+        """Write one step."""
+        values = {"loss": report.loss, "lr": report.lr, "gradient_norm": report.gradient_norm}
+        if report.seconds:
+            values["samples_per_second"] = report.samples / report.seconds
+        for name, value in values.items():
+            if value is not None:
+                self._writer.add_scalar(f"train/{name}", value, report.step)
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """Write the loss on held-out data after a step."""
+        self._writer.add_scalar("evaluation/loss", loss, step)
+
+    def close(self) -> None:
+        """No more steps."""
+        self._writer.close()
+
+    @staticmethod
+    def installed() -> bool:
+        """Whether the tensorboard package is there, which torch's writer needs."""
+        return importlib.util.find_spec("tensorboard") is not None
+
+
+class Bar:
+    """A bar on stderr, or a widget in a notebook: steps, loss, rate, and the share of time lost waiting for data."""
+
+    def __init__(self, total: int, *, first_step: int = 0) -> None:
+        self._bar: Any = tqdm(total=total, initial=first_step, desc="training", unit="step", dynamic_ncols=True)
+        self._waited = self._spent = 0.0
+
+    def __call__(self, report: StepReport) -> None:
+        """Move on by one step."""
+        self._waited += report.data_seconds
+        self._spent += report.data_seconds + report.seconds
+        shown = {"loss": f"{report.loss:.4g}"}
+        if self._spent and self._waited / self._spent > 0.01:
+            shown["waiting"] = f"{self._waited / self._spent:.0%}"
+        self._bar.set_postfix(shown, refresh=False)
+        self._bar.update()
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """Say the loss on held-out data beside the bar."""
+        self._bar.set_description(f"training (evaluation {loss:.4g})")
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.close()
+
+    @staticmethod
+    def wanted() -> bool:
+        """Whether somebody is looking: a terminal, or a notebook."""
+        return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+Recorder = MetricsFile | TensorBoard | Bar

@@ -1,0 +1,228 @@
+"""One training of a living model with a known config: built, resumed, run, evaluated, kept, and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autofit.core.errors import AutofitError, DivergedError, InputError, OutOfMemoryError
+from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.run_directory import write_whole
+from autofit.core.strict_yaml import dump, load_mapping
+from autofit.core.workload import Workload
+from autofit.memory.device import detect
+from autofit.setup import Setup
+from autofit.training import checkpoint
+from autofit.training.build import build
+from autofit.training.evaluation import evaluate
+from autofit.training.inspect import check_loss
+from autofit.training.loader import batches_of, length_of
+from autofit.training.metrics import Bar, MetricsFile, Recorder, TensorBoard
+from autofit.training.passes import Passes
+from autofit.training.recovery import RUNGS
+from autofit.training.run import Callback, Listener, StepReport, train
+from autofit.training.saving import save_model
+
+_SLOW_LOADER = 0.1  # share of the time that is worth a word
+METRICS, CUTS = "metrics.jsonl", "after-out-of-memory.yaml"
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Where a run is kept and how: a directory or None, a checkpoint every so many steps, the last few of them."""
+
+    directory: Path | None = None
+    resume: bool = False
+    checkpoint_every: int = 200
+    keep_last: int = 2
+
+    def cuts(self) -> dict[str, Any]:
+        """How a run that is resumed cuts its batches since it ran out of memory; nothing, where it never did."""
+        path = self.directory / CUTS if self.directory else None
+        return load_mapping(path) if self.resume and path and path.exists() else {}
+
+    def keep_cuts(self, config: Mapping[str, Any]) -> None:
+        """Write down what `Recovery` may change, so that a run that is resumed does not have to find out again."""
+        if self.directory:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_whole(self.directory / CUTS, dump({knob: config[knob] for knob in RUNGS}))
+
+    def __post_init__(self) -> None:
+        for name in ("checkpoint_every", "keep_last"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} must be a positive whole number, not {value!r}.")
+
+
+@dataclass(frozen=True)
+class Session:
+    """What is trained, how it learns, and who is told.
+
+    `listener` gets sentences; `callbacks` the report of every step.
+    """
+
+    workload: Workload
+    model: nn.Module
+    hyperparameters: Hyperparameters
+    keeping: Keeping
+    callbacks: Sequence[Callback]
+    listener: Listener
+    progress: bool = False
+
+    def run(
+        self, config: Mapping[str, Any], device: str | None, loader: Any, *, steps: int, eval_loader: Any = None
+    ) -> tuple[list[StepReport], list[float]]:
+        """Train the model itself, and give it back without wrappers; the reports and the evaluations.
+
+        Raises:
+            InputError: the config cannot be, or the loss does not go with it; AutofitError: see `train`.
+        """
+        torch.manual_seed(self.hyperparameters.seed)
+        cuts = self.keeping.cuts()
+        if cuts:
+            told = ", ".join(f"{knob} {value}" for knob, value in cuts.items())
+            self.listener(f"memory ran out in this run before, so it goes on with {told}.")
+        config = {**config, **cuts}
+        setup = build(self.workload, config, detect(device), model=self.model, hyperparameters=self.hyperparameters)
+        try:
+            for warning in setup.warnings:
+                self.listener(warning)
+            check_loss(setup)
+            return _Training(self, setup, loader, eval_loader).to(steps)
+        finally:
+            setup.close()
+
+
+class _Training:
+    """A session from its build to its last step."""
+
+    def __init__(self, session: Session, setup: Setup, loader: Any, eval_loader: Any) -> None:
+        self._session, self._setup = session, setup
+        self._keeping, self._tell = session.keeping, session.listener
+        self._eval_loader = eval_loader
+        self._passes = Passes(loader, session.hyperparameters.seed)
+        self._per_pass = length_of(loader)
+        self._history: list[StepReport] = []
+        self._evaluations: list[float] = []
+        self._recorders: list[Recorder] = []
+        self._config = setup.config
+
+    def to(self, steps: int) -> tuple[list[StepReport], list[float]]:
+        """Train up to that many steps in all, from wherever the run stands."""
+        first = self._resumed() if self._keeping.resume and self._has_checkpoint() else 0
+        with ExitStack() as stack:
+            for recorder in self._make_recorders(steps, first):
+                stack.callback(recorder.close)
+                self._recorders.append(recorder)
+            while True:
+                torn = self._attempt(first, steps)
+                if torn is None:
+                    break
+                first = self._back_to_checkpoint(torn)
+        self._say_if_data_was_slow()
+        if self._keeping.directory:
+            save_model(self._setup, self._keeping.directory / "model")
+        return self._history, self._evaluations
+
+    def _make_recorders(self, steps: int, first: int) -> list[Recorder]:
+        recorders: list[Recorder] = []
+        directory = self._keeping.directory
+        if directory:
+            recorders.append(MetricsFile(directory / METRICS, first_step=first))
+            if TensorBoard.installed():
+                recorders.append(TensorBoard(directory / "tensorboard"))
+        if self._session.progress:
+            recorders.append(Bar(steps, first_step=first))
+        return recorders
+
+    def _attempt(self, first: int, steps: int) -> OutOfMemoryError | None:
+        """Run to the end; the error when memory ran out in the middle of an update, which a checkpoint can mend."""
+
+        def after(report: StepReport) -> None:
+            self._after(report, steps)
+
+        callbacks = (*self._session.callbacks, *self._recorders, self._history.append, after)
+        try:
+            train(self._setup, self._passes, steps=steps, first_step=first, callbacks=callbacks, listener=self._tell)
+        except DivergedError as error:
+            raise self._with_place(error) from None
+        except OutOfMemoryError as error:
+            if not error.torn:
+                raise
+            self._keeping.keep_cuts(self._setup.config)
+            return error
+        return None
+
+    def _after(self, report: StepReport, steps: int) -> None:
+        done = report.step + 1
+        if self._setup.config != self._config:
+            self._config = self._setup.config
+            self._keeping.keep_cuts(self._config)
+        if self._keeping.directory and (done % self._keeping.checkpoint_every == 0 or done == steps):
+            self._save(done)
+        if self._eval_loader is not None and (done == steps or (self._per_pass and done % self._per_pass == 0)):
+            loss = evaluate(self._setup, batches_of(self._eval_loader))
+            self._evaluations.append(loss)
+            for recorder in self._recorders:
+                recorder.evaluated(report.step, loss)
+
+    def _save(self, next_step: int) -> None:
+        assert self._keeping.directory, "checkpoints need a place"
+        checkpoint.save(
+            self._setup,
+            self._keeping.directory,
+            next_step,
+            keep_last=self._keeping.keep_last,
+            data_state=self._passes.state(),
+        )
+
+    def _has_checkpoint(self) -> bool:
+        directory = self._keeping.directory
+        return directory is not None and checkpoint.exists(directory)
+
+    def _resumed(self) -> int:
+        """The step to go on with, everything as it was after the one before; also in the middle of a pass."""
+        assert self._keeping.directory, "checked by the callers"
+        loaded = checkpoint.load(self._setup, self._keeping.directory)
+        for note in loaded.notes:
+            self._tell(note)
+        self._passes.go_on(loaded.next_step, loaded.data_state, self._setup.device)
+        return loaded.next_step
+
+    def _back_to_checkpoint(self, torn: OutOfMemoryError) -> int:
+        if not self._has_checkpoint():
+            raise OutOfMemoryError(
+                f"{torn.message[:-1]}, and there is no checkpoint to go back to.",
+                "Load the weights again, and train with an output_dir and a smaller config.",
+            )
+        first = self._resumed()
+        del self._history[max(0, len(self._history) - self._steps_after(first)) :]
+        self._tell(f"{torn.message[:-1]}: training goes on from the checkpoint after {first} steps.")
+        return first
+
+    def _steps_after(self, first: int) -> int:
+        return sum(report.step >= first for report in self._history)
+
+    def _with_place(self, error: DivergedError) -> AutofitError:
+        """The error with the batch that caused it, and with where the weights before it are kept."""
+        place = f"{error.message[:-1]} (batch {self._passes.batch} of pass {self._passes.number}, counted from 0)."
+        if not self._keeping.directory:
+            return DivergedError(error.loss, error.step, place)
+        self._save(error.step)
+        kept = f"{place[:-1]}; the state before it is kept in {self._keeping.directory}."
+        return DivergedError(error.loss, error.step, kept)
+
+    def _say_if_data_was_slow(self) -> None:
+        waited = sum(report.data_seconds for report in self._history)
+        total = waited + sum(report.seconds for report in self._history)
+        if total and waited / total > _SLOW_LOADER:
+            self._tell(
+                f"the loader is too slow for this device: {waited / total:.0%} of the time was spent waiting for data."
+                " More num_workers, or data that is prepared before, would help."
+            )

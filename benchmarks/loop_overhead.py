@@ -1,0 +1,237 @@
+"""What autofit's loop costs against the shortest hand-written one, what it reaches of the probe's figures, and whether
+cutting a batch changes its gradient. `python -m benchmarks.loop_overhead [--smoke] [--out FILE]`; minutes on a CPU.
+
+Steps of both loops alternate in one process, a few at a time, so that what disturbs the machine disturbs both; the
+figures are medians of pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import autofit
+from autofit.core.errors import NothingFitsError
+from autofit.core.hyperparameters import Hyperparameters
+from autofit.memory.device import detect
+from autofit.memory.tracker import StorageTracker
+from autofit.training.build import build
+from autofit.training.loader import workload_from
+from autofit.training.run import train
+
+LR = 1e-4
+ALLOWED_SHARE, ALLOWED_SECONDS, LONG_STEP = 0.01, 0.3e-3, 50e-3
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Median seconds of a step by hand and by the loop, and the median of their differences, pair by pair."""
+
+    name: str
+    by_hand: float
+    by_loop: float
+    difference: float
+
+    @property
+    def reached(self) -> bool:
+        """At most 1 % of a step of 50 ms or more, at most 0.3 ms of a shorter one."""
+        return self.difference <= (ALLOWED_SHARE * self.by_hand if self.by_hand >= LONG_STEP else ALLOWED_SECONDS)
+
+
+class Block(nn.Module):
+    """Two linear layers of a residual network."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.body(x)
+
+
+class Network(nn.Module):
+    """Residual blocks of some width and depth, and a classifier."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(depth)))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(x))
+
+
+def classify(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Cross-entropy of (features, classes)."""
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def batch_of(samples: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random features and classes."""
+    return torch.randn(samples, width), torch.randint(10, (samples,))
+
+
+def overhead(name: str, network: Callable[[], Network], batch: Any, *, micro: int, rounds: int) -> Overhead:
+    """Alternate chunks of steps of the two loops."""
+    device = detect(None)
+    config = {"micro_batch_size": micro, "optimizer": "adamw"}
+    model = network()
+    workload = workload_from(model, [batch], classify)
+    setup = build(workload, config, device, model=model, hyperparameters=Hyperparameters(lr=LR))
+    hand = by_hand(network().to(setup.device), batch, micro=micro, device=setup.device)
+    steps = 5
+    pairs: list[tuple[float, float]] = []
+    for number in range(rounds + 2):
+        first = time.perf_counter()
+        for _ in range(steps):
+            next(hand)
+        middle = time.perf_counter()
+        train(setup, [batch] * steps, steps=steps)
+        pairs.append(((middle - first) / steps, (time.perf_counter() - middle) / steps))
+        if number == 1:
+            pairs.clear()  # warm-up
+    return Overhead(
+        name,
+        by_hand=statistics.median(pair[0] for pair in pairs),
+        by_loop=statistics.median(pair[1] for pair in pairs),
+        difference=statistics.median(pair[1] - pair[0] for pair in pairs),
+    )
+
+
+def by_hand(model: nn.Module, batch: Any, *, micro: int, device: torch.device) -> Iterator[float]:
+    """The shortest loop with the same config: the loss is read once a step, as everybody logs it."""
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW([{"params": matrices}, {"params": vectors}], lr=LR, weight_decay=0.0, fused=True)
+    samples = len(batch[0])
+    while True:
+        total = torch.zeros((), device=device)
+        for start in range(0, samples, micro):
+            part = tuple(tensor[start : start + micro].to(device) for tensor in batch)
+            loss = classify(model, part) * (len(part[0]) / samples)
+            loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield float(total)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What `fit` reaches of what the probe measured: samples a second and peak bytes, both as ratios."""
+
+    name: str
+    speed: float
+    peak: float | None
+
+
+def reached(name: str, network: Callable[[], Network], batches: list[Any], *, steps: int) -> Reached:
+    """Search, then train with what was found, watched as the probe was."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = autofit.search(
+            network(),
+            batches,
+            loss=classify,
+            device="cpu",
+            mem=4,
+            trials=3,
+            out=Path(folder) / "run",
+            set={"precision": "fp32", "optimizer": "adamw"},
+            space="exact",
+        )
+    if result.best is None:
+        raise NothingFitsError("the benchmark needs a config that fits.")
+    best = result.best
+    assert best.samples_per_second
+    assert best.peak_bytes
+    trained = autofit.fit(network(), batches, loss=classify, lr=LR, config=best.config, steps=steps, device="cpu")
+    rates = [report.samples / report.seconds for report in trained.history[2:]]
+    return Reached(
+        name,
+        statistics.median(rates) / best.samples_per_second,
+        _peak(network(), batches, best) / best.peak_bytes.allocated,
+    )
+
+
+def _peak(model: nn.Module, batches: list[Any], best: Any) -> int:
+    workload = workload_from(model, batches, classify)
+    with StorageTracker() as tracker:
+        setup = build(workload, best.config, detect("cpu"), model=model)
+        train(setup, [batches[0]] * 3, steps=3)
+    return tracker.peak
+
+
+def cut_gradients(micro_batches: tuple[int, ...] = (1, 3, 4)) -> float:
+    """The largest relative difference of a gradient from that of the unsplit batch: causal LM, uneven padding, fp32."""
+    from autofit.models import resolve
+    from autofit.training.loop import accumulate
+
+    workload = resolve("tiny-llama", sequence_length=64, effective_batch_size=8)
+    batch = workload.batch(8)
+    lengths = torch.tensor([64, 3, 17, 40, 1, 64, 9, 33])
+    batch["labels"] = batch["labels"].masked_fill(torch.arange(64) >= lengths.unsqueeze(1), -100)
+    gradients: dict[int, torch.Tensor] = {}
+    for micro in (8, *micro_batches):
+        torch.manual_seed(0)
+        setup = build(workload, {}, detect("cpu"), model=workload.model())
+        setup.micro_batch_size = micro
+        accumulate(setup, batch)
+        gradients[micro] = torch.cat([p.grad.flatten() for _, p in setup.trainable() if p.grad is not None])
+    whole = gradients.pop(8)
+    return max(float((each - whole).norm() / whole.norm()) for each in gradients.values())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, print, and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="tiny shapes and few rounds: only whether it runs")
+    parser.add_argument("--out", type=Path, help="a JSON file for the figures")
+    given = parser.parse_args(arguments)
+    smoke = given.smoke
+    torch.manual_seed(0)
+    rounds = 2 if smoke else 60
+    small, large = batch_of(16, 32), batch_of(16 if smoke else 256, 32 if smoke else 512)
+    wide = 32 if smoke else 512
+    rows = [
+        overhead("a small step", lambda: Network(32, 2), small, micro=16, rounds=4 * rounds),
+        overhead("a small step of 4 micro-batches", lambda: Network(32, 2), small, micro=4, rounds=2 * rounds),
+        overhead("a long step", lambda: Network(wide, 4), large, micro=len(large[0]), rounds=rounds // 2 or 1),
+        overhead(
+            "a long step of 4 micro-batches",
+            lambda: Network(wide, 4),
+            large,
+            micro=len(large[0]) // 4,
+            rounds=rounds // 2 or 1,
+        ),
+    ]
+    for row in rows:
+        share = row.difference / row.by_hand
+        verdict = "reached" if row.reached else "NOT reached"
+        print(
+            f"{row.name}: by hand {row.by_hand * 1e3:.3f} ms, by the loop {row.by_loop * 1e3:.3f} ms: "
+            f"{row.difference * 1e3:+.3f} ms ({share:+.2%}): {verdict}"
+        )
+    difference = cut_gradients()
+    print(f"gradients of a batch cut into micro-batches: {difference:.1e} relative to the unsplit one")
+    found = reached("fit", lambda: Network(wide, 4), [large] * 2, steps=5 if smoke else 20)
+    print(f"fit reaches {found.speed:.1%} of the probe's samples a second, {found.peak:.1%} of its peak")
+    if given.out:
+        figures = {"overhead": [asdict(row) for row in rows], "cut_gradients": difference, "reached": asdict(found)}
+        given.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

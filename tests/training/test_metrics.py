@@ -1,0 +1,121 @@
+"""What a run tells while it runs: files that can be read again, also after a kill, and the bar."""
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from autofit.core.errors import InputError
+from autofit.training.metrics import Bar, MetricsFile, TensorBoard
+from autofit.training.run import StepReport
+
+REPORT = StepReport(step=0, loss=2.5, lr=1e-4, samples=8, seconds=0.5, data_seconds=0.25)
+
+
+def written(path: Path, steps: range, first_step: int = 0) -> None:
+    metrics = MetricsFile(path, first_step=first_step)
+    for step in steps:
+        metrics(replace(REPORT, step=step))
+    metrics.evaluated(steps[-1], 1.5)
+    metrics.close()
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    written(tmp_path / "deep" / "metrics.jsonl", range(2))
+    first, _, last = map(json.loads, (tmp_path / "deep" / "metrics.jsonl").read_text().splitlines())
+    assert first == {"step": 0, "loss": 2.5, "lr": 1e-4, "samples": 8, "seconds": 0.5, "data_seconds": 0.25}
+    assert last == {"step": 1, "evaluation": 1.5}
+
+
+def test_csv(tmp_path: Path) -> None:
+    written(tmp_path / "metrics.csv", range(2))
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["0", "1", "1"]
+    assert rows[0]["loss"] == "2.5"
+    assert rows[0]["gradient_norm"] == ""
+    assert rows[2]["evaluation"] == "1.5"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.csv"])
+def test_a_resumed_run_goes_on_where_it_stands(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    written(path, range(5))
+    with path.open("a") as file:
+        file.write('{"step": 9, "lo' if name.endswith("jsonl") else "9,")  # killed in the middle of a line
+    written(path, range(3, 5), first_step=3)
+    whole = tmp_path / f"whole-{name}"
+    written(whole, range(5))
+    assert path.read_text() == whole.read_text()
+
+
+def test_a_run_that_begins_anew_leaves_nothing_of_the_former(tmp_path: Path) -> None:
+    written(tmp_path / "metrics.jsonl", range(5))
+    written(tmp_path / "metrics.jsonl", range(1))
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_every_line_is_there_at_once(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics(REPORT)
+    assert (tmp_path / "metrics.jsonl").read_text().endswith("}\n")
+    metrics.close()
+
+
+def test_another_ending_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot be metrics\.txt\. Give a name that ends in \.jsonl or \.csv"):
+        MetricsFile(tmp_path / "metrics.txt")
+
+
+def test_the_bar_says_loss_and_waiting(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = Bar(4, first_step=2)
+    bar(REPORT)
+    bar.evaluated(2, 1.25)
+    bar(replace(REPORT, step=3))
+    bar.close()
+    out, err = capsys.readouterr()
+    assert not out
+    assert "training (evaluation 1.25)" in err
+    assert "4/4" in err
+    assert "loss=2.5" in err
+    assert "waiting=33%" in err
+
+
+def test_a_bar_is_for_somebody_who_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+    assert not Bar.wanted()
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    assert Bar.wanted()
+
+
+def test_tensorboard_gets_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, float, int]] = []
+
+    class SummaryWriter:
+        def __init__(self, directory: str) -> None:
+            assert directory == str(tmp_path)
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            seen.append((name, value, step))
+
+        def close(self) -> None:
+            seen.append(("closed", 0, 0))
+
+    fake = ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    board = TensorBoard(tmp_path)
+    board(REPORT)
+    board.evaluated(0, 1.5)
+    board.close()
+    assert seen == [
+        ("train/loss", 2.5, 0),
+        ("train/lr", 1e-4, 0),
+        ("train/samples_per_second", 16.0, 0),
+        ("evaluation/loss", 1.5, 0),
+        ("closed", 0, 0),
+    ]
