@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,16 @@ from autofit.memory.device import detect
 from autofit.models import resolve
 from autofit.report import explain
 from autofit.setup import Setup
-from autofit.training import checkpoint
+from autofit.training import checkpoint, random_state, saving
 from autofit.training.build import build
 from autofit.training.inspect import loss_splits
-from autofit.training.loader import batches_of, endless, workload_from
+from autofit.training.loader import batches_of, workload_from
 from autofit.training.loop import StepReport, evaluate, train
+from autofit.training.passes import Passes
 from autofit.tune import Listener, run_search
 
 __all__ = ["Trained", "explain", "fit", "nothing_fits", "search"]
 
-CHECKPOINT_EVERY = 200  # steps
 _SEARCH = "search"  # the run directory inside an output directory
 
 
@@ -110,6 +109,8 @@ def fit(
     callbacks: tuple[Callable[[StepReport], None], ...] = (),
     output_dir: str | Path | None = None,
     resume: bool = False,
+    checkpoint_every: int = 200,
+    keep_last: int = 2,
     seed: int = 0,
     space: str = "full",
     listener: Listener | None = None,
@@ -119,7 +120,8 @@ def fit(
 
     The loader's batch size is the effective batch: each of its batches is one optimizer step, cut into micro-batches
     as the config says. `config` skips the search. With `output_dir` the run directory (`search/`) and checkpoints are
-    kept there, and `resume` goes on from the last one. `options` are those of `search`.
+    kept there, one every `checkpoint_every` steps and the last `keep_last` of them, and `resume` goes on from the last
+    one. `options` are those of `search`.
 
     Raises:
         InputError: something given is wrong; NothingFitsError: no config fits; ProbeError: probes cannot run here.
@@ -129,12 +131,15 @@ def fit(
         raise InputError(f"config must be an autofit.Config or a mapping of knobs, not a {given}.", "Or leave it out.")
     if callable(callbacks):
         raise InputError("callbacks must be a tuple of functions, not one function.", "Write callbacks=(function,).")
+    checkpoint.check_counts(checkpoint_every=checkpoint_every, keep_last=keep_last)
     run = _Training(
         workload=workload_from(model, loader, loss),
         model=model,
         hyperparameters=Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed),
         directory=_directory(output_dir, resume),
         resume=resume,
+        checkpoint_every=checkpoint_every,
+        keep_last=keep_last,
         callbacks=callbacks,
         listener=listener or (lambda _: None),
     )
@@ -156,6 +161,8 @@ class _Training:
     hyperparameters: Hyperparameters
     directory: Path | None
     resume: bool
+    checkpoint_every: int
+    keep_last: int
     callbacks: tuple[Callable[[StepReport], None], ...]
     listener: Listener
 
@@ -197,44 +204,33 @@ class _Training:
             raise InputError(str(note), f"Set micro_batch_size to {whole}, or leave the config to the search.")
 
     def _loop(self, setup: Setup, loader: Any, total: int, eval_loader: Any) -> tuple[list[StepReport], list[float]]:
-        batches = endless(_reproducible(loader, self.hyperparameters.seed))
+        batches = Passes(loader, self.hyperparameters.seed)
         first = self._go_on(setup, batches)
         evaluations: list[float] = []
         per_pass = _length(loader)
 
         def after(report: StepReport) -> None:
             done = report.step + 1
-            if self.directory and (done % CHECKPOINT_EVERY == 0 or done == total):
-                checkpoint.save(setup, self.directory, done)
+            if self.directory and (done % self.checkpoint_every == 0 or done == total):
+                checkpoint.save(setup, self.directory, done, keep_last=self.keep_last, data_state=batches.state())
             if eval_loader is not None and (done == total or (per_pass and done % per_pass == 0)):
-                evaluations.append(evaluate(setup, batches_of(eval_loader)))
+                with random_state.kept(setup.device):  # a resumed run does not draw them again
+                    evaluations.append(evaluate(setup, batches_of(eval_loader)))
 
         history = train(setup, batches, steps=total, first_step=first, callbacks=(*self.callbacks, after))
         if self.directory:
-            checkpoint.save_model(setup, self.directory / "model")
+            saving.save_model(setup, self.directory / "model")
         return history, evaluations
 
-    def _go_on(self, setup: Setup, batches: Iterator[Any]) -> int:
+    def _go_on(self, setup: Setup, batches: Passes) -> int:
         """The step to begin with, with the batches before it taken: 0, or where a resumed run was."""
-        if not (self.resume and self.directory and (self.directory / checkpoint.FILE_NAME).exists()):
+        if not (self.resume and self.directory and checkpoint.exists(self.directory)):
             return 0  # also where the search was finished, but no training was kept yet
-        first = checkpoint.load(setup, self.directory)
-        with torch.random.fork_rng(devices=[]):  # what is drawn for batches that were trained on already
-            for _ in range(first):
-                next(batches)
-        return first
-
-
-def _reproducible(loader: Any, seed: int) -> Callable[[], Iterator[Any]]:
-    """Passes that each begin with random numbers of their own, whatever was drawn before: a shuffling loader then has
-    the same order when a run is resumed."""
-    passes = itertools.count()
-
-    def one_pass() -> Iterator[Any]:
-        torch.default_generator.manual_seed(seed + next(passes))
-        return batches_of(loader)
-
-    return one_pass
+        loaded = checkpoint.load(setup, self.directory)
+        for note in loaded.notes:
+            self.listener(Note(note))
+        batches.go_on(loaded.next_step, loaded.data_state, setup.device)
+        return loaded.next_step
 
 
 def nothing_fits(result: Result) -> NothingFitsError:
@@ -263,9 +259,9 @@ def _directory(output_dir: str | Path | None, resume: bool) -> Path | None:
     directory = Path(output_dir)
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file, not a directory.", "Choose another output directory.")
-    if not resume and (directory / checkpoint.FILE_NAME).exists():
+    if not resume and checkpoint.exists(directory):
         raise InputError(f"{directory} already holds a training run.", "Resume it, or choose another output directory.")
-    if resume and not any((directory / name).exists() for name in (checkpoint.FILE_NAME, _SEARCH)):
+    if resume and not checkpoint.exists(directory) and not (directory / _SEARCH).exists():
         raise InputError(f"there is no run to resume in {directory}.", "Leave out resume, or check the directory.")
     return directory
 

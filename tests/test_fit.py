@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -278,7 +279,8 @@ def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pyt
 def test_the_output_directory(tmp_path: Path) -> None:
     trained = fitted(output_dir=tmp_path / "out")
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
-        "out/checkpoint.pt",
+        *(f"out/checkpoints/step-00000003/{name}" for name in ("checkpoint.yaml", "state.pt")),
+        *(f"out/checkpoints/step-00000003/{name}.safetensors" for name in ("weights", "buffers")),
         "out/model/model.safetensors",
     }
     read = mlp()
@@ -330,11 +332,15 @@ def stop_at(step: int) -> Callable[[StepReport], None]:
 @pytest.mark.parametrize("stopped", [4, 6, 8], ids=["in a pass", "after a pass", "before the end"])
 @pytest.mark.parametrize("loader", [batches, shuffled])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Callable[[], Any], stopped: int
+    tmp_path: Path, loader: Callable[[], Any], stopped: int
 ) -> None:
-    room = importlib.import_module("autofit.fit")  # as an attribute of autofit it is the function
-    monkeypatch.setattr(room, "CHECKPOINT_EVERY", 2)
-    how: dict[str, Any] = {"epochs": 3, "schedule": "cosine", "config": {"micro_batch_size": 4}}
+    how: dict[str, Any] = {
+        "epochs": 3,
+        "schedule": "cosine",
+        "config": {"micro_batch_size": 4},
+        "checkpoint_every": 2,
+        "eval_loader": shuffled(),
+    }
     whole = fitted(noisy(), loader(), **how)
     with pytest.raises(StoppedError):
         fitted(noisy(), loader(), output_dir=tmp_path, callbacks=(stop_at(stopped),), **how)
@@ -343,6 +349,57 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     assert [report.step for report in resumed.history] == list(range(stopped // 2 * 2, 9))
     assert resumed.history == whole.history[stopped // 2 * 2 :]
     assert_same(weights(resumed.model), weights(whole.model))
+
+
+class Placed:
+    """A loader that tells and takes its place, as torchdata's StatefulDataLoader does, and counts what it reads."""
+
+    def __init__(self) -> None:
+        self.place, self.read = 0, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        start, self.place = self.place, 0
+        for self.place, batch in enumerate(batches()[start:], start + 1):
+            self.read += 1
+            yield batch
+        self.place = 0
+
+    def __len__(self) -> int:
+        return 3
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+@pytest.mark.parametrize("stopped", [4, 6])
+def test_a_loader_that_tells_its_place_is_put_there(tmp_path: Path, stopped: int) -> None:
+    how: dict[str, Any] = {"epochs": 3, "checkpoint_every": 2}
+    whole = fitted(noisy(), Placed(), **how)
+    with pytest.raises(StoppedError):
+        fitted(noisy(), Placed(), output_dir=tmp_path, callbacks=(stop_at(stopped),), **how)
+    loader = Placed()
+    resumed = fitted(noisy(), loader, output_dir=tmp_path, resume=True, **how)
+    assert resumed.history == whole.history[stopped:]
+    assert_same(weights(resumed.model), weights(whole.model))
+    assert loader.read == 3 + 9 - stopped  # a look at all of them comes first
+
+
+def test_as_many_checkpoints_are_kept_as_are_asked_for(tmp_path: Path) -> None:
+    fitted(output_dir=tmp_path, epochs=3, checkpoint_every=2, keep_last=3)
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["step-00000006", "step-00000008", "step-00000009"]
+
+
+def test_a_damaged_checkpoint_is_told_of(tmp_path: Path) -> None:
+    events: list[Event] = []
+    fitted(output_dir=tmp_path, epochs=2, checkpoint_every=3)
+    (tmp_path / "checkpoints" / "step-00000006" / "state.pt").unlink()
+    again = fitted(output_dir=tmp_path, resume=True, epochs=2, listener=events.append)
+    assert [report.step for report in again.history] == [3, 4, 5]
+    assert any(isinstance(event, Note) and "of step 6 is damaged" in event.text for event in events)
 
 
 def test_every_pass_of_a_shuffling_loader_has_an_order_of_its_own() -> None:
@@ -419,7 +476,7 @@ def test_search_then_train_then_resume(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(trained.result.trials) == 3  # all of the first search, none measured twice
     assert len(trained.history) == 6
     monkeypatch.setattr(tune, "Prober", None)  # no search any more
-    (tmp_path / "checkpoint.pt").unlink()
+    shutil.rmtree(tmp_path / "checkpoints")
     again = fitted(output_dir=tmp_path, resume=True, **how)
     assert again.result is None
     assert [report.loss for report in again.history] == [report.loss for report in trained.history]
@@ -488,6 +545,8 @@ def test_an_iterable_dataset_is_counted_by_reading_it() -> None:
     [
         ({"config": [1]}, "config must be an autofit.Config or a mapping of knobs, not a list"),
         ({"callbacks": print}, "callbacks must be a tuple of functions, not one function"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be a whole number from 1, not 0"),
+        ({"keep_last": 1.5}, r"keep_last must be a whole number from 1, not 1\.5"),
     ],
 )
 def test_what_could_only_fail_later_is_told_at_once(options: dict[str, Any], message: str) -> None:
