@@ -2,6 +2,9 @@
 
 import copy
 import importlib
+import logging
+import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from autofit.core.config import Config
 from autofit.core.errors import InputError, NothingFitsError, ProbeError
 from autofit.core.events import Event, Note
 from autofit.core.measurement import Outcome
+from autofit.core.result import Result, SavedResult
 from autofit.fit import fit, search
 from autofit.training.run import StepReport
 
@@ -278,7 +282,9 @@ def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pyt
 def test_the_output_directory(tmp_path: Path) -> None:
     trained = fitted(output_dir=tmp_path / "out")
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
-        "out/checkpoint.pt",
+        *(f"out/checkpoints/step-00000003/{name}" for name in ("checkpoint.yaml", "state.pt")),
+        *(f"out/checkpoints/step-00000003/{name}.safetensors" for name in ("weights", "buffers")),
+        "out/metrics.jsonl",
         "out/model/model.safetensors",
     }
     read = mlp()
@@ -330,11 +336,15 @@ def stop_at(step: int) -> Callable[[StepReport], None]:
 @pytest.mark.parametrize("stopped", [4, 6, 8], ids=["in a pass", "after a pass", "before the end"])
 @pytest.mark.parametrize("loader", [batches, shuffled])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Callable[[], Any], stopped: int
+    tmp_path: Path, loader: Callable[[], Any], stopped: int
 ) -> None:
-    room = importlib.import_module("autofit.fit")  # as an attribute of autofit it is the function
-    monkeypatch.setattr(room, "CHECKPOINT_EVERY", 2)
-    how: dict[str, Any] = {"epochs": 3, "schedule": "cosine", "config": {"micro_batch_size": 4}}
+    how: dict[str, Any] = {
+        "epochs": 3,
+        "schedule": "cosine",
+        "config": {"micro_batch_size": 4},
+        "checkpoint_every": 2,
+        "eval_loader": shuffled(),
+    }
     whole = fitted(noisy(), loader(), **how)
     with pytest.raises(StoppedError):
         fitted(noisy(), loader(), output_dir=tmp_path, callbacks=(stop_at(stopped),), **how)
@@ -343,6 +353,57 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     assert [report.step for report in resumed.history] == list(range(stopped // 2 * 2, 9))
     assert resumed.history == whole.history[stopped // 2 * 2 :]
     assert_same(weights(resumed.model), weights(whole.model))
+
+
+class Placed:
+    """A loader that tells and takes its place, as torchdata's StatefulDataLoader does, and counts what it reads."""
+
+    def __init__(self) -> None:
+        self.place, self.read = 0, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        start, self.place = self.place, 0
+        for self.place, batch in enumerate(batches()[start:], start + 1):
+            self.read += 1
+            yield batch
+        self.place = 0
+
+    def __len__(self) -> int:
+        return 3
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+@pytest.mark.parametrize("stopped", [4, 6])
+def test_a_loader_that_tells_its_place_is_put_there(tmp_path: Path, stopped: int) -> None:
+    how: dict[str, Any] = {"epochs": 3, "checkpoint_every": 2}
+    whole = fitted(noisy(), Placed(), **how)
+    with pytest.raises(StoppedError):
+        fitted(noisy(), Placed(), output_dir=tmp_path, callbacks=(stop_at(stopped),), **how)
+    loader = Placed()
+    resumed = fitted(noisy(), loader, output_dir=tmp_path, resume=True, **how)
+    assert resumed.history == whole.history[stopped:]
+    assert_same(weights(resumed.model), weights(whole.model))
+    assert loader.read == 3 + 9 - stopped  # a look at all of them comes first
+
+
+def test_as_many_checkpoints_are_kept_as_are_asked_for(tmp_path: Path) -> None:
+    fitted(output_dir=tmp_path, epochs=3, checkpoint_every=2, keep_last=3)
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["step-00000006", "step-00000008", "step-00000009"]
+
+
+def test_a_damaged_checkpoint_is_told_of(tmp_path: Path) -> None:
+    events: list[Event] = []
+    fitted(output_dir=tmp_path, epochs=2, checkpoint_every=3)
+    (tmp_path / "checkpoints" / "step-00000006" / "state.pt").unlink()
+    again = fitted(output_dir=tmp_path, resume=True, epochs=2, listener=events.append)
+    assert [report.step for report in again.history] == [3, 4, 5]
+    assert any(isinstance(event, Note) and "of step 6 is damaged" in event.text for event in events)
 
 
 def test_every_pass_of_a_shuffling_loader_has_an_order_of_its_own() -> None:
@@ -410,18 +471,18 @@ def test_search_then_train_then_resume(tmp_path: Path, monkeypatch: pytest.Monke
     model = mlp()
     with pytest.raises(StoppedError):  # after the search, before any checkpoint
         fitted(mlp(), output_dir=tmp_path, callbacks=(stop_at(0),), **how)
-    trained = fitted(model, output_dir=tmp_path, **how)
+    trained = fitted(model, output_dir=tmp_path, search="always", **how)
     assert trained.model is model
-    assert trained.result
+    assert isinstance(trained.result, Result)
     assert trained.result.best
     assert trained.result.best.verified
     assert trained.result.run_directory == str(tmp_path / "search")
     assert len(trained.result.trials) == 3  # all of the first search, none measured twice
     assert len(trained.history) == 6
     monkeypatch.setattr(tune, "Prober", None)  # no search any more
-    (tmp_path / "checkpoint.pt").unlink()
+    shutil.rmtree(tmp_path / "checkpoints")
     again = fitted(output_dir=tmp_path, resume=True, **how)
-    assert again.result is None
+    assert isinstance(again.result, SavedResult)
     assert [report.loss for report in again.history] == [report.loss for report in trained.history]
 
 
@@ -488,6 +549,8 @@ def test_an_iterable_dataset_is_counted_by_reading_it() -> None:
     [
         ({"config": [1]}, "config must be an autofit.Config or a mapping of knobs, not a list"),
         ({"callbacks": print}, "callbacks must be a tuple of functions, not one function"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be a whole number from 1, not 0"),
+        ({"keep_last": 1.5}, r"keep_last must be a whole number from 1, not 1\.5"),
     ],
 )
 def test_what_could_only_fail_later_is_told_at_once(options: dict[str, Any], message: str) -> None:
@@ -502,3 +565,78 @@ def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file, not a directory"):
         fitted(output_dir=tmp_path / "file", steps=1)
+
+
+# A search that was done before
+
+
+@pytest.mark.usefixtures("shared_zygote")
+def test_the_same_search_is_not_done_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    events: list[Event] = []
+    how: dict[str, Any] = {"config": None, "mem": 1, "trials": 2, "set": {"precision": "fp32"}, "steps": 1}
+    first = fitted(mlp(), **how)
+    assert isinstance(first.result, Result)
+    monkeypatch.setattr(tune, "Prober", None)  # no search any more
+    again = fitted(mlp(), listener=events.append, **how)
+    assert isinstance(again.result, SavedResult)
+    assert again.result.config == first.result.best.config
+    (note,) = [event.text for event in events if isinstance(event, Note)]
+    assert re.match(r"a search for this model, data and machine was done before \([\d,]+ samples/s measured\)", note)
+    with pytest.raises(TypeError):  # there is no prober
+        fitted(mlp(), search="always", **how)
+
+
+# An optimizer of one's own
+
+
+def test_an_optimizer_is_a_name_or_a_function() -> None:
+    def one(**how: Any) -> float:
+        return fitted(steps=3, **how).history[-1].loss
+
+    assert one(optimizer="sgd") == one(config={"optimizer": "sgd"}) != one()
+    assert one(optimizer=torch.optim.NAdam) != one()
+    assert one(optimizer=lambda groups: torch.optim.AdamW(groups, weight_decay=0.0)) == pytest.approx(one(), rel=1e-5)
+
+
+@pytest.mark.usefixtures("shared_zygote")
+def test_an_optimizer_of_ones_own_is_probed(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"config": None, "mem": 1, "trials": 2, "set": {"precision": "fp32"}, "steps": 2}
+    trained = fitted(optimizer=lambda groups: torch.optim.NAdam(groups), output_dir=tmp_path, **how)
+    assert trained.result.best.config["optimizer"] is None
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        (torch.optim.SGD(mlp().parameters(), lr=1), "the name of one or a function that makes one, not a SGD"),
+        (5, "the name of one or a function that makes one, not a int"),
+        ("adam", r"unknown value for optimizer 'adam'\. Did you mean 'adamw'"),
+    ],
+)
+def test_what_is_no_optimizer(optimizer: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        fitted(optimizer=optimizer)
+
+
+def test_without_a_listener_notes_go_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    generator = torch.Generator().manual_seed(0)
+    loader = [(torch.randn(4, 3, 8, 8, generator=generator), torch.tensor([0, 1, 2, 3]))]
+    fitted(tiny.ConvNet(), loader, config={"micro_batch_size": 2})
+    ((name, level, text),) = caplog.record_tuples
+    assert (name, level) == ("autofit", logging.WARNING)
+    assert "BatchNorm takes its statistics" in text
+
+
+def test_the_model_without_its_adapters() -> None:
+    trained = fitted(config={"lora_rank": 2}, steps=2)
+    features = batches(1)[0][0]
+    plain = trained.merged()
+    assert not any("lora_" in name for name, _ in plain.named_parameters())
+    torch.testing.assert_close(plain(features), trained.model(features), rtol=1e-4, atol=1e-5)
+
+
+def test_labels_of_a_wrong_shape_are_one_sentence() -> None:
+    loader = [(features, classes.float()) for features, classes in batches()]
+    with pytest.raises(InputError, match=r"the loss raised RuntimeError: .* Correct it there"):
+        fitted(loader=loader)

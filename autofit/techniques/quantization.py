@@ -67,7 +67,8 @@ class Quantization(Technique):
             raise RefusedError(_NO_LINEARS)
         compute = _COMPUTE.get(str(setup.config["precision"]), torch.float32)
         for parent, name, layer in layers:
-            quantised = _int8_layer(layer) if value == "int8" else _nf4_layer(layer, value == "nf4-dq", compute)
+            quantised: Any = _int8_layer(layer) if value == "int8" else _nf4_layer(layer, value == "nf4-dq", compute)
+            quantised.stands_for = type(layer)  # what `dequantised` makes of it again
             setattr(parent, name, quantised)
             hold = _hold_int8 if value == "int8" else _hold_nf4
             setup.holders[quantised] = functools.partial(hold, quantised, is_transposed_linear(layer))
@@ -167,3 +168,29 @@ def _hold_int8(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Paramet
 
     weight = Int8Params(values.t().contiguous() if transposed else values, requires_grad=False, has_fp16_weights=False)
     return weight._quantize(values.device)  # type: ignore[no-any-return]
+
+
+def is_quantised(module: nn.Module) -> bool:
+    """Whether a module is a layer that stands for a plain one."""
+    return hasattr(module, "stands_for")
+
+
+def dequantised(layer: Any, dtype: torch.dtype, delta: torch.Tensor | None = None) -> nn.Module:
+    """The plain layer that a quantised one stands for, with the values that it computes with.
+
+    Args:
+        dtype: of the weight.
+        delta: what is added to the values, [outputs, inputs], before they are rounded to it.
+    """
+    from peft.utils.integrations import dequantize_bnb_weight
+
+    values = dequantize_bnb_weight(layer.weight, state=getattr(layer, "state", None)).float()
+    if delta is not None:
+        values += delta
+    inputs, outputs, kind = layer.in_features, layer.out_features, layer.stands_for
+    with torch.device("meta"):
+        plain: Any = kind(inputs, outputs) if kind is nn.Linear else kind(outputs, inputs)
+    transposed = is_transposed_linear(plain)
+    plain.weight = nn.Parameter((values.t() if transposed else values).to(dtype).contiguous(), requires_grad=False)
+    plain.bias = layer.bias
+    return plain.train(layer.training)  # type: ignore[no-any-return]

@@ -135,12 +135,10 @@ def check_loss(setup: Setup) -> None:
         InputError: it raises (labels of a wrong shape, say), or cannot be split as the config would.
     """
     whole = setup.workload.effective_batch_size
-    devices = [setup.device] if setup.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        if setup.micro_batch_size >= whole:
-            _evaluated(setup, setup.workload.batch(1))
-            return
-        splits, note = loss_splits(setup, setup.workload.batch(min(_CHECKED_SAMPLES, whole)))
+    if setup.micro_batch_size >= whole:
+        _evaluated(setup, setup.workload.batch(1))
+        return
+    splits, note = loss_splits(setup, setup.workload.batch(min(_CHECKED_SAMPLES, whole)))
     if not splits:
         raise InputError(str(note), f"Set micro_batch_size to {whole}, or leave the config to the search.")
 

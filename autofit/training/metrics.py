@@ -34,15 +34,24 @@ class MetricsFile:
     def __init__(self, path: Path, *, first_step: int = 0) -> None:
         if path.suffix not in (".jsonl", ".csv"):
             raise InputError(f"a metrics file cannot be {path.name}.", "Give a name that ends in .jsonl or .csv.")
-        self._json = path.suffix == ".jsonl"
-        kept = [row for row in _rows(path) if int(row["step"]) < first_step] if first_step and path.exists() else []
+        self._path, self._json = path, path.suffix == ".jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._open(first_step)
+
+    def _open(self, first_step: int) -> None:
+        path = self._path
+        kept = [row for row in _rows(path) if int(row["step"]) < first_step] if first_step and path.exists() else []
         self._file: IO[str] = path.open("w", encoding="utf-8", newline="")
         self._csv = csv.DictWriter(self._file, _NAMES)
         if not self._json:
             self._csv.writeheader()
         for row in kept:
             self._write(row)
+
+    def back_to(self, first_step: int) -> None:
+        """Drop the lines of steps that are done again."""
+        self._file.close()
+        self._open(first_step)
 
     def __call__(self, report: StepReport) -> None:
         """Write one step."""
@@ -93,6 +102,9 @@ class TensorBoard:
         """Write the loss on held-out data after a step."""
         self._writer.add_scalar("evaluation/loss", loss, step)
 
+    def back_to(self, first_step: int) -> None:
+        """Later values of a step stand beside the former ones, as TensorBoard shows a restart."""
+
     def close(self) -> None:
         """No more steps."""
         self._writer.close()
@@ -123,6 +135,11 @@ class Bar:
     def evaluated(self, step: int, loss: float) -> None:
         """Say the loss on held-out data beside the bar."""
         self._bar.set_description(f"training (evaluation {loss:.4g})")
+
+    def back_to(self, first_step: int) -> None:
+        """Stand at that step again."""
+        self._bar.n = first_step
+        self._bar.refresh()
 
     def close(self) -> None:
         """Leave the bar as it is."""

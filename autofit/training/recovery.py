@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -16,6 +17,7 @@ from autofit.core.config import Config
 from autofit.core.errors import RefusedError
 from autofit.setup import Setup
 from autofit.techniques import refuse, technique_named
+from autofit.training import random_state
 
 # The knobs that a run may change while it trains.
 RUNGS = ("micro_batch_size", "gradient_accumulation_steps", "activation_checkpointing")
@@ -35,16 +37,14 @@ class Recovery:
         self._known_to_split = setup.micro_batch_size < setup.workload.effective_batch_size
         self._statistics = [buffer for buffer in _running_statistics(setup) if buffer.numel()]
         self._kept = [torch.empty_like(buffer) for buffer in self._statistics]
-        self._random: list[torch.Tensor] = []
+        self._random: dict[str, Any] = {}
         self._versions: list[int] | None = None
 
     def remember(self) -> None:
         """Keep what a forward changes, before it does: running statistics and the random numbers' state."""
         if self._statistics:
             torch._foreach_copy_(self._kept, self._statistics)
-        self._random = [torch.get_rng_state()]
-        if self._setup.device.type == "cuda":
-            self._random.append(torch.cuda.get_rng_state(self._setup.device))
+        self._random = random_state.capture(self._setup.device)
         # Before its first step an optimizer has no state that could be torn.
         optimizer = self._setup.optimizer
         self._versions = None if optimizer is None or optimizer.state else self._weights_versions()
@@ -65,8 +65,7 @@ class Recovery:
         gc.collect()
         if setup.device.type == "cuda":
             torch.cuda.empty_cache()
-            torch.cuda.set_rng_state(self._random[1], setup.device)
-        torch.set_rng_state(self._random[0])
+        random_state.restore(self._random, setup.device)
         if self._statistics:
             torch._foreach_copy_(self._statistics, self._kept)
         return not torn

@@ -119,12 +119,14 @@ class _Run:
 
     def _try(self, batch: Any, step: int) -> float | None:
         """One optimizer step; its loss, or None when memory ran out."""
+        setup = self._setup
+        assert setup.optimizer is not None, "build() sets the optimizer"
         try:
-            loss = float(accumulate(self._setup, batch))
+            loss = float(accumulate(setup, batch))
             if not math.isfinite(loss):
-                self._setup.optimizer.zero_grad(set_to_none=True)
+                setup.optimizer.zero_grad(set_to_none=True)
                 raise DivergedError(loss, step)
-            update(self._setup)
+            update(setup)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

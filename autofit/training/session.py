@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from autofit.core.errors import AutofitError, DivergedError, InputError, OutOfMemoryError
+from autofit.core.errors import AutofitError, DivergedError, OutOfMemoryError
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.run_directory import write_whole
 from autofit.core.strict_yaml import dump, load_mapping
 from autofit.core.workload import Workload
 from autofit.memory.device import detect
 from autofit.setup import Setup
-from autofit.training import checkpoint
+from autofit.training import checkpoint, random_state
 from autofit.training.build import build
 from autofit.training.evaluation import evaluate
 from autofit.training.inspect import check_loss
@@ -54,10 +54,7 @@ class Keeping:
             write_whole(self.directory / CUTS, dump({knob: config[knob] for knob in RUNGS}))
 
     def __post_init__(self) -> None:
-        for name in ("checkpoint_every", "keep_last"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name} must be a positive whole number, not {value!r}.")
+        checkpoint.check_counts(checkpoint_every=self.checkpoint_every, keep_last=self.keep_last)
 
 
 @dataclass(frozen=True)
@@ -86,14 +83,14 @@ class Session:
         torch.manual_seed(self.hyperparameters.seed)
         cuts = self.keeping.cuts()
         if cuts:
-            told = ", ".join(f"{knob} {value}" for knob, value in cuts.items())
-            self.listener(f"memory ran out in this run before, so it goes on with {told}.")
+            self.listener(f"memory ran out in this run before, so it goes on with {_told(cuts)}.")
         config = {**config, **cuts}
         setup = build(self.workload, config, detect(device), model=self.model, hyperparameters=self.hyperparameters)
         try:
             for warning in setup.warnings:
                 self.listener(warning)
-            check_loss(setup)
+            with random_state.kept(setup.device):
+                check_loss(setup)
             return _Training(self, setup, loader, eval_loader).to(steps)
         finally:
             setup.close()
@@ -105,7 +102,7 @@ class _Training:
     def __init__(self, session: Session, setup: Setup, loader: Any, eval_loader: Any) -> None:
         self._session, self._setup = session, setup
         self._keeping, self._tell = session.keeping, session.listener
-        self._eval_loader = eval_loader
+        self._loader, self._eval_loader = loader, eval_loader
         self._passes = Passes(loader, session.hyperparameters.seed)
         self._per_pass = length_of(loader)
         self._history: list[StepReport] = []
@@ -147,7 +144,7 @@ class _Training:
         def after(report: StepReport) -> None:
             self._after(report, steps)
 
-        callbacks = (*self._session.callbacks, *self._recorders, self._history.append, after)
+        callbacks = (*self._session.callbacks, *self._recorders, after)
         try:
             train(self._setup, self._passes, steps=steps, first_step=first, callbacks=callbacks, listener=self._tell)
         except DivergedError as error:
@@ -160,6 +157,7 @@ class _Training:
         return None
 
     def _after(self, report: StepReport, steps: int) -> None:
+        self._history.append(report)
         done = report.step + 1
         if self._setup.config != self._config:
             self._config = self._setup.config
@@ -167,7 +165,8 @@ class _Training:
         if self._keeping.directory and (done % self._keeping.checkpoint_every == 0 or done == steps):
             self._save(done)
         if self._eval_loader is not None and (done == steps or (self._per_pass and done % self._per_pass == 0)):
-            loss = evaluate(self._setup, batches_of(self._eval_loader))
+            with random_state.kept(self._setup.device):  # a resumed run does not draw them again
+                loss = evaluate(self._setup, batches_of(self._eval_loader))
             self._evaluations.append(loss)
             for recorder in self._recorders:
                 recorder.evaluated(report.step, loss)
@@ -190,6 +189,7 @@ class _Training:
         """The step to go on with, everything as it was after the one before; also in the middle of a pass."""
         assert self._keeping.directory, "checked by the callers"
         loaded = checkpoint.load(self._setup, self._keeping.directory)
+        self._passes = Passes(self._loader, self._session.hyperparameters.seed)
         for note in loaded.notes:
             self._tell(note)
         self._passes.go_on(loaded.next_step, loaded.data_state, self._setup.device)
@@ -202,16 +202,16 @@ class _Training:
                 "Load the weights again, and train with an output_dir and a smaller config.",
             )
         first = self._resumed()
-        del self._history[max(0, len(self._history) - self._steps_after(first)) :]
-        self._tell(f"{torn.message[:-1]}: training goes on from the checkpoint after {first} steps.")
+        self._history = [report for report in self._history if report.step < first]
+        for recorder in self._recorders:
+            recorder.back_to(first)
+        place = f"{torn.message[:-1]}: training goes on from the checkpoint after {first} steps"
+        self._tell(f"{place}, with {_told(self._setup.config)}.")
         return first
-
-    def _steps_after(self, first: int) -> int:
-        return sum(report.step >= first for report in self._history)
 
     def _with_place(self, error: DivergedError) -> AutofitError:
         """The error with the batch that caused it, and with where the weights before it are kept."""
-        place = f"{error.message[:-1]} (batch {self._passes.batch} of pass {self._passes.number}, counted from 0)."
+        place = f"{error.message[:-1]} ({self._passes.place})."
         if not self._keeping.directory:
             return DivergedError(error.loss, error.step, place)
         self._save(error.step)
@@ -226,3 +226,7 @@ class _Training:
                 f"the loader is too slow for this device: {waited / total:.0%} of the time was spent waiting for data."
                 " More num_workers, or data that is prepared before, would help."
             )
+
+
+def _told(config: Mapping[str, Any]) -> str:
+    return ", ".join(f"{knob} {config[knob]}" for knob in RUNGS)

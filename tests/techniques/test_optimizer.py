@@ -402,7 +402,7 @@ def test_its_state_comes_back_from_a_checkpoint(tmp_path: Path, value: str) -> N
     checkpoint.save(first, tmp_path, 2)
     second = mlp_run(value)
     train_step(second, tiny.mlp_workload().batch(3))  # all that a checkpoint holds is another now
-    assert checkpoint.load(second, tmp_path) == 2
+    assert checkpoint.load(second, tmp_path).next_step == 2
     assert [train_step(second, batch) for _ in range(3)] == [train_step(first, batch) for _ in range(3)]
     for (_, one), (_, other) in zip(first.trainable(), second.trainable(), strict=True):
         assert torch.equal(one, other)
@@ -459,7 +459,7 @@ def test_every_kind_steps_on_the_gpu(tmp_path: Path, value: str) -> None:
     assert all(tensor.device == weight.device for tensor in moments)
     checkpoint.save(setup, tmp_path, 3)
     again = build(workload, {"optimizer": value}, hardware, hyperparameters=chosen)
-    assert checkpoint.load(again, tmp_path) == 3
+    assert checkpoint.load(again, tmp_path).next_step == 3
     assert train_step(again, workload.batch(4)) == train_step(setup, workload.batch(4))
     torch.testing.assert_close(again.model.weight, weight)
     was, now = held(setup.optimizer.state.get(weight, {})), held(again.optimizer.state.get(again.model.weight, {}))

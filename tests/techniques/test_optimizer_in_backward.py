@@ -210,7 +210,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_never_was(tmp_path: Path, optim
     checkpoint.save(first, tmp_path, 2)
     second = run(workload, True, optimizer=optimizer)
     accumulate(second, workload.batch(3))  # all that a checkpoint holds is another now, in the middle of a step
-    assert checkpoint.load(second, tmp_path) == 2
+    assert checkpoint.load(second, tmp_path).next_step == 2
     for group in (*first.optimizer.param_groups, *second.optimizer.param_groups):
         group["lr"] = 3e-3
     assert [train_step(second, workload.batch(4)) for _ in range(2)] == [

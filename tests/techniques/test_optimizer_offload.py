@@ -146,7 +146,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_never_was(tmp_path: Path) -> No
     checkpoint.save(first, tmp_path, 2)
     second = run(offload=True)
     accumulate(second, first.workload.batch(3))  # gradients wait on the host that belong to no step
-    assert checkpoint.load(second, tmp_path) == 2
+    assert checkpoint.load(second, tmp_path).next_step == 2
     assert all(torch.equal(host, device) for device, host in second.optimizer._inner.param_d2h_map.items())
     second.optimizer.zero_grad()
     second.optimizer.step()

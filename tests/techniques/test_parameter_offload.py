@@ -20,9 +20,10 @@ from autofit.setup.copies import CopyLane
 from autofit.setup.streamed_blocks import BlockStreamer
 from autofit.techniques import refuse, settle, technique_named
 from autofit.training.build import build
-from autofit.training.checkpoint import load, save, save_model
+from autofit.training.checkpoint import load, save
 from autofit.training.evaluation import evaluate
 from autofit.training.loop import accumulate, train_step
+from autofit.training.saving import save_model
 
 LORA = {"lora_rank": 4, "lora_targets": "all-linear"}
 OFFLOAD = {"parameter_offload": "cpu", **LORA}
@@ -157,7 +158,7 @@ def test_steps_evaluations_checkpoints_and_the_end(streamers: list[BlockStreamer
     losses = [float(train_step(setup, batch)) for _ in range(2)]
     assert evaluate(setup, [batch]) < losses[0]
     save(setup, tmp_path, 2)
-    assert load(setup, tmp_path) == 2
+    assert load(setup, tmp_path).next_step == 2
     losses.append(float(train_step(setup, batch)))
     assert losses[2] < losses[1] < losses[0]
     save_model(setup, tmp_path)

@@ -1,0 +1,215 @@
+"""Training that is killed by the system at any moment, and resumed, ends with the weights of one that never was."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import yaml
+
+# Forks a process for each run: it has imported everything by then, and computed nothing. A run is told where to be
+# killed: in a step, or before a call that writes a checkpoint to the disk.
+RUNS = """
+import json
+import os
+import signal
+import sys
+
+import numpy as np
+import tiny
+import torch
+import torch._dynamo  # what the first step of an optimizer imports
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import autofit
+from autofit.fit import fit
+
+SAMPLES, EPOCHS = 24, 4
+
+
+class Noisy(Dataset):
+    '''Samples with noise, drawn anew in every pass.'''
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        features = torch.randn(48, generator=generator) + 0.1 * torch.randn(48)
+        return features + 0.1 * float(np.random.rand()), index % 10
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_before(function, turns):
+    def called(*args, **kwargs):
+        nonlocal turns
+        turns -= 1
+        if turns < 0:
+            die()
+        return function(*args, **kwargs)
+
+    return called
+
+
+def run(job):
+    if "sync" in job:
+        os.fsync = die_before(os.fsync, job["sync"])
+    torch.manual_seed(1)
+    model = nn.Sequential(tiny.MLP(depth=2), nn.Dropout(0.3), nn.BatchNorm1d(10))
+    steps = []
+
+    def told(report):
+        steps.append(report.step)
+        if report.step == job.get("step"):
+            die()
+
+    torch.manual_seed(job["draws"])  # what else a process may have drawn before
+    np.random.seed(job["draws"])
+    loader = DataLoader(Noisy(), batch_size=4, shuffle=True)
+    fit(
+        model,
+        loader,
+        loss=tiny.classify,
+        lr=1e-2,
+        weight_decay=0.1,
+        schedule="cosine",
+        warmup_steps=3,
+        max_grad_norm=1.0,
+        epochs=EPOCHS,
+        config={"optimizer": "adamw", "micro_batch_size": 2},
+        device="cpu",
+        eval_loader=loader,
+        callbacks=(told,),
+        output_dir=job["out"],
+        resume=job["resume"],
+        checkpoint_every=job["every"],
+    )
+    return steps
+
+
+for line in sys.stdin:
+    job = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        steps = run(job)
+        with open(job["out"] + "/steps", "w") as file:
+            json.dump(steps, file)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+STEPS = 24
+
+
+class Runs:
+    """Runs, one after the other, each in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def __call__(self, out: Path, *, resume: bool = False, every: int = 3, **how: int) -> int:
+        """How the run ended: 0, or the signal that killed it, negative."""
+        assert self.process.stdin
+        assert self.process.stdout
+        job = {"out": str(out), "resume": resume, "every": every, "draws": int(resume), **how}
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    script = tmp_path_factory.mktemp("runs") / "runs.py"
+    script.write_text(RUNS)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        yield Runs(process)
+        assert process.stdin
+        process.stdin.close()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """The last weights of a run that nobody stopped."""
+    out = tmp_path_factory.mktemp("whole")
+    assert runs(out) == 0
+    assert steps(out) == list(range(STEPS))
+    return weights(out)
+
+
+def steps(out: Path) -> list[int]:
+    found: list[int] = json.loads((out / "steps").read_text())
+    return found
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(out / "model" / "model.safetensors")
+
+
+def checkpoints(out: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in (out / "checkpoints").glob("step-*"))
+
+
+def assert_goes_on(runs: Runs, out: Path, first: int, wanted: dict[str, torch.Tensor]) -> None:
+    """From step `first` to weights that are the same bit for bit."""
+    assert runs(out, resume=True) == 0
+    assert steps(out) == list(range(first, STEPS))
+    found = weights(out)
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        assert torch.equal(found[name], wanted[name]), name
+    assert not list((out / "checkpoints").glob(".*"))
+
+
+@pytest.mark.parametrize("step", sorted(random.Random(4).sample(range(3, STEPS), 3)))
+def test_killed_in_a_step(runs: Runs, uninterrupted: dict[str, torch.Tensor], tmp_path: Path, step: int) -> None:
+    assert runs(tmp_path, step=step) == -signal.SIGKILL
+    assert_goes_on(runs, tmp_path, step // 3 * 3, uninterrupted)
+
+
+def test_killed_twice(runs: Runs, uninterrupted: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    assert runs(tmp_path, step=8) == -signal.SIGKILL
+    assert runs(tmp_path, resume=True, step=16) == -signal.SIGKILL
+    assert_goes_on(runs, tmp_path, 15, uninterrupted)
+
+
+SYNCS = 6  # of one checkpoint: its four files, itself, and the directory that it is renamed in
+
+
+@pytest.mark.parametrize("sync", [0, *random.Random(5).sample(range(1, SYNCS), 2)])
+def test_killed_while_a_checkpoint_is_written(
+    runs: Runs, uninterrupted: dict[str, torch.Tensor], tmp_path: Path, sync: int
+) -> None:
+    """The third one: half of it lies there, and is neither loaded nor left."""
+    assert runs(tmp_path, sync=2 * SYNCS + sync) == -signal.SIGKILL
+    renamed = sync == SYNCS - 1
+    assert checkpoints(tmp_path) == ([3, 6, 9] if renamed else [3, 6])
+    assert bool(list((tmp_path / "checkpoints").glob(".*.part"))) is not renamed
+    assert_goes_on(runs, tmp_path, 9 if renamed else 6, uninterrupted)
+
+
+def test_the_newest_checkpoint_is_damaged(runs: Runs, uninterrupted: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    assert runs(tmp_path, step=13) == -signal.SIGKILL
+    assert checkpoints(tmp_path) == [9, 12]
+    state = tmp_path / "checkpoints" / "step-00000012" / "state.pt"
+    state.write_bytes(state.read_bytes()[:-100])
+    assert_goes_on(runs, tmp_path, 9, uninterrupted)
+    assert checkpoints(tmp_path) == [21, 24]
+    label = yaml.safe_load((tmp_path / "checkpoints" / "step-00000024" / "checkpoint.yaml").read_text())
+    assert label["next_step"] == STEPS

@@ -1,0 +1,190 @@
+"""One training from build to the saved model: what is told, and what a run survives."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import yaml
+from torch import nn
+
+from autofit.core.errors import DivergedError, OutOfMemoryError
+from autofit.core.hyperparameters import Hyperparameters
+from autofit.training import checkpoint
+from autofit.training.loader import workload_from
+from autofit.training.run import StepReport
+from autofit.training.session import Keeping, Session
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def batches(count: int = 4, size: int = 8) -> list[Batch]:
+    generator = torch.Generator().manual_seed(count)
+    return [
+        (torch.randn(size, 48, generator=generator), torch.randint(10, (size,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(1)
+    return tiny.MLP()
+
+
+class Run:
+    """A session and what it told."""
+
+    def __init__(
+        self, loader: Any = None, loss: Any = tiny.classify, model: nn.Module | None = None, **kept: Any
+    ) -> None:
+        self.told: list[str] = []
+        self.loader = loader if loader is not None else batches()
+        self.model = model or mlp()
+        self.session = Session(
+            workload=workload_from(self.model, batches(), loss),
+            model=self.model,
+            hyperparameters=Hyperparameters(lr=1e-2),
+            keeping=Keeping(**kept),
+            callbacks=(),
+            listener=self.told.append,
+        )
+
+    def __call__(self, config: dict[str, Any] | None = None, steps: int = 8, **more: Any) -> list[StepReport]:
+        self.history, self.evaluations = self.session.run(config or {}, "cpu", self.loader, steps=steps, **more)
+        return self.history
+
+
+def out_of_memory_in_update(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """At one call, in the middle: the first weight is updated already."""
+    calls: list[int] = []
+    step = torch.optim.AdamW.step
+
+    def torn(self: Any, closure: Any = None) -> None:
+        calls.append(1)
+        if len(calls) == at:
+            self.param_groups[0]["params"][0].data.add_(1.0)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        step(self, closure)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", torn)
+
+
+def test_a_torn_update_goes_back_to_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Run()
+    expected = plain()
+    out_of_memory_in_update(monkeypatch, at=6)
+    run = Run(directory=tmp_path, checkpoint_every=2)
+    run()
+    assert run.told == [
+        "memory ran out in the update of step 5, which left weights half updated: training goes on from the checkpoint "
+        "after 4 steps, with micro_batch_size 4, gradient_accumulation_steps 2, activation_checkpointing none."
+    ]
+    assert [report.step for report in run.history] == list(range(8))
+    assert [report.loss for report in run.history] == pytest.approx([each.loss for each in expected], rel=1e-4)
+    for mine, theirs in zip(run.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(8))  # step 4 was done twice, and told of once
+
+
+def test_a_torn_update_without_a_checkpoint_is_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out_of_memory_in_update(monkeypatch, at=2)
+    with pytest.raises(OutOfMemoryError, match=r"half updated, and there is no checkpoint to go back to\. Load the"):
+        Run()()
+
+
+def test_a_resumed_run_knows_that_memory_ran_out(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def hungry(model: nn.Module, batch: Batch) -> torch.Tensor:
+        calls.append(len(batch[0]))
+        if len(batch[0]) > 2 and model.training and len(calls) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return tiny.classify(model, batch)
+
+    first = Run(loss=hungry, directory=tmp_path, checkpoint_every=2)
+    first({"micro_batch_size": 8}, steps=4)
+    assert any("micro-batch 8x1 -> 4x2" in text for text in first.told)
+    assert yaml.safe_load((tmp_path / "after-out-of-memory.yaml").read_text())["micro_batch_size"] == 2
+    calls.clear()
+    again = Run(loss=hungry, directory=tmp_path, resume=True)
+    again({"micro_batch_size": 8}, steps=8)
+    assert "goes on with micro_batch_size 2, gradient_accumulation_steps 4" in again.told[0]
+    assert max(calls[4:]) == 2  # after the look at the loss
+
+
+def test_a_loss_that_is_no_number_says_where_and_keeps_what_was_before(tmp_path: Path) -> None:
+    bad = batches()
+    bad[1][0].fill_(torch.nan)
+    fine = batches()
+
+    def loader() -> Iterator[Batch]:
+        loader.passes += 1  # type: ignore[attr-defined]
+        yield from (bad if loader.passes == 2 else fine)  # type: ignore[attr-defined]
+
+    loader.passes = 0  # type: ignore[attr-defined]
+    run = Run(loader, directory=tmp_path)
+    with pytest.raises(DivergedError) as caught:
+        run()
+    assert caught.value.message == (
+        f"the loss is nan at step 5 (batch 1 of pass 1); the state before it is kept in {tmp_path}."
+    )
+    assert "Lower the learning rate" in caught.value.remedy
+    assert checkpoint.exists(tmp_path)
+    loader.passes = 0  # type: ignore[attr-defined]
+    bad[1][0].fill_(0.5)  # mended
+    resumed = Run(loader, directory=tmp_path, resume=True)
+    assert [report.step for report in resumed()] == [5, 6, 7]
+
+
+def test_a_first_loss_that_is_no_number_is_not_blamed_on_the_learning_rate() -> None:
+    bad = batches()
+    bad[0][0].fill_(torch.nan)
+    with pytest.raises(DivergedError, match=r"step 0 \(batch 0 of pass 0\)\. Check the data and the loss"):
+        Run(bad)()
+
+
+def test_a_loader_that_is_too_slow_is_said_so() -> None:
+    def slow() -> Iterator[Batch]:
+        for batch in batches():
+            time.sleep(0.05)
+            yield batch
+
+    run = Run(slow)
+    run()
+    assert len(run.told) == 1
+    assert run.told[0].startswith("the loader is too slow for this device: ")
+    quick = Run()
+    quick()
+    assert quick.told == []
+
+
+def test_evaluations_are_in_the_metrics(tmp_path: Path) -> None:
+    run = Run(directory=tmp_path)
+    run(eval_loader=batches(2))
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["evaluation"]) for row in rows if "evaluation" in row] == [
+        (3, run.evaluations[0]),
+        (7, run.evaluations[1]),
+    ]
+    assert [row["loss"] for row in rows if "loss" in row] == [report.loss for report in run.history]
+
+
+def test_looking_at_the_loss_draws_nothing() -> None:
+    """Whether a config is checked by splitting or not, training draws the same random numbers."""
+    seen: list[float] = []
+
+    def loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+        if model.training:
+            seen.append(float(torch.rand(())))
+        else:
+            torch.rand(5)
+        return tiny.classify(model, batch)
+
+    Run(loss=loss)(steps=1)
+    Run(loss=loss)({"micro_batch_size": 4}, steps=1)
+    assert seen[0] == seen[1]
