@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -56,7 +57,7 @@ class LoraRank(Technique):
             r=value,
             lora_alpha=setup.config["lora_alpha"] or 2 * value,
             lora_dropout=setup.config["lora_dropout"] or 0.0,
-            target_modules=targets,
+            target_modules=_unmistakable(setup.model, targets),
         )
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -102,6 +103,17 @@ def adapter_targets(model: nn.Module, wanted: str) -> list[str]:
     if not linears:
         raise RefusedError(f"the model has no linear layers for lora_targets {wanted}; use all-linear, or lora_rank 0.")
     return list(linears)
+
+
+def _unmistakable(model: nn.Module, targets: list[str]) -> list[str] | str:
+    """The names as peft takes them: a list, in which a name also stands for every longer one that ends in it.
+
+    Where that would adapt more than is meant (a layer "0" beside "1.layers.0"), a pattern that names each whole.
+    """
+    wanted, endings = set(targets), tuple(f".{name}" for name in targets)
+    if any(name.endswith(endings) and name not in wanted for name, _ in model.named_modules()):
+        return "|".join(re.escape(name) for name in targets)
+    return targets
 
 
 def _train_new_heads(setup: Setup) -> None:

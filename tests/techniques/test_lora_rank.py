@@ -211,3 +211,18 @@ def test_what_peft_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         RefusedError, match="peft cannot put adapters here: Module 'out_proj' is incompatible with Mamba"
     ):
         build(tiny.llama_workload(), {"lora_rank": 4}, tiny.CPU)
+
+
+def test_a_name_that_others_end_in_stands_for_itself_alone() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)), nn.Linear(8, 1))
+
+    workload = Workload(
+        model=model,
+        batch=lambda n: {"input": torch.randn(n, 8)},
+        loss=lambda model, batch: model(**batch).square().mean(),
+        effective_batch_size=2,
+    )
+    setup = build(workload, {"lora_rank": 2}, tiny.CPU)  # "0" is a layer, and "1.0" no linear one
+    assert {name.partition(".lora_")[0] for name in trained(setup)} == {"0", "1.1", "2"}
+    assert accumulate(setup, workload.batch(2)).isfinite()
