@@ -18,6 +18,7 @@ from autofit.core.hardware import GIB
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.options import SearchOptions, search_options
 from autofit.core.result import Result, SavedResult
+from autofit.core.run_directory import write_whole
 from autofit.core.workload import Workload
 from autofit.models import resolve
 from autofit.report import explain
@@ -31,7 +32,7 @@ from autofit.tune import Listener, run_search
 
 __all__ = ["Trained", "explain", "fit", "nothing_fits", "search"]
 
-_SEARCH = "search"  # the run directory inside an output directory
+_SEARCH, _RESULT = "search", "result.yaml"  # the run directory inside an output directory, and what came of it
 _SEARCHES = ("auto", "always")
 _log = logging.getLogger("autofit")
 
@@ -140,8 +141,8 @@ def fit(
         config: train with this one, without a search.
         eval_loader: evaluated after each pass over the loader and at the end.
         callbacks: functions of a StepReport, called after every optimizer step.
-        output_dir: keeps the run directory (`search/`), a checkpoint every `checkpoint_every` steps (the `keep_last`
-            newest), `metrics.jsonl`, and the trained `model/`. `resume` goes on from there.
+        output_dir: keeps the run directory (`search/`) and its `result.yaml`, a checkpoint every `checkpoint_every`
+            steps (the `keep_last` newest), `metrics.jsonl`, and the trained `model/`. `resume` goes on from there.
         search: "auto" takes the stored result of a search for the same model, data shape, hardware, options and
             versions, where there is one; "always" searches again.
         worst_case: a batch of the largest samples there are; default: the largest of the loader's first `peek` batches.
@@ -210,22 +211,35 @@ def _with_optimizer(
 
 
 def _found(session: Session, options: SearchOptions, search: str, tell: Listener) -> Result | SavedResult:
-    """The result of a search: of the run that is resumed, a stored one, or a new one."""
-    keeping, workload = session.keeping, session.workload
-    out = keeping.directory / _SEARCH if keeping.directory else None
-    if keeping.resume and out and (out / "result.yaml").exists():
-        return SavedResult.load(out / "result.yaml")
-    key = stored.key_of(workload, options)
-    known = stored.find(key) if search == "auto" else None
-    if known is not None:
-        tell(Note(f'{stored.describe(known)}; search="always" searches again.'))
-        return known
-    if out is not None and options.out is None:
+    """The result of a search: of the run that is resumed, a stored one, or a new one. Kept beside the checkpoints."""
+    directory = session.keeping.directory
+    kept = directory / _RESULT if directory else None
+    if session.keeping.resume and kept and kept.exists():
+        return SavedResult.load(kept)
+    key = stored.key_of(session.workload, options)
+    path = stored.find(key) if search == "auto" else None
+    result: Result | SavedResult
+    if path is not None:
+        result, text = SavedResult.load(path), path.read_text(encoding="utf-8")
+        tell(Note(f'{stored.describe(result)}; search="always" searches again.'))
+    else:
+        result = _searched(session, options, tell)
+        text = result.to_yaml()
+        stored.keep(key, text)
+    if kept:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, text)
+    return result
+
+
+def _searched(session: Session, options: SearchOptions, tell: Listener) -> Result:
+    directory = session.keeping.directory
+    if directory and options.out is None:
+        out = directory / _SEARCH
         options = options.model_copy(update={"out": out, "resume": (out / "journal.log").exists()})
-    result = run_search(workload, options, tell)
+    result = run_search(session.workload, options, tell)
     if result.best is None:
         raise nothing_fits(result)
-    stored.keep(key, result)
     return result
 
 

@@ -22,7 +22,7 @@ from torch import nn
 from autofit import techniques
 from autofit.core.errors import InputError
 from autofit.core.options import SearchOptions
-from autofit.core.result import Result, SavedResult
+from autofit.core.result import SavedResult
 from autofit.core.run_directory import write_whole
 from autofit.core.workload import Workload
 from autofit.training.data import tensors
@@ -47,20 +47,21 @@ def key_of(workload: Workload, options: SearchOptions) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def find(key: str) -> SavedResult | None:
-    """The result stored under a key; None where there is none that can be read."""
+def find(key: str) -> Path | None:
+    """The result.yaml stored under a key; None where there is none that can be read."""
     try:
-        return SavedResult.load(_path(key))
+        SavedResult.load(_path(key))
     except InputError:
         return None
+    return _path(key)
 
 
-def keep(key: str, result: Result) -> None:
-    """Store a result; a cache that cannot be written is no reason to fail."""
+def keep(key: str, text: str) -> None:
+    """Store a result.yaml; a cache that cannot be written is no reason to fail."""
     path = _path(key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, result.to_yaml())
+        write_whole(path, text)
     except OSError:
         return
 

@@ -640,3 +640,16 @@ def test_labels_of_a_wrong_shape_are_one_sentence() -> None:
     loader = [(features, classes.float()) for features, classes in batches()]
     with pytest.raises(InputError, match=r"the loss raised RuntimeError: .* Correct it there"):
         fitted(loader=loader)
+
+
+@pytest.mark.usefixtures("shared_zygote")
+def test_a_resumed_run_needs_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    how: dict[str, Any] = {"config": None, "mem": 1, "trials": 2, "set": {"precision": "fp32"}, "steps": 2}
+    fitted(**how)
+    found = fitted(output_dir=tmp_path / "out", **how)
+    assert not (tmp_path / "out" / "search").exists()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    monkeypatch.setattr(tune, "Prober", None)
+    again = fitted(output_dir=tmp_path / "out", resume=True, **{**how, "steps": 3})
+    assert again.result == found.result
+    assert len(again.history) == 1
