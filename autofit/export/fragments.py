@@ -15,6 +15,7 @@ _JOINED = (
     "constants",
     "functions",
     "adapt",
+    "place",
     "forward",
     "around_step",
     "start",
@@ -49,11 +50,12 @@ class Case:
 class Fragments:
     """Lines for the places of the script that knobs may change.
 
-    `settings` are arguments of from_pretrained and from_config; `quantization` the lines of a BitsAndBytesConfig that
-    weights are loaded by; `adapt` changes the loaded model; `forward` are contexts that surround the forward pass, and
-    `around_step` those that surround its backward too; `input_dtype` is what floating inputs are cast to; `loss` is a
-    function of (model, batch) in the place of the model's own loss, and `functions` are texts of functions used by
-    these lines; `scaler` makes a loss scaler; `start` runs before anything is loaded; `save` replaces the plain saving.
+    `load_dtype` is what weights are read in; `quantization` the arguments of the BitsAndBytesConfig that reads them;
+    `adapt` changes the loaded model, and `place` comes after all of that; `forward` are contexts that surround the
+    forward pass, and `around_step` those that surround its backward too; `input_dtype` is what images are cast to;
+    `loss` is a function of (model, batch) in the place of the model's own loss, and `functions` are texts of functions
+    used by these lines; `scaler` makes a loss scaler; `start` runs before anything is loaded; `save` replaces the plain
+    saving; `comment` names the knob that chose the optimizer.
     """
 
     standard: tuple[str, ...] = ()  # imports of the standard library
@@ -61,10 +63,11 @@ class Fragments:
     packages: tuple[str, ...] = ()  # that must be there without being imported
     constants: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
+    load_dtype: str | None = None
     quantization: tuple[str, ...] = ()
-    quantized_to: str = ""  # in words
+    quantized: str | None = None  # to what
     adapt: tuple[str, ...] = ()
+    place: tuple[str, ...] = ()
     forward: tuple[str, ...] = ()
     around_step: tuple[str, ...] = ()
     input_dtype: str | None = None
@@ -73,7 +76,8 @@ class Fragments:
     start: tuple[str, ...] = ()
     save: tuple[str, ...] = ()
     held: str | None = None  # how the weights are held, in words
-    optimizer: tuple[str, str] | None = None  # what it is in words, and the call that makes it
+    optimizer: str | None = None  # the call that makes it
+    comment: str | None = None
     stepped_in_backward: bool = False
 
     def joined(self, other: Fragments) -> Fragments:
@@ -81,10 +85,5 @@ class Fragments:
         merged: dict[str, Any] = {}
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            if each.name == "settings":
-                merged[each.name] = {**mine, **theirs}
-            elif each.name in _JOINED:
-                merged[each.name] = mine + theirs
-            else:
-                merged[each.name] = mine or theirs
+            merged[each.name] = mine + theirs if each.name in _JOINED else mine or theirs
         return Fragments(**merged)

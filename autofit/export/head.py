@@ -6,26 +6,22 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autofit.core.config import Config
 from autofit.export.template import WIDTH, plain
 
 
 def head(
     hardware: Mapping[str, Any],
-    config: Config,
     *,
     measured: Mapping[str, Any] | None,
     versions: Mapping[str, str],
     packages: Sequence[str],
 ) -> str:
     """The lines below the title of the script's docstring."""
-    used = [f"{name} {plain(versions[name])}" for name in ("autofit", *packages) if name in versions]
+    used = [f"{name} {plain(versions[name])}" if name in versions else name for name in packages]
+    by = f" (autofit {plain(versions['autofit'])})" if "autofit" in versions else ""
     blocks = [
-        _wrapped(_measured(hardware, measured)),
-        *([_wrapped(f"Versions: {', '.join(used)}.")] if used else []),
-        "Configuration:\n" + "\n".join(f"    {name}: {_word(value)}" for name, value in config.items()),
+        _wrapped(f"{_measured(hardware, measured)} It needs {_listed(used)}{by}."),
         "    python train.py --data FILE --weights DIRECTORY --output DIRECTORY",
-        _wrapped(f"It needs {_listed(packages)}, and is yours to change."),
     ]
     return "\n\n".join(blocks)
 
@@ -57,13 +53,6 @@ def _figures(measured: Mapping[str, Any]) -> list[str]:
         size = peak.get("device") or peak.get("reserved") or peak["allocated"]
         figures.append(f"peak memory {size:g} GiB")
     return figures or ["no figures"]
-
-
-def _word(value: object) -> str:
-    """A knob's value as YAML writes it."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else plain(value)
 
 
 def _listed(names: Sequence[str]) -> str:

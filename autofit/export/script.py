@@ -17,8 +17,8 @@ from autofit.core.hardware import Hardware
 from autofit.export.fragments import Case, Fragments
 from autofit.export.head import head
 from autofit.export.knobs import KNOBS, is_off
-from autofit.export.tasks import TASKS, Task
-from autofit.export.template import WIDTH, fill, import_from, literal, plain, template
+from autofit.export.tasks import TASKS, Task, checks, random_model, tokenizer
+from autofit.export.template import WIDTH, call, fill, import_from, literal, plain, template
 
 _NOT_ARCHITECTURE = (
     "_name_or_path",
@@ -29,19 +29,26 @@ _NOT_ARCHITECTURE = (
     "id2label",
     "label2id",
 )
-_STANDARD = ("import argparse", "import math", "import sys", "import time")
+_MODULES = ("argparse", "math", "os", "sys", "time")
+_STANDARD = (*(f"import {name}" for name in _MODULES), "from pathlib import Path")
 _INSTEAD = "Run it with `autofit train`."
 # What probes run under: with fixed segments the same config may not fit a card, and threads that spin while they wait
 # make a busy machine many times slower.
 _EARLY = {
-    "cuda": 'os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")',
-    "cpu": 'os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")',
+    "cuda": 'os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # as measured',
+    "cpu": 'os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as measured; read by torch',
 }
 
-_OPTIMIZER = {
-    False: "optimizer = build_optimizer(model, args.lr, args.weight_decay)",
-    True: "step_in_backward(model, args.lr, args.weight_decay)",
+_OPTIMIZER = {False: "optimizer = build_optimizer(model, args.lr)", True: "step_in_backward(model, args.lr)"}
+_SPLIT = "samples at once; gradient_accumulation_steps"
+_RATE = {
+    "tokens": (
+        "seconds = time.perf_counter() - since",
+        "rate = (step - done) * EFFECTIVE_BATCH_SIZE * SEQUENCE_LENGTH / seconds",
+    ),
+    "samples": ("rate = (step - done) * EFFECTIVE_BATCH_SIZE / (time.perf_counter() - since)",),
 }
+_OWN = '"auto"'  # the format that a checkpoint is written in
 
 
 def train_script(
@@ -75,19 +82,21 @@ def train_script(
     fragments = _fragments(Case(config, str(workload["task"]), device, batch.micro, length, model_config, versions))
     packages = _packages(fragments)
     title = f"Train {plain(model)} ({workload['task']}) as autofit measured it."
+    masks = ", mask_id" if task.masks else ""
+    constants = _constants(task, batch, device, length, classes=_classes(model_config))
     slots = {
         "title": textwrap.shorten(title, WIDTH - 6, placeholder=" ..."),
-        "head": head(facts, config, measured=measured, versions=versions, packages=packages),
+        "head": head(facts, measured=measured, versions=versions, packages=packages),
         "imports": _imports(task, fragments, device),
-        "device": device,
-        "constants": [*_constants(task, batch, length), *fragments.constants],
+        "constants": [*constants, *fragments.constants],
         "architecture": literal(_architecture(task, model_config), used=len("ARCHITECTURE = ")),
-        "data": "\n\n".join(template(name) for name in task.data),
-        "build_model": "\n\n".join([*fragments.functions, _build_model(task, fragments, device)]),
+        "data": "\n\n".join(fill(template(name), _reading(fragments)) for name in task.data),
+        "batches": fill(template("batches"), {"mask_argument": masks, "batch": task.batch}),
+        "build_model": "\n\n".join([*fragments.functions, _build_model(task, fragments)]),
         "build_optimizer": _build_optimizer(fragments),
         "train_step": _train_step(task, fragments, batch),
     }
-    return fill(template("train"), {**slots, "main": _main(task, fragments)})
+    return fill(template("train"), {**slots, "main": _main(task, fragments, masks)})
 
 
 @dataclass(frozen=True)
@@ -105,6 +114,11 @@ class _Batch:
             message = f"micro_batch_size {micro} x gradient_accumulation_steps {steps} is not the effective batch"
             raise InputError(f"{message} of {effective}.", "Search again, or correct the config.")
         return cls(effective, micro)
+
+    @property
+    def steps(self) -> int:
+        """Micro-batches of an optimizer step."""
+        return self.effective // self.micro
 
     @property
     def split(self) -> bool:
@@ -142,15 +156,12 @@ def _packages(fragments: Fragments) -> list[str]:
 
 
 def _imports(task: Task, fragments: Fragments, device: str) -> list[str]:
-    standard = sorted(
-        {*_STANDARD, *task.standard, *fragments.standard, "import os", "from pathlib import Path"}, key=_place
-    )
+    standard = sorted({*_STANDARD, *fragments.standard, *(["import json"] if task.text else [])}, key=_place)
     classes = ["AutoConfig", task.auto_class]
     classes += ["AutoTokenizer"] if task.text else []
     classes += ["BitsAndBytesConfig"] if fragments.quantization else []
     library = {*task.imports, *fragments.imports, "import torch", import_from("transformers", *classes)}
-    early = ["", "# As measured; read when torch is loaded.", _EARLY[device]]
-    return [*standard, *early, "", *sorted(library, key=_place)]
+    return [*standard, "", _EARLY[device], "", *sorted(library, key=_place)]
 
 
 def _place(line: str) -> tuple[bool, str]:
@@ -158,19 +169,31 @@ def _place(line: str) -> tuple[bool, str]:
     return line.startswith("from "), line
 
 
-def _constants(task: Task, batch: _Batch, sequence_length: int | None) -> list[str]:
-    lines = [f"SEQUENCE_LENGTH = {sequence_length}  # tokens"] if task.text else []
-    lines.append(f"EFFECTIVE_BATCH_SIZE = {batch.effective}  # samples per optimizer step")
-    if batch.split:
-        lines.append(f"MICRO_BATCH_SIZE = {batch.micro}  # samples that go through the model at once")
-    return lines
+def _constants(task: Task, batch: _Batch, device: str, sequence_length: int | None, *, classes: int) -> list[str]:
+    """What one may want to edit, but for what knobs add to it."""
+    return [
+        f'DEVICE = "{device}"',
+        *([f"SEQUENCE_LENGTH = {sequence_length}  # tokens"] if task.text else []),
+        *([f"NUM_LABELS = {classes}  # classes"] if task.classes else []),
+        f"EFFECTIVE_BATCH_SIZE = {batch.effective}  # samples per optimizer step",
+        *([f"MICRO_BATCH_SIZE = {batch.micro}  # {_SPLIT}: {batch.steps}"] if batch.split else []),
+        "LEARNING_RATE = 1e-4  # constant",
+        "WEIGHT_DECAY = 0.0",
+        "STEPS = None  # optimizer steps; None: one pass over the data",
+        "SEED = 0  # of random weights, dropout and the order of the data",
+        "LOG_EVERY = 10  # steps",
+    ]
+
+
+def _reading(fragments: Fragments) -> dict[str, str]:
+    return {"input_dtype": f".to(torch.{fragments.input_dtype})" if fragments.input_dtype else ""}
 
 
 def _architecture(task: Task, model_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without what says nothing about the architecture; class names shrink to their number."""
-    kept = {name: value for name, value in model_config.items() if name not in _NOT_ARCHITECTURE}
-    ordered = {"model_type": kept.pop("model_type"), **kept}
-    return {**ordered, "num_labels": _classes(model_config)} if task.classes else ordered
+    """The config without what says nothing about the architecture; the number of classes is a constant."""
+    left_out = (*_NOT_ARCHITECTURE, *(("num_labels",) if task.classes else ()))
+    kept = {name: value for name, value in model_config.items() if name not in left_out}
+    return {"model_type": kept.pop("model_type"), **kept}
 
 
 def _classes(model_config: Mapping[str, Any]) -> int:
@@ -178,70 +201,59 @@ def _classes(model_config: Mapping[str, Any]) -> int:
     return len(model_config.get("id2label") or ()) or int(model_config.get("num_labels") or 2)
 
 
-def _build_model(task: Task, fragments: Fragments, device: str) -> str:
-    settings = {"config": "config", **fragments.settings}
-    items = [f'"{name}": {value}' for name, value in settings.items()]
-    flat = f"settings = {{{', '.join(items)}}}"
-    grown = "config.num_labels = max(config.num_labels, classes)"
+def _build_model(task: Task, fragments: Fragments) -> str:
+    given = [
+        *(["num_labels=NUM_LABELS", "ignore_mismatched_sizes=True"] if task.classes else []),
+        # A checkpoint in a lower format need not be widened first, to be narrowed again.
+        f"dtype={fragments.load_dtype if fragments.quantization or not fragments.place else _OWN}",
+    ]
     slots = {
-        "build_parameters": "weights, classes" if task.classes else "weights",
         "held": fragments.held or "",
-        "configure": [*task.configure, *([grown] if task.classes else [])],
-        "settings": [flat] if len(flat) + 4 <= WIDTH else ["settings = {", *(f"    {i}," for i in items), "}"],
-        "auto_class": task.auto_class,
-        "adapt": fragments.adapt,
+        "random_weights": random_model(task),
+        "adapt": [*task.configure, *fragments.adapt, *fragments.place],
     }
     if fragments.quantization:
-        slots["quantized_to"] = fragments.quantized_to
-        slots["quantization"] = [f"{argument}," for argument in fragments.quantization]
-        slots["mismatched"] = ["ignore_mismatched_sizes=True,"] if task.classes else []
+        given = ["weights or random_weights", "quantization_config=quantization", "device_map=DEVICE", *given]
+        slots["load_weights"] = call(f"model = {task.auto_class}.from_pretrained", given, indent=8)
+        slots["quantized"] = str(fragments.quantized)
+        slots["quantization"] = call("quantization = BitsAndBytesConfig", fragments.quantization, indent=4)
         return fill(template("build_quantized"), slots)
-    load = f"model = {task.auto_class}.from_pretrained(weights, **settings)"
-    heads = [  # a head of other classes is new
-        f"model = {task.auto_class}.from_pretrained(",
-        "    weights, ignore_mismatched_sizes=True, **settings",
-        ")",
-    ]
-    make = f"model = {task.auto_class}.from_config(**settings)"
-    slots["load_weights"] = heads if task.classes else [load]
-    slots["random_weights"] = ["with torch.device(DEVICE):", f"    {make}"] if device == "cuda" else [make]
+    slots["load_weights"] = call(f"model = {task.auto_class}.from_pretrained", ["weights", *given], indent=8)
     return fill(template("build_model"), slots)
 
 
 def _build_optimizer(fragments: Fragments) -> str:
     assert fragments.optimizer, "the optimizer's row always makes one"
-    words, call = fragments.optimizer
     name = "step_in_backward" if fragments.stepped_in_backward else "build_optimizer"
-    return fill(template(name), {"optimizer": words, "optimizer_call": call})
+    return fill(template(name), {"optimizer_call": fragments.optimizer, "knobs": str(fragments.comment)})
 
 
 def _train_step(task: Task, fragments: Fragments, batch: _Batch) -> str:
-    name = "micro_batch" if batch.split else "batch"
-    step = fill(
+    name = "micro" if batch.split else "batch"
+    return fill(
         template("step_split" if batch.split else "step_whole"),
         {
             "step_arguments": _step_arguments(fragments),
-            "to_device": _to_device(name, task, fragments),
+            "valid": task.valid,
             "compute": _computation(name, task, fragments, split=batch.split),
             "update": _update(fragments),
         },
     )
-    return f"{template(task.count)}\n\n{step}" if batch.split else step
 
 
 def _computation(name: str, task: Task, fragments: Fragments, *, split: bool) -> list[str]:
     """Forward and backward of a batch, in the contexts that surround them."""
     loss = f"{fragments.loss}(model, {name})" if fragments.loss else f"model(**{name}{task.forward_arguments}).loss"
-    lines = _within(fragments.forward, [f"loss = {loss}"])
-    lines += ["loss = loss * (count / total)"] if split else []
+    lines = _within(fragments.forward, [f"loss = share * {loss}" if split else f"loss = {loss}"])
     lines += ["scaler.scale(loss).backward()" if fragments.scaler else "loss.backward()"]
     return _within(fragments.around_step, lines)
 
 
 def _within(contexts: Sequence[str], lines: list[str]) -> list[str]:
-    """The lines inside of all contexts, the first one outermost."""
+    """The lines inside of all contexts, the first one outermost; a comment stays behind the colon."""
     for context in reversed(contexts):
-        lines = [f"with {context}:", *(f"    {line}" for line in lines)]
+        code, mark, comment = context.partition("  # ")
+        lines = [f"with {code}:{mark}{comment}", *(f"    {line}" for line in lines)]
     return lines
 
 
@@ -257,30 +269,23 @@ def _step_arguments(fragments: Fragments) -> str:
     return ", ".join(["model", *optimizer, "batch", *(["scaler"] if fragments.scaler else [])])
 
 
-def _to_device(name: str, task: Task, fragments: Fragments) -> list[str]:
-    lines = [f"{name} = {{key: tensor.to(DEVICE) for key, tensor in {name}.items()}}"]
-    if fragments.input_dtype and "images" in task.data:
-        lines.append(f'{name}["pixel_values"] = {name}["pixel_values"].to({fragments.input_dtype})')
-    return lines
-
-
-def _main(task: Task, fragments: Fragments) -> str:
-    tokenizer = 'add("--tokenizer", help="name or directory; else beside the weights, else bytes")'
-    per_step = "EFFECTIVE_BATCH_SIZE * SEQUENCE_LENGTH" if task.unit == "tokens" else "EFFECTIVE_BATCH_SIZE"
+def _main(task: Task, fragments: Fragments, masks: str) -> str:
+    named = 'add("--tokenizer", help="name or directory; else beside the weights, else bytes")'
     keep = ("if tokenizer:", "    tokenizer.save_pretrained(args.output)") if task.text else ()
     return fill(
         template("main"),
         {
-            "data_help": task.data_help,
-            "tokenizer_argument": [tokenizer] if task.text else [],
+            "data_kind": task.data_kind,
+            "data_arguments": "args.data, tokenizer" if task.text else "args.data",
+            "tokenizer_argument": [named] if task.text else [],
             "start": fragments.start,
-            "load": task.load,
+            "tokenizer": tokenizer(task),
+            "model": ["model = build_model(args.weights)", *checks(task)],
             "optimizer": _OPTIMIZER[fragments.stepped_in_backward],
             "scaler": [f"scaler = {fragments.scaler}"] if fragments.scaler else [],
-            "sample_key": task.sample_key,
-            "batch": task.batch,
+            "mask": masks,
             "step_arguments": _step_arguments(fragments),
-            "units": per_step,
+            "rate": _RATE[task.unit],
             "unit": task.unit,
             "save": [*(fragments.save or ("model.save_pretrained(args.output)",)), *keep],
         },

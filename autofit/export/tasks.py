@@ -7,105 +7,110 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Task:
-    """One task's share of the script. `data` and `count` name templates; the rest are lines of `main`."""
+    """One task's share of the script. `data` names templates; the rest are lines or parts of lines of the script."""
 
     auto_class: str
     data: tuple[str, ...]
-    data_help: str
+    data_kind: str  # what the script can read, in words
     unit: str
-    sample_key: str
-    count: str
-    load: tuple[str, ...]
-    batch: tuple[str, ...]
+    valid: str  # which labels the loss is a mean of
+    batch: str = "yield {name: tensor[chosen] for name, tensor in data.items()}"
     imports: tuple[str, ...] = ()
-    standard: tuple[str, ...] = ()
-    classes: bool = False  # whether the labels of the data say how many outputs the model needs
+    text: bool = True  # whether the data is text, which needs a tokenizer
+    classes: bool = False
     forward_arguments: str = ""
     configure: tuple[str, ...] = ()
 
     @property
-    def text(self) -> bool:
-        """Whether the data is text, which needs a tokenizer."""
-        return "text" in self.data
+    def masks(self) -> bool:
+        """Whether tokens are hidden when a batch is made."""
+        return "masked" in self.data
 
 
-_TOKENIZER = "tokenizer = load_tokenizer(args.tokenizer, args.weights)"
-_CLASSES = 'model = build_model(args.weights, int(data["labels"].max()) + 1)'
-_NO_CACHE = "config.use_cache = False  # nothing is generated"
-_TEXT_HELP = "text, or .jsonl with a text field"
+_LABELS = 'batch["labels"] != -100'
+_NO_CACHE = "model.config.use_cache = False  # nothing is generated"
+_PADDING = "config.pad_token_id = {}config.pad_token_id or 0  # where a text ends"
+_TEXT = "text, or .jsonl with texts"
 
 TASKS = {
     "causal-lm": Task(
         auto_class="AutoModelForCausalLM",
-        data=("text", "packed"),
-        data_help=_TEXT_HELP,
+        data=("packed",),
+        data_kind=_TEXT,
         unit="tokens",
-        sample_key="input_ids",
-        count="count_causal",
-        load=(
-            _TOKENIZER,
-            "data = load_data(args.data, tokenizer)",
-            "model = build_model(args.weights)",
-            'check_tokens(model, int(data["input_ids"].max()))',
-        ),
-        batch=(
-            'input_ids = data["input_ids"][next(order)]',
-            'batch = {"input_ids": input_ids, "labels": input_ids}',
-        ),
-        standard=("import json",),
+        valid='batch["labels"][:, 1:] != -100',
         forward_arguments=", use_cache=False",
     ),
     "masked-lm": Task(
         auto_class="AutoModelForMaskedLM",
-        data=("text", "packed", "masked"),
-        data_help=_TEXT_HELP,
+        data=("packed", "masked"),
+        data_kind=_TEXT,
         unit="tokens",
-        sample_key="input_ids",
-        count="count_tokens",
-        load=(
-            _TOKENIZER,
-            "mask_id = mask_token(tokenizer)",
-            "data = load_data(args.data, tokenizer)",
-            "model = build_model(args.weights)",
-            'check_tokens(model, max(mask_id, int(data["input_ids"].max())))',
-        ),
-        batch=('batch = masked(data["input_ids"][next(order)], mask_id)',),
-        standard=("import json",),
-        configure=(_NO_CACHE,),
+        valid=_LABELS,
+        batch='yield masked(data["input_ids"][chosen], mask_id, generator)',
     ),
     "sequence-classification": Task(
         auto_class="AutoModelForSequenceClassification",
-        data=("text", "classified_text"),
-        data_help=".jsonl with fields text and label",
-        unit="samples",
-        sample_key="labels",
-        count="count_samples",
-        load=(
-            _TOKENIZER,
-            "data = load_data(args.data, tokenizer)",
-            _CLASSES,
-            'check_tokens(model, max(max(ids) for ids in data["input_ids"]))',
-            "pad_id = (tokenizer and tokenizer.pad_token_id) or 0",
-            "model.config.pad_token_id = pad_id  # tells some models where a text ends",
-        ),
-        batch=("batch = padded(data, next(order), pad_id)",),
+        data=("classified_text",),
+        data_kind=".jsonl with text and label",
         imports=("from torch.nn.utils.rnn import pad_sequence",),
-        standard=("import json",),
+        unit="samples",
+        valid=_LABELS,
         classes=True,
-        configure=(_NO_CACHE,),
+        configure=(_NO_CACHE, "model." + _PADDING.format("model.")),
     ),
     "image-classification": Task(
         auto_class="AutoModelForImageClassification",
         data=("images",),
-        data_help=".pt with pixel_values and labels",
+        data_kind=".pt with pixel_values and labels",
         unit="samples",
-        sample_key="labels",
-        count="count_samples",
-        load=("data = load_data(args.data)", _CLASSES),
-        batch=(
-            "chosen = next(order)",
-            "batch = {name: tensor[chosen] for name, tensor in data.items()}",
-        ),
+        valid=_LABELS,
+        text=False,
         classes=True,
     ),
 }
+
+
+def random_model(task: Task) -> list[str]:
+    """Lines that make the model with random weights."""
+    labels = ", num_labels=NUM_LABELS" if task.classes else ""
+    return [
+        f"config = AutoConfig.for_model(**ARCHITECTURE{labels})",
+        *([_PADDING.format("")] if task.text and task.classes else []),
+        f"model = {task.auto_class}.from_config(config)",
+    ]
+
+
+def tokenizer(task: Task) -> list[str]:
+    """Lines of `main` that find the tokenizer, if there is to be one."""
+    if not task.text:
+        return []
+    lines = [
+        'beside = args.weights and Path(args.weights, "tokenizer_config.json").exists()',
+        "name = args.tokenizer or (args.weights if beside else None)",
+        "tokenizer = AutoTokenizer.from_pretrained(name) if name else None",
+        "print(f\"tokenizer: {name or 'none, the bytes of a text are its token ids'}\")",
+    ]
+    if task.masks:
+        lines += [
+            "mask_id = tokenizer.mask_token_id if tokenizer else 1  # a byte that no text has",
+            "if mask_id is None:",
+            '    sys.exit("this tokenizer has no mask token: give another --tokenizer")',
+        ]
+    return lines
+
+
+def checks(task: Task) -> list[str]:
+    """Lines of `main` that compare data and model, before a wrong index ends the first step."""
+    lines = []
+    if task.text:
+        lines += [
+            'if data["input_ids"].max() >= model.get_input_embeddings().num_embeddings:',
+            '    sys.exit("the data has tokens that the model does not know: check --tokenizer")',
+        ]
+    if task.classes:
+        lines += [
+            'if data["labels"].max() >= NUM_LABELS:',
+            '    sys.exit("the data has more classes than the model: change NUM_LABELS")',
+        ]
+    return lines

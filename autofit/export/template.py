@@ -36,7 +36,7 @@ def fill(text: str, slots: Mapping[str, str | Sequence[str]]) -> str:
 
 
 def literal(value: Any, indent: int = 0, used: int = 0) -> str:
-    """Plain data as Python source: on one line where it fits beside `used` columns, else one item a line."""
+    """Plain data as Python source: on one line where it fits beside `used` columns, else on lines filled with items."""
     flat = _flat(value)
     if len(flat) + indent + used <= WIDTH - 1 or not isinstance(value, dict | list | tuple) or not value:
         return flat
@@ -47,8 +47,27 @@ def literal(value: Any, indent: int = 0, used: int = 0) -> str:
     else:
         items = [literal(each, indent + 4) for each in value]
         opening, closing = "[", "]"
-    body = "".join(f"{inner}{item},\n" for item in items)
-    return f"{opening}\n{body}{' ' * indent}{closing}"
+    body = "\n".join(f"{inner}{line}" for line in packed(items, WIDTH - indent - 4))
+    return f"{opening}\n{body}\n{' ' * indent}{closing}"
+
+
+def packed(items: Sequence[str], width: int) -> list[str]:
+    """Items with commas behind them, as many on a line as fit; one of several lines begins a line of its own."""
+    lines: list[str] = []
+    for item in items:
+        if lines and "\n" not in lines[-1] + item and len(lines[-1]) + len(item) + 2 <= width:
+            lines[-1] += f" {item},"
+        else:
+            lines.append(f"{item},")
+    return lines
+
+
+def call(function: str, arguments: Sequence[str], *, indent: int) -> list[str]:
+    """A call on one line where it fits, else with its arguments on lines of their own."""
+    flat = f"{function}({', '.join(arguments)})"
+    if indent + len(flat) <= WIDTH:
+        return [flat]
+    return [f"{function}(", *(f"    {line}" for line in packed(arguments, WIDTH - indent - 4)), ")"]
 
 
 def _flat(value: Any) -> str:
@@ -66,11 +85,10 @@ def _flat(value: Any) -> str:
 
 
 def import_from(module: str, *names: str) -> str:
-    """An import statement, with one name a line where all do not fit on one."""
-    line = f"from {module} import {', '.join(names)}"
-    if len(line) <= WIDTH:
-        return line
-    return f"from {module} import (\n" + "".join(f"    {name},\n" for name in names) + ")"
+    """An import statement, or several where the names do not fit on one line."""
+    start = f"from {module} import "
+    lines = packed(names, WIDTH - len(start) + 1)  # whose last comma falls away
+    return "\n".join(f"{start}{line.removesuffix(',')}" for line in lines)
 
 
 def plain(text: object) -> str:

@@ -26,10 +26,9 @@ def module_of(script: str, name: str = "emitted") -> ModuleType:
     return module
 
 
-def model_of(script: ModuleType, task: str, weights: Path | None = None, classes: int = 2) -> Any:
+def model_of(script: ModuleType, weights: Path | None = None) -> Any:
     """What the script trains."""
-    given = str(weights) if weights else None
-    return script.build_model(given, classes) if task.endswith("classification") else script.build_model(given)
+    return script.build_model(str(weights) if weights else None)
 
 
 def parameters(model: Any) -> Counter[tuple[Any, ...]]:
@@ -70,16 +69,15 @@ def losses_of(script: ModuleType, model: Any, batch: Any, *, scaled: bool = Fals
     """The losses of some steps of the script."""
     scaler = [torch.amp.GradScaler("cpu")] if scaled else []
     if hasattr(script, "step_in_backward"):
-        script.step_in_backward(model, 1e-3, 0.0)
+        script.step_in_backward(model, 1e-3)
         return [script.train_step(model, dict(batch)).item() for _ in range(steps)]
-    optimizer = script.build_optimizer(model, 1e-3, 0.0)
+    optimizer = script.build_optimizer(model, 1e-3)
     return [script.train_step(model, optimizer, dict(batch), *scaler).item() for _ in range(steps)]
 
 
 def check_same_steps(script: ModuleType, setup: Setup, weights: Path, *, rel: float = 1e-4) -> Any:
     """The script builds the same parameters, and its losses are those of autofit and fall; returns its model."""
-    classes = getattr(setup.model.config, "num_labels", 2)
-    model = model_of(script, str(setup.workload.task), weights, classes)
+    model = model_of(script, weights)
     assert parameters(model) == parameters(setup.model)
     take_over(model, setup)
     batch = setup.workload.batch(8)

@@ -56,7 +56,7 @@ def test_alternate_keeps_half_of_what_full_saves(emit: Emit, architectures: dict
     kept = {}
     for value in ("none", "alternate", "full"):
         script = module_of(emit("causal-lm", four, activation_checkpointing=value))
-        kept[value] = kept_bytes(script, model_of(script, "causal-lm"))
+        kept[value] = kept_bytes(script, model_of(script))
     assert kept["none"] > 2 * kept["full"]
     assert kept["alternate"] == pytest.approx((kept["none"] + kept["full"]) / 2, rel=0.1)
 
@@ -65,7 +65,7 @@ def test_selective_computes_no_product_again(emit: Emit) -> None:
     flops = {}
     for value in ("none", "selective", "full"):
         script = module_of(emit(activation_checkpointing=value))
-        model = model_of(script, "causal-lm")
+        model = model_of(script)
         ids = torch.randint(256, (2, 64))
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         with FlopCounterMode(display=False) as counter:
@@ -116,7 +116,7 @@ def test_compiled_blocks_compute_the_same(
     for given in ({**knobs, "compile": "none"}, knobs):
         torch.manual_seed(0)
         script = module_of(emit("causal-lm", others, **given))
-        losses.append(losses_of(script, model_of(script, "causal-lm"), batch))
+        losses.append(losses_of(script, model_of(script), batch))
     assert losses[1] == pytest.approx(losses[0], rel=2e-3 if "precision" in knobs else 1e-4)
     assert len(captured_only) == 2  # one for each block
     assert captured_only[0] == (None if knobs["compile"] == "default" else knobs["compile"])
@@ -136,14 +136,14 @@ def test_a_compiled_script_trains(emit: Emit) -> None:
     torch._functorch.config.activation_memory_budget = 0.5
     ids = torch.randint(256, (8, 64), generator=torch.Generator().manual_seed(0))
     try:
-        losses = losses_of(script, model_of(script, "causal-lm"), {"input_ids": ids, "labels": ids})
+        losses = losses_of(script, model_of(script), {"input_ids": ids, "labels": ids})
     finally:
         torch._functorch.config.activation_memory_budget = 1.0
         torch._dynamo.reset()
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize(("knobs", "patched"), [({}, "model=model,"), (LORA, "model=model.get_base_model(),")])
+@pytest.mark.parametrize(("knobs", "patched"), [({}, "model=model,"), (LORA, "model=model,")])
 def test_kernels_are_ligers_without_its_losses(emit: Emit, knobs: dict[str, Any], patched: str) -> None:
     text = emit(others=CUDA, kernels="liger", **knobs)
     compile(text, "emitted", "exec")
@@ -159,7 +159,7 @@ def test_flash_is_pytorchs_own_around_forward_and_backward(emit: Emit) -> None:
     text = emit(others=CUDA, attention="flash", precision="bf16-mixed", **split)
     compile(text, "emitted", "exec")
     assert "from torch.nn.attention import SDPBackend, sdpa_kernel" in text
-    inside = text[text.index("        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):") :]
+    inside = text[text.index("        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # attention: flash") :]
     assert inside.index("            with torch.autocast") < inside.index("            loss.backward()")
     assert inside.index("            loss.backward()") < inside.index("        batch_loss +=")
 
@@ -171,12 +171,12 @@ def test_flash_takes_pytorchs_kernel_on_a_cpu_too(emit: Emit) -> None:
     for value in ("sdpa", "flash"):
         torch.manual_seed(0)
         script = module_of(emit(attention=value))
-        losses.append(losses_of(script, model_of(script, "causal-lm"), {"input_ids": ids, "labels": ids}))
+        losses.append(losses_of(script, model_of(script), {"input_ids": ids, "labels": ids}))
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
 
 def test_flash_is_flash_attn_where_that_was_there(emit: Emit) -> None:
     text = emit(others={**CUDA, "versions": {"flash-attn": "2.8.3"}}, attention="flash", precision="bf16")
-    assert '"attn_implementation": "flash_attention_2"' in text
+    assert 'set_attn_implementation("flash_attention_2")' in text
     assert "sdpa_kernel" not in text
     assert "transformers and flash-attn" in " ".join(text.split())

@@ -80,7 +80,7 @@ def test_loss_and_gradients_are_the_models_own(emit: Emit, architectures: dict[s
     full = transformers.AutoConfig.for_model(**architecture).to_dict()  # with what config.json leaves to defaults
     script = module_of(emit("causal-lm", {"model_config": full}, **CHUNKED))
     script.CHUNK_TOKENS = 24  # 192 tokens: none is left over; 7 rows of chunks
-    model = model_of(script, "causal-lm").eval()
+    model = model_of(script).eval()
     ids = torch.randint(256, (3, 64), generator=torch.Generator().manual_seed(0))
     labels = ids.clone()
     labels[1, 20:40] = -100
@@ -100,7 +100,7 @@ def test_loss_and_gradients_are_the_models_own(emit: Emit, architectures: dict[s
 def test_the_logits_of_all_tokens_never_exist(emit: Emit, architectures: dict[str, Any]) -> None:
     wide = {**architectures["causal-lm"], "vocab_size": 4096}
     script = module_of(emit("causal-lm", {"model_config": wide}, **CHUNKED))
-    model = model_of(script, "causal-lm")
+    model = model_of(script)
     ids = torch.randint(4096, (8, 64))
     with torch.profiler.profile(profile_memory=True, record_shapes=True) as profile:
         script.causal_loss(model, {"input_ids": ids, "labels": ids}).backward()
@@ -124,11 +124,11 @@ def test_chunks_are_as_large_as_those_that_were_measured(tokens: int, features: 
 @pytest.mark.parametrize(
     ("kind", "knobs", "expected"),
     [
-        ("llama", {}, ["hidden,", "head.weight,"]),
+        ("llama", {}, ["hidden.flatten(0, 1),", "head.weight,"]),
         ("llama", LORA, ["model = model.get_base_model()"]),
         ("gemma2", {}, ["softcap=0.2,"]),
-        ("granite", {}, ["hidden / 8.0,"]),
-        ("cohere", {}, ["hidden * 4.0,"]),
+        ("granite", {}, ["hidden.flatten(0, 1) / 8.0,"]),
+        ("cohere", {}, ["hidden.flatten(0, 1) * 4.0,"]),
     ],
 )
 def test_fused_is_ligers_kernel(emit: Emit, kind: str, knobs: dict[str, Any], expected: list[str]) -> None:

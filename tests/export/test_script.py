@@ -17,6 +17,9 @@ from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, Hardware
 from autofit.export import train_script
+from autofit.export.knobs import KNOBS
+from autofit.models.presets import load_preset
+from autofit.techniques import all_techniques
 
 DATA = Path(__file__).parents[2] / "examples" / "data"
 PRECISIONS = ("fp32", "tf32", "bf16", "bf16-mixed", "fp16-mixed", "fp8")
@@ -27,6 +30,7 @@ CHECKPOINTING = ("none", "full", "selective", "alternate", "budget-0.5")
 TARGETS = (None, "attention", "all-linear", "all-linear+head")
 TASKS = ("causal-lm", "masked-lm", "sequence-classification", "image-classification")
 SPLIT = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
+LORA = {"lora_rank": 16, "lora_targets": "all-linear"}
 
 Emit = Callable[..., str]
 
@@ -85,10 +89,92 @@ def test_scripts_stand_alone_and_import_only_what_they_need(scripts: dict[str, s
         assert "autofit" not in imported
         assert ("peft" in imported) == ("-16-" in name)
         assert ("bitsandbytes" in imported) == ("adamw-8bit" in name)
-        of_torchao = ("precision: fp8", "optimizer: adamw-4bit", "optimizer: adamw-fp8", "optimizer_offload: cpu")
+        of_torchao = ("convert_to_float8", "optimizer: adamw-4bit", "optimizer: adamw-fp8", "optimizer_offload: cpu")
         assert ("torchao" in imported) == any(each in text for each in of_torchao)
         assert ("liger_kernel" in imported) == ("-liger-" in name or "-fused-" in name)
         assert ("PYTORCH_ALLOC_CONF" in text) == ("-cuda-" in name)
+
+
+# What the largest preset of a task looks like, in its config.json.
+LARGE = {
+    "causal-lm": load_preset("llama-3.2-3b").config,
+    "masked-lm": load_preset("bert-large").config,
+    "sequence-classification": load_preset("bert-large").config,
+    "image-classification": load_preset("vit-huge").config,
+}
+BESIDE = {  # what a value cannot be without
+    "quantization": LORA,
+    "lora_targets": {"lora_rank": 16},
+    "lora_dropout": LORA,
+    "activation_checkpointing": {"compile": "default"},
+}
+QLORA = {**LORA, **SPLIT, "quantization": "nf4", "precision": "bf16", "activation_checkpointing": "full"}
+LIKELY: dict[str, dict[str, Any]] = {
+    "qlora": {**QLORA, "optimizer": "adamw-8bit"},
+    "lora": {**LORA, **SPLIT, "precision": "bf16", "activation_checkpointing": "selective", "attention": "flash"},
+    "compiled lora": {**LORA, **SPLIT, "precision": "bf16-mixed", "compile": "default"},
+    "full": {**SPLIT, "precision": "bf16-mixed", "activation_checkpointing": "full", "optimizer": "adamw-8bit"},
+}
+
+
+def lines_of(emit: Emit, task: str, device: str, knobs: dict[str, Any]) -> int:
+    hardware = {"device": device, "name": "NVIDIA H200", "measured_on": "NVIDIA RTX 4090", "budget_gib": 23.99}
+    return len(emit(task, {"model_config": LARGE[task], "hardware": hardware}, **knobs).splitlines())
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_script_of_one_knob_has_less_than_200_lines(emit: Emit, task: str) -> None:
+    for technique in all_techniques():
+        for value in technique.values if technique.name in KNOBS else ():
+            if technique.name == "loss" and task != "causal-lm":
+                continue
+            knobs = {technique.name: value}
+            if value not in (technique.off, "full", "alternate", "selective"):
+                knobs = {**BESIDE.get(technique.name, {}), **knobs}
+            assert lines_of(emit, task, "cuda", knobs) < 200, knobs
+    for knobs in ({}, SPLIT, LORA):
+        assert lines_of(emit, task, "cpu", knobs) < 200
+
+
+@pytest.mark.parametrize("name", LIKELY)
+@pytest.mark.parametrize("task", TASKS)
+def test_a_script_that_a_search_may_end_with_has_less_than_200_lines(emit: Emit, task: str, name: str) -> None:
+    assert lines_of(emit, task, "cuda", LIKELY[name]) < 200
+
+
+def test_even_with_everything_at_once_a_script_stays_short(scripts: dict[str, str]) -> None:
+    """Some must have more than 200 lines: adapters, quantised weights, compiled blocks, a checkpointing policy, and the
+    33 lines of a chunked loss add up, and no line of one stands for another."""
+    counts = sorted(len(text.splitlines()) for text in scripts.values())
+    assert counts[-1] <= 255
+    assert counts[len(counts) // 2] <= 200
+
+
+def test_every_line_fits_its_width_and_configuration_is_one_block(scripts: dict[str, str]) -> None:
+    for name, text in scripts.items():
+        block = text[text.index("\nDEVICE = ") + 1 : text.index("\n\n# The measured architecture")]
+        assert len(block.splitlines()) <= 15, name
+        assert all(re.match(r"[A-Z_]+ = ", line) for line in block.splitlines()), name
+
+
+def test_a_knob_is_named_where_its_lines_are(emit: Emit) -> None:
+    text = emit(others={"hardware": {"device": "cuda", "name": "x"}}, **QLORA, optimizer="sgd", loss="chunked")
+    text += emit(kernels="liger", attention="eager", compile="default", optimizer_in_backward=True, precision="tf32")
+    for comment in (
+        "MICRO_BATCH_SIZE = 2  # samples at once; gradient_accumulation_steps: 4",
+        "nf4 (quantization)",
+        "(precision: tf32)",
+        "# precision: tf32",
+        "# lora_rank: 16, lora_targets: all-linear",
+        "# activation_checkpointing: full",
+        "optimizer: sgd",
+        "loss: chunked",
+        "# kernels: liger",
+        "# attention: eager",
+        "# compile: default",
+        "optimizer_in_backward: true",
+    ):
+        assert comment in text, comment
 
 
 def test_every_function_of_a_script_is_used(scripts: dict[str, str]) -> None:
@@ -179,7 +265,7 @@ def test_targets_that_are_not_classes_are_refused(emit: Emit) -> None:
 def test_class_names_shrink_to_their_number(emit: Emit) -> None:
     names = {"model_type": "vit", "id2label": {str(i): f"species {i}" for i in range(1000)}}
     text = emit("image-classification", {"model_config": names})
-    assert '"num_labels": 1000' in text
+    assert "\nNUM_LABELS = 1000 " in text
     assert "species" not in text
 
 

@@ -1,6 +1,7 @@
 """How the scripts read data: packing, tokenizers, masking, padding, shuffling."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -62,45 +63,101 @@ def test_documents_of_jsonl_end_in_the_tokenizers_end_token(causal: ModuleType, 
     assert ids[0, :6].tolist() == [1, 2, 3, 9, 2, 9]
 
 
-def test_an_empty_file_is_said_to_be_empty(causal: ModuleType, classifier: ModuleType, tmp_path: Path) -> None:
-    path = tmp_path / "text.jsonl"
-    path.write_text("")
-    for script in (causal, classifier):
-        with pytest.raises(SystemExit, match="holds no"):
-            script.load_data(path, None)
+def stopped(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> str:
+    """What the script says as it stops before the first step."""
+    monkeypatch.setattr(sys, "argv", ["train.py", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        script.main()
+    return str(stop.value)
 
 
-def test_a_tokenizer_of_another_model_is_noticed(causal: ModuleType) -> None:
-    model = causal.build_model(None)
-    causal.check_tokens(model, 255)
-    with pytest.raises(SystemExit, match="token 256 is beyond the model's 256: check --tokenizer"):
-        causal.check_tokens(model, 256)
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("empty.txt", "", "no text in it"),
+        ("empty.jsonl", "", "no text in it"),
+        ("chat.jsonl", '{"messages": []}', "'text'"),
+        ("prompts.jsonl", '{"prompt": "a", "completion": "b"}', "'text'"),
+        ("broken.jsonl", "{", "JSONDecodeError"),
+        ("missing.txt", None, "FileNotFoundError"),
+        ("folder", "/", "IsADirectoryError"),
+    ],
+)
+def test_what_the_script_cannot_read_is_for_autofit_train(
+    causal: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | None, reason: str
+) -> None:
+    path = tmp_path / name
+    if content == "/":
+        path.mkdir()
+    elif content is not None:
+        path.write_text(content)
+    said = stopped(causal, monkeypatch, "--data", path)
+    assert "no text, or .jsonl with texts: " in said
+    assert reason in said
+    assert said.endswith("; see `autofit train`")
 
 
-def test_weights_without_a_tokenizer_mean_bytes(causal: ModuleType, tmp_path: Path, capsys: Any) -> None:
-    assert causal.load_tokenizer(None, str(tmp_path)) is None
-    assert "bytes of the text" in capsys.readouterr().out
+@pytest.mark.parametrize("content", ["", '{"text": "a"}', "[]"])
+def test_rows_without_labels_are_for_autofit_train(
+    classifier: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(content)
+    said = stopped(classifier, monkeypatch, "--data", path)
+    assert "no .jsonl with text and label: " in said
 
 
-def test_every_batch_is_full_and_every_epoch_sees_every_sample(causal: ModuleType) -> None:
-    order = causal.shuffled(12, seed=0)
-    batches = [next(order) for _ in range(3)]
-    assert all(len(batch) == 8 for batch in batches)
-    seen = torch.cat(batches)
-    assert sorted(seen[:12].tolist()) == sorted(seen[12:].tolist()) == list(range(12))
-    assert next(causal.shuffled(3, seed=0)).bincount().tolist() in ([3, 3, 2], [3, 2, 3], [2, 3, 3])
+def test_a_tokenizer_of_another_model_is_noticed(
+    causal: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text.txt").write_text("some text")
+    monkeypatch.setitem(causal.ARCHITECTURE, "vocab_size", 110)
+    said = stopped(causal, monkeypatch, "--data", tmp_path / "text.txt")
+    assert said == "the data has tokens that the model does not know: check --tokenizer"
+
+
+def test_more_classes_than_measured_are_noticed(
+    classifier: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [json.dumps({"text": "a", "label": name}) for name in ("x", "y", "z")]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    said = stopped(classifier, monkeypatch, "--data", tmp_path / "rows.jsonl")
+    assert said == "the data has more classes than the model: change NUM_LABELS"
+    monkeypatch.setattr(classifier, "NUM_LABELS", 3)
+    assert classifier.build_model(None).config.num_labels == 3
+
+
+def test_weights_without_a_tokenizer_mean_bytes(
+    causal: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    stopped(causal, monkeypatch, "--data", tmp_path / "missing.txt", "--weights", tmp_path)
+    assert "the bytes of a text are its token ids" in capsys.readouterr().out
+
+
+def test_every_batch_is_full_and_every_pass_sees_every_sample_anew(causal: ModuleType) -> None:
+    endless = causal.batches({"labels": torch.arange(12)}, 0)
+    passes = [torch.cat([next(endless)["labels"] for _ in range(2)]) for _ in range(2)]
+    for seen in passes:
+        assert len(seen) == 16
+        assert sorted(seen[:12].tolist()) == list(range(12))
+        assert torch.equal(seen[12:], seen[:4])
+    assert not torch.equal(*passes)
+    assert next(causal.batches({"labels": torch.arange(3)}, 0))["labels"].bincount().tolist() in (
+        [3, 3, 2],
+        [3, 2, 3],
+        [2, 3, 3],
+    )
 
 
 def test_masking_hides_fifteen_percent(emit: Callable[..., str]) -> None:
     script = module_of(emit("masked-lm"))
     ids = torch.randint(10, 256, (64, 64))
-    batch = script.masked(ids, script.mask_token(None))
+    batch = script.masked(ids, 1, torch.Generator().manual_seed(0))
     predicted = batch["labels"] != -100
     assert predicted.float().mean().item() == pytest.approx(0.15, abs=0.03)
     assert torch.equal(batch["labels"][predicted], ids[predicted])
     assert torch.equal(batch["input_ids"][~predicted], ids[~predicted])
     assert (batch["input_ids"][predicted] == 1).float().mean().item() == pytest.approx(0.8, abs=0.1)
-    assert script.mask_token(Words()) == 8
 
 
 def test_labels_that_are_names_are_numbered_in_order(classifier: ModuleType, tmp_path: Path) -> None:
@@ -109,17 +166,11 @@ def test_labels_that_are_names_are_numbered_in_order(classifier: ModuleType, tmp
     path.write_text("\n".join(map(json.dumps, rows)))
     data = classifier.load_data(path, Words())
     assert data["labels"].tolist() == [1, 0]
-    batch = classifier.padded(data, torch.tensor([0, 1]), 7)
-    assert batch["input_ids"].tolist() == [[3, 3, 5], [1, 7, 7]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert data["input_ids"].tolist() == [[3, 3, 5], [1, 7, 7]]
+    assert data["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
     numbered = [{"text": "a", "label": 5}, {"text": "b", "label": 2}]
     path.write_text("\n".join(map(json.dumps, numbered)))
-    assert classifier.load_data(path, None)["labels"].tolist() == [5, 2]
-
-
-def test_more_classes_than_measured_get_a_larger_head(classifier: ModuleType) -> None:
-    assert classifier.build_model(None, 7).config.num_labels == 7
-    assert classifier.build_model(None, 1).config.num_labels == 2
+    assert classifier.load_data(path, None)["labels"].tolist() == [1, 0]
 
 
 def test_images_are_read_without_running_code(emit: Callable[..., str], tmp_path: Path) -> None:

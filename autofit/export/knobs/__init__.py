@@ -30,11 +30,11 @@ KNOBS: dict[str, Callable[[Case], Fragments | None]] = {
     "quantization": quantization,
     "precision": precision,
     "attention": attention,
+    "kernels": kernels,  # before adapters come to stand around the model
     "lora_rank": lora,
     "lora_targets": _elsewhere,
     "lora_alpha": _elsewhere,
     "lora_dropout": _elsewhere,
-    "kernels": kernels,
     "activation_checkpointing": activation_checkpointing,
     "loss": loss,
     "optimizer": optimizer,

@@ -5,13 +5,7 @@ from __future__ import annotations
 from autofit.export.fragments import Case, Fragments
 from autofit.export.template import import_from, template
 
-_BLOCKS = (
-    "blocks = [",
-    "    module",
-    "    for module in model.modules()",
-    "    if isinstance(module, GradientCheckpointingLayer)",
-    "]",
-)
+_BLOCKS = ("blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]",)
 _BLOCK_CLASS = "from transformers.modeling_layers import GradientCheckpointingLayer"
 _BUDGET = "budget-"
 
@@ -22,16 +16,20 @@ def attention(case: Case) -> Fragments | None:
     if value == "sdpa":  # what transformers takes by itself
         return Fragments()
     if value == "eager":
-        return Fragments(settings={"attn_implementation": '"eager"'})
+        return Fragments(adapt=(_attention("eager", value),))
     if value != "flash":
         return None
     if "flash-attn" in case.versions:
-        return Fragments(packages=("flash-attn",), settings={"attn_implementation": '"flash_attention_2"'})
+        return Fragments(packages=("flash-attn",), adapt=(_attention("flash_attention_2", value),))
     return Fragments(  # around the backward too: a checkpointed block must take the same path when it is computed again
         imports=(import_from("torch.nn.attention", "SDPBackend", "sdpa_kernel"),),
-        settings={"attn_implementation": '"sdpa"'},
-        around_step=("sdpa_kernel(SDPBackend.FLASH_ATTENTION)",),
+        adapt=(_attention("sdpa", value),),
+        around_step=("sdpa_kernel(SDPBackend.FLASH_ATTENTION)  # attention: flash",),
     )
+
+
+def _attention(implementation: str, value: str) -> str:
+    return f'model.set_attn_implementation("{implementation}")  # attention: {value}'
 
 
 def kernels(case: Case) -> Fragments | None:
@@ -44,10 +42,8 @@ def kernels(case: Case) -> Fragments | None:
     return Fragments(
         imports=("from liger_kernel.transformers import _apply_liger_kernel_to_instance",),
         adapt=(
-            "_apply_liger_kernel_to_instance(",
-            f"    model={'model.get_base_model()' if case.lora else 'model'},",
-            "    cross_entropy=False,",
-            "    fused_linear_cross_entropy=False,",
+            "_apply_liger_kernel_to_instance(  # kernels: liger",
+            "    model=model, cross_entropy=False, fused_linear_cross_entropy=False",
             ")",
         ),
     )
@@ -61,43 +57,37 @@ def activation_checkpointing(case: Case) -> Fragments | None:
     if value in ("budget-0.25", "budget-0.5", "budget-0.75"):
         return _budget(value.removeprefix(_BUDGET)) if _is_compiled(case) else None
     if value == "full":
-        why = "Each block keeps only its input and computes the rest again in the backward pass."
-        return Fragments(adapt=_enabled(why))
+        words = "# activation_checkpointing: full, each block keeps only its input"
+        return Fragments(adapt=(words, _enabled(case)))
     if value == "alternate":
-        why = "Every second block keeps only its input and computes the rest again."
-        others = (*_BLOCKS, "for block in blocks[::2]:", "    block.gradient_checkpointing = False")
-        return Fragments(imports=(_BLOCK_CLASS,), adapt=(*_enabled(why), *others))
+        others = (*_BLOCKS, "for block in blocks[::-2]:", "    block.gradient_checkpointing = False")
+        words = "# activation_checkpointing: alternate, every second block keeps only its input"
+        return Fragments(imports=(_BLOCK_CLASS,), adapt=(words, _enabled(case), *others))
     if value != "selective":
         return None
-    why = "Blocks keep what is dear to compute, and compute the rest again."
+    keep = "keep = partial(create_selective_checkpoint_contexts, keep_products)"
     return Fragments(
-        standard=("from functools import partial",),
+        standard=("import re", "from functools import partial"),
         imports=(import_from("torch.utils.checkpoint", "CheckpointPolicy", "create_selective_checkpoint_contexts"),),
         functions=(template("selective"),),
-        adapt=_enabled(
-            why,
-            (
-                "contexts = partial(create_selective_checkpoint_contexts, keep_products)",
-                'options = {"use_reentrant": False, "context_fn": contexts}',
-            ),
-        ),
+        adapt=(keep, _enabled(case, ', "context_fn": keep')),
     )
 
 
-def _enabled(why: str, options: tuple[str, ...] = ('options = {"use_reentrant": False}',)) -> tuple[str, ...]:
-    """Checkpointing switched on for all blocks."""
-    return (
-        f"# {why}",
-        *options,
-        'if hasattr(model, "activation_checkpointing_enable"):',
-        "    model.activation_checkpointing_enable(options)",
-        "else:  # its name in older transformers",
-        "    model.gradient_checkpointing_enable(options)",
-    )
+def _enabled(case: Case, more: str = "") -> str:
+    """The call that switches checkpointing on for all blocks."""
+    method = _enabling_method(case.versions.get("transformers", ""))
+    return f'model.{method}({{"use_reentrant": False{more}}})'
+
+
+def _enabling_method(version: str) -> str:
+    """Its name in transformers 5.23 and later; the older one warns there, and is to go with version 6."""
+    known = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+    return "gradient_checkpointing_enable" if known and known < [5, 23] else "activation_checkpointing_enable"
 
 
 def _budget(share: str) -> Fragments:
-    words = "# The share of what the compiler would keep for the backward that it may keep."
+    words = f"# activation_checkpointing: budget-{share} of what the compiler would keep"
     return Fragments(
         imports=("import torch._functorch.config",),
         start=(words, f"torch._functorch.config.activation_memory_budget = {share}"),
@@ -114,10 +104,10 @@ def compiled(case: Case) -> Fragments | None:
     known = case.config.get("activation_checkpointing") == "alternate"
     mode = "" if value == "default" else f', mode="{value}"'
     return Fragments(
-        imports=("import torch._dynamo", *(() if known else (_BLOCK_CLASS,))),
+        imports=() if known else (_BLOCK_CLASS,),
         adapt=(
             *(() if known else _BLOCKS),
-            "# Blocks of one class share compiled code; past these limits it is not used at all.",
+            f"# compile: {value}, by block; past the limits it is not used.",
             "torch._dynamo.config.recompile_limit = 8 * max(1, len(blocks))",
             "torch._dynamo.config.accumulated_recompile_limit = max(256, 8 * len(blocks))",
             "for block in blocks or [model]:",

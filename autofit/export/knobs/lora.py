@@ -4,55 +4,48 @@ from __future__ import annotations
 
 from autofit.export.fragments import Case, Fragments
 
-_HEADS = (
-    "# The new head of a classifier starts from random weights: it is trained whole.",
-    "heads = [",
-    "    name",
-    "    for name, module in model.named_children()",
-    '    if name in ("score", "classifier") and isinstance(module, torch.nn.Linear)',
-    "]",
+# Kinds of models with transposed linear layers, a class of their own in transformers.
+TRANSPOSED = ("clvp", "decision_transformer", "gpt2", "imagegpt", "openai-gpt")
+_LISTED = (
+    "from torch.nn import Linear",
+    "from transformers.pytorch_utils import Conv1D",  # its transposed Linear
 )
-_TARGETS = (
-    "targets = [",
-    "    name",
-    "    for name, module in model.named_modules()",
-    "    if isinstance(module, (torch.nn.Linear, Conv1D))",
-)
-_CONV1D = "from transformers.pytorch_utils import Conv1D"  # GPT-2's transposed Linear
+_HEADS = 'heads = linear & {"score", "classifier"}  # new ones: random, and so trained whole'
+_TARGETS = {
+    "attention": 'targets = {name for name in linear if "attn" in name or "attention" in name}',
+    "all-linear": "targets = linear",
+    "all-linear+head": "targets = linear",
+}
 
 
 def lora(case: Case) -> Fragments | None:
-    """Adapters beside frozen weights, in the dtype that `precision` trains in."""
+    """Adapters beside frozen weights; `precision` says in which formats both are."""
     config = case.config
-    rank, targets = config.get("lora_rank"), config.get("lora_targets")
+    rank, targets = config.get("lora_rank"), config.get("lora_targets") or "all-linear"
     if not rank:
         return Fragments()
-    heads, condition = (_HEADS, "name not in heads") if case.classifies else ((), "")
-    named = "targets"
-    if targets == "attention":
-        condition = '("attn" in name or "attention" in name)'
-    elif targets == "all-linear+head":
-        heads, condition = (), ""
-    elif targets != "all-linear":
+    if targets not in _TARGETS:
         return None
-    elif not case.classifies:
-        named = '"all-linear"'  # peft leaves out the output embedding by itself
-    listed = () if named != "targets" else (*_TARGETS, *((f"    and {condition}",) if condition else ()), "]")
-    keep = ", autocast_adapter_dtype=False" if config.get("precision") in ("bf16", "fp8") else ""
+    if case.classifies and targets == "all-linear+head":
+        targets = "all-linear"  # a classifier's new head is trained whole whatever the targets
+    alpha, dropout = config.get("lora_alpha") or 2 * int(rank), config.get("lora_dropout") or 0.0
+    # peft leaves out the output embedding by itself, but not every head of a classifier.
+    listed = _listed(case, str(targets)) if case.classifies or targets != "all-linear" else ()
+    transposed = bool(listed) and case.model_config["model_type"] in TRANSPOSED
+    arguments = "target_modules=targets, " if listed else 'target_modules="all-linear", '
+    arguments += "modules_to_save=heads, " if case.classifies else ""
     return Fragments(
-        imports=("from peft import LoraConfig, get_peft_model", *((_CONV1D,) if listed else ())),
+        imports=("from peft import LoraConfig, get_peft_model", *(_LISTED if transposed else ())),
+        constants=(f'LORA = {{"r": {rank}, "lora_alpha": {alpha}, "lora_dropout": {dropout}}}',),
         adapt=(
-            *heads,
+            f"# lora_rank: {rank}, lora_targets: {targets}",
             *listed,
-            "lora = LoraConfig(",
-            f"    r={rank},",
-            f"    lora_alpha={config.get('lora_alpha') or 2 * int(rank)},",
-            f"    lora_dropout={config.get('lora_dropout') or 0.0},",
-            f"    target_modules={named},",
-            *(("    modules_to_save=heads,",) if heads else ()),
-            ")",
-            f"model = get_peft_model(model, lora{keep})",
-            *_trained_in(case, heads=bool(heads)),
+            "torch.manual_seed(torch.initial_seed())  # for adapters, whatever was drawn before",
+            *(
+                (f"lora = LoraConfig({arguments}**LORA)", "model = get_peft_model(model, lora)")
+                if case.classifies
+                else (f"model = get_peft_model(model, LoraConfig({arguments}**LORA))",)
+            ),
         ),
         save=(
             "if args.weights:",
@@ -63,17 +56,10 @@ def lora(case: Case) -> Fragments | None:
     )
 
 
-def _trained_in(case: Case, *, heads: bool) -> tuple[str, ...]:
-    """Where peft leaves it in another dtype: new heads in that of frozen weights, adapters beside int8 in float32."""
-    precision = str(case.config.get("precision"))
-    if precision.endswith("-mixed") and heads:
-        dtype = "float32"
-    elif precision == "bf16" and case.config.get("quantization", "none") != "none":
-        dtype = "bfloat16"
-    else:
-        return ()
-    return (
-        "for parameter in model.parameters():",
-        "    if parameter.requires_grad:",
-        f"        parameter.data = parameter.data.to(torch.{dtype})",
-    )
+def _listed(case: Case, targets: str) -> tuple[str, ...]:
+    """Lines that name the layers which get adapters."""
+    kinds = "(Linear, Conv1D)" if case.model_config["model_type"] in TRANSPOSED else "torch.nn.Linear"
+    linear = f"linear = {{n for n, m in model.named_modules() if isinstance(m, {kinds})}}"
+    if not case.classifies:
+        return (linear, _TARGETS[targets])
+    return (linear, _HEADS, "targets = linear - heads" if targets == "all-linear" else _TARGETS[targets])

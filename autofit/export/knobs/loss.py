@@ -66,26 +66,34 @@ def _chunked(case: Case) -> Fragments:
     finished = f"{cap} * torch.tanh({logits} / {cap})" if cap else logits
     kind = "trained"
     if case.lora:
-        kind = "adapted" if case.config.get("lora_targets") == "all-linear+head" else "frozen"
+        kind = "any" if case.config.get("lora_targets") == "all-linear+head" else "frozen"
     slots = {
-        "finished": f"({finished}).float()" if finished != "logits" else "logits.float()",
+        "loss": _cross_entropy(finished),
         # Under autocast the products are in the low format, and their sum in that of the weight.
-        "add": "for_weight += slope.t() @ rows" if mixed else "for_weight.addmm_(slope.t(), rows)",
+        "add": "for_weight += slope.t() @ hidden[part]" if mixed else "for_weight.addmm_(slope.t(), hidden[part])",
     }
     return Fragments(
         imports=(f"from torch.nn.functional import cross_entropy, {'' if case.lora else 'linear, '}pad",),
-        constants=(f"CHUNK_TOKENS = {_chunk_tokens(case)}  # whose logits exist at once",),
+        constants=(f"CHUNK_TOKENS = {_chunk_tokens(case)}  # loss: chunked; whose logits exist at once",),
         functions=(fill(template(f"chunked_{kind}"), slots), _causal_loss(case, _TOTALS[kind])),
         loss="causal_loss",
     )
 
 
+def _cross_entropy(finished: str) -> tuple[str, ...]:
+    """The loss of a chunk, of what the model makes of its logits."""
+    if finished == "logits":
+        return ('loss = cross_entropy(logits.float(), labels[part], reduction="sum")',)
+    scores = f"scores = ({finished}).float()"
+    return (scores, 'loss = cross_entropy(scores, labels[part], reduction="sum")')
+
+
 _TOTALS = {
-    "trained": ("total = ChunkedLoss.apply(hidden, labels, head.weight)",),
-    "frozen": ("total = ChunkedLoss.apply(hidden, labels, head)",),
-    "adapted": (
+    "trained": ("total = ChunkedLoss.apply(hidden.flatten(0, 1), labels, head.weight)",),
+    "frozen": ("total = ChunkedLoss.apply(hidden.flatten(0, 1), labels, head)",),
+    "any": (
         "trained = [each for each in head.parameters() if each.requires_grad]",
-        "total = ChunkedLoss.apply(hidden, labels, head, *trained)",
+        "total = ChunkedLoss.apply(hidden.flatten(0, 1), labels, head, *trained)",
     ),
 }
 
@@ -96,7 +104,7 @@ def _fused(case: Case) -> Fragments | None:
     cap, scale = _cap(case), _scale(case)
     total = (
         "total = liger_fused_linear_cross_entropy(",
-        f"    hidden{scale},",
+        f"    hidden.flatten(0, 1){scale},",
         "    head.weight,",
         "    labels,",
         '    reduction="sum",',
@@ -115,4 +123,4 @@ def _fused(case: Case) -> Fragments | None:
 
 def _causal_loss(case: Case, total: tuple[str, ...]) -> str:
     inner = "model = model.get_base_model()" if case.lora else ()
-    return fill(template("causal_loss"), {"inner": inner, "total": total})
+    return fill(template("causal_loss"), {"value": str(case.config["loss"]), "inner": inner, "total": total})

@@ -5,23 +5,15 @@ from __future__ import annotations
 from autofit.export.fragments import Case, Fragments
 
 _OPTIMIZERS = {
-    "adamw": ("Fused AdamW", "torch.optim.AdamW(groups, lr=lr, fused=True)", ()),
-    "adamw-foreach": ("AdamW", "torch.optim.AdamW(groups, lr=lr, foreach=True)", ()),
-    "adamw-8bit": (
-        "AdamW with 8-bit state",
-        "AdamW8bit(groups, lr=lr)",
-        ("from bitsandbytes.optim import AdamW8bit",),
-    ),
-    "paged-adamw-8bit": (
-        "Paged 8-bit AdamW",
-        "PagedAdamW8bit(groups, lr=lr)",
-        ("from bitsandbytes.optim import PagedAdamW8bit",),
-    ),
-    "adamw-4bit": ("AdamW with 4-bit state", "AdamW4bit(groups, lr=lr)", ("from torchao.optim import AdamW4bit",)),
-    "adamw-fp8": ("AdamW with fp8 state", "AdamWFp8(groups, lr=lr)", ("from torchao.optim import AdamWFp8",)),
+    "adamw": ("torch.optim.AdamW(groups, lr=lr, fused=True)", ()),
+    "adamw-foreach": ("torch.optim.AdamW(groups, lr=lr, foreach=True)", ()),
+    "adamw-8bit": ("AdamW8bit(groups, lr=lr)", ("from bitsandbytes.optim import AdamW8bit",)),
+    "paged-adamw-8bit": ("PagedAdamW8bit(groups, lr=lr)", ("from bitsandbytes.optim import PagedAdamW8bit",)),
+    "adamw-4bit": ("AdamW4bit(groups, lr=lr)", ("from torchao.optim import AdamW4bit",)),
+    "adamw-fp8": ("AdamWFp8(groups, lr=lr)", ("from torchao.optim import AdamWFp8",)),
     # With these eps, lr means what it means to AdamW, and small gradients count in bf16 too.
-    "adafactor": ("Adafactor, lr as AdamW's", "torch.optim.Adafactor(groups, lr=lr, eps=(1e-15, 1.0))", ()),
-    "sgd": ("Plain SGD", "torch.optim.SGD(groups, lr=lr)", ()),
+    "adafactor": ("torch.optim.Adafactor(groups, lr=lr, eps=(1e-15, 1.0))", ()),
+    "sgd": ("torch.optim.SGD(groups, lr=lr)", ()),
 }
 _ON_HOST = "CPUOffloadOptimizer(groups, torch.optim.AdamW, lr=lr, fused=True)"
 
@@ -30,8 +22,15 @@ def optimizer(case: Case) -> Fragments | None:
     """The optimizer's imports and the call that makes it."""
     if case.config.get("optimizer_offload", "none") != "none":
         return Fragments()  # which makes its own
-    found = _OPTIMIZERS.get(str(case.config.get("optimizer", "adamw")))
-    return Fragments(imports=found[2], optimizer=(found[0], found[1])) if found else None
+    found = _OPTIMIZERS.get(_value(case))
+    if not found:
+        return None
+    means = ", lr as AdamW's" if _value(case) == "adafactor" else ""
+    return Fragments(imports=found[1], optimizer=found[0], comment=f"optimizer: {_value(case)}{means}")
+
+
+def _value(case: Case) -> str:
+    return str(case.config.get("optimizer", "adamw"))
 
 
 def optimizer_offload(case: Case) -> Fragments | None:
@@ -41,8 +40,11 @@ def optimizer_offload(case: Case) -> Fragments | None:
         return Fragments()
     if value != "cpu" or case.config.get("optimizer", "adamw") != "adamw":
         return None
-    words = "AdamW on the host"
-    return Fragments(imports=("from torchao.optim import CPUOffloadOptimizer",), optimizer=(words, _ON_HOST))
+    return Fragments(
+        imports=("from torchao.optim import CPUOffloadOptimizer",),
+        optimizer=_ON_HOST,
+        comment="optimizer_offload: cpu",
+    )
 
 
 def optimizer_in_backward(case: Case) -> Fragments | None:

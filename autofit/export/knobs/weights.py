@@ -5,40 +5,64 @@ from __future__ import annotations
 from autofit.export.fragments import Case, Fragments
 from autofit.export.template import fill, template
 
+_STATISTICS = (
+    "for module in model.modules():",
+    "    if isinstance(module, torch.nn.BatchNorm2d):",
+    "        module.to(module.weight.dtype)  # the running statistics too",
+)
 _COMPUTE = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 
 
 def precision(case: Case) -> Fragments | None:
     """Weights, arithmetic and loss scaler by DESIGN section 4; frozen weights are what LoRA leaves untrained."""
-    value = case.config.get("precision", "fp32")
+    value = str(case.config.get("precision", "fp32"))
     if value in ("fp32", "tf32"):
-        start = ('torch.set_float32_matmul_precision("high")  # tf32',) if value == "tf32" else ()
-        return Fragments(settings={"dtype": "torch.float32"}, start=start, held="all weights in float32")
+        start = ('torch.set_float32_matmul_precision("high")  # precision: tf32',) if value == "tf32" else ()
+        return Fragments(load_dtype="torch.float32", start=start, held=f"all weights in float32 (precision: {value})")
     if value in ("bf16", "fp8"):
-        dtype = "torch.bfloat16"
-        both = Fragments(settings={"dtype": dtype}, input_dtype=dtype, held="all weights in bfloat16")
+        both = Fragments(
+            load_dtype="torch.bfloat16",
+            input_dtype="bfloat16",
+            place=_cast(case, "torch.bfloat16"),
+            held=f"all weights in bfloat16 (precision: {value})",
+        )
         return both.joined(_products_in_fp8(case)) if value == "fp8" else both
     if value not in ("bf16-mixed", "fp16-mixed"):
         return None
-    half = _COMPUTE[str(value)]
-    frozen = f"frozen weights in {half}, trained ones in float32"
+    half = f"torch.{_COMPUTE[value]}"
+    # Adapters beside quantized weights are made in float32; a new head is loaded as frozen weights are.
+    cast = case.lora and (case.classifies or case.config.get("quantization", "none") == "none")
     return Fragments(
-        settings={"dtype": f"torch.{half}" if case.lora else "torch.float32"},
-        forward=(f"torch.autocast(DEVICE, dtype=torch.{half})",),
-        scaler="torch.amp.GradScaler(DEVICE)" if half == "float16" else None,
-        held=frozen if case.lora else "all weights in float32",
+        load_dtype=half if case.lora else "torch.float32",
+        place=_cast(case, f"torch.float32 if parameter.requires_grad else {half}") if cast else (),
+        # The product takes place in the low format by itself; a frozen norm before it must be given that.
+        input_dtype=_COMPUTE[value] if case.lora else None,
+        forward=(f"torch.autocast(DEVICE, dtype={half})  # precision: {value}",),
+        scaler="torch.amp.GradScaler(DEVICE)  # precision: fp16-mixed" if value == "fp16-mixed" else None,
+        held=f"frozen weights in {_COMPUTE[value]}" if case.lora else "all weights in float32",
     )
 
 
+def _cast(case: Case, dtype: str) -> tuple[str, ...]:
+    """Every weight in its format: random ones are drawn in float32, so that a seed means the same in any."""
+    cast = [f"parameter.data = parameter.data.to(DEVICE, {dtype})"]
+    if " if " in dtype:
+        cast = [f"dtype = {dtype}", "parameter.data = parameter.data.to(DEVICE, dtype)"]
+    if case.config.get("quantization", "none") != "none":
+        cast = ["if parameter.is_floating_point():", *(f"    {line}" for line in cast)]
+    lines = [f"for parameter in model.parameters():  # precision: {case.config['precision']}"]
+    lines += [f"    {line}" for line in cast]
+    if case.task == "image-classification":
+        lines += _STATISTICS
+    return tuple(lines)
+
+
 def _products_in_fp8(case: Case) -> Fragments:
-    slots = {
-        "head": () if case.classifies else "head = model.get_output_embeddings()",
-        "no_head": 'name not in ("score", "classifier")' if case.classifies else "layer is not head",
-    }
+    heads = 'getattr(model, "score", getattr(model, "classifier", None))'
+    slots = {"head": heads if case.classifies else "model.get_output_embeddings()"}
     return Fragments(
         imports=("from torchao.float8 import convert_to_float8_training",),
-        functions=(fill(template("fp8"), slots),),
-        adapt=("multiply_in_fp8(model)",),
+        adapt=tuple(fill(template("fp8"), slots).splitlines()),
     )
 
 
@@ -53,19 +77,19 @@ def quantization(case: Case) -> Fragments | None:
     four_bits = (
         "load_in_4bit=True",
         'bnb_4bit_quant_type="nf4"',
-        f"bnb_4bit_use_double_quant={value == 'nf4-dq'}",
         f"bnb_4bit_compute_dtype=torch.{compute}",
+        *(("bnb_4bit_use_double_quant=True",) if value == "nf4-dq" else ()),
     )
     # A head with a bias would be quantized; the name of this argument is that of the first kind there was.
     heads = ('llm_int8_skip_modules=["score", "classifier"]',) if case.classifies else ()
     quiet = (
-        "# It says at every product that inputs are cast to float16.",
+        "# bitsandbytes says at every product that inputs are cast to float16.",
         'logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)',
     )
     return Fragments(
         standard=("import tempfile", *(("import logging",) if value == "int8" else ())),
         packages=("bitsandbytes", "accelerate"),
-        quantized_to="8-bit integers" if value == "int8" else "nf4",
         quantization=(*(("load_in_8bit=True",) if value == "int8" else four_bits), *heads),
+        quantized=f"{value} (quantization)",
         start=quiet if value == "int8" else (),
     )
