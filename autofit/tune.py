@@ -29,6 +29,7 @@ from autofit.export import train_script
 from autofit.memory.catalogue import card, standing_in_for
 from autofit.models import HuggingFaceModel
 from autofit.probe import Plan, Prober
+from autofit.report import single_changes
 from autofit.search import (
     Journal,
     Limits,
@@ -356,6 +357,7 @@ def _write(result: Result, workload: Workload, directory: RunDirectory, listener
                 config=result.best.config,
                 measured=result.best.to_measured(),
                 versions=result.versions,
+                changes=single_changes(result),
                 hardware={**result.hardware.to_dict(), "budget_gib": round(result.budget.device_bytes / GIB, 3)},
             )
         except InputError as error:

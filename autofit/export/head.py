@@ -15,12 +15,14 @@ def head(
     measured: Mapping[str, Any] | None,
     versions: Mapping[str, str],
     packages: Sequence[str],
+    changes: Sequence[str] = (),
 ) -> str:
-    """The lines below the title of the script's docstring."""
+    """The lines below the title of the script's docstring; `changes` are what was measured of one knob at a time."""
     used = [f"{name} {plain(versions[name])}" if name in versions else name for name in packages]
     by = f" (autofit {plain(versions['autofit'])})" if "autofit" in versions else ""
     blocks = [
         _wrapped(f"{_measured(hardware, measured)} It needs {_listed(used)}{by}."),
+        *(["\n".join(["Measured against it, with one knob changed:", *map(_item, changes)])] if changes else []),
         "    python train.py --data FILE --weights DIRECTORY --output DIRECTORY",
     ]
     return "\n\n".join(blocks)
@@ -53,6 +55,10 @@ def _figures(measured: Mapping[str, Any]) -> list[str]:
         size = peak.get("device") or peak.get("reserved") or peak["allocated"]
         figures.append(f"peak memory {size:g} GiB")
     return figures or ["no figures"]
+
+
+def _item(change: str) -> str:
+    return f"    {plain(change)}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -61,13 +61,14 @@ def train_script(
     measured: Mapping[str, Any] | None,
     versions: Mapping[str, str],
     hardware: Hardware | Mapping[str, Any],
+    changes: Sequence[str] = (),
 ) -> str | None:
     """The text of a train.py that runs `config` without autofit; None for a model that is not of transformers.
 
     Args:
         workload: Workload.summary(); `source`: where the model came from; `model_config`: its config as transformers
             writes it, with `model_type`.
-        measured: Measurement.to_measured(), for the head comment.
+        measured: Measurement.to_measured(), for the head comment; `changes`: lines on what one knob alone did.
 
     Raises:
         InputError: the config uses something that the script cannot express, or its batch sizes contradict.
@@ -86,7 +87,7 @@ def train_script(
     constants = _constants(task, batch, device, length, classes=_classes(model_config))
     slots = {
         "title": textwrap.shorten(title, WIDTH - 6, placeholder=" ..."),
-        "head": head(facts, measured=measured, versions=versions, packages=packages),
+        "head": head(facts, measured=measured, versions=versions, packages=packages, changes=changes),
         "imports": _imports(task, fragments, device),
         "constants": [*constants, *fragments.constants],
         "architecture": literal(_architecture(task, model_config), used=len("ARCHITECTURE = ")),

@@ -4,6 +4,7 @@ from autofit.report.explain import explain
 from autofit.report.listings import doctor_table, models_table, spaces_table
 from autofit.report.live import LiveDisplay
 from autofit.report.nothing_fits import nothing_fits_text
+from autofit.report.single_changes import single_changes
 from autofit.report.table import result_table
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "models_table",
     "nothing_fits_text",
     "result_table",
+    "single_changes",
     "spaces_table",
 ]

@@ -42,3 +42,10 @@ def test_memory_on_cpu_is_what_tensors_take() -> None:
     text = joined(head({"device": "cpu", "name": "x"}, measured=measured, versions={}, packages=["torch"]))
     assert "2.5 samples per second" in text
     assert "peak memory 1.5 GiB" in text
+
+
+def test_what_one_knob_did_is_told_where_it_was_measured() -> None:
+    changes = ["attention eager: 0.90 x the speed", "micro_batch_size 8: out of memory"]
+    text = head(HARDWARE, measured=MEASURED, versions=VERSIONS, packages=["torch"], changes=changes)
+    assert "changed:\n    attention eager: 0.90 x the speed\n    micro_batch_size 8: out of memory\n\n" in text
+    assert "changed" not in head(HARDWARE, measured=MEASURED, versions=VERSIONS, packages=["torch"])
