@@ -26,11 +26,12 @@ ALLOWED = {
     "tune": {"search", "probe", "estimate", "export", "report", "models"},
     "fit": {"tune"},
     "train": {"fit"},
+    "hf_trainer": {"fit"},
     "doctor": {"tune"},
     "spaces": {"tune"},
     "cli": {"train", "doctor", "spaces"},
     "__main__": {"cli"},
-    "__init__": {"fit"},
+    "__init__": {"fit", "hf_trainer"},
 }
 HEAVY_ONLY_WHERE_APPLIED = ("bitsandbytes", "torchao", "peft", "liger_kernel")
 FILES = sorted(PACKAGE.rglob("*.py"))
