@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from autofit.core.result import Result
     from autofit.core.workload import Workload
     from autofit.fit import Trained, explain, fit, search
+    from autofit.hf_trainer import TrainerSetup, training_arguments
     from autofit.setup import Setup, Stage, Technique
     from autofit.techniques import register
 
@@ -25,11 +26,13 @@ __all__ = [
     "fit",
     "search",
     "explain",
+    "training_arguments",
     "register",
     "Workload",
     "Config",
     "Result",
     "Trained",
+    "TrainerSetup",
     "Technique",
     "Stage",
     "Setup",
@@ -42,6 +45,7 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("fit", "search", "explain", "Trained"), "autofit.fit"),
+    **dict.fromkeys(("training_arguments", "TrainerSetup"), "autofit.hf_trainer"),
     **dict.fromkeys(("Technique", "Stage", "Setup"), "autofit.setup"),
     **dict.fromkeys(
         ("AutofitError", "InputError", "RefusedError", "NothingFitsError", "ProbeError"), "autofit.core.errors"

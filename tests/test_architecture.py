@@ -27,11 +27,12 @@ ALLOWED = {
     "stored": {"tune"},
     "fit": {"stored"},
     "train": {"fit"},
+    "hf_trainer": {"fit"},
     "doctor": {"tune"},
     "spaces": {"tune"},
     "cli": {"train", "doctor", "spaces"},
     "__main__": {"cli"},
-    "__init__": {"fit"},
+    "__init__": {"fit", "hf_trainer"},
 }
 HEAVY_ONLY_WHERE_APPLIED = ("bitsandbytes", "torchao", "peft", "liger_kernel")
 FILES = sorted(PACKAGE.rglob("*.py"))

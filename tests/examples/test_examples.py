@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import tiny
@@ -20,7 +21,7 @@ from autofit.training.build import build
 from autofit.training.loop import accumulate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ("causal_lm", "classifier", "convnet", "encoder", "own_technique")
+NAMES = ("causal_lm", "classifier", "convnet", "encoder", "hf_trainer", "own_technique", "with_accelerate")
 Example = Callable[[str], ModuleType]
 
 
@@ -117,6 +118,21 @@ def test_an_encoder_with_real_weights_learns_to_judge_within_a_budget_that_only_
     learned = {name for name, parameter in trained.model.named_parameters() if parameter.requires_grad}
     assert {"classifier.weight", "classifier.bias"} < learned  # the head is new: low-rank updates are not enough for it
     assert all("lora_" in name or name.startswith("classifier") for name in learned)
+
+
+@pytest.mark.parametrize("name", ["hf_trainer", "with_accelerate"])
+@pytest.mark.parametrize(
+    ("knobs", "tolerance"),
+    [({}, 1e-5), ({"lora_rank": 8}, 1e-5), ({"lora_rank": 8, "precision": "bf16-mixed"}, 1e-3)],
+)
+def test_the_neighbours_losses_are_autofits(
+    example: Example, name: str, knobs: dict[str, Any], tolerance: float
+) -> None:
+    config = {**example("hf_trainer").CONFIG, **knobs}
+    mine, theirs = example(name).main(config)
+    assert len(mine) == 17  # more than one pass
+    assert theirs == pytest.approx(mine, rel=tolerance)
+    assert mine[-1] < 0.98 * mine[0]
 
 
 def test_a_technique_of_ones_own_takes_effect_and_leaves_the_mathematics_alone(example: Example) -> None:
