@@ -19,7 +19,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel, TrainingArguments
 from autofit.core.config import Config
 from autofit.core.errors import InputError, unknown
 from autofit.core.result import Result, SavedResult
-from autofit.core.workload import CLASSIFICATION_TASKS
+from autofit.core.workload import CLASSIFICATION_TASKS, task_of
 from autofit.export.trainer import TrainerCase, TrainerKeywords, trainer_keywords
 from autofit.fit import nothing_fits
 from autofit.memory.device import detect
@@ -32,13 +32,6 @@ from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.skeleton import skeleton_from
 
 _KNOWN = {each.name for each in dataclasses.fields(TrainingArguments) if each.init}
-_TASKS = {  # by the endings of transformers' class names
-    "ForCausalLM": "causal-lm",
-    "LMHeadModel": "causal-lm",
-    "ForMaskedLM": "masked-lm",
-    "ForSequenceClassification": "sequence-classification",
-    "ForImageClassification": "image-classification",
-}
 
 
 @dataclass(frozen=True)
@@ -113,7 +106,7 @@ def training_arguments(
     structure = _structure(found, config) if model is None else model
     if structure is not None:
         _refuse_others(structure)
-    task = _task_of(structure) or found.workload.get("task")
+    task = task_of(structure) or found.workload.get("task")
     keywords = trainer_keywords(
         TrainerCase(
             config,
@@ -182,11 +175,6 @@ def _refuse_others(model: object) -> None:
         raise InputError(message, "Train others with autofit.fit(model, loader, config=...).")
 
 
-def _task_of(model: object) -> str | None:
-    name = type(model).__name__
-    return next((task for ending, task in _TASKS.items() if name.endswith(ending)), None)
-
-
 def _named(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """By the names of the transformers installed: gradient_checkpointing has become activation_checkpointing."""
     old, new = "gradient_checkpointing", "activation_checkpointing"
@@ -235,14 +223,14 @@ def _lora_config(keywords: TrainerKeywords, structure: Any, config: Config) -> A
     if structure is None:
         message = "adapters are put beside layers by name, and this result cannot make the model that has them."
         raise InputError(message, "Give the model as model=.")
-    classifies = _task_of(structure) in CLASSIFICATION_TASKS
+    classifies = task_of(structure) in CLASSIFICATION_TASKS
     head = output_head(structure) if classifies else None  # new: trained whole, whatever the targets
     wanted = str(config["lora_targets"] or "all-linear")
     return LoraConfig(
         **keywords.lora,
         target_modules=adapter_targets(structure, "all-linear" if wanted == "all-linear+head" and head else wanted),
         modules_to_save=[name for name, module in structure.named_modules() if module is head] or None,
-        task_type="CAUSAL_LM" if _task_of(structure) == "causal-lm" else None,
+        task_type="CAUSAL_LM" if task_of(structure) == "causal-lm" else None,
     )
 
 
@@ -274,7 +262,7 @@ def _agree_on_the_loss(model: PreTrainedModel) -> None:
     divide by that. Many do not: BERT's loss and gradients then come out as many times too large as there are
     micro-batches. And it counts labels without the shift for causal models whose class name it does not know (GPT-2).
     """
-    if _task_of(model) != "causal-lm":
+    if task_of(model) != "causal-lm":
         model.accepts_loss_kwargs = False
     elif _divides_by_count(model):
         model.loss_type = "ForCausalLM"

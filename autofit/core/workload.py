@@ -13,7 +13,20 @@ from typing import Any
 from autofit.core.errors import InputError
 
 TASKS = ("causal-lm", "masked-lm", "sequence-classification", "image-classification", "custom")
+_ENDINGS = {  # of the names of transformers' classes
+    "ForCausalLM": "causal-lm",
+    "LMHeadModel": "causal-lm",
+    "ForMaskedLM": "masked-lm",
+    "ForSequenceClassification": "sequence-classification",
+    "ForImageClassification": "image-classification",
+}
 CLASSIFICATION_TASKS = ("sequence-classification", "image-classification")  # their heads are new: trained whole
+
+
+def task_of(model: object) -> str | None:
+    """The task of a model of transformers, by the name of its class; None for any other."""
+    name = type(model).__name__
+    return next((task for ending, task in _ENDINGS.items() if name.endswith(ending)), None)
 
 
 @dataclass(frozen=True)

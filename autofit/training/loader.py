@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from autofit.core.errors import InputError
-from autofit.core.workload import Workload
+from autofit.core.workload import Workload, task_of
 from autofit.training.data import labels_of, map_tensors, repeat_to, sample_count, tensors
 from autofit.training.inspect import blamed_on
 from autofit.training.skeleton import skeleton_of
@@ -170,10 +170,6 @@ def _sequence_length(batch: Any) -> int | None:
 
 
 def _task(model: nn.Module, batch: Any) -> str:
-    """By transformers' names. Causal language models shift their labels; LoRA trains a classifier's new head whole."""
-    name = type(model).__name__
-    if name.endswith(("ForCausalLM", "LMHeadModel")) and labels_of(batch) is not None:
-        return "causal-lm"
-    if name.endswith("ForSequenceClassification"):
-        return "sequence-classification"
-    return "image-classification" if name.endswith("ForImageClassification") else "custom"
+    """Causal language models shift their labels; LoRA trains a classifier's new head whole."""
+    task = task_of(model) or "custom"
+    return "custom" if task == "causal-lm" and labels_of(batch) is None else task
