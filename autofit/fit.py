@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 from torch.optim import Optimizer
@@ -27,12 +27,13 @@ from autofit.training.loader import Peek, batches_of, length_of, workload_from
 from autofit.training.metrics import Bar
 from autofit.training.run import Callback, StepReport
 from autofit.training.saving import merged
-from autofit.training.session import Keeping, Session
+from autofit.training.session import CUTS, Keeping, Session
 from autofit.tune import Listener, run_search
 
 __all__ = ["Trained", "explain", "fit", "nothing_fits", "search"]
 
 _SEARCH, _RESULT = "search", "result.yaml"  # the run directory inside an output directory, and what came of it
+_TRACES = (_SEARCH, _RESULT, CUTS)  # of a run that was stopped before its first checkpoint
 _SEARCHES = ("auto", "always")
 _log = logging.getLogger("autofit")
 
@@ -127,6 +128,7 @@ def fit(
     peek: int = 64,
     progress: bool | None = None,
     listener: Listener | None = None,
+    restart: Callable[[], NoReturn] | None = None,
     **options: Any,
 ) -> Trained:
     """Search for the fastest config that fits, then train the user's own model with it.
@@ -148,6 +150,8 @@ def fit(
         worst_case: a batch of the largest samples there are; default: the largest of the loader's first `peek` batches.
         progress: show a bar; default: on a terminal and in a notebook.
         listener: called with every event; default: the logger `autofit`.
+        restart: called where memory ran out in the middle of an update, to resume in a fresh process (`autofit train`
+            starts itself again); default: the last checkpoint is read back in this one.
         options: those of `search`: gpu_mem, gpu, device, mem, set, trials, time_limit, ...
 
     Raises:
@@ -172,6 +176,7 @@ def fit(
         callbacks=tuple(callbacks),
         listener=lambda text: tell(Note(text)),
         progress=Bar.wanted() if progress is None else progress,
+        restart=restart,
     )
     total = _total_steps(loader, epochs, steps)
     result = None
@@ -285,7 +290,7 @@ def _directory(output_dir: str | Path | None, resume: bool) -> Path | None:
         raise InputError(f"{directory} is a file, not a directory.", "Choose another output directory.")
     if not resume and checkpoint.exists(directory):
         raise InputError(f"{directory} already holds a training run.", "Resume it, or choose another output directory.")
-    if resume and not checkpoint.exists(directory) and not (directory / _SEARCH).exists():
+    if resume and not checkpoint.exists(directory) and not any((directory / name).exists() for name in _TRACES):
         raise InputError(f"there is no run to resume in {directory}.", "Leave out resume, or check the directory.")
     return directory
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -61,7 +61,8 @@ class Keeping:
 class Session:
     """What is trained, how it learns, and who is told.
 
-    `listener` gets sentences; `callbacks` the report of every step.
+    `listener` gets sentences; `callbacks` the report of every step. `restart` is called where memory ran out in the
+    middle of an update, to go on from the last checkpoint in a fresh process; without it that is done in this one.
     """
 
     workload: Workload
@@ -71,6 +72,7 @@ class Session:
     callbacks: Sequence[Callback]
     listener: Listener
     progress: bool = False
+    restart: Callable[[], NoReturn] | None = None
 
     def run(
         self, config: Mapping[str, Any], device: str | None, loader: Any, *, steps: int, eval_loader: Any = None
@@ -196,6 +198,9 @@ class _Training:
         return loaded.next_step
 
     def _back_to_checkpoint(self, torn: OutOfMemoryError) -> int:
+        if self._session.restart and self._keeping.directory:
+            self._tell(f"{torn.message[:-1]}: training goes on in a fresh process, from the last checkpoint.")
+            self._session.restart()
         if not self._has_checkpoint():
             raise OutOfMemoryError(
                 f"{torn.message[:-1]}, and there is no checkpoint to go back to.",

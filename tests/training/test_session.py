@@ -3,8 +3,9 @@
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import tiny
@@ -188,3 +189,24 @@ def test_looking_at_the_loss_draws_nothing() -> None:
     Run(loss=loss)(steps=1)
     Run(loss=loss)({"micro_batch_size": 4}, steps=1)
     assert seen[0] == seen[1]
+
+
+def test_a_torn_update_can_go_on_in_a_fresh_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class AnotherProcessError(Exception):
+        pass
+
+    def restart() -> NoReturn:
+        raise AnotherProcessError
+
+    out_of_memory_in_update(monkeypatch, at=2)
+    run = Run(directory=tmp_path)
+    run.session = replace(run.session, restart=restart)
+    with pytest.raises(AnotherProcessError):
+        run()
+    assert run.told == [
+        "memory ran out in the update of step 1, which left weights half updated: training goes on in a fresh process, "
+        "from the last checkpoint."
+    ]
+    again = Run(directory=tmp_path, resume=True)  # there was none yet: from the start, in smaller slices
+    assert [report.step for report in again(steps=3)] == [0, 1, 2]
+    assert "goes on with micro_batch_size 4" in again.told[0]
