@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,18 +21,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import nn
 
 import autofit
 from autofit.core.errors import NothingFitsError
 from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.measurement import Measurement
 from autofit.memory.device import detect
-from autofit.memory.tracker import StorageTracker
+from autofit.models import resolve
 from autofit.training.build import build
 from autofit.training.loader import workload_from
+from autofit.training.loop import accumulate
 from autofit.training.run import train
 
+DATA = Path(__file__).resolve().parents[1] / "examples" / "data" / "alice.txt"
 LR = 1e-4
+_RATE = re.compile(r"([\d,]+) tokens/s")
+_SHORT = ("--data", str(DATA), "--steps", "2")
 ALLOWED_SHARE, ALLOWED_SECONDS, LONG_STEP = 0.01, 0.3e-3, 50e-3
 
 
@@ -130,54 +139,85 @@ def by_hand(model: nn.Module, batch: Any, *, micro: int, device: torch.device) -
 
 @dataclass(frozen=True)
 class Reached:
-    """What `fit` reaches of what the probe measured: samples a second and peak bytes, both as ratios."""
+    """What a way of training reaches of what the probe measures beside it: tokens a second and peak bytes."""
 
     name: str
     speed: float
-    peak: float | None
+    peak: float
 
 
-def reached(name: str, network: Callable[[], Network], batches: list[Any], *, steps: int) -> Reached:
-    """Search, then train with what was found, watched as the probe was."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = autofit.search(
-            network(),
-            batches,
-            loss=classify,
-            device="cpu",
-            mem=4,
-            trials=3,
-            out=Path(folder) / "run",
-            set={"precision": "fp32", "optimizer": "adamw"},
-            space="exact",
-        )
+def reached(*, smoke: bool) -> list[Reached]:
+    """Search; then, in turn, probe the found config again, run its train.py, and train it by `autofit train`."""
+    shape = {"seq_len": 32 if smoke else 128, "effective_batch": 4 if smoke else 16}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found = _search(folder / "found", shape, {"optimizer": "adamw"}, trials=2 if smoke else 4)
+        speeds: dict[str, list[float]] = {"train.py": [], "autofit train": []}
+        for number in range(1 if smoke else 3):
+            fixed = {knob: value for knob, value in found.config.items() if knob != "gradient_accumulation_steps"}
+            probed = _search(folder / f"probe-{number}", shape, fixed, trials=1).tokens_per_second
+            assert probed, "tokens are what it counts"
+            steps = 5 if smoke else 20
+            speeds["train.py"].append(_script_speed(folder / "found", steps) / probed)
+            speeds["autofit train"].append(_train_speed(folder, number, steps) / probed)
+        assert found.peak_bytes, "what fits has a peak"
+        peaks = {
+            "train.py": _peak(_SCRIPT, str(folder / "found" / "train.py"), *_SHORT),
+            "autofit train": _peak(_TRAIN, "train", str(folder / "found" / "result.yaml"), "--from-scratch", *_SHORT),
+        }
+    return [
+        Reached(way, statistics.median(ratios), peaks[way] / found.peak_bytes.allocated)
+        for way, ratios in speeds.items()
+    ]
+
+
+def _search(out: Path, shape: dict[str, int], fixed: dict[str, Any], *, trials: int) -> Measurement:
+    result = autofit.search("tiny-llama", device="cpu", mem=4, space="full", trials=trials, out=out, set=fixed, **shape)
     if result.best is None:
         raise NothingFitsError("the benchmark needs a config that fits.")
-    best = result.best
-    assert best.samples_per_second
-    assert best.peak_bytes
-    trained = autofit.fit(network(), batches, loss=classify, lr=LR, config=best.config, steps=steps, device="cpu")
-    rates = [report.samples / report.seconds for report in trained.history[2:]]
-    return Reached(
-        name,
-        statistics.median(rates) / best.samples_per_second,
-        _peak(network(), batches, best) / best.peak_bytes.allocated,
-    )
+    return result.best
 
 
-def _peak(model: nn.Module, batches: list[Any], best: Any) -> int:
-    workload = workload_from(model, batches, classify)
-    with StorageTracker() as tracker:
-        setup = build(workload, best.config, detect("cpu"), model=model)
-        train(setup, [batches[0]] * 3, steps=3)
-    return tracker.peak
+def _script_speed(run: Path, steps: int) -> float:
+    command = [sys.executable, str(run / "train.py"), "--data", str(DATA), "--steps", str(steps), "--log-every", "1"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return statistics.median(float(rate.replace(",", "")) for rate in _RATE.findall(printed)[2:])
+
+
+def _train_speed(folder: Path, number: int, steps: int) -> float:
+    out = folder / f"trained-{number}"
+    command = [sys.executable, "-m", "autofit", "train", str(folder / "found" / "result.yaml"), "--from-scratch"]
+    command += ["--data", str(DATA), "--steps", str(steps), "--output", str(out), "--quiet"]
+    subprocess.run(command, capture_output=True, check=True)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    length = yaml.safe_load((folder / "found" / "result.yaml").read_text())["workload"]["sequence_length"]
+    return statistics.median(row["samples"] * length / row["seconds"] for row in rows[2:])
+
+
+# Run in a process of its own, with every tensor's storage counted as a probe does.
+_SCRIPT = "sys.argv = sys.argv[1:]; import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
+_TRAIN = "import autofit.cli; autofit.cli.main(sys.argv[1:])"
+_WATCHED = """
+import sys
+from autofit.memory.tracker import StorageTracker
+tracker = StorageTracker()
+try:
+    with tracker:
+        {run}
+except SystemExit as done:
+    assert not done.code
+print("peak", tracker.peak)
+"""
+
+
+def _peak(run: str, *arguments: str) -> int:
+    command = [sys.executable, "-c", _WATCHED.format(run=run), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(done.stdout.rpartition("peak ")[2])
 
 
 def cut_gradients(micro_batches: tuple[int, ...] = (1, 3, 4)) -> float:
     """The largest relative difference of a gradient from that of the unsplit batch: causal LM, uneven padding, fp32."""
-    from autofit.models import resolve
-    from autofit.training.loop import accumulate
-
     workload = resolve("tiny-llama", sequence_length=64, effective_batch_size=8)
     batch = workload.batch(8)
     lengths = torch.tensor([64, 3, 17, 40, 1, 64, 9, 33])
@@ -225,10 +265,15 @@ def main(arguments: list[str] | None = None) -> int:
         )
     difference = cut_gradients()
     print(f"gradients of a batch cut into micro-batches: {difference:.1e} relative to the unsplit one")
-    found = reached("fit", lambda: Network(wide, 4), [large] * 2, steps=5 if smoke else 20)
-    print(f"fit reaches {found.speed:.1%} of the probe's samples a second, {found.peak:.1%} of its peak")
+    found = reached(smoke=smoke)
+    for each in found:
+        print(f"{each.name} reaches {each.speed:.1%} of the probe's tokens a second, {each.peak:.1%} of its peak")
     if given.out:
-        figures = {"overhead": [asdict(row) for row in rows], "cut_gradients": difference, "reached": asdict(found)}
+        figures = {
+            "overhead": [asdict(row) for row in rows],
+            "cut_gradients": difference,
+            "reached": [asdict(each) for each in found],
+        }
         given.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -1,0 +1,20 @@
+"""The benchmark of the loop runs, and its figures that are no timings are right."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import loop_overhead
+
+
+def test_smoke_prints_and_writes_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert loop_overhead.main(["--smoke", "--out", str(tmp_path / "figures.json")]) == 0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert len(figures["overhead"]) == 4
+    assert figures["cut_gradients"] < 1e-6
+    assert {each["name"] for each in figures["reached"]} == {"train.py", "autofit train"}
+    assert all(0.8 < each["peak"] < 1.1 for each in figures["reached"])
+    out = capsys.readouterr().out
+    assert "by hand" in out
+    assert "of the probe's tokens a second" in out
