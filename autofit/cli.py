@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -24,6 +25,7 @@ from autofit.core.events import Note
 from autofit.core.options import seconds_of
 from autofit.core.strict_yaml import parse
 from autofit.models import describe_presets
+from autofit.models.config_json import is_hub_id
 from autofit.report import LiveDisplay, doctor_table, models_table, nothing_fits_text, result_table, spaces_table
 
 INTERRUPTED = 130
@@ -119,48 +121,74 @@ def search(
 
 @app.command()
 def train(
+    context: typer.Context,
     result: Annotated[Path, typer.Argument(metavar="RESULT.yaml")],
-    data: Annotated[Path, typer.Option(help="Text, .jsonl, or .pt of image tensors.")],
-    weights: Annotated[Path | None, typer.Option(metavar="DIR", help="Weights to start from.")] = None,
+    data: Annotated[Path, typer.Option(help="Text, .jsonl, .csv, .pt of images, an image folder, or a saved Dataset.")],
+    weights: Annotated[str | None, typer.Option(metavar="DIR", help="Weights to start from, or a hub id.")] = None,
     from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Start from random weights.")] = False,
+    eval_data: Annotated[Path | None, typer.Option(metavar="PATH", help="Evaluate on it after each pass.")] = None,
+    packing: Annotated[
+        bool | None,
+        typer.Option("--packing/--padding", help="Samples in a row, or each padded; default: packing for plain text."),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data; default 1.")] = None,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-4,
+    weight_decay: Annotated[float, typer.Option(help="On matrices only.")] = 0.0,
+    schedule: Annotated[str, typer.Option(help="Of the learning rate: constant, cosine or linear.")] = "constant",
+    warmup_steps: Annotated[int, typer.Option(help="Steps in which the learning rate rises.")] = 0,
+    max_grad_norm: Annotated[float | None, typer.Option(help="Clip gradients to this norm.")] = None,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="For checkpoints and the model.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --output.")] = False,
     seed: int = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run a model's own code.")] = False,
 ) -> int:
     """Train the config of a result on a file."""
     if from_scratch == (weights is not None):
         raise InputError("say what to start from.", "Give either --weights DIR or --from-scratch.")
-    if weights is not None and not weights.is_dir():
+    if weights is not None and not Path(weights).is_dir() and not is_hub_id(weights):
         raise InputError(f"the directory {weights} is not there.", "Check --weights.")
     stderr = Console(stderr=True)
     options = _heavy("autofit.train", "TrainOptions")(
         weights=weights,
+        eval_data=eval_data,
+        packing=packing,
         steps=steps,
         epochs=epochs,
         lr=lr,
+        weight_decay=weight_decay,
+        schedule=schedule,
+        warmup_steps=warmup_steps,
+        max_grad_norm=max_grad_norm,
         output=output,
         resume=resume,
         seed=seed,
         trust_remote_code=trust_remote_code,
+        progress=stderr.is_terminal and not quiet,
     )
 
     def report(step: Any) -> None:
-        stderr.print(f"step {step.step + 1}: loss {step.loss:.4f}", highlight=False)
+        if not quiet and not options.progress:
+            stderr.print(f"step {step.step + 1}: loss {step.loss:.4f}", highlight=False)
 
     def note(event: Any) -> None:
         if isinstance(event, Note):
-            stderr.print(event.text)
+            stderr.print(event.text, markup=False, highlight=False)
 
-    trained = _heavy("autofit.train", "train_saved")(result, data, options, callbacks=(report,), listener=note)
+    def restart() -> NoReturn:
+        resumed = () if resume else ("--resume",)
+        os.execv(sys.executable, [sys.executable, "-m", "autofit", *context.obj, *resumed])
+
+    trained = _heavy("autofit.train", "train_saved")(
+        result, data, options, callbacks=(report,), listener=note, restart=restart
+    )
     if not trained.history:
         _stdout().print(f"nothing left to train: {output} holds the finished run", highlight=False)
         return 0
     first, last = trained.history[0].loss, trained.history[-1].loss
-    _stdout().print(f"{len(trained.history)} steps, loss {first:.4f} -> {last:.4f}", highlight=False)
+    evaluated = f", evaluation loss {trained.evaluations[-1]:.4f}" if trained.evaluations else ""
+    _stdout().print(f"{len(trained.history)} steps, loss {first:.4f} -> {last:.4f}{evaluated}", highlight=False)
     return 0
 
 
@@ -222,7 +250,7 @@ def main(arguments: list[str] | None = None) -> None:
     set_defaults()  # before a command loads torch
     arguments = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in arguments
-    sys.exit(_run(lambda: app(arguments, prog_name="autofit", standalone_mode=False), as_json))
+    sys.exit(_run(lambda: app(arguments, prog_name="autofit", standalone_mode=False, obj=arguments), as_json))
 
 
 def _run(command: Callable[[], Any], as_json: bool) -> int:

@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import transformers
 from torch import nn
 
 from autofit.core.errors import InputError
+from autofit.core.events import Note
 from autofit.core.result import SavedResult
 from autofit.core.workload import Workload
 from autofit.fit import Trained, fit
 from autofit.models import HuggingFaceModel, workload_from_source
 from autofit.models.huggingface import AUTO_CLASSES, sentence
+from autofit.training.files import DataOptions, FileLoader, LabelRule, Normalisation, byte_tokenizer, file_loader
 from autofit.training.run import StepReport
-from autofit.training.text import FileLoader, file_loader
 from autofit.tune import Listener
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What `autofit train` is told beside the result and the data. `weights` None: from scratch."""
+    """What `autofit train` is told beside the result and the data.
 
-    weights: Path | None = None
+    `weights` is a directory or a hub id; None: from scratch. `packing` None: by the form of the data. `progress` shows
+    bars on stderr, while data is read for the first time and while training.
+    """
+
+    weights: str | Path | None = None
+    eval_data: Path | None = None
+    packing: bool | None = None
     steps: int | None = None
     epochs: int | None = None
     lr: float = 1e-4
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    max_grad_norm: float | None = None
     output: Path | None = None
     resume: bool = False
     seed: int = 0
     trust_remote_code: bool = False
+    progress: bool = False
 
 
 def train_saved(
@@ -44,8 +57,9 @@ def train_saved(
     *,
     callbacks: tuple[Callable[[StepReport], None], ...] = (),
     listener: Listener | None = None,
+    restart: Callable[[], NoReturn] | None = None,
 ) -> Trained:
-    """Train the config of a result.yaml on a file.
+    """Train the config of a result.yaml on a file; with an output directory the tokenizer is kept beside the model.
 
     Raises:
         InputError: the result is of a model that cannot be made again here, or the data does not suit its task.
@@ -60,26 +74,140 @@ def train_saved(
     if not isinstance(workload.model, HuggingFaceModel):
         message = f"{saved.model} is a function of yours, with data of its own."
         raise InputError(message, "Train it in Python: autofit.fit(model, loader, config=...).")
+    listener = listener or (lambda _: None)
+    reader = _Reader(workload, workload.model, options, listener)
+    loader = reader.loader(data)
+    eval_loader = reader.loader(options.eval_data, names=loader.label_names) if options.eval_data else None
     torch.manual_seed(options.seed)
-    loader = file_loader(workload, data, tokenizer=_tokenizer(options.weights))
-    _check_sizes(loader, workload.model)
-    return fit(
-        _model(workload, workload.model, options.weights),
+    model = _model(workload, workload.model, options.weights)
+    _describe_data(model, loader, pad_id=reader.pad_id)
+    trained = fit(
+        model,
         loader,
         lr=options.lr,
+        weight_decay=options.weight_decay,
+        schedule=options.schedule,
+        warmup_steps=options.warmup_steps,
+        max_grad_norm=options.max_grad_norm,
         steps=options.steps,
         epochs=options.epochs,
         config=saved.config,
+        eval_loader=eval_loader.in_order if eval_loader else None,
         callbacks=callbacks,
         output_dir=options.output,
         resume=options.resume,
         seed=options.seed,
         listener=listener,
+        progress=options.progress,
+        restart=restart,
         device=saved.hardware.get("device"),
     )
+    if options.output and reader.tokenizer is not None:
+        reader.tokenizer.save_pretrained(options.output / "model")
+    return trained
 
 
-def _model(workload: Workload, factory: HuggingFaceModel, weights: Path | None) -> nn.Module:
+class _Reader:
+    """Reads data files for one model: with its tokenizer, its classes and what its images are normalised with."""
+
+    def __init__(
+        self, workload: Workload, factory: HuggingFaceModel, options: TrainOptions, listener: Listener
+    ) -> None:
+        self._workload = workload
+        self._factory = factory
+        self._listener = listener
+        self._options = options
+        self.tokenizer: Any = None if workload.task == "image-classification" else self._tokenizer()
+
+    @property
+    def pad_id(self) -> int | None:
+        """What pads the texts of a classifier."""
+        return (self.tokenizer.pad_token_id or 0) if self._workload.task == "sequence-classification" else None
+
+    def loader(self, path: Path, *, names: Mapping[str, int] | None = None) -> FileLoader:
+        """The loader of a file; `names` are the classes of the training data, which evaluation data keeps to."""
+        images = self._workload.task == "image-classification"
+        options = DataOptions(
+            packing=self._options.packing,
+            labels=self._labels(names),
+            normalisation=self._normalisation() if images else Normalisation(),
+            progress=self._options.progress,
+        )
+        loader = file_loader(self._workload, path, tokenizer=self.tokenizer, options=options)
+        for note in loader.notes:
+            self._listener(Note(note))
+        self._check_vocabulary(loader)
+        return loader
+
+    def _labels(self, names: Mapping[str, int] | None) -> LabelRule:
+        config = self._factory.transformers_config()
+        if not self._factory.task.endswith("classification"):
+            return LabelRule()
+        if config.num_labels > 1 and config.problem_type not in (None, "single_label_classification"):
+            message = f"{self._factory.name} takes several labels for each sample, which data files here do not have."
+            raise InputError(message, "Train it in Python: autofit.fit(model, loader, config=...).")
+        known = config.label2id if names is None else names
+        return LabelRule(int(config.num_labels), known, strict=names is not None)
+
+    def _check_vocabulary(self, loader: FileLoader) -> None:
+        """A token id beyond the model's would end the first step with an index that is out of range."""
+        if self.tokenizer is None:
+            return
+        found = max(loader.samples.largest("input_ids") or 0, loader.mask_id or 0)
+        known = int(self._factory.transformers_config().get_text_config().vocab_size)
+        if found >= known:
+            message = f"the data has token ids up to {found}, but {self._factory.name} knows {known} tokens."
+            raise InputError(message, "Give --weights with the tokenizer of this model beside them.")
+
+    def _tokenizer(self) -> Any:
+        """The tokenizer beside the weights or, from a directory, beside the model's config; else one of bytes."""
+        source = self._factory.source
+        for place in (self._options.weights, source.get("path") if source.get("kind") == "directory" else None):
+            if place is not None and any(_beside(place, name) for name in ("tokenizer_config.json", "tokenizer.json")):
+                with _blamed_on("tokenizer", place):
+                    return transformers.AutoTokenizer.from_pretrained(
+                        place, trust_remote_code=self._options.trust_remote_code
+                    )
+        self._listener(Note("no tokenizer beside the weights: the bytes of the text are its token ids."))
+        return byte_tokenizer()
+
+    def _normalisation(self) -> Normalisation:
+        """What the weights were trained with; half and half, as ViT was, where nothing says."""
+        weights = self._options.weights
+        file = None if weights is None else _beside(weights, "preprocessor_config.json")
+        if weights is None or file is None:
+            return Normalisation()
+        with _blamed_on("preprocessor_config.json", weights):
+            told = json.loads(file.read_text(encoding="utf-8"))
+            default = Normalisation()
+            if not told.get("do_normalize", True):
+                return Normalisation((0.0,), (1.0,))
+            mean, deviation = told.get("image_mean", default.mean), told.get("image_std", default.deviation)
+            return Normalisation(tuple(map(float, mean)), tuple(map(float, deviation)))
+
+
+def _beside(weights: str | Path, name: str) -> Path | None:
+    """A file of a directory of weights or of a hub id's; None where there is none."""
+    if Path(weights).is_dir():
+        file = Path(weights) / name
+        return file if file.exists() else None
+    found = transformers.utils.cached_file(
+        str(weights), name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+    )
+    return None if found is None else Path(found)
+
+
+def _describe_data(model: nn.Module, loader: FileLoader, *, pad_id: int | None) -> None:
+    """Tell the model's config what its classes are called, and what pads: decoders classify the last other token."""
+    config: Any = model.config
+    if loader.label_names:
+        config.id2label = {**config.id2label, **{number: name for name, number in loader.label_names.items()}}
+        config.label2id = {name: number for number, name in config.id2label.items()}
+    if pad_id is not None:
+        config.get_text_config().pad_token_id = pad_id
+
+
+def _model(workload: Workload, factory: HuggingFaceModel, weights: str | Path | None) -> nn.Module:
     if weights is None:
         return factory()
     auto_class = getattr(transformers, AUTO_CLASSES[workload.task])
@@ -91,33 +219,10 @@ def _model(workload: Workload, factory: HuggingFaceModel, weights: Path | None) 
 
 
 @contextmanager
-def _blamed_on(part: str, weights: Path) -> Iterator[None]:
+def _blamed_on(part: str, weights: str | Path) -> Iterator[None]:
     """Tell whatever libraries stumble over in somebody's files as one sentence."""
     try:
         yield
     except Exception as error:
         message = f"the {part} in {weights} cannot be loaded: {sentence(error)}."
         raise InputError(message, "Give a directory that save_pretrained of this model wrote.") from error
-
-
-def _check_sizes(loader: FileLoader, factory: HuggingFaceModel) -> None:
-    """Token ids and classes beyond the model's would end the first step with an index that is out of range."""
-    config = factory.transformers_config()
-    if "input_ids" in loader.samples:
-        largest, known = int(loader.samples["input_ids"].max()), int(config.get_text_config().vocab_size)
-        if largest >= known:
-            message = f"the data has token ids up to {largest}, but {factory.name} knows {known} tokens."
-            raise InputError(message, "Give --weights with the tokenizer of this model beside them.")
-    if factory.task.endswith("classification"):
-        largest, known = int(loader.samples["labels"].max()), int(config.num_labels)
-        if largest >= known:
-            message = f"the data has {largest + 1} classes, but {factory.name} has {known}."
-            raise InputError(message, "Set num_labels in the model's config.json, and search again.")
-
-
-def _tokenizer(weights: Path | None) -> Any:
-    """The tokenizer that lies beside the weights, or None."""
-    if weights is None or not (weights / "tokenizer_config.json").exists():
-        return None
-    with _blamed_on("tokenizer", weights):
-        return transformers.AutoTokenizer.from_pretrained(weights)

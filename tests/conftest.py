@@ -1,8 +1,11 @@
 """What every test runs under: no network, tests of the GPU only where there is one, and one zygote for all probes."""
 
+import atexit
 import contextlib
 import itertools
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +20,10 @@ settings.load_profile("autofit")
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before anything imports torch: its idle threads must not spin beside others
+
+# Before anything imports datasets: what tests tokenise is not kept among the user's data sets.
+os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="autofit-tests-")
+atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,8 @@ import pytest
 import tiny
 import torch
 import yaml
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.events import Event, Note
@@ -72,6 +74,23 @@ def losses(trained: Trained) -> list[float]:
     return [report.loss for report in trained.history]
 
 
+def notes(events: list[Event]) -> list[str]:
+    return [event.text for event in events if isinstance(event, Note)]
+
+
+def jsonl(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def words_tokenizer(**special: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of five words."""
+    words = {"[UNK]": 0, "[END]": 1, "the": 2, "rabbit": 3, "hole": 4}
+    plain = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="[UNK]", eos_token="[END]", **special)
+
+
 def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
@@ -115,7 +134,7 @@ def test_weights_that_were_trained_are_gone_on_with(causal: Case) -> None:
     assert json.loads((weights / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
     further = causal.train(DATA / "alice.txt", steps=2, weights=weights)
     assert losses(further)[0] == pytest.approx(mean(losses(trained)[-5:]), abs=0.2)
-    assert not [event for event in events if isinstance(event, Note)]
+    assert notes(events) == ["no tokenizer beside the weights: the bytes of the text are its token ids."]
 
 
 def test_warnings_of_the_build_reach_the_listener(causal: Case) -> None:
@@ -126,15 +145,9 @@ def test_warnings_of_the_build_reach_the_listener(causal: Case) -> None:
 
 
 def test_the_tokenizer_beside_the_weights_is_used(causal: Case) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {"[UNK]": 0, "[END]": 1, "the": 2, "rabbit": 3, "hole": 4}
-    plain = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    plain.pre_tokenizer = pre_tokenizers.Whitespace()
     causal.train(DATA / "alice.txt", steps=1, output=causal.folder / "out")
     weights = causal.folder / "out" / "model"
-    PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="[UNK]", eos_token="[END]").save_pretrained(weights)
+    words_tokenizer().save_pretrained(weights)
     (causal.folder / "a.txt").write_text("the rabbit hole " * 100)
     trained = causal.train(causal.folder / "a.txt", weights=weights, epochs=40)
     assert len(trained.history) == 40 * -(-(301 // 32) // 8)
@@ -147,6 +160,153 @@ def test_going_on_with_a_stopped_run(causal: Case) -> None:
     further = causal.train(DATA / "alice.txt", steps=4, output=out, resume=True)
     assert [report.step for report in further.history] == [2, 3]
     assert causal.train(DATA / "alice.txt", steps=4, output=out, resume=True).history == []
+
+
+# What is read, and with what
+
+
+def test_completions_are_learnt_and_prompts_are_not(causal: Case) -> None:
+    rows = [{"prompt": f"{letter}?", "completion": "yes"} for letter in "abcdefghijklmnop"]
+    seen = losses(causal.train(jsonl(causal.folder / "a.jsonl", *rows), epochs=40))
+    assert seen[-1] < 0.1  # the prompts, one in sixteen each, cannot be guessed
+
+
+def test_chats_of_bytes_leave_a_tokenizer_that_can_write_the_next(causal: Case) -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    data, events = jsonl(causal.folder / "a.jsonl", *[{"messages": turns}] * 8), list[Event]()
+    causal.train(data, steps=1, output=causal.folder / "out", events=events)
+    assert any("no chat template" in note for note in notes(events))
+    tokenizer = AutoTokenizer.from_pretrained(causal.folder / "out" / "model")
+    ids = tokenizer.apply_chat_template(turns[:1], add_generation_prompt=True)["input_ids"]
+    assert bytes(ids) == b"user:\nHi\x03\nassistant:\n"
+    events.clear()
+    causal.train(data, steps=1, weights=causal.folder / "out" / "model", events=events)
+    assert not notes(events)
+
+
+def test_padding_and_packing_are_chosen_and_told(causal: Case) -> None:
+    data = jsonl(causal.folder / "a.jsonl", {"text": "a" * 40}, *[{"text": "abc"}] * 7)
+    events: list[Event] = []
+    assert len(causal.train(data, packing=False, events=events).history) == 1
+    assert "1 of 8 samples are longer than 32 tokens and were cut." in notes(events)
+    packed = causal.train(data, packing=True, epochs=2)
+    assert [report.samples for report in packed.history] == [8, 8]
+
+
+def test_the_tokenizer_beside_the_config_serves_a_model_from_scratch(causal: Case) -> None:
+    words_tokenizer().save_pretrained(causal.model)
+    (causal.folder / "a.txt").write_text("the rabbit hole " * 100)
+    events: list[Event] = []
+    trained = causal.train(causal.folder / "a.txt", output=causal.folder / "out", events=events)
+    assert len(trained.history) == -(-(301 // 32) // 8)
+    assert not notes(events)
+    assert len(AutoTokenizer.from_pretrained(causal.folder / "out" / "model")) == 5
+
+
+def test_weights_of_a_hub_id_come_from_its_cache(causal: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = causal.train(DATA / "alice.txt", epochs=2, output=causal.folder / "out")
+    snapshot = causal.folder / "hub" / "models--org--name" / "snapshots" / "main"
+    shutil.copytree(causal.folder / "out" / "model", snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("main")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(causal.folder / "hub"))
+    events: list[Event] = []
+    further = causal.train(DATA / "alice.txt", steps=1, weights="org/name", events=events)
+    assert losses(further)[0] == pytest.approx(mean(losses(trained)[-5:]), abs=0.2)
+    assert not notes(events)  # its tokenizer was found, too
+
+
+def test_a_hub_id_that_cannot_be_had(causal: Case) -> None:
+    with pytest.raises(InputError, match=r"the weights in nobody/nothing cannot be loaded: .*Give a dir") as caught:
+        causal.train(DATA / "alice.txt", weights="nobody/nothing")
+    assert "\n" not in str(caught.value)
+
+
+def test_evaluation_on_a_second_file(causal: Case) -> None:
+    half = (DATA / "alice.txt").read_text()[:2000]
+    (causal.folder / "eval.txt").write_text(half)
+    alone = causal.train(DATA / "alice.txt", epochs=2)
+    trained = causal.train(DATA / "alice.txt", epochs=2, eval_data=causal.folder / "eval.txt")
+    first, second = trained.evaluations
+    assert second < first < 5.0
+    assert losses(trained) == losses(alone)  # evaluation draws nothing that training would have drawn
+
+
+def test_what_fit_takes_is_passed_on(causal: Case) -> None:
+    options = {"schedule": "linear", "warmup_steps": 1, "weight_decay": 0.1, "max_grad_norm": 0.5}
+    trained = causal.train(DATA / "alice.txt", steps=3, lr=1e-3, **options)
+    assert [report.lr for report in trained.history] == pytest.approx([5e-4, 1e-3, 5e-4])
+    plain = causal.train(DATA / "alice.txt", steps=3, lr=1e-3, schedule="linear", warmup_steps=1)
+    assert losses(plain)[0] == losses(trained)[0]
+    assert losses(plain)[2] != losses(trained)[2]
+    with pytest.raises(InputError, match="schedule must be one of"):
+        causal.train(DATA / "alice.txt", schedule="cosin")
+
+
+@pytest.fixture
+def classifier(tmp_path: Path) -> Case:
+    return Case(tmp_path, "LlamaForSequenceClassification", BYTES | {"pad_token_id": 0})
+
+
+def csv_of(path: Path, *rows: str) -> Path:
+    path.write_text("".join(f"{row}\n" for row in ("text,label", *rows)))
+    return path
+
+
+def test_the_names_of_classes_are_kept_in_the_model(classifier: Case) -> None:
+    data = csv_of(classifier.folder / "a.csv", "x,good", "yy,bad", "zzz,good")
+    other = csv_of(classifier.folder / "b.csv", "x,good")
+    trained = classifier.train(data, eval_data=other, epochs=30, output=classifier.folder / "out")
+    assert trained.evaluations[-1] < 0.3  # numbered as in the training data, where good is not the first
+    saved = AutoModelForSequenceClassification.from_pretrained(classifier.folder / "out" / "model")
+    assert saved.config.id2label == {0: "bad", 1: "good"}
+    assert saved.config.label2id == {"bad": 0, "good": 1}
+    with pytest.raises(InputError, match=r"b\.csv, line 3: label 'fair' is not among the classes, which are bad, good"):
+        classifier.train(data, eval_data=csv_of(other, "x,good", "y,fair"))
+
+
+def test_a_class_beyond_the_models_is_named_by_its_line(classifier: Case) -> None:
+    with pytest.raises(InputError, match=r"a\.csv, line 3: label 2, but the model has classes 0 to 1"):
+        classifier.train(csv_of(classifier.folder / "a.csv", "x,0", "y,2"))
+
+
+def test_the_padding_of_the_tokenizer_is_that_of_the_model(tmp_path: Path) -> None:
+    case = Case(tmp_path, "LlamaForSequenceClassification", BYTES | {"pad_token_id": 9})
+    words_tokenizer(pad_token="[UNK]").save_pretrained(case.model)
+    rows = [{"text": "the rabbit hole", "label": 0}, {"text": "the", "label": 1}]
+    trained = case.train(jsonl(tmp_path / "a.jsonl", *rows), epochs=30)
+    assert trained.model.config.pad_token_id == 0
+    assert losses(trained)[-1] < 0.1
+
+
+def test_a_model_of_one_class_learns_values(tmp_path: Path) -> None:
+    case = Case(tmp_path, "LlamaForSequenceClassification", BYTES | {"pad_token_id": 0, "num_labels": 1})
+    case.content["config"] = {"precision": "fp32"}
+    seen = losses(case.train(csv_of(tmp_path / "a.csv", "a,0.5", "b,-1.5"), epochs=40))
+    assert seen[-1] < 0.1 * seen[0]
+
+
+def test_several_labels_at_once_are_for_python(tmp_path: Path) -> None:
+    several = {"pad_token_id": 0, "problem_type": "multi_label_classification"}
+    case = Case(tmp_path, "LlamaForSequenceClassification", BYTES | several)
+    with pytest.raises(InputError, match="model takes several labels for each sample"):
+        case.train(DATA / "reviews.jsonl")
+
+
+def test_a_folder_of_images_is_normalised_as_the_weights_were_trained(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    case = Case(tmp_path, "ViTForImageClassification", VIT, length=None)
+    for number, name in enumerate(("cat", "cow", "dog")):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        image.new("RGB", (9, 5), (100 * number,) * 3).save(tmp_path / "images" / name / "a.png")
+    torch.save({"pixel_values": torch.zeros(1, 3, 8, 8), "labels": torch.tensor([0])}, tmp_path / "a.pt")
+    case.train(tmp_path / "a.pt", output=tmp_path / "out")
+    weights = tmp_path / "out" / "model"
+    seen = losses(case.train(tmp_path / "images", weights=weights, epochs=40))
+    assert seen[-1] < 0.5 * seen[0]
+    (weights / "preprocessor_config.json").write_text(json.dumps({"image_mean": [1, 1, 1], "image_std": [2, 2, 2]}))
+    other = losses(case.train(tmp_path / "images", weights=weights, steps=1))
+    assert other[0] != seen[0]
 
 
 # What does not go together
@@ -205,7 +365,7 @@ def test_more_classes_than_the_model_has(tmp_path: Path) -> None:
     case = Case(tmp_path, "LlamaForSequenceClassification", BYTES | {"pad_token_id": 0})
     rows = [{"text": label, "label": label} for label in ("a", "b", "c")]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(InputError, match="the data has 3 classes, but model has 2"):
+    with pytest.raises(InputError, match="the data has 3 classes, but the model has 2"):
         case.train(tmp_path / "a.jsonl")
 
 
