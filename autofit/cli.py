@@ -140,6 +140,8 @@ def train(
     max_grad_norm: Annotated[float | None, typer.Option(help="Clip gradients to this norm.")] = None,
     output: Annotated[Path | None, typer.Option(metavar="DIR", help="For checkpoints and the model.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --output.")] = False,
+    checkpoint_every: Annotated[int, typer.Option(metavar="STEPS", help="Steps between two checkpoints.")] = 200,
+    keep_last: Annotated[int, typer.Option(metavar="N", help="Checkpoints that are kept.")] = 2,
     seed: int = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run a model's own code.")] = False,
@@ -163,6 +165,8 @@ def train(
         max_grad_norm=max_grad_norm,
         output=output,
         resume=resume,
+        checkpoint_every=checkpoint_every,
+        keep_last=keep_last,
         seed=seed,
         trust_remote_code=trust_remote_code,
         progress=stderr.is_terminal and not quiet,
@@ -174,7 +178,7 @@ def train(
 
     def note(event: Any) -> None:
         if isinstance(event, Note):
-            stderr.print(event.text, markup=False, highlight=False)
+            stderr.print(event.text, markup=False, highlight=False, soft_wrap=True)
 
     def restart() -> NoReturn:
         resumed = () if resume else ("--resume",)

@@ -45,6 +45,8 @@ class TrainOptions:
     max_grad_norm: float | None = None
     output: Path | None = None
     resume: bool = False
+    checkpoint_every: int = 200
+    keep_last: int = 2
     seed: int = 0
     trust_remote_code: bool = False
     progress: bool = False
@@ -96,6 +98,8 @@ def train_saved(
         callbacks=callbacks,
         output_dir=options.output,
         resume=options.resume,
+        checkpoint_every=options.checkpoint_every,
+        keep_last=options.keep_last,
         seed=options.seed,
         listener=listener,
         progress=options.progress,
@@ -146,7 +150,7 @@ class _Reader:
         if config.num_labels > 1 and config.problem_type not in (None, "single_label_classification"):
             message = f"{self._factory.name} takes several labels for each sample, which data files here do not have."
             raise InputError(message, "Train it in Python: autofit.fit(model, loader, config=...).")
-        known = config.label2id if names is None else names
+        known = {name: int(number) for number, name in config.id2label.items()} if names is None else names
         return LabelRule(int(config.num_labels), known, strict=names is not None)
 
     def _check_vocabulary(self, loader: FileLoader) -> None:
@@ -210,6 +214,9 @@ def _describe_data(model: nn.Module, loader: FileLoader, *, pad_id: int | None) 
 def _model(workload: Workload, factory: HuggingFaceModel, weights: str | Path | None) -> nn.Module:
     if weights is None:
         return factory()
+    if Path(weights, "adapter_config.json").exists():
+        message = f"{weights} holds a LoRA adapter, not the weights of a model."
+        raise InputError(message, "Merge it into its model (merge_and_unload of peft), and give what that saves.")
     auto_class = getattr(transformers, AUTO_CLASSES[workload.task])
     with _blamed_on("weights", weights):
         model: nn.Module = auto_class.from_pretrained(

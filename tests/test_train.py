@@ -1,7 +1,10 @@
 """A saved result and a data file train the model it names; what does not go together is told in one sentence."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -265,6 +268,13 @@ def test_the_names_of_classes_are_kept_in_the_model(classifier: Case) -> None:
         classifier.train(data, eval_data=csv_of(other, "x,good", "y,fair"))
 
 
+def test_a_model_that_names_its_classes_numbers_them(tmp_path: Path) -> None:
+    named = {"pad_token_id": 0, "id2label": {"0": "good", "1": "bad"}}
+    case = Case(tmp_path, "LlamaForSequenceClassification", BYTES | named)
+    trained = case.train(csv_of(tmp_path / "a.csv", "x,bad", "y,good"), steps=1)
+    assert trained.model.config.id2label == {0: "good", 1: "bad"}
+
+
 def test_a_class_beyond_the_models_is_named_by_its_line(classifier: Case) -> None:
     with pytest.raises(InputError, match=r"a\.csv, line 3: label 2, but the model has classes 0 to 1"):
         classifier.train(csv_of(classifier.folder / "a.csv", "x,0", "y,2"))
@@ -385,9 +395,58 @@ def test_weights_that_cannot_be_loaded(causal: Case, content: bytes | None) -> N
     assert "\n" not in str(caught.value)
 
 
+def test_an_adapter_is_no_model(causal: Case) -> None:
+    causal.content["config"] = {"precision": "fp32", "lora_rank": 8, "lora_targets": "all-linear"}
+    causal.train(DATA / "alice.txt", steps=1, output=causal.folder / "out")
+    with pytest.raises(InputError, match=r"out/model holds a LoRA adapter, not the weights of a model\. Merge it"):
+        causal.train(DATA / "alice.txt", steps=1, weights=causal.folder / "out" / "model")
+
+
 def test_a_tokenizer_that_cannot_be_loaded(causal: Case) -> None:
     weights = causal.folder / "weights"
     weights.mkdir()
     (weights / "tokenizer_config.json").write_text("{")
     with pytest.raises(InputError, match=r"the tokenizer in .*weights cannot be loaded"):
         causal.train(DATA / "alice.txt", weights=weights)
+
+
+TORN = """
+import sys
+import torch
+from autofit.cli import main
+
+calls, step = [], torch.optim.AdamW.step
+
+def torn(self, closure=None):
+    calls.append(1)
+    if len(calls) == 6:
+        self.param_groups[0]["params"][0].data.add_(1.0)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    step(self, closure)
+
+torch.optim.AdamW.step = torn
+main(sys.argv[1:])
+"""
+
+
+def test_a_torn_update_goes_on_in_a_fresh_process(tmp_path: Path) -> None:
+    """One without the patch that tore it, for it is started by its command line."""
+    case = Case(tmp_path, "LlamaForCausalLM", BYTES)
+    case.train(DATA / "alice.txt", steps=1)  # writes the result
+    out = tmp_path / "out"
+    command = ["train", str(case.result), "--data", str(DATA / "alice.txt"), "--from-scratch", "--lr", "3e-3"]
+    done = subprocess.run(
+        [sys.executable, "-c", TORN, *command, "--steps", "8", "--output", str(out), "--checkpoint-every", "4"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "left weights half updated: training goes on in a fresh process, from the last checkpoint" in done.stderr
+    assert "memory ran out in this run before, so it goes on with micro_batch_size 2" in done.stderr
+    assert done.stdout.startswith("4 steps, loss")  # of this process
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(8))
+    whole = losses(case.train(DATA / "alice.txt", steps=8))
+    assert [row["loss"] for row in rows] == pytest.approx(whole, rel=0.02)
