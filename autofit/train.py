@@ -143,7 +143,7 @@ class _Reader:
         if config.num_labels > 1 and config.problem_type not in (None, "single_label_classification"):
             message = f"{self._factory.name} takes several labels for each sample, which data files here do not have."
             raise InputError(message, "Train it in Python: autofit.fit(model, loader, config=...).")
-        known = config.label2id if names is None else names
+        known = {name: int(number) for number, name in config.id2label.items()} if names is None else names
         return LabelRule(int(config.num_labels), known, strict=names is not None)
 
     def _check_vocabulary(self, loader: FileLoader) -> None:
@@ -207,6 +207,9 @@ def _describe_data(model: nn.Module, loader: FileLoader, *, pad_id: int | None) 
 def _model(workload: Workload, factory: HuggingFaceModel, weights: str | Path | None) -> nn.Module:
     if weights is None:
         return factory()
+    if Path(weights, "adapter_config.json").exists():
+        message = f"{weights} holds a LoRA adapter, not the weights of a model."
+        raise InputError(message, "Merge it into its model (merge_and_unload of peft), and give what that saves.")
     auto_class = getattr(transformers, AUTO_CLASSES[workload.task])
     with _blamed_on("weights", weights):
         model: nn.Module = auto_class.from_pretrained(

@@ -265,6 +265,13 @@ def test_the_names_of_classes_are_kept_in_the_model(classifier: Case) -> None:
         classifier.train(data, eval_data=csv_of(other, "x,good", "y,fair"))
 
 
+def test_a_model_that_names_its_classes_numbers_them(tmp_path: Path) -> None:
+    named = {"pad_token_id": 0, "id2label": {"0": "good", "1": "bad"}}
+    case = Case(tmp_path, "LlamaForSequenceClassification", BYTES | named)
+    trained = case.train(csv_of(tmp_path / "a.csv", "x,bad", "y,good"), steps=1)
+    assert trained.model.config.id2label == {0: "good", 1: "bad"}
+
+
 def test_a_class_beyond_the_models_is_named_by_its_line(classifier: Case) -> None:
     with pytest.raises(InputError, match=r"a\.csv, line 3: label 2, but the model has classes 0 to 1"):
         classifier.train(csv_of(classifier.folder / "a.csv", "x,0", "y,2"))
@@ -383,6 +390,13 @@ def test_weights_that_cannot_be_loaded(causal: Case, content: bytes | None) -> N
     with pytest.raises(InputError, match=r"the weights in .*weights cannot be loaded: .*Give a directory") as caught:
         causal.train(DATA / "alice.txt", weights=weights)
     assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_is_no_model(causal: Case) -> None:
+    causal.content["config"] = {"precision": "fp32", "lora_rank": 8, "lora_targets": "all-linear"}
+    causal.train(DATA / "alice.txt", steps=1, output=causal.folder / "out")
+    with pytest.raises(InputError, match=r"out/model holds a LoRA adapter, not the weights of a model\. Merge it"):
+        causal.train(DATA / "alice.txt", steps=1, weights=causal.folder / "out" / "model")
 
 
 def test_a_tokenizer_that_cannot_be_loaded(causal: Case) -> None:

@@ -102,14 +102,15 @@ def cached_map(
 
 @contextmanager
 def _progress_bars(shown: bool) -> Iterator[None]:
-    """The switch is one for the whole process, and belongs to its user."""
-    switches = {True: datasets.enable_progress_bars, False: datasets.disable_progress_bars}
-    were_shown = not datasets.are_progress_bars_disabled()
-    switches[shown]()
+    """Hide the bars of the datasets library, whose switch is one for the whole process and belongs to its user."""
+    if shown or datasets.are_progress_bars_disabled():
+        yield
+        return
+    datasets.disable_progress_bars()
     try:
         yield
     finally:
-        switches[were_shown]()
+        datasets.enable_progress_bars()
 
 
 def marks_assistant_turns(tokenizer: Any) -> bool:

@@ -150,13 +150,17 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_the_progress_bar_is_shown_when_asked_and_its_switch_left_as_it_was(
-    shown: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_progress_bar_is_shown_when_asked(shown: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    encode(Rows(TEXT, {"text": ["ab"]}, ["a"]), Encoding(letters(), None), progress=shown)
+    assert ("Tokenising: 100%" in capsys.readouterr().err) is shown
+    assert not datasets.are_progress_bars_disabled()
+
+
+def test_progress_bars_that_the_user_hid_stay_hidden(capsys: pytest.CaptureFixture[str]) -> None:
     datasets.disable_progress_bars()
     try:
-        encode(Rows(TEXT, {"text": ["ab"]}, ["a"]), Encoding(letters(), None), progress=shown)
+        encode(Rows(TEXT, {"text": ["ab"]}, ["a"]), Encoding(letters(), None), progress=True)
         assert datasets.are_progress_bars_disabled()
     finally:
         datasets.enable_progress_bars()
-    assert ("Tokenising: 100%" in capsys.readouterr().err) is shown
+    assert capsys.readouterr().err == ""
