@@ -137,6 +137,12 @@ def test_a_search_and_the_training_of_its_result(here: Path, run: Run) -> None:
     assert "step 40: loss" in trained.err
     again = run("train", "run/result.yaml", "--data", DATA / "alice.txt", "--weights", "out/model", "--steps", "1")
     assert float(again.out.rpartition(" ")[2]) < 0.8 * first
+    evaluated = run(
+        *("train", "run/result.yaml", "--data", DATA / "alice.txt", "--weights", "out/model", "--steps", "1"),
+        *("--eval-data", DATA / "alice.txt", "--padding", "--schedule", "cosine", "--warmup-steps", "1", "--quiet"),
+    )
+    assert ", evaluation loss " in evaluated.out
+    assert "step 1" not in evaluated.err
     finished = run(
         *("train", "run/result.yaml", "--data", DATA / "alice.txt", "--from-scratch", "--steps", "40"),
         *("--output", "out", "--resume"),
