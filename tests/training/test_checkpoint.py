@@ -202,7 +202,9 @@ def test_no_file_can_run_code(tmp_path: Path) -> None:
     assert torch.equal(loaded.data_state["order"], torch.arange(3))
 
 
-@pytest.mark.parametrize("data_state", [{"order": np.arange(3)}, {"loader": Path("x")}, lambda: 1], ids=repr)
+@pytest.mark.parametrize(
+    "data_state", [{"order": np.arange(3)}, {"loader": Path("x")}, lambda: 1], ids=["array", "path", "function"]
+)
 def test_a_place_in_the_data_that_could_not_be_read_back(tmp_path: Path, data_state: Any) -> None:
     with pytest.raises(InputError, match=r"the state_dict of the loader holds more than plain values and tensors"):
         checkpoint.save(run({}), tmp_path, 1, data_state=data_state)

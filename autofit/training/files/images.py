@@ -15,7 +15,7 @@ import torch
 
 from autofit.core.errors import InputError
 from autofit.training.files.labels import LabelRule, Labels, labels_from
-from autofit.training.files.options import DataOptions
+from autofit.training.files.data_options import DataOptions
 from autofit.training.files.rows import not_there
 from autofit.training.files.samples import Pictures, Stacked
 from autofit.training.files.tokens import cached_map
@@ -44,9 +44,10 @@ def read_tensors(path: Path, shape: Sequence[int], rule: LabelRule) -> Stacked:
     if not isinstance(data, dict) or not all(isinstance(data.get(name), torch.Tensor) for name in names):
         raise InputError(f"the data file {path} must hold pixel_values and labels.", "Save a dict of two tensors.")
     pixels, labels = data["pixel_values"], data["labels"]
-    if list(pixels.shape[1:]) != list(shape) or not len(pixels):
+    # Convolutional networks take any height and width; a model that does not says so itself when its loss is tried.
+    if pixels.dim() != 4 or pixels.shape[1] != shape[0] or not len(pixels):
         given, wanted = (" x ".join(map(str, each)) for each in (pixels.shape, ("N", *shape)))
-        raise InputError(f"{path}: pixel_values are {given}, but the model takes {wanted}.", "Resize the images.")
+        raise InputError(f"{path}: pixel_values are {given}, but the model takes {wanted}.", "Convert the images.")
     if labels.shape != pixels.shape[:1]:
         message = f"{path}: {len(pixels)} images have labels of shape {tuple(labels.shape)}."
         raise InputError(message, "Give one label for each image.")

@@ -12,7 +12,7 @@ from autofit.core.workload import Workload
 from autofit.training.files.byte_tokenizer import CHAT_TEMPLATE, byte_tokenizer
 from autofit.training.files.file_loader import FileLoader
 from autofit.training.files.labels import LabelRule
-from autofit.training.files.options import DataOptions
+from autofit.training.files.data_options import DataOptions
 from autofit.training.files.text import text_loader
 
 NO = -100

@@ -1,6 +1,6 @@
 """One mean for all channels, or one for each."""
 
-from autofit.training.files.options import Normalisation
+from autofit.training.files.data_options import Normalisation
 
 
 def test_one_number_is_for_all_channels() -> None:
