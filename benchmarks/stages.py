@@ -56,6 +56,8 @@ def correct(bench: Bench, seconds: float) -> Outcome:
         "gpu",
         "-p",
         "no:cacheprovider",
+        "-o",
+        "addopts=",  # one process: a GPU is not shared, and its machine may lack the plugin for two
         f"--junitxml={report}",
         "tests",
     ]

@@ -412,7 +412,9 @@ def test_resuming_with_the_default_budget_is_resuming_the_same_search(bench: Ben
 
 
 @pytest.mark.parametrize(
-    "change", [{"mem": 2}, {"set": {"micro_batch_size": [1, 2]}}, {"workload": tiny.mlp_workload(16)}], ids=str
+    "change",
+    [{"mem": 2}, {"set": {"micro_batch_size": [1, 2]}}, {"workload": tiny.mlp_workload(16)}],
+    ids=["memory", "space", "workload"],
 )
 def test_resuming_a_search_of_something_else_is_refused(bench: Bench, change: dict[str, Any]) -> None:
     bench.search(trials=2)

@@ -13,10 +13,10 @@ from typing import Any
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload
 from autofit.training.files.byte_tokenizer import byte_tokenizer
+from autofit.training.files.data_options import DataOptions, Normalisation
 from autofit.training.files.file_loader import FileLoader
 from autofit.training.files.images import read_folder, read_tensors
 from autofit.training.files.labels import LabelRule
-from autofit.training.files.data_options import DataOptions, Normalisation
 from autofit.training.files.rows import not_there
 from autofit.training.files.text import text_loader
 

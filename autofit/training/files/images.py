@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from autofit.core.errors import InputError
-from autofit.training.files.labels import LabelRule, Labels, labels_from
 from autofit.training.files.data_options import DataOptions
+from autofit.training.files.labels import LabelRule, Labels, labels_from
 from autofit.training.files.rows import not_there
 from autofit.training.files.samples import Pictures, Stacked
 from autofit.training.files.tokens import cached_map

@@ -13,9 +13,9 @@ import torch
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload
 from autofit.training.files.byte_tokenizer import CHAT_TEMPLATE
+from autofit.training.files.data_options import DataOptions
 from autofit.training.files.file_loader import FileLoader
 from autofit.training.files.labels import Labels, labels_from
-from autofit.training.files.data_options import DataOptions
 from autofit.training.files.rows import COMPLETION, LABELLED, MESSAGES, TEXT, read_rows
 from autofit.training.files.samples import Ragged, Stacked
 from autofit.training.files.tokens import Encoding, encode, marks_assistant_turns

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from autofit.core.errors import InputError
+from autofit.training.files.data_options import DataOptions, Normalisation
 from autofit.training.files.images import read_folder, read_tensors
 from autofit.training.files.labels import LabelRule
-from autofit.training.files.data_options import DataOptions, Normalisation
 
 SHAPE = (3, 4, 6)
 Paint = Callable[..., None]

@@ -10,9 +10,9 @@ from letters import letters, lines
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload
 from autofit.training.files.byte_tokenizer import CHAT_TEMPLATE, byte_tokenizer
+from autofit.training.files.data_options import DataOptions
 from autofit.training.files.file_loader import FileLoader
 from autofit.training.files.labels import LabelRule
-from autofit.training.files.data_options import DataOptions
 from autofit.training.files.text import text_loader
 
 NO = -100
