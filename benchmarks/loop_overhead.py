@@ -1,8 +1,8 @@
 """What autofit's loop costs against the shortest hand-written one, what it reaches of the probe's figures, and whether
 cutting a batch changes its gradient. `python -m benchmarks.loop_overhead [--smoke] [--out FILE]`; minutes on a CPU.
 
-Steps of both loops alternate in one process, a few at a time, so that what disturbs the machine disturbs both; the
-figures are medians of pairs.
+Steps of both loops alternate in one process, a few at a time and each first in turn, so that what disturbs the machine
+disturbs both; the figures are medians of pairs.
 """
 
 from __future__ import annotations
@@ -103,12 +103,16 @@ def overhead(name: str, network: Callable[[], Network], batch: Any, *, micro: in
     steps = 5
     pairs: list[tuple[float, float]] = []
     for number in range(rounds + 2):
-        first = time.perf_counter()
-        for _ in range(steps):
-            next(hand)
-        middle = time.perf_counter()
-        train(setup, [batch] * steps, steps=steps)
-        pairs.append(((middle - first) / steps, (time.perf_counter() - middle) / steps))
+        seconds = {}
+        for loop in ("hand", "loop") if number % 2 else ("loop", "hand"):
+            start = time.perf_counter()
+            if loop == "loop":
+                train(setup, [batch] * steps, steps=steps)
+            else:
+                for _ in range(steps):
+                    next(hand)
+            seconds[loop] = (time.perf_counter() - start) / steps
+        pairs.append((seconds["hand"], seconds["loop"]))
         if number == 1:
             pairs.clear()  # warm-up
     return Overhead(
@@ -248,13 +252,13 @@ def main(arguments: list[str] | None = None) -> int:
     rows = [
         overhead("a small step", lambda: Network(32, 2), small, micro=16, rounds=4 * rounds),
         overhead("a small step of 4 micro-batches", lambda: Network(32, 2), small, micro=4, rounds=2 * rounds),
-        overhead("a long step", lambda: Network(wide, 4), large, micro=len(large[0]), rounds=rounds // 2 or 1),
+        overhead("a long step", lambda: Network(wide, 4), large, micro=len(large[0]), rounds=rounds),
         overhead(
             "a long step of 4 micro-batches",
             lambda: Network(wide, 4),
             large,
             micro=len(large[0]) // 4,
-            rounds=rounds // 2 or 1,
+            rounds=rounds,
         ),
     ]
     for row in rows:

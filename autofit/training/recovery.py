@@ -41,10 +41,10 @@ class Recovery:
         self._versions: list[int] | None = None
 
     def remember(self) -> None:
-        """Keep what a forward changes, before it does: running statistics and the random numbers' state."""
+        """Keep what a forward changes, before it does: running statistics, and where torch's random numbers stand."""
         if self._statistics:
             torch._foreach_copy_(self._kept, self._statistics)
-        self._random = random_state.capture(self._setup.device)
+        self._random = random_state.capture_torch(self._setup.device)
         # Before its first step an optimizer has no state that could be torn.
         optimizer = self._setup.optimizer
         self._versions = None if optimizer is None or optimizer.state else self._weights_versions()
