@@ -26,7 +26,7 @@ from autofit.memory.device import detect
 from autofit.models import workload_from_source
 from autofit.models.huggingface import sentence
 from autofit.setup import parts
-from autofit.setup.layers import output_head
+from autofit.setup.layers import output_heads
 from autofit.techniques import all_techniques, check
 from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.skeleton import skeleton_from
@@ -224,12 +224,11 @@ def _lora_config(keywords: TrainerKeywords, structure: Any, config: Config) -> A
         message = "adapters are put beside layers by name, and this result cannot make the model that has them."
         raise InputError(message, "Give the model as model=.")
     classifies = task_of(structure) in CLASSIFICATION_TASKS
-    head = output_head(structure) if classifies else None  # new: trained whole, whatever the targets
-    wanted = str(config["lora_targets"] or "all-linear")
+    heads = output_heads(structure) if classifies else []  # new: trained whole, whatever the targets
     return LoraConfig(
         **keywords.lora,
-        target_modules=adapter_targets(structure, "all-linear" if wanted == "all-linear+head" and head else wanted),
-        modules_to_save=[name for name, module in structure.named_modules() if module is head] or None,
+        target_modules=adapter_targets(structure, str(config["lora_targets"] or "all-linear")),
+        modules_to_save=[name for name, module in structure.named_modules() if module in heads] or None,
         task_type="CAUSAL_LM" if task_of(structure) == "causal-lm" else None,
     )
 

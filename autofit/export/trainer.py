@@ -204,7 +204,11 @@ def _quantization(case: TrainerCase) -> TrainerKeywords:
     if value == "none":
         return TrainerKeywords()
     # A new head with a bias would be quantized; the name of this argument is that of the first kind there was.
-    heads = {"llm_int8_skip_modules": ["score", "classifier"]} if case.task in CLASSIFICATION_TASKS else {}
+    heads = (
+        {"llm_int8_skip_modules": ["score", "classifier", "pre_classifier"]}
+        if case.task in CLASSIFICATION_TASKS
+        else {}
+    )
     if value == "int8":
         return TrainerKeywords(quantization={"load_in_8bit": True, **heads})
     precision = str(case.config["precision"])

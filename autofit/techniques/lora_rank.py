@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 import warnings
-from typing import Any
 
 from torch import nn
 
 from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
-from autofit.core.workload import CLASSIFICATION_TASKS, Workload
+from autofit.core.workload import CLASSIFICATION_TASKS, Workload, task_of
 from autofit.setup import Setup, Stage, Technique, parts
-from autofit.setup.layers import is_linear, output_head
+from autofit.setup.layers import is_linear, output_heads
 
 
 class LoraRank(Technique):
@@ -94,10 +93,10 @@ def adapter_targets(model: nn.Module, wanted: str) -> list[str]:
     Raises:
         RefusedError: the model has none of that kind.
     """
-    head = output_head(model)
+    heads = output_heads(model)
     linears = {name: module for name, module in model.named_modules() if is_linear(module)}
-    if wanted != "all-linear+head":
-        linears = {name: module for name, module in linears.items() if module is not head}
+    if wanted != "all-linear+head" or task_of(model) in CLASSIFICATION_TASKS:  # those are trained whole
+        linears = {name: module for name, module in linears.items() if module not in heads}
     if wanted == "attention":
         linears = {name: module for name, module in linears.items() if "attn" in name or "attention" in name}
     if not linears:
@@ -120,7 +119,5 @@ def _train_new_heads(setup: Setup) -> None:
     """A classifier's head starts from random weights: it is trained whole, as peft does for such tasks."""
     if setup.workload.task not in CLASSIFICATION_TASKS:
         return
-    head = output_head(setup.model)
-    parameters: Any = head.parameters() if head is not None else ()
-    for parameter in parameters:
-        parameter.requires_grad_(True)
+    for head in output_heads(setup.model):
+        head.requires_grad_(True)

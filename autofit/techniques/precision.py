@@ -14,7 +14,7 @@ from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.setup import Setup, Stage, Technique, parts
-from autofit.setup.layers import output_head
+from autofit.setup.layers import output_heads
 
 _FIDELITY = {"fp32": 5, "tf32": 4, "bf16-mixed": 3, "fp16-mixed": 2, "bf16": 1, "fp8": 0}
 _AMPERE = (8, 0)  # first compute capability with bf16 and tf32 matrix units
@@ -114,7 +114,7 @@ def _multiply_in_fp8(setup: Setup) -> None:
     """
     from torchao.float8 import convert_to_float8_training
 
-    head = output_head(setup.model)
+    heads = output_heads(setup.model)
     places = {
         name: (parent, own, child)
         for prefix, parent in setup.model.named_modules()
@@ -124,7 +124,7 @@ def _multiply_in_fp8(setup: Setup) -> None:
 
     def chosen(layer: nn.Module, name: str) -> bool:
         shape = layer.weight.shape if type(layer) is nn.Linear else (1,)
-        return layer is not head and not any(size % _FP8_MULTIPLE for size in shape)
+        return layer not in heads and not any(size % _FP8_MULTIPLE for size in shape)
 
     exchanged = [places[name] for name, layer in setup.model.named_modules() if name in places and chosen(layer, name)]
     if not exchanged:

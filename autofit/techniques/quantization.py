@@ -20,7 +20,7 @@ from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.setup import Setup, Stage, Technique, parts
-from autofit.setup.layers import is_transposed_linear, output_head
+from autofit.setup.layers import is_transposed_linear, output_heads
 
 _OUTLIERS = 6.0  # activations beyond it are multiplied unquantised: LLM.int8()'s own threshold, and transformers'
 _COMPUTE = {"bf16": torch.bfloat16, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
@@ -92,7 +92,7 @@ def _hush(setup: Setup) -> None:
 
 def _quantisable(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     """(parent, name, layer) of plain linear layers whose weight nobody else holds, the output head left out."""
-    head = output_head(model)
+    heads = output_heads(model)
     holders: dict[int, int] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -102,7 +102,7 @@ def _quantisable(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     for parent in model.modules():
         for name, child in parent.named_children():
             plain = type(child) is nn.Linear or is_transposed_linear(child)
-            if plain and child is not head and holders[id(child.weight)] == 1:
+            if plain and child not in heads and holders[id(child.weight)] == 1:
                 found.append((parent, name, child))
                 parents[child] = parents.get(child, 0) + 1
     return [each for each in found if parents[each[2]] == 1]  # a layer that stands in two places keeps its weight

@@ -29,6 +29,7 @@ DRAWS: dict[str, dict[str, Any]] = {  # with what makes each of them draw random
     "image-classification": {**ARCHITECTURES["image-classification"], "hidden_dropout_prob": 0.1},
 }
 DRAWS["sequence-classification"] = DRAWS["masked-lm"]
+DRAWS["roberta"] = {**DRAWS["masked-lm"], "model_type": "roberta", "pad_token_id": 0}  # a head of two layers
 DRAWS["decoder"] = {**DRAWS["llama"], "num_labels": 2}  # finds the last token of each text by the padding
 DRAWS["resnet"] = {  # with running statistics
     "model_type": "resnet",
@@ -46,9 +47,10 @@ CLASSES = {
     "image-classification": "ViTForImageClassification",
     "decoder": "LlamaForSequenceClassification",
     "resnet": "ResNetForImageClassification",
+    "roberta": "RobertaForSequenceClassification",
 }
 TASKS = {"llama": "causal-lm", "gpt2": "causal-lm", "resnet": "image-classification"}
-TASKS["decoder"] = "sequence-classification"
+TASKS |= dict.fromkeys(("decoder", "roberta"), "sequence-classification")
 CONFIGS: dict[str, dict[str, Any]] = {
     "fp32": {},
     "split": SPLIT,
@@ -94,6 +96,7 @@ CASES = [
     *(("gpt2", name) for name in ("split", "chunked", "chunked-bf16", "8bit")),
     *((kind, name) for kind in tuple(CLASSES)[2:5] for name in OTHER_TASKS),
     *(("decoder", name) for name in ("fp32", "lora-bf16", "full")),
+    *(("roberta", name) for name in ("fp32", "lora-bf16", "lora-head", "nf4")),
     *(("resnet", name) for name in ("fp32", "split", "bf16", "bf16-mixed", "in-backward")),
 ]
 
@@ -105,7 +108,7 @@ def data_for(kind: str, folder: Path) -> Path:
         images = torch.randn(SAMPLES, 3, 32, 32, generator=generator)
         torch.save({"pixel_values": images, "labels": torch.arange(SAMPLES) % 5}, folder / "images.pt")
         return folder / "images.pt"
-    if kind in ("sequence-classification", "decoder"):
+    if kind in ("sequence-classification", "decoder", "roberta"):
         return DATA / "reviews.jsonl"
     path = folder / "text.txt"
     path.write_text((DATA / "alice.txt").read_text(encoding="utf-8")[: LENGTH * SAMPLES], encoding="utf-8")

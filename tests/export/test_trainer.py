@@ -74,7 +74,7 @@ def test_frozen_weights_are_quantised_as_measured() -> None:
         "bnb_4bit_quant_type": "nf4",
         "bnb_4bit_use_double_quant": True,
         "bnb_4bit_compute_dtype": "bfloat16",
-        "llm_int8_skip_modules": ["score", "classifier"],
+        "llm_int8_skip_modules": ["score", "classifier", "pre_classifier"],
     }
 
 

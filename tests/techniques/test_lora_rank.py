@@ -226,3 +226,27 @@ def test_a_name_that_others_end_in_stands_for_itself_alone() -> None:
     setup = build(workload, {"lora_rank": 2}, tiny.CPU)  # "0" is a layer, and "1.0" no linear one
     assert {name.partition(".lora_")[0] for name in trained(setup)} == {"0", "1.1", "2"}
     assert accumulate(setup, workload.batch(2)).isfinite()
+
+
+CLASSIFIERS = {
+    "roberta": ("RobertaForSequenceClassification", {"classifier.dense", "classifier.out_proj"}),
+    "distilbert": ("DistilBertForSequenceClassification", {"pre_classifier", "classifier"}),
+    "bert": ("BertForSequenceClassification", {"classifier"}),
+}
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_every_layer_of_a_new_head_is_trained_whole_and_never_quantised(kind: str, quantization: str) -> None:
+    name, heads = CLASSIFIERS[kind]
+    shape = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 3}
+    more = {"dim": 64, "hidden_dim": 64, "n_layers": 1, "n_heads": 2, "intermediate_size": 64, "pad_token_id": 0}
+    model = HuggingFaceModel("tiny", "sequence-classification", {"model_type": kind, **shape, **more})
+    workload = huggingface_workload(model, sequence_length=8, effective_batch_size=2)
+    setup = build(workload, {"lora_rank": 2, "lora_targets": "all-linear+head", "quantization": quantization}, tiny.CPU)
+    assert type(setup.model).__name__ == name
+    whole = {key.rpartition(".")[0] for key in trained(setup) if "lora_" not in key}
+    assert whole == heads
+    assert not any(key.startswith(tuple(heads)) for key in trained(setup) if "lora_" in key)
+    assert all(type(setup.model.get_submodule(key)) is nn.Linear for key in heads)
+    assert accumulate(setup, workload.batch(2)).isfinite()

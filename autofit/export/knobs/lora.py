@@ -10,7 +10,8 @@ _LISTED = (
     "from torch.nn import Linear",
     "from transformers.pytorch_utils import Conv1D",  # its transposed Linear
 )
-_HEADS = 'heads = linear & {"score", "classifier"}  # new ones: random, and so trained whole'
+_HEADS = 'heads = {n for n in linear if not n.startswith(f"{model.base_model_prefix}.")}'
+_WHOLE = "; the head is new, trained whole"
 _TARGETS = {
     "attention": 'targets = {name for name in linear if "attn" in name or "attention" in name}',
     "all-linear": "targets = linear",
@@ -38,7 +39,7 @@ def lora(case: Case) -> Fragments | None:
         imports=("from peft import LoraConfig, get_peft_model", *(_LISTED if transposed else ())),
         constants=(f'LORA = {{"r": {rank}, "lora_alpha": {alpha}, "lora_dropout": {dropout}}}',),
         adapt=(
-            f"# lora_rank: {rank}, lora_targets: {targets}",
+            f"# lora_rank: {rank}, lora_targets: {targets}{_WHOLE if case.classifies else ''}",
             *listed,
             "torch.manual_seed(torch.initial_seed())  # for adapters, whatever was drawn before",
             *(

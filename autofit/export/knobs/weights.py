@@ -81,7 +81,7 @@ def quantization(case: Case) -> Fragments | None:
         *(("bnb_4bit_use_double_quant=True",) if value == "nf4-dq" else ()),
     )
     # A head with a bias would be quantized; the name of this argument is that of the first kind there was.
-    heads = ('llm_int8_skip_modules=["score", "classifier"]',) if case.classifies else ()
+    heads = ('llm_int8_skip_modules=["score", "classifier", "pre_classifier"]',) if case.classifies else ()
     quiet = (
         "# bitsandbytes says at every product that inputs are cast to float16.",
         'logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)',
