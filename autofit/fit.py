@@ -285,7 +285,7 @@ def _directory(output_dir: str | Path | None, resume: bool) -> Path | None:
         if resume:
             raise InputError("to resume, the directory must be named.", "Give output_dir.")
         return None
-    directory = Path(output_dir)
+    directory = Path(output_dir).expanduser().absolute()  # also where a callback changes the working directory
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file, not a directory.", "Choose another output directory.")
     if not resume and checkpoint.exists(directory):

@@ -3,6 +3,7 @@
 import copy
 import importlib
 import logging
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -653,3 +654,13 @@ def test_a_resumed_run_needs_no_cache(tmp_path: Path, monkeypatch: pytest.Monkey
     again = fitted(output_dir=tmp_path / "out", resume=True, **{**how, "steps": 3})
     assert again.result == found.result
     assert len(again.history) == 1
+
+
+def test_the_output_directory_is_where_it_was_when_training_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    fitted(output_dir="out", callbacks=(lambda report: os.chdir(tmp_path / "elsewhere"),))
+    assert (tmp_path / "out" / "model" / "model.safetensors").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())

@@ -50,6 +50,11 @@ class LoraRank(Technique):
         assert isinstance(value, int), "accepts() lets whole numbers only"
         from peft import LoraConfig, inject_adapter_in_model
 
+        if any(hasattr(module, "lora_A") for module in setup.model.modules()):
+            message = "the model has adapters already, of an earlier training"
+            raise RefusedError(
+                f"{message}: use lora_rank 0 to go on training them, or fold them into the weights first."
+            )
         targets = adapter_targets(setup.model, str(setup.config["lora_targets"]))
         on_meta = any(parameter.device.type == "meta" for parameter in setup.model.parameters())
         config = LoraConfig(

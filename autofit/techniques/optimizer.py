@@ -117,7 +117,13 @@ class Optimizer(Technique):
     def apply(self, setup: Setup, value: Value) -> None:
         own = setup.workload.optimizer
         setup.make_optimizer = own or functools.partial(_kind(str(value)), lr=setup.hyperparameters.lr)
-        setup.optimizer = setup.make_optimizer(parameter_groups(setup))
+        try:
+            setup.optimizer = setup.make_optimizer(parameter_groups(setup))
+        except Exception as error:
+            if own is None:
+                raise
+            told = " ".join(str(error).split())
+            raise InputError(f"the optimizer function raised {type(error).__name__}: {told}.", "Correct it.") from error
         if not isinstance(setup.optimizer, TorchOptimizer):
             given = type(setup.optimizer).__name__
             raise InputError(f"the optimizer function returned a {given}, not an Optimizer.", "Return the optimizer.")

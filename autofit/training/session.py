@@ -29,7 +29,7 @@ from autofit.training.recovery import RUNGS
 from autofit.training.run import Callback, Listener, StepReport, train
 from autofit.training.saving import save_model
 
-_SLOW_LOADER = 0.1  # share of the time that is worth a word
+_SLOW_LOADER, _WORTH_A_WORD = 0.1, 0.2  # share of the time, and seconds
 METRICS, CUTS = "metrics.jsonl", "after-out-of-memory.yaml"
 
 
@@ -226,7 +226,7 @@ class _Training:
     def _say_if_data_was_slow(self) -> None:
         waited = sum(report.data_seconds for report in self._history)
         total = waited + sum(report.seconds for report in self._history)
-        if total and waited / total > _SLOW_LOADER:
+        if waited > _WORTH_A_WORD and waited / total > _SLOW_LOADER:
             self._tell(
                 f"the loader is too slow for this device: {waited / total:.0%} of the time was spent waiting for data."
                 " More num_workers, or data that is prepared before, would help."

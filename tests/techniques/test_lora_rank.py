@@ -250,3 +250,12 @@ def test_every_layer_of_a_new_head_is_trained_whole_and_never_quantised(kind: st
     assert not any(key.startswith(tuple(heads)) for key in trained(setup) if "lora_" in key)
     assert all(type(setup.model.get_submodule(key)) is nn.Linear for key in heads)
     assert accumulate(setup, workload.batch(2)).isfinite()
+
+
+def test_adapters_on_adapters_are_refused_and_those_there_can_be_trained_on() -> None:
+    workload, model = tiny.transformer_workload(), tiny.Transformer()
+    build(workload, {"lora_rank": 4}, tiny.CPU, model=model).close()
+    before = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    with pytest.raises(RefusedError, match="has adapters already, of an earlier training: use lora_rank 0 to go on"):
+        build(workload, {"lora_rank": 4}, tiny.CPU, model=model)
+    assert trained(build(workload, {}, tiny.CPU, model=model)) == before

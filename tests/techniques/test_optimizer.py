@@ -516,3 +516,9 @@ def test_what_makes_no_optimizer() -> None:
     workload = replace(tiny.mlp_workload(), optimizer=lambda groups: torch.optim.SGD)
     with pytest.raises(InputError, match=r"the optimizer function returned a type, not an Optimizer\. Return the"):
         build(workload, {}, tiny.CPU)
+
+
+def test_an_optimizer_of_ones_own_that_cannot_be_made_is_one_sentence() -> None:
+    workload = replace(tiny.mlp_workload(), optimizer=torch.optim.LBFGS)
+    with pytest.raises(InputError, match=r"the optimizer function raised ValueError: LBFGS doesn't support per-param"):
+        build(workload, {}, tiny.CPU)
