@@ -184,9 +184,14 @@ def train(
         resumed = () if resume else ("--resume",)
         os.execv(sys.executable, [sys.executable, "-m", "autofit", *context.obj, *resumed])
 
-    trained = _heavy("autofit.train", "train_saved")(
-        result, data, options, callbacks=(report,), listener=note, restart=restart
-    )
+    try:
+        trained = _heavy("autofit.train", "train_saved")(
+            result, data, options, callbacks=(report,), listener=note, restart=restart
+        )
+    except KeyboardInterrupt:
+        going_on = f"; go on with --resume --output {output}" if output else "; with --output it could be resumed"
+        stderr.print(f"interrupted{going_on}", highlight=False, soft_wrap=True)
+        return INTERRUPTED
     if not trained.history:
         _stdout().print(f"nothing left to train: {output} holds the finished run", highlight=False)
         return 0

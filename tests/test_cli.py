@@ -276,6 +276,24 @@ def test_an_interrupt_tells_what_there_is(
         assert "tokens/s" in said.out
 
 
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        ((), "interrupted; with --output it could be resumed\n"),
+        (("--output", "o"), "interrupted; go on with --resume --output o\n"),
+    ],
+)
+def test_an_interrupted_training_tells_how_to_go_on(
+    run: Run, monkeypatch: pytest.MonkeyPatch, output: tuple[str, ...], told: str
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autofit.train.train_saved", interrupted)
+    said = run("train", "result.yaml", "--data", "a.txt", "--from-scratch", *output)
+    assert (said.code, said.err) == (130, told)
+
+
 @pytest.mark.parametrize("as_json", [True, False], ids=["json", "plain"])
 def test_an_interrupt_before_anything_is_known(run: Run, monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
     def press(*_: object, **__: object) -> None:
