@@ -4,6 +4,7 @@
      +- InputError        the input is wrong                               exit 2
      |   +- RefusedError  a config that cannot be, found while building    (outcome `refused`)
      |   +- DivergedError the loss is no longer finite
+     |   +- UntraceableError no estimate of this model
      +- NothingFitsError  no config of the space fits the budget           exit 3
      +- ProbeError        probes could not run at all                      exit 4
      +- OutOfMemoryError  training cannot go on in this memory             exit 3
@@ -35,6 +36,10 @@ class InputError(AutofitError):
 
 class RefusedError(InputError):
     """A technique cannot be applied to this model; raised while building, measured as `refused`."""
+
+
+class UntraceableError(InputError):
+    """The model's code does something that cannot be followed without numbers, so nothing can be predicted."""
 
 
 class NothingFitsError(AutofitError):

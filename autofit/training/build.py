@@ -13,7 +13,7 @@ from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage
+from autofit.setup import Setup, Stage, Technique
 from autofit.techniques import all_techniques, refuse, settle
 from autofit.training.skeleton import materialize, skeleton_from
 
@@ -48,23 +48,28 @@ def build(
         hyperparameters=hyperparameters or Hyperparameters(),
     )
     try:
-        apply_techniques(setup, settled)
+        adapt(setup)
+        materialize(setup)
+        finish(setup)
     except BaseException:
         setup.close()  # what was done to a living model so far
         raise
     return setup
 
 
-def apply_techniques(setup: Setup, config: Config) -> None:
-    """Apply every technique in order of stage; weights come into being between ADAPT and BLOCKS."""
-    techniques = all_techniques()
-    early = [technique for technique in techniques if technique.stage <= Stage.ADAPT]
-    late = [technique for technique in techniques if technique.stage > Stage.ADAPT]
-    for technique in early:
-        if technique.always or config[technique.name] != technique.off:
-            technique.apply(setup, config[technique.name])
-    materialize(setup)
+def adapt(setup: Setup, *, traced: bool = False) -> None:
+    """Apply the techniques that decide about weights, before there are any; `traced`: for fake tensors."""
+    _apply([each for each in all_techniques() if each.stage <= Stage.ADAPT], setup, traced=traced)
+
+
+def finish(setup: Setup, *, traced: bool = False) -> None:
+    """Apply the techniques that need the weights; `traced`: to fake ones."""
     setup.model.train()
-    for technique in late:
-        if technique.always or config[technique.name] != technique.off:
-            technique.apply(setup, config[technique.name])
+    _apply([each for each in all_techniques() if each.stage > Stage.ADAPT], setup, traced=traced)
+
+
+def _apply(techniques: list[Technique], setup: Setup, *, traced: bool) -> None:
+    for technique in techniques:
+        value = setup.config[technique.name]
+        if technique.always or value != technique.off:
+            (technique.trace if traced else technique.apply)(setup, value)

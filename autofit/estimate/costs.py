@@ -1,0 +1,65 @@
+"""What an operator costs: arithmetic, and bytes read and written, by kind of operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry
+
+_KINDS = {
+    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "linear"), "matmul"),
+    **dict.fromkeys(("convolution", "convolution_backward", "_convolution"), "convolution"),
+}
+_kinds: dict[Any, str | None] = {}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one operator, or of several of one kind and dtype: calls, floating-point operations, bytes moved."""
+
+    kind: str
+    dtype: str
+    calls: int
+    flops: int
+    nbytes: int
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.kind, self.dtype, self.calls + other.calls, self.flops + other.flops, self.nbytes + other.nbytes
+        )
+
+
+def _kind(func: Any) -> str | None:
+    """None for what computes nothing: views, and questions about tensors."""
+    if func not in _kinds:
+        _kinds[func] = _classified(func)
+    return _kinds[func]
+
+
+def _classified(func: Any) -> str | None:
+    name = func._schema.name.partition("::")[2]
+    if func.is_view or name in ("detach", "empty", "empty_like", "empty_strided", "_unsafe_view", "_reshape_alias"):
+        return None
+    if name in _KINDS:
+        return _KINDS[name]
+    if "scaled_dot_product" in name or "flash_attention" in name or "efficient_attention" in name:
+        return "attention"
+    return "memory"
+
+
+def cost_of(func: Any, args: Any, kwargs: Any, result: Any) -> Cost | None:
+    """The cost of one call; None for views."""
+    kind = _kind(func)
+    if kind is None:
+        return None
+    tensors = [each for each in tree_iter((args, kwargs, result)) if isinstance(each, torch.Tensor)]
+    if not tensors:
+        return None
+    nbytes = sum(each.numel() * each.itemsize for each in tensors)
+    count = flop_registry.get(func._overloadpacket)
+    flops = int(count(*args, **kwargs, out_val=result)) if count is not None else 0
+    dtype = str(tensors[0].dtype).removeprefix("torch.")
+    return Cost(kind, dtype, 1, flops, nbytes)

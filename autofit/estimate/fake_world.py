@@ -1,0 +1,133 @@
+"""The world that a config is traced in: tensors without storage, on a device that behaves as the target would.
+
+Tensors are fake CPU tensors whatever the target is, because a build of PyTorch without CUDA cannot differentiate fake
+CUDA ones (it ends the process). What CUDA would do otherwise is put in its place: the choice of the attention kernel,
+and the operators that CUDA's autocast computes in fp32.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+
+from autofit.core.hardware import Hardware
+
+_AMPERE = (8, 0)
+_FLASH_HEAD = 256  # largest head size of PyTorch's flash kernel: sdp_utils.cpp, check_head_dim_size_flash
+_EFFICIENT_ALIGNMENT = 8  # bytes of a row that the efficient kernel reads at once
+
+
+@contextmanager
+def fake_world(hardware: Hardware) -> Iterator[FakeTensorMode]:
+    """Inside, tensors that are made are fake; real ones that meet them are taken for fakes of their shape."""
+    with ExitStack() as stack:
+        masks: Any = sys.modules.get("transformers.masking_utils")
+        if masks is not None:
+            # transformers takes fake tensors for the sign of an export, and would make masks that a run does not have.
+            stack.enter_context(mock.patch.object(masks, "is_tracing", lambda *_, **__: False))
+        if hardware.device == "cuda":
+            attention = _cuda_attention(hardware, functional.scaled_dot_product_attention)
+            stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", attention))
+            for name in ("softmax", "layer_norm", "log_softmax", "cross_entropy", "nll_loss", "group_norm", "mse_loss"):
+                stack.enter_context(mock.patch.object(functional, name, _in_fp32(getattr(functional, name))))
+        yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+
+
+def _in_fp32(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """What CUDA's autocast computes in fp32 and the CPU's does not (torch/amp: "CUDA Ops that can autocast to
+    float32")."""
+
+    def widened(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if torch.is_autocast_enabled("cpu") and input.is_floating_point():
+            input = input.float()
+            args = tuple(each.float() if _is_low(each) else each for each in args)
+            kwargs = {name: each.float() if _is_low(each) else each for name, each in kwargs.items()}
+        return function(input, *args, **kwargs)
+
+    return widened
+
+
+def _is_low(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _cuda_attention(hardware: Hardware, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """PyTorch's fused attention, by the kernel that it would choose on that card (sdp_utils.cpp)."""
+
+    def attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if torch.is_autocast_enabled("cpu"):  # what autocast does before the choice is made
+            low = torch.get_autocast_dtype("cpu")
+            query, key, value = query.to(low), key.to(low), value.to(low)
+            if attn_mask is not None and attn_mask.is_floating_point():
+                attn_mask = attn_mask.to(low)
+        grouped = enable_gqa and query.shape[-3] != key.shape[-3]
+        if _flash(query, attn_mask, hardware):
+            return _by_flash(query, key, value, dropout_p, is_causal, scale)
+        if _efficient(query, attn_mask, grouped):
+            return _by_efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        return torch.ops.aten._scaled_dot_product_attention_math.default(
+            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
+
+    return attention
+
+
+def _flash(query: torch.Tensor, mask: torch.Tensor | None, hardware: Hardware) -> bool:
+    ampere = hardware.capability is None or hardware.capability >= _AMPERE
+    low = query.dtype in (torch.float16, torch.bfloat16)
+    allowed = torch.backends.cuda.flash_sdp_enabled()
+    return allowed and ampere and low and mask is None and query.dim() == 4 and query.shape[-1] <= _FLASH_HEAD
+
+
+def _efficient(query: torch.Tensor, mask: torch.Tensor | None, grouped: bool) -> bool:
+    aligned = query.shape[-1] * query.itemsize % _EFFICIENT_ALIGNMENT == 0
+    return torch.backends.cuda.mem_efficient_sdp_enabled() and aligned and not grouped and query.dim() == 4
+
+
+def _by_flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, is_causal: bool, scale: float | None
+) -> torch.Tensor:
+    size = query.shape[-1]
+    padding = -size % 8  # the kernel takes head sizes in steps of 8: sdp_utils, pad_last_dim
+    if padding:
+        query, key, value = (functional.pad(each, (0, padding)) for each in (query, key, value))
+        scale = scale or size**-0.5
+    out = torch.ops.aten._scaled_dot_product_flash_attention.default(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )[0]
+    return out[..., :size] if padding else out
+
+
+def _by_efficient(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    if mask is not None:
+        shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+        if mask.dtype is torch.bool:
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+        mask = mask.expand(shape)
+    return torch.ops.aten._scaled_dot_product_efficient_attention.default(
+        query, key, value, mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale
+    )[0]

@@ -1,0 +1,68 @@
+"""Memory from a trace: the peak of live tensors, what it consists of, and what the device must give for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autofit.core.hardware import Hardware
+from autofit.estimate.trace import Trace
+
+ROUNDING = 512  # bytes: CUDACachingAllocator.cpp, kMinBlockSize
+_FORWARD, _STATE = "forward", "state"
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The largest sum of live storages, in bytes; `event` is the number of the event that reached it."""
+
+    nbytes: int
+    event: int
+    phase: str
+    parts: dict[str, int]
+
+
+def rounded(trace: Trace, hardware: Hardware) -> Iterator[tuple[int, int]]:
+    """The events as the target's allocator counts them: (storage, bytes), in whole blocks on CUDA."""
+    for event in trace.events:
+        nbytes = event.nbytes
+        yield event.storage, -(-nbytes // ROUNDING) * ROUNDING if hardware.device == "cuda" else nbytes
+
+
+def peak_of(trace: Trace, hardware: Hardware) -> Peak:
+    """The peak of a run, from the making of the model on."""
+    sizes: dict[int, int] = {}
+    live = highest = place = 0
+    for number, (storage, nbytes) in enumerate(rounded(trace, hardware)):
+        live += nbytes - sizes.get(storage, 0)
+        sizes[storage] = nbytes
+        if live > highest and not _is_setting_up(trace, number):
+            highest, place = live, number
+    phase = [name for start, name in trace.marks if start <= place][-1]
+    return Peak(highest, place, phase, _parts(trace, hardware, place))
+
+
+def _is_setting_up(trace: Trace, number: int) -> bool:
+    """Whether the event belongs to the optimizer step that only makes the state."""
+    starts = {name: start for start, name in reversed(trace.marks)}
+    return starts.get(_STATE, 0) <= number < starts.get(_FORWARD, 0)
+
+
+def _parts(trace: Trace, hardware: Hardware, place: int) -> dict[str, int]:
+    """What lives at one moment. What a forward made and still lives is an activation, all else is temporary."""
+    live: dict[int, int] = {}
+    made: dict[int, int] = {}
+    for number, (storage, nbytes) in enumerate(rounded(trace, hardware)):
+        if number > place:
+            break
+        made.setdefault(storage, number)
+        live[storage] = nbytes
+    phases = [(start, name) for start, name in trace.marks]
+    parts = dict.fromkeys(("parameters", "gradients", "optimizer", "activations", "temporary"), 0)
+    for storage, nbytes in live.items():
+        label = trace.labels.get(storage)
+        if label not in parts:
+            born = [name for start, name in phases if start <= made[storage]][-1]
+            label = "activations" if label == "inputs" or born == _FORWARD else "temporary"
+        parts[label] += nbytes
+    return parts
