@@ -18,18 +18,17 @@ _kinds: dict[Any, str | None] = {}
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one operator, or of several of one kind and dtype: calls, floating-point operations, bytes moved."""
+    """Of one operator: floating-point operations, and the bytes of each tensor that it reads or writes."""
 
     kind: str
     dtype: str
-    calls: int
     flops: int
-    nbytes: int
+    sizes: tuple[int, ...]
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.kind, self.dtype, self.calls + other.calls, self.flops + other.flops, self.nbytes + other.nbytes
-        )
+    @property
+    def nbytes(self) -> int:
+        """Bytes read and written."""
+        return sum(self.sizes)
 
 
 def _kind(func: Any) -> str | None:
@@ -58,8 +57,7 @@ def cost_of(func: Any, args: Any, kwargs: Any, result: Any) -> Cost | None:
     tensors = [each for each in tree_iter((args, kwargs, result)) if isinstance(each, torch.Tensor)]
     if not tensors:
         return None
-    nbytes = sum(each.numel() * each.itemsize for each in tensors)
+    sizes = tuple(each.numel() * each.itemsize for each in tensors)
     count = flop_registry.get(func._overloadpacket)
     flops = int(count(*args, **kwargs, out_val=result)) if count is not None else 0
-    dtype = str(tensors[0].dtype).removeprefix("torch.")
-    return Cost(kind, dtype, 1, flops, nbytes)
+    return Cost(kind, str(tensors[0].dtype).removeprefix("torch."), flops, sizes)

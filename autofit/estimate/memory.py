@@ -38,13 +38,13 @@ def peak_of(trace: Trace, hardware: Hardware) -> Peak:
         sizes[storage] = nbytes
         if live > highest and not _is_setting_up(trace, number):
             highest, place = live, number
-    phase = [name for start, name in trace.marks if start <= place][-1]
+    phase = [mark.phase for mark in trace.marks if mark.events <= place][-1]
     return Peak(highest, place, phase, _parts(trace, hardware, place))
 
 
 def _is_setting_up(trace: Trace, number: int) -> bool:
     """Whether the event belongs to the optimizer step that only makes the state."""
-    starts = {name: start for start, name in reversed(trace.marks)}
+    starts = {mark.phase: mark.events for mark in reversed(trace.marks)}
     return starts.get(_STATE, 0) <= number < starts.get(_FORWARD, 0)
 
 
@@ -57,12 +57,11 @@ def _parts(trace: Trace, hardware: Hardware, place: int) -> dict[str, int]:
             break
         made.setdefault(storage, number)
         live[storage] = nbytes
-    phases = [(start, name) for start, name in trace.marks]
     parts = dict.fromkeys(("parameters", "gradients", "optimizer", "activations", "temporary"), 0)
     for storage, nbytes in live.items():
         label = trace.labels.get(storage)
         if label not in parts:
-            born = [name for start, name in phases if start <= made[storage]][-1]
+            born = [mark.phase for mark in trace.marks if mark.events <= made[storage]][-1]
             label = "activations" if label == "inputs" or born == _FORWARD else "temporary"
         parts[label] += nbytes
     return parts

@@ -37,37 +37,55 @@ class Event:
     nbytes: int
 
 
+@dataclass(frozen=True)
+class Mark:
+    """What begins after so many events and operators: a phase, or the work of one block in it."""
+
+    events: int
+    costs: int
+    phase: str
+    block: int | None = None
+
+
 class Recorder(StorageTracker):
     """Records the events and the cost of all operators while it is active, under a fake-tensor mode.
 
     Attributes:
         events: allocations and frees in order.
-        marks: (number of events so far, what began there).
-        costs: what the operators cost, by (what was going on, kind of operator, dtype).
+        marks: where phases, and blocks in them, begin.
+        costs: what the operators cost, in order.
         labels: what each storage is: "parameters", "gradients", "optimizer", "inputs"; others are told by their lives.
+        owners: the number of the block of the model that a labelled storage belongs to.
+        completed: after how many events a gradient was complete.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.events: list[Event] = []
-        self.marks: list[tuple[int, str]] = [(0, "build")]
-        self.costs: dict[tuple[str, str, str], Cost] = {}
+        self.marks: list[Mark] = [Mark(0, 0, "build")]
+        self.costs: list[Cost] = []
         self.labels: dict[int, str] = {}
+        self.owners: dict[int, int] = {}
+        self.completed: dict[int, int] = {}
         self.phase: Callable[[], str] | None = None
         self._numbers: dict[int, int] = {}
         self._lives = 0
 
-    def mark(self, name: str) -> None:
-        """What comes from here on is `name`."""
-        self.marks.append((len(self.events), name))
+    def mark(self, phase: str, block: int | None = None) -> None:
+        """What comes from here on is of this phase, and of this block of the model."""
+        self.marks.append(Mark(len(self.events), len(self.costs), phase, block))
 
-    def label(self, value: Any, name: str) -> None:
-        """Say what the storages of a tensor, or of the tensors of a container, are."""
+    def label(self, value: Any, name: str, block: int | None = None) -> None:
+        """Say what the storages of a tensor, or of the tensors of a container, are, and of which block of the model."""
         self._see(value)
         for tensor in tree_iter(value):
             if isinstance(tensor, torch.Tensor):
                 for number in self._storages_of(tensor):
                     self.labels[number] = name
+                    if name == "gradients":
+                        self.completed[number] = len(self.events)
+                    if block is not None:
+                        self.owners[number] = block
 
     def know(self, fake: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         """Remember the values of a tensor that code may look at; returns the fake."""
@@ -86,7 +104,7 @@ class Recorder(StorageTracker):
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         if func is _READ:
             return self._read(args[0])
-        if self.phase is not None and (phase := self.phase()) != self.marks[-1][1]:
+        if self.phase is not None and (phase := self.phase()) != self.marks[-1].phase:
             self.mark(phase)
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
@@ -94,8 +112,7 @@ class Recorder(StorageTracker):
         self._follow(func, args, kwargs, result)
         cost = cost_of(func, args, kwargs, result)
         if cost is not None:
-            key = (self.marks[-1][1], cost.kind, cost.dtype)
-            self.costs[key] = self.costs[key] + cost if key in self.costs else cost
+            self.costs.append(cost)
         return result
 
     def _read(self, tensor: torch.Tensor) -> Any:
@@ -106,7 +123,7 @@ class Recorder(StorageTracker):
                 return known.item()
         if not isinstance(tensor, FakeTensor):
             return tensor.item()
-        if self.marks[-1][1] == "forward" and not self.answers:
+        if self.marks[-1].phase == "forward" and not self.answers:
             raise UntraceableError("reads a number out of a tensor that depends on weights (aten._local_scalar_dense)")
         return True if tensor.dtype is torch.bool else 0.0 if tensor.is_floating_point() else 1
 

@@ -7,11 +7,14 @@ the gradients of earlier micro-batches are there before the traced micro-batch b
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_iter
 
 from autofit.core.config import Config
 from autofit.core.errors import RefusedError
@@ -19,9 +22,11 @@ from autofit.core.hardware import Hardware
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
 from autofit.estimate.costs import Cost
+from autofit.estimate.depth import Depth, cut
 from autofit.estimate.fake_world import fake_world
-from autofit.estimate.recorder import Event, Recorder, on_real_tensors
+from autofit.estimate.recorder import Event, Mark, Recorder, on_real_tensors
 from autofit.setup import Setup
+from autofit.setup.blocks import repeated_blocks
 from autofit.techniques import refuse, settle
 from autofit.training.build import adapt, finish
 from autofit.training.data import map_tensors
@@ -35,22 +40,34 @@ class Trace:
 
     Attributes:
         events: from the making of the model to the end of the step.
-        marks: (number of events before it, what begins there): build, state, forward, backward, update, end.
+        marks: where build, state, forward, backward, update and end begin, and blocks in forward and backward.
         labels: what a storage is, where it is known: parameters, gradients, optimizer, inputs.
-        costs: of the operators of a micro-batch (forward, backward) and of the update, by (phase, kind, dtype).
+        owners: the block that a storage of parameters, gradients or optimizer state belongs to.
+        completed: the number of events before a gradient was complete.
+        shapes: shape and dtype of every trained parameter, and its block.
+        costs: of the operators.
+        depth: how the blocks stand for those of a deeper model; None where all are there.
+        trainable, parameters: numbers of elements, as traced.
     """
 
     config: Config
     events: tuple[Event, ...]
-    marks: tuple[tuple[int, str], ...]
+    marks: tuple[Mark, ...]
     labels: dict[int, str]
-    costs: dict[tuple[str, str, str], Cost]
+    owners: dict[int, int]
+    completed: dict[int, int]
+    shapes: tuple[tuple[torch.Size, torch.dtype, int | None], ...]
+    costs: tuple[Cost, ...]
+    depth: Depth | None
     trainable: int
     parameters: int
 
 
-def trace(workload: Workload, config: Config, hardware: Hardware) -> Trace:
+def trace(workload: Workload, config: Mapping[str, Any], hardware: Hardware, *, shallow: bool = False) -> Trace:
     """Trace one step.
+
+    Args:
+        shallow: cut the middle out of a model of many like blocks.
 
     Raises:
         RefusedError: the config cannot be, or not for this model; UntraceableError: the model's code needs numbers.
@@ -61,6 +78,8 @@ def trace(workload: Workload, config: Config, hardware: Hardware) -> Trace:
         raise RefusedError(reason)
     recorder = Recorder()
     setup = _unbuilt(workload, settled, hardware)
+    alternating = settled["activation_checkpointing"] == "alternate"
+    depth = cut(setup.model, alternating=alternating) if shallow else None
     try:
         adapt(setup, traced=True)
         with fake_world(hardware) as world, recorder:
@@ -68,11 +87,25 @@ def trace(workload: Workload, config: Config, hardware: Hardware) -> Trace:
             _step(setup, recorder, world)
     finally:
         setup.close()
-    trained = sum(parameter.numel() for _, parameter in setup.trainable())
-    every = sum(parameter.numel() for parameter in setup.model.parameters())
     return Trace(
-        settled, tuple(recorder.events), tuple(recorder.marks), recorder.labels, recorder.costs, trained, every
+        config=settled,
+        events=tuple(recorder.events),
+        marks=tuple(recorder.marks),
+        labels=recorder.labels,
+        owners=recorder.owners,
+        completed=recorder.completed,
+        shapes=_shapes(setup),
+        costs=tuple(recorder.costs),
+        depth=depth,
+        trainable=sum(parameter.numel() for _, parameter in setup.trainable()),
+        parameters=sum(parameter.numel() for parameter in setup.model.parameters()),
     )
+
+
+def _shapes(setup: Setup) -> tuple[tuple[torch.Size, torch.dtype, int | None], ...]:
+    blocks = repeated_blocks(setup.model)
+    owner = {parameter: block for block, module in enumerate(blocks) for parameter in module.parameters()}
+    return tuple((each.shape, each.dtype, owner.get(each)) for _, each in setup.trainable())
 
 
 def _unbuilt(workload: Workload, config: Config, hardware: Hardware) -> Setup:
@@ -103,35 +136,63 @@ def _build(setup: Setup, recorder: Recorder, world: Any) -> None:
             if buffer is not None and not buffer.is_meta:
                 module._buffers[name] = recorder.know(world.from_tensor(buffer), buffer)
     materialize(setup)
-    recorder.label([*setup.model.parameters(), *setup.model.buffers()], "parameters")
     finish(setup, traced=True)
     recorder.label([*setup.model.parameters(), *setup.model.buffers()], "parameters")
+    for block, module in enumerate(repeated_blocks(setup.model)):
+        recorder.label([*module.parameters(), *module.buffers()], "parameters", block)
 
 
 def _step(setup: Setup, recorder: Recorder, world: Any) -> None:
-    accumulating = int(setup.config["gradient_accumulation_steps"] or 1) > 1
+    blocks = repeated_blocks(setup.model)
+    owner = {parameter: block for block, module in enumerate(blocks) for parameter in module.parameters()}
     recorder.mark("state")
-    _make_state(setup, recorder)
+    _make_state(setup, recorder, owner)
     batch = _batch(setup, recorder, world)
-    if accumulating:
-        for _, parameter in setup.trainable():
+    trained = [] if setup.stepped_in_backward else [parameter for _, parameter in setup.trainable()]
+    if int(setup.config["gradient_accumulation_steps"] or 1) > 1:
+        for parameter in trained:
             parameter.grad = torch.empty_like(parameter)
-            recorder.label(parameter.grad, "gradients")
-    handles = [
-        parameter.register_post_accumulate_grad_hook(lambda each: recorder.label(each.grad, "gradients"))
-        for _, parameter in setup.trainable()
-        if not setup.stepped_in_backward
-    ]
-    recorder.phase = lambda: setup.phase
-    accumulate(setup, batch)
-    update(setup)
-    recorder.phase = None
-    recorder.mark("end")
-    for handle in handles:
-        handle.remove()
+            recorder.label(parameter.grad, "gradients", owner.get(parameter))
+    with ExitStack() as hooks:
+        for parameter in trained:
+            note = functools.partial(_note_gradient, recorder=recorder, block=owner.get(parameter))
+            hooks.callback(parameter.register_post_accumulate_grad_hook(note).remove)
+        for number, block in enumerate(blocks):
+            for handle in _marking(block, number, setup, recorder):
+                hooks.callback(handle.remove)
+        recorder.phase = lambda: setup.phase
+        accumulate(setup, batch)
+        update(setup)
+        recorder.phase = None
+        recorder.mark("end")
 
 
-def _make_state(setup: Setup, recorder: Recorder) -> None:
+def _marking(block: nn.Module, number: int, setup: Setup, recorder: Recorder) -> Iterator[Any]:
+    """Hooks that mark where a block's forward begins and ends, and where its backward begins."""
+
+    def begin(*_: Any) -> None:
+        if setup.phase == "forward":
+            recorder.mark("forward", number)
+
+    def begin_backward(gradient: torch.Tensor) -> None:
+        recorder.mark("backward", number)
+
+    def end(_: nn.Module, args: Any, output: Any) -> None:
+        if setup.phase == "forward":
+            recorder.mark("forward")
+            made = [each for each in tree_iter(output) if isinstance(each, torch.Tensor) and each.requires_grad]
+            for tensor in made[:1]:
+                tensor.register_hook(begin_backward)
+
+    yield block.register_forward_pre_hook(begin)
+    yield block.register_forward_hook(end)
+
+
+def _note_gradient(parameter: nn.Parameter, *, recorder: Recorder, block: int | None) -> None:
+    recorder.label(parameter.grad, "gradients", block)
+
+
+def _make_state(setup: Setup, recorder: Recorder, owner: dict[nn.Parameter, int]) -> None:
     """Let the optimizer make its state, as in a first step."""
     assert setup.optimizer is not None, "build() sets the optimizer"
     for group in setup.optimizer.param_groups:
@@ -139,8 +200,8 @@ def _make_state(setup: Setup, recorder: Recorder) -> None:
             parameter.grad = torch.empty_like(parameter)
     setup.optimizer.step()
     setup.optimizer.zero_grad(set_to_none=True)
-    for state in setup.optimizer.state.values():
-        recorder.label(list(state.values()), "optimizer")
+    for parameter, state in setup.optimizer.state.items():
+        recorder.label(list(state.values()), "optimizer", owner.get(parameter))
 
 
 def _batch(setup: Setup, recorder: Recorder, world: Any) -> Any:

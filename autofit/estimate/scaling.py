@@ -1,0 +1,66 @@
+"""Scaling: one trace for all micro-batches and LoRA ranks.
+
+The traced micro-batch and rank are primes that divide no other size of the model or its data. Whatever byte count or
+number of operations they divide grows with them, as often as they divide it; so it is known for any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from autofit.core.errors import UntraceableError
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+_PRIMES = (13, 11, 17, 19, 23, 29, 31, 37, 41, 43)
+_POWERS = 2  # attention by plain products grows with the square of nothing here; a loss of pairs of samples would
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """The primes that stand for the micro-batch and the LoRA rank in a trace."""
+
+    samples: int
+    rank: int
+
+    @classmethod
+    def for_sizes(cls, sizes: Iterable[int]) -> Symbols:
+        """Primes that divide none of these sizes.
+
+        Raises:
+            UntraceableError: there are no two.
+        """
+        known = set(sizes)
+        free = [prime for prime in _PRIMES if all(size % prime for size in known if size)]
+        if len(free) < 2:
+            raise UntraceableError("its sizes are divided by so many primes that none is left to tell samples by")
+        return cls(*free[:2])
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The (micro-batch, rank) pairs that amounts are wanted for."""
+
+    samples: Floats
+    ranks: Floats
+
+    @classmethod
+    def of(cls, samples: Iterable[int], ranks: Iterable[int]) -> Grid:
+        """Every micro-batch with every rank, the ranks changing fastest."""
+        pairs = [(each, rank) for each in samples for rank in ranks]
+        return cls(np.array([a for a, _ in pairs], float), np.array([b for _, b in pairs], float))
+
+    def amounts(self, traced: Iterable[int], symbols: Symbols) -> Floats:
+        """What the traced amounts are at each pair: [amounts, pairs]."""
+        rest = np.fromiter(traced, dtype=np.int64)
+        factors = np.ones((len(rest), len(self.samples)))
+        for prime, wanted in ((symbols.samples, self.samples), (symbols.rank, self.ranks)):
+            for _ in range(_POWERS):
+                divides = (rest % prime == 0) & (rest > 0)
+                rest = np.where(divides, rest // prime, rest)
+                factors = np.where(divides[:, None], factors * wanted[None, :], factors)
+        return rest[:, None] * factors
