@@ -170,7 +170,7 @@ class _ExpandablePool(_Pool):
             hole = start + have
             mapped = -(-min(size - have, self._unmapped[hole]) // self._page) * self._page
             if mapped > allowed:
-                return False  # what is mapped so far stays (try_allocate_expandable_block)
+                return False
             self._map(hole, mapped)
             allowed -= mapped
         return True
