@@ -22,11 +22,15 @@ class Peak:
     parts: dict[str, int]
 
 
+def in_blocks(nbytes: int, hardware: Hardware) -> int:
+    """Bytes that the target's allocator takes for a tensor: whole blocks on CUDA."""
+    return -(-nbytes // ROUNDING) * ROUNDING if hardware.device == "cuda" else nbytes
+
+
 def rounded(trace: Trace, hardware: Hardware) -> Iterator[tuple[int, int]]:
-    """The events as the target's allocator counts them: (storage, bytes), in whole blocks on CUDA."""
+    """The events as the target's allocator counts them: (storage, bytes)."""
     for event in trace.events:
-        nbytes = event.nbytes
-        yield event.storage, -(-nbytes // ROUNDING) * ROUNDING if hardware.device == "cuda" else nbytes
+        yield event.storage, in_blocks(event.nbytes, hardware)
 
 
 def peak_of(trace: Trace, hardware: Hardware) -> Peak:

@@ -8,7 +8,7 @@ tensors cannot: numbers that the code reads from small tensors whose values are 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from autofit.core.errors import UntraceableError
 from autofit.estimate.costs import Cost, cost_of
 from autofit.memory.tracker import StorageTracker
+from autofit.setup.copies import plain_tensors
 
 # Values of tensors up to this size are computed beside their fakes: a causal mask of 1024 tokens still is, activations
 # never are, since nothing is known of the weights. Of floats, counters and scales are enough.
@@ -78,14 +79,20 @@ class Recorder(StorageTracker):
     def label(self, value: Any, name: str, block: int | None = None) -> None:
         """Say what the storages of a tensor, or of the tensors of a container, are, and of which block of the model."""
         self._see(value)
+        for number in self.storages_of(value):
+            self.labels[number] = name
+            if name == "gradients":
+                self.completed[number] = len(self.events)
+            if block is not None:
+                self.owners[number] = block
+
+    def storages_of(self, value: Any) -> Iterator[int]:
+        """The numbers of the storages of a tensor, or of the tensors of a container."""
         for tensor in tree_iter(value):
-            if isinstance(tensor, torch.Tensor):
-                for number in self._storages_of(tensor):
-                    self.labels[number] = name
-                    if name == "gradients":
-                        self.completed[number] = len(self.events)
-                    if block is not None:
-                        self.owners[number] = block
+            for plain in plain_tensors(tensor) if isinstance(tensor, torch.Tensor) else ():
+                number = self._numbers.get(plain.untyped_storage()._cdata)
+                if number is not None:
+                    yield number
 
     def know(self, fake: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         """Remember the values of a tensor that code may look at; returns the fake."""
@@ -159,14 +166,6 @@ class Recorder(StorageTracker):
         number = self._numbers.pop(key, None)
         if number is not None:
             self.events.append(Event(number, 0))
-
-    def _storages_of(self, tensor: torch.Tensor) -> Iterable[int]:
-        from autofit.setup.copies import plain_tensors
-
-        for plain in plain_tensors(tensor):
-            number = self._numbers.get(plain.untyped_storage()._cdata)
-            if number is not None:
-                yield number
 
 
 def _is_followed(tensor: torch.Tensor) -> bool:

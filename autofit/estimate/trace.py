@@ -44,6 +44,7 @@ class Trace:
         labels: what a storage is, where it is known: parameters, gradients, optimizer, inputs.
         owners: the block that a storage of parameters, gradients or optimizer state belongs to.
         completed: the number of events before a gradient was complete.
+        trained: the storages of trained parameters.
         shapes: shape and dtype of every trained parameter, and its block.
         costs: of the operators.
         depth: how the blocks stand for those of a deeper model; None where all are there.
@@ -56,6 +57,7 @@ class Trace:
     labels: dict[int, str]
     owners: dict[int, int]
     completed: dict[int, int]
+    trained: frozenset[int]
     shapes: tuple[tuple[torch.Size, torch.dtype, int | None], ...]
     costs: tuple[Cost, ...]
     depth: Depth | None
@@ -94,6 +96,7 @@ def trace(workload: Workload, config: Mapping[str, Any], hardware: Hardware, *, 
         labels=recorder.labels,
         owners=recorder.owners,
         completed=recorder.completed,
+        trained=frozenset(recorder.storages_of([parameter for _, parameter in setup.trainable()])),
         shapes=_shapes(setup),
         costs=tuple(recorder.costs),
         depth=depth,
@@ -158,7 +161,7 @@ def _step(setup: Setup, recorder: Recorder, world: Any) -> None:
             note = functools.partial(_note_gradient, recorder=recorder, block=owner.get(parameter))
             hooks.callback(parameter.register_post_accumulate_grad_hook(note).remove)
         for number, block in enumerate(blocks):
-            for handle in _marking(block, number, setup, recorder):
+            for handle in _marking(block, number, setup, recorder, last=number == len(blocks) - 1):
                 hooks.callback(handle.remove)
         recorder.phase = lambda: setup.phase
         accumulate(setup, batch)
@@ -167,8 +170,8 @@ def _step(setup: Setup, recorder: Recorder, world: Any) -> None:
         recorder.mark("end")
 
 
-def _marking(block: nn.Module, number: int, setup: Setup, recorder: Recorder) -> Iterator[Any]:
-    """Hooks that mark where a block's forward begins and ends, and where its backward begins."""
+def _marking(block: nn.Module, number: int, setup: Setup, recorder: Recorder, *, last: bool) -> Iterator[Any]:
+    """Hooks that mark where a block's forward begins, and the last one's ends, and where its backward begins."""
 
     def begin(*_: Any) -> None:
         if setup.phase == "forward":
@@ -179,7 +182,8 @@ def _marking(block: nn.Module, number: int, setup: Setup, recorder: Recorder) ->
 
     def end(_: nn.Module, args: Any, output: Any) -> None:
         if setup.phase == "forward":
-            recorder.mark("forward")
+            if last:
+                recorder.mark("forward")
             made = [each for each in tree_iter(output) if isinstance(each, torch.Tensor) and each.requires_grad]
             for tensor in made[:1]:
                 tensor.register_hook(begin_backward)

@@ -1,0 +1,245 @@
+"""Pieces of a step: what the work of one block, of the embedding or of the head does to memory and costs in time.
+
+A shallow trace is cut where blocks begin. Each piece is told by what it leaves behind and the most it held meanwhile,
+both counted from its start. Any step is a row of such pieces: those of the middle blocks follow one another as often as
+the model has such blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from autofit.core.hardware import MIB, Hardware
+from autofit.estimate.memory import ROUNDING
+from autofit.estimate.recorder import Mark
+from autofit.estimate.scaling import Floats, Grid, Ints, Symbols
+from autofit.estimate.seconds import Work
+from autofit.estimate.trace import Trace
+
+# How a step treats gradients, and what is saved for the backward: gradients stay as they come, or are added at once to
+# others (accumulation) or applied (in backward); saved tensors stay, or wait on the host.
+FIRST, ADDED, FIRST_AWAY, ADDED_AWAY = "first", "added", "first, away", "added, away"
+_KEPT = ("parameters", "optimizer")
+_SMALLEST = MIB  # what activation_offload moves: setup.saved_tensors.SMALLEST
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One stretch of a forward or a backward.
+
+    `memory` is, for each way of treating gradients and saved tensors, (the most that was alive above the start, what is
+    alive more at the end) in bytes at each pair of a grid; `saved` the bytes that go to the host and come back where
+    saved tensors wait there; `work` what its operators come to.
+    """
+
+    phase: str
+    block: int | None
+    memory: dict[str, tuple[Floats, Floats]]
+    saved: Floats
+    work: Work
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """All pieces of a shallow trace, and what is there before the forward and stays, in bytes at each pair of a grid.
+
+    `streamed` are the frozen weights of the middle blocks, which parameter_offload keeps on the host.
+    """
+
+    row: tuple[Piece, ...]
+    trace: Trace
+    parameters: Floats
+    gradients: Floats
+    others: Floats
+    streamed: Floats
+
+    def of(self, phase: str, block: int | None) -> Iterator[Piece]:
+        """The pieces of one block in one phase."""
+        return (piece for piece in self.row if piece.phase == phase and piece.block == block)
+
+
+def cut_into_pieces(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) -> Pieces:
+    """The pieces of a trace at each pair of a grid."""
+    events = _Events.of(trace, grid, symbols, hardware)
+    spans = list(_spans(trace))
+    ways = {FIRST: events.changes, ADDED: events.added(), FIRST_AWAY: events.away(events.changes, spans)}
+    ways[ADDED_AWAY] = events.away(ways[ADDED], spans)
+    row = []
+    for mark, after in spans:
+        work = Work.of(trace.costs[mark.costs : after.costs], grid, symbols)
+        memory = {way: _climb(changes[mark.events : after.events]) for way, changes in ways.items()}
+        row.append(Piece(mark.phase, mark.block, memory, events.saved(mark, after), work))
+    start = next(mark.events for mark in trace.marks if mark.phase == "forward")
+    return Pieces(
+        row=tuple(row),
+        trace=trace,
+        parameters=events.total("parameters"),
+        gradients=events.total("gradients"),
+        others=events.changes[:start].sum(0),
+        streamed=events.streamed(),
+    )
+
+
+def _spans(trace: Trace) -> Iterator[tuple[Mark, Mark]]:
+    for mark, after in zip(trace.marks, trace.marks[1:], strict=False):
+        if mark.phase in ("forward", "backward"):
+            yield mark, after
+
+
+def _climb(changes: Floats) -> tuple[Floats, Floats]:
+    width = changes.shape[1]
+    if not len(changes):
+        return np.zeros(width), np.zeros(width)
+    climbed = np.cumsum(changes, axis=0)
+    return np.maximum(climbed.max(0), 0.0), climbed[-1]
+
+
+@dataclass(frozen=True)
+class _Events:
+    """The events of a trace as arrays: what each adds to the live bytes, parameters and optimizer state left out."""
+
+    trace: Trace
+    sizes: Floats
+    storages: Ints
+    changes: Floats
+    made: dict[int, int]  # storage -> its first event
+    ended: dict[int, int]  # storage -> its last one
+
+    @classmethod
+    def of(cls, trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) -> _Events:
+        sizes = grid.amounts((event.nbytes for event in trace.events), symbols)
+        if hardware.device == "cuda":
+            sizes = np.ceil(sizes / ROUNDING) * ROUNDING
+        storages = np.fromiter((event.storage for event in trace.events), dtype=np.int64)
+        changes = sizes.copy()
+        made: dict[int, int] = {}
+        ended: dict[int, int] = {}
+        for place, storage in enumerate(storages.tolist()):
+            if storage in ended:
+                changes[place] -= sizes[ended[storage]]
+            made.setdefault(storage, place)
+            ended[storage] = place
+        kept = np.array([trace.labels.get(storage) in _KEPT for storage in storages.tolist()])
+        changes[kept] = 0.0
+        return cls(trace, sizes, storages, _for_all_blocks(trace, changes, storages, made), made, ended)
+
+    def added(self) -> Floats:
+        """The changes where each gradient is added to one that is there already, and let go."""
+        changes = self.changes.copy()
+        for storage, done in self.trace.completed.items():
+            if self.trace.labels.get(storage) != "gradients" or done >= len(changes):
+                continue
+            made, ended = self.made[storage], self.ended[storage]
+            if ended > made:
+                changes[ended] -= self.changes[ended]
+            changes[done] -= self.changes[made]
+        return changes
+
+    def away(self, given: Floats, spans: Sequence[tuple[Mark, Mark]]) -> Floats:
+        """The changes where what a block saves for the backward leaves at its end and is back when that begins."""
+        changes = given.copy()
+        for storage, leaves, returns in self._saved(spans):
+            large = np.where(self.sizes[self.made[storage]] >= _SMALLEST, self.sizes[self.made[storage]], 0.0)
+            changes[leaves] -= large
+            changes[returns] += large
+        return changes
+
+    def saved(self, mark: Mark, after: Mark) -> Floats:
+        """Bytes of large storages that are made in this part of a forward and let go in the backward."""
+        total = np.zeros(self.sizes.shape[1])
+        if mark.phase != "forward":
+            return total
+        backward = next(each.events for each in self.trace.marks if each.phase == "backward")
+        for storage, made in self.made.items():
+            inside = mark.events <= made < after.events
+            if inside and storage not in self.trace.labels and self.ended[storage] >= backward:
+                total += np.where(self.sizes[made] >= _SMALLEST, self.sizes[made], 0.0)
+        return total
+
+    def _saved(self, spans: Sequence[tuple[Mark, Mark]]) -> Iterator[tuple[int, int, int]]:
+        """(storage, the event at whose end it leaves, the event at which it is back)."""
+        for storage, made in self.made.items():
+            if storage in self.trace.labels:
+                continue
+            born = _span_at(spans, made)
+            gone = _span_at(spans, self.ended[storage])
+            if born and gone and born[0].phase == "forward" and gone[0].phase == "backward" and born[0].block is not None:
+                yield storage, born[1].events - 1, gone[0].events
+
+    def total(self, label: str) -> Floats:
+        """Bytes of all storages of one kind, in all blocks of the whole model."""
+        total = np.zeros(self.sizes.shape[1])
+        for storage, made in self.made.items():
+            if self.trace.labels.get(storage) == label:
+                times = self.trace.depth.times(self.trace.owners.get(storage)) if self.trace.depth else 1
+                total = total + self.sizes[made] * times
+        return total
+
+
+    def streamed(self) -> Floats:
+        """Bytes of frozen weights in all blocks but two, where there are more: what parameter_offload keeps away."""
+        depth, trace = self.trace.depth, self.trace
+        total = np.zeros(self.sizes.shape[1])
+        if depth is None:
+            return total
+        for storage, made in self.made.items():
+            frozen = trace.labels.get(storage) == "parameters" and storage not in trace.trained
+            if frozen and trace.owners.get(storage) in depth.standing_for:
+                total = total + self.sizes[made] * depth.repeats
+        return total
+
+
+def _span_at(spans: Sequence[tuple[Mark, Mark]], event: int) -> tuple[Mark, Mark] | None:
+    return next((span for span in spans if span[0].events <= event < span[1].events), None)
+
+
+def _for_all_blocks(trace: Trace, changes: Floats, storages: Ints, made: dict[int, int]) -> Floats:
+    """What blocks in the middle have made and is let go elsewhere at once, as the low copies of weights that autocast
+    keeps for a forward, is let go for every block that one stands for."""
+    if trace.depth is None:
+        return changes
+    inside: npt.NDArray[np.bool_] = np.zeros(len(storages), dtype=bool)
+    for mark, after in _spans(trace):
+        if mark.block is not None and mark.block in trace.depth.standing_for:
+            inside[mark.events : after.events] = True
+    lifted = changes.copy()
+    for place, storage in enumerate(storages.tolist()):
+        if inside[made[storage]] and not inside[place]:
+            lifted[place] *= trace.depth.repeats
+    return lifted
+
+
+Row = Iterable[tuple[Sequence[Piece], int]]  # pieces in order, and how often they follow one another
+
+
+def run_through(row: Row, way: str, live: Floats) -> tuple[Floats, Floats]:
+    """(the most that was alive, what is alive in the end) of a step that begins with `live` bytes."""
+    highest = live
+    for run, repeats in row:
+        rise, net = np.zeros_like(live), np.zeros_like(live)
+        for piece in run:
+            climbed, more = piece.memory[way]
+            rise, net = np.maximum(rise, net + climbed), net + more
+        # The highest of what is repeated is in its first round or in its last.
+        highest = np.maximum(np.maximum(highest, live + rise), live + net * (repeats - 1) + rise)
+        live = live + net * repeats
+    return highest, live
+
+
+def as_traced(pieces: Pieces) -> list[tuple[Sequence[Piece], int]]:
+    """The row of the whole model, all blocks as they were traced."""
+    depth = pieces.trace.depth
+    if depth is None:
+        return [(pieces.row, 1)]
+    row: list[tuple[list[Piece], int]] = []
+    for piece in pieces.row:
+        repeats = depth.repeats if piece.block is not None and piece.block in depth.standing_for else 1
+        if row and row[-1][1] == repeats and row[-1][0][-1].phase == piece.phase:
+            row[-1][0].append(piece)
+        else:
+            row.append(([piece], repeats))
+    return list(row)

@@ -1,0 +1,80 @@
+"""Seconds from costs: each operator takes as long as its arithmetic or its memory traffic, whichever is more.
+
+The roofline of Williams et al. 2009 (doi 10.1145/1498765.1498785), operator by operator. On CUDA the host launches
+operators ahead of the device, so that launching counts only where it takes longer than the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autofit.estimate.costs import Cost
+from autofit.estimate.rates import Rates
+from autofit.estimate.scaling import Floats, Grid, Symbols
+
+_ARITHMETIC = ("matmul", "convolution", "attention")
+# What of the traffic of elementwise operators is left when the compiler joins them: each chain reads what enters it and
+# writes what leaves it. An assumption, from a norm or an activation between two products: 2 passes instead of 4 to 6.
+_FUSED_TRAFFIC = 0.4
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How a device runs the operators of a config: its rates, and what the config makes of them."""
+
+    rates: Rates
+    asynchronous: bool  # the host launches operators ahead (CUDA)
+    tf32: bool = False
+    compiled: bool = False
+
+    def flops_per_second(self, kind: str, dtype: str) -> float:
+        """The arithmetic rate of one kind of operator in one format."""
+        known = self.rates.matmul
+        if kind not in _ARITHMETIC:
+            dtype = "float32"
+        elif dtype == "float32" and self.tf32:
+            dtype = "tf32"
+        if dtype in known:
+            return known[dtype]
+        return known.get("float32", min(known.values()))
+
+
+@dataclass(frozen=True)
+class Work:
+    """The operators of one kind and dtype in a row each: [operators, pairs of a grid]."""
+
+    kinds: tuple[tuple[str, str], ...]
+    flops: Floats
+    nbytes: Floats
+
+    @classmethod
+    def of(cls, costs: Sequence[Cost], grid: Grid, symbols: Symbols) -> Work:
+        """The work of these operators at each pair of a grid."""
+        flops = grid.amounts((cost.flops for cost in costs), symbols)
+        places = np.repeat(np.arange(len(costs)), [len(cost.sizes) for cost in costs])
+        nbytes = np.zeros_like(flops)
+        np.add.at(nbytes, places, grid.amounts((size for cost in costs for size in cost.sizes), symbols))
+        return cls(tuple((cost.kind, cost.dtype) for cost in costs), flops, nbytes)
+
+    def seconds(self, speed: Speed) -> dict[str, Floats]:
+        """How long they take together, by what they wait for: compute, memory, transfer or launch."""
+        rates = speed.rates
+        totals = {name: np.zeros(self.flops.shape[1]) for name in ("compute", "memory", "transfer", "launch")}
+        if not self.kinds:
+            return totals
+        elementwise = np.array([kind == "memory" for kind, _ in self.kinds])[:, None]
+        moving = np.array([kind == "transfer" for kind, _ in self.kinds])[:, None]
+        fused = np.where(elementwise & speed.compiled, _FUSED_TRAFFIC, 1.0)
+        arithmetic = self.flops / np.array([speed.flops_per_second(*kind) for kind in self.kinds])[:, None]
+        traffic = self.nbytes / np.where(moving, rates.link, rates.bandwidth) * fused
+        work = np.maximum(arithmetic, traffic)
+        launch = rates.launch_seconds * fused
+        waiting = np.maximum(launch - work, 0.0) if speed.asynchronous else launch + 0.0 * work
+        totals["compute"] = np.where(arithmetic >= traffic, work, 0.0).sum(0)
+        totals["memory"] = np.where((arithmetic < traffic) & ~moving, work, 0.0).sum(0)
+        totals["transfer"] = np.where((arithmetic < traffic) & moving, work, 0.0).sum(0)
+        totals["launch"] = waiting.sum(0)
+        return totals

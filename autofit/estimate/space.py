@@ -1,0 +1,264 @@
+"""The whole space at once: a few shallow traces, put together for any number of Configs.
+
+What a block does depends on the number formats, the adapters, the quantisation, the attention and whether it is
+checkpointed; what the head does, on the loss; the optimizer needs the weights' shapes alone. So each is traced once,
+with primes for the micro-batch and the LoRA rank, and every Config is arithmetic on the pieces.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autofit.core.config import Config
+from autofit.core.errors import AutofitError
+from autofit.core.hardware import MIB, Hardware
+from autofit.core.workload import Workload
+from autofit.estimate.optimizer_state import Kind, OptimizerCost, optimizer_cost, scaled_shapes
+from autofit.estimate.pieces import (
+    ADDED,
+    ADDED_AWAY,
+    FIRST,
+    FIRST_AWAY,
+    Piece,
+    Pieces,
+    as_traced,
+    cut_into_pieces,
+    run_through,
+)
+from autofit.estimate.rates import Rates
+from autofit.estimate.scaling import Floats, Grid, Symbols
+from autofit.estimate.seconds import Speed
+from autofit.estimate.trace import trace
+from autofit.training.data import tensors
+from autofit.training.skeleton import skeleton_from
+
+_SAME = {"precision": {"tf32": "fp32", "fp16-mixed": "bf16-mixed"}, "attention": {"flash": "sdpa"}, "loss": {"fused": "chunked"}}
+_LEFT_OUT = {  # knobs that the pieces are put together by, and what is traced in their place
+    "optimizer": "adamw",
+    "optimizer_offload": "none",
+    "optimizer_in_backward": False,
+    "activation_offload": "none",
+    "parameter_offload": "none",
+    "compile": "none",
+    "kernels": "none",
+}
+_WINDOW = 256 * MIB  # what stays on the device of saved tensors that wait on the host: setup.saved_tensors.WINDOW
+_BUDGET = "budget-"
+_Row = list[tuple[Sequence[Piece], int]]
+
+
+@dataclass(frozen=True)
+class Rough:
+    """What is predicted of configs, in their order: bytes of tensors, and seconds of an optimizer step; NaN where nothing
+    can be predicted."""
+
+    allocated: Floats
+    seconds: Floats
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Of one group of configs at each pair of the grid: bytes with and without accumulated gradients; seconds of a
+    micro-batch and of the update."""
+
+    accumulating: Floats
+    at_once: Floats
+    micro: Floats
+    update: Floats
+
+
+class SpaceEstimator:
+    """Predicts many Configs of one workload on one device, for the micro-batches and ranks that these have.
+
+    Args:
+        rates: how fast the device is.
+    """
+
+    def __init__(self, workload: Workload, hardware: Hardware, rates: Rates, configs: Sequence[Config]) -> None:
+        self._workload, self._hardware, self._rates = workload, hardware, rates
+        self._configs = configs
+        samples = sorted({int(config["micro_batch_size"] or 1) for config in configs})
+        ranks = sorted({int(config["lora_rank"] or 0) for config in configs})
+        self._grid = Grid.of(samples, ranks)
+        self._places = {pair: place for place, pair in enumerate((b, r) for b in samples for r in ranks)}
+        self._symbols = Symbols.for_sizes(_sizes(workload))
+        self._pieces: dict[Config, Pieces | None] = {}
+        self._optimizers: dict[tuple[Any, ...], OptimizerCost] = {}
+        self._steps: dict[Config, _Step | None] = {}
+        self._seconds: dict[tuple[int, bool, bool], dict[str, Floats]] = {}
+
+    def predict(self) -> Rough:
+        """Predict all of them."""
+        allocated, seconds = np.full(len(self._configs), np.nan), np.full(len(self._configs), np.nan)
+        for number, config in enumerate(self._configs):
+            group = config.replace(
+                micro_batch_size=0, gradient_accumulation_steps=0, lora_rank=min(1, int(config["lora_rank"] or 0)), lora_alpha=None
+            )
+            if group not in self._steps:
+                self._steps[group] = self._step(config)
+            step = self._steps[group]
+            if step is None:
+                continue
+            place = self._places[int(config["micro_batch_size"] or 1), int(config["lora_rank"] or 0)]
+            accumulation = int(config["gradient_accumulation_steps"] or 1)
+            allocated[number] = (step.accumulating if accumulation > 1 else step.at_once)[place]
+            seconds[number] = accumulation * step.micro[place] + step.update[place]
+        return Rough(allocated, seconds)
+
+    def _step(self, config: Config) -> _Step | None:
+        checkpointing = str(config["activation_checkpointing"])
+        if checkpointing.startswith(_BUDGET):
+            share = float(checkpointing.removeprefix(_BUDGET))
+            ends = [self._step(config.replace(activation_checkpointing=each)) for each in ("full", "none")]
+            if ends[0] is None or ends[1] is None:
+                return None
+            pairs = zip(dataclasses.astuple(ends[0]), dataclasses.astuple(ends[1]), strict=True)
+            return _Step(*(full + share * (none - full) for full, none in pairs))
+        pieces = self._traced(config)
+        row = self._row(config) if pieces else None
+        return self._put_together(config, pieces, row) if pieces and row else None
+
+    def _traced(self, config: Config, **other: Any) -> Pieces | None:
+        """The pieces of a config's blocks."""
+        key = config.replace(**{knob: value for knob, value in _LEFT_OUT.items() if knob in config})
+        key = key.replace(**{knob: same.get(config[knob], config[knob]) for knob, same in _SAME.items() if knob in config})
+        key = key.replace(
+            micro_batch_size=self._symbols.samples,
+            gradient_accumulation_steps=1,
+            lora_rank=self._symbols.rank if config["lora_rank"] else 0,
+            lora_alpha=None,
+            **other,
+        )
+        if key not in self._pieces:
+            self._pieces[key] = self._trace(key)
+        return self._pieces[key]
+
+    def _trace(self, config: Config) -> Pieces | None:
+        workload = dataclasses.replace(self._workload, effective_batch_size=self._symbols.samples)
+        try:
+            traced = trace(workload, config, self._hardware, shallow=True)
+        except AutofitError:
+            return None
+        return cut_into_pieces(traced, self._grid, self._symbols, self._hardware)
+
+    def _row(self, config: Config) -> _Row | None:
+        """The pieces of all blocks in order, with the head that the loss makes."""
+        plain = self._traced(config, loss="standard", activation_checkpointing="none")
+        if plain is None or plain.trace.depth is None:
+            whole = self._traced(config)
+            return as_traced(whole) if whole else None
+        head = self._traced(config, activation_checkpointing="none", attention="sdpa")
+        if config["activation_checkpointing"] == "alternate" and plain.trace.depth.period == 1:
+            full = self._traced(config, loss="standard", activation_checkpointing="full")
+            row = _alternating(plain, full) if full else None
+        else:
+            blocks = self._traced(config, loss="standard")
+            row = as_traced(blocks) if blocks else None
+        return _with_head(row, head) if row and head else None
+
+    def _put_together(self, config: Config, pieces: Pieces, row: _Row) -> _Step:
+        away, streaming = config["activation_offload"] == "cpu", config["parameter_offload"] == "cpu"
+        at_once = bool(config["optimizer_in_backward"])
+        optimizer = self._optimizer(config, pieces)
+        state, temporary, largest, moved, calls = (
+            np.array([getattr(each, name) for each in optimizer], float)
+            for name in ("state", "temporary", "largest", "moved", "calls")
+        )
+        on_host = config["optimizer_offload"] == "cpu"
+        held = pieces.parameters + pieces.others + (0.0 if on_host else state)
+        held = held - pieces.streamed if streaming else held
+        zero = np.zeros_like(held)
+        first, left = run_through(row, FIRST_AWAY if away else FIRST, zero)
+        added, _ = run_through(row, ADDED_AWAY if away else ADDED, zero)
+        window = _WINDOW if away else 0
+        update = held + pieces.gradients + np.maximum(left - pieces.gradients, 0.0) + temporary
+        stepped = held + added + largest + window
+        return _Step(
+            accumulating=np.maximum(held + pieces.gradients + added + window, update),
+            at_once=stepped if at_once else np.maximum(held + first + window, update),
+            micro=self._micro_seconds(config, pieces, row),
+            update=self._update_seconds(pieces, moved, calls, on_host=on_host),
+        )
+
+    def _micro_seconds(self, config: Config, pieces: Pieces, row: _Row) -> Floats:
+        """Of forward and backward of one micro-batch; copies to and from the host run beside the computation."""
+        speed = Speed(
+            self._rates,
+            asynchronous=self._hardware.device == "cuda",
+            tf32=config["precision"] == "tf32",
+            compiled=config["compile"] != "none",
+        )
+        busy, copied = np.zeros(len(self._grid.samples)), np.zeros(len(self._grid.samples))
+        for run, repeats in row:
+            for piece in run:
+                seconds = self._seconds_of(piece, speed)
+                busy = busy + repeats * sum(seconds.values())
+                copied = copied + repeats * 2 * piece.saved * (config["activation_offload"] == "cpu")
+        if config["parameter_offload"] == "cpu":
+            copied = copied + 2 * pieces.streamed
+        return np.maximum(busy, copied / self._rates.link)
+
+    def _seconds_of(self, piece: Piece, speed: Speed) -> dict[str, Floats]:
+        key = (id(piece), speed.tf32, speed.compiled)
+        if key not in self._seconds:
+            self._seconds[key] = piece.work.seconds(speed)
+        return self._seconds[key]
+
+    def _update_seconds(self, pieces: Pieces, moved: Floats, calls: Floats, *, on_host: bool) -> Floats:
+        if on_host:  # gradients go, weights come back, and the host's memory is read and written in between
+            return (pieces.gradients * 2 + moved) / self._rates.link
+        return moved / self._rates.bandwidth + calls * self._rates.launch_seconds
+
+    def _optimizer(self, config: Config, pieces: Pieces) -> list[OptimizerCost]:
+        """What the optimizer costs at each pair of the grid."""
+        traced, depth = pieces.trace, pieces.trace.depth
+        shapes: Counter[Kind] = Counter()
+        for shape, dtype, block in traced.shapes:
+            shapes[shape, dtype] += depth.times(block) if depth else 1
+        found = []
+        for rank in self._grid.ranks.tolist():
+            scaled = scaled_shapes(shapes, self._symbols.rank, int(rank)) if config["lora_rank"] and rank else shapes
+            key = (config["optimizer"], frozenset(scaled.items()))
+            if key not in self._optimizers:
+                self._optimizers[key] = optimizer_cost(self._workload, config, self._hardware, scaled)
+            found.append(self._optimizers[key])
+        return found
+
+
+def _sizes(workload: Workload) -> set[int]:
+    """Every size that the primes of a trace must not divide."""
+    model = skeleton_from(workload.model)
+    sizes = {size for parameter in model.parameters() for size in parameter.shape}
+    sizes |= {size for tensor in tensors(workload.batch(1)) for size in tensor.shape}
+    return sizes | {workload.sequence_length or 1}
+
+
+def _alternating(plain: Pieces, full: Pieces) -> _Row:
+    """Every second block checkpointed, never the last: activation_checkpointing, `alternate`."""
+    depth = plain.trace.depth
+    assert depth is not None and depth.period == 1, "blocks that are all alike"
+    odd = depth.whole % 2
+    kinds = (full, plain) if odd else (plain, full)  # of the second block and the third
+    row: _Row = [([*plain.of("forward", None)][:1], 1), ([*(plain if odd else full).of("forward", 0)], 1)]
+    pairs, rest = divmod(depth.whole - 2, 2)
+    forward, backward = ([[*kind.of(phase, 1)] for kind in kinds] for phase in ("forward", "backward"))
+    row += [(forward[0] + forward[1], pairs), *([(forward[0], 1)] if rest else [])]
+    row += [([*plain.of("forward", 2), *[*plain.of("forward", None)][1:]], 1)]
+    row += [([*plain.of("backward", None), *plain.of("backward", 2)], 1), *([(backward[0], 1)] if rest else [])]
+    row += [(backward[1] + backward[0], pairs), ([*(plain if odd else full).of("backward", 0)], 1)]
+    return row
+
+
+def _with_head(row: _Row, head: Pieces) -> _Row:
+    """The row with the head's forward and backward taken from other pieces."""
+    ends = {"forward": [*head.of("forward", None)][-1], "backward": [*head.of("backward", None)][0]}
+    flat = [piece for run, _ in row for piece in run if piece.block is None]
+    old = {id([each for each in flat if each.phase == "forward"][-1]): ends["forward"]}
+    old[id(next(each for each in flat if each.phase == "backward"))] = ends["backward"]
+    return [([old.get(id(piece), piece) for piece in run], repeats) for run, repeats in row]
