@@ -1,0 +1,128 @@
+"""The estimate of one Config: a trace of the whole model, and what the target makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autofit.core.config import Config
+from autofit.core.estimate import Estimate
+from autofit.core.hardware import MIB, Hardware
+from autofit.core.workload import Workload
+from autofit.estimate.calibration import Calibration
+from autofit.estimate.memory import Peak, peak_of, rounded
+from autofit.estimate.rates import Rates
+from autofit.estimate.scaling import Grid, Symbols
+from autofit.estimate.seconds import Speed, Work
+from autofit.estimate.trace import Trace, trace
+from autofit.memory.caching_allocator import replay
+
+# How far off predictions are taken to be where no probe has shown it yet: on the CPU from benchmarks/estimate_memory.py;
+# on CUDA assumed, until `python -m benchmarks.gpu` has run on a card.
+_UNCERTAIN = {"cpu": (0.99, 1.01), "cuda": (0.95, 1.05)}
+_CONTEXT = 500 * MIB  # of CUDA, where the card says nothing else; between 300 and 700 MiB are seen
+_COMPILED = 0.5  # the least share of activations and temporaries that a compiler was seen to leave
+_ONE = Grid.of([1], [1])
+_NONE = Symbols(2**31 - 1, 2**61 - 1)  # primes that divide no size: amounts stay as they were traced
+
+
+def predict(
+    workload: Workload,
+    config: Mapping[str, Any],
+    hardware: Hardware,
+    *,
+    rates: Rates | None = None,
+    calibration: Calibration | None = None,
+) -> Estimate:
+    """Predict memory and time of one Config.
+
+    Args:
+        rates: how fast the device is; None: time is left out.
+        calibration: what measurements on this device have shown.
+
+    Raises:
+        RefusedError: the config cannot be; UntraceableError: the model cannot be followed without its numbers.
+    """
+    traced = trace(workload, config, hardware)
+    peak = peak_of(traced, hardware)
+    context = (hardware.context_bytes or _CONTEXT) if hardware.device == "cuda" else 0
+    reserved = None
+    if hardware.device == "cuda":
+        replayed = replay(((each.storage, each.nbytes) for each in traced.events), expandable=True)
+        reserved = max(replayed.peak_reserved, peak.nbytes)
+    low, high = _interval(traced, peak, reserved, calibration or Calibration())
+    times = _times(workload, traced, hardware, rates, calibration) if rates else {}
+    return Estimate(
+        config=traced.config,
+        allocated_bytes=peak.nbytes,
+        reserved_bytes=reserved,
+        low=low + context,
+        high=high + context,
+        breakdown={**peak.parts, "context": context},
+        notes=tuple(_notes(traced, rates)),
+        **times,
+    )
+
+
+def _interval(traced: Trace, peak: Peak, reserved: int | None, calibration: Calibration) -> tuple[int, int]:
+    """(low, high) bytes, without the context."""
+    device = "cpu" if reserved is None else "cuda"
+    least, most = calibration.spread or _UNCERTAIN[device]
+    low = peak.nbytes * calibration.memory * least
+    high = (reserved or peak.nbytes) * calibration.memory * most
+    if traced.config["compile"] != "none":
+        low -= (peak.parts["activations"] + peak.parts["temporary"]) * (1 - _COMPILED)
+    return int(low), int(high)
+
+
+def _times(
+    workload: Workload, traced: Trace, hardware: Hardware, rates: Rates, calibration: Calibration | None
+) -> dict[str, Any]:
+    config = traced.config
+    speed = Speed(
+        rates,
+        asynchronous=hardware.device == "cuda",
+        tf32=config["precision"] == "tf32",
+        compiled=config["compile"] != "none",
+    )
+    accumulation = int(config["gradient_accumulation_steps"] or 1)
+    micro, update = (_waits(traced, phases, speed) for phases in (("forward", "backward"), ("update",)))
+    waits = {name: accumulation * micro[name] + update[name] for name in micro}
+    copied = waits.pop("transfer")
+    busy = sum(waits.values())
+    seconds = max(busy, copied) * ((calibration and calibration.seconds) or 1.0)
+    bottleneck = "transfer" if copied > busy else "compute" if waits["compute"] > busy / 2 else "memory"
+    samples = workload.effective_batch_size / seconds
+    tokens = samples * workload.sequence_length if workload.unit == "tokens" and workload.sequence_length else None
+    return {
+        "step_seconds": seconds,
+        "samples_per_second": samples,
+        "tokens_per_second": tokens,
+        "bottleneck": bottleneck,
+        "utilisation": _model_flops(traced) * accumulation / seconds / max(rates.matmul.values()),
+    }
+
+
+def _waits(traced: Trace, phases: tuple[str, ...], speed: Speed) -> dict[str, float]:
+    spans = zip(traced.marks, traced.marks[1:], strict=False)
+    costs = [each for mark, after in spans if mark.phase in phases for each in traced.costs[mark.costs : after.costs]]
+    return {name: float(each[0]) for name, each in Work.of(costs, _ONE, _NONE).seconds(speed).items()}
+
+
+def _model_flops(traced: Trace) -> float:
+    """Of a micro-batch, by the usual count: a backward costs twice its forward, once where no weight is trained."""
+    start = next(mark.costs for mark in traced.marks if mark.phase == "forward")
+    end = next(mark.costs for mark in traced.marks if mark.phase == "backward")
+    forward = sum(cost.flops for cost in traced.costs[start:end])
+    return forward * (2.0 if traced.config["lora_rank"] else 3.0)
+
+
+def _notes(traced: Trace, rates: Rates | None) -> list[str]:
+    notes = []
+    if traced.config["compile"] != "none":
+        notes.append("compiled code keeps less than the eager operations that were traced: the memory is an upper bound.")
+    if traced.config["kernels"] != "none":
+        notes.append("liger's kernels were traced as the model's own operations, which keep rather more.")
+    if rates is None:
+        notes.append("nothing is known of this device's speed.")
+    return notes
