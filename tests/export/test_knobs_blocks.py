@@ -147,7 +147,8 @@ def test_a_compiled_script_trains(emit: Emit) -> None:
 def test_kernels_are_ligers_without_its_losses(emit: Emit, knobs: dict[str, Any], patched: str) -> None:
     text = emit(others=CUDA, kernels="liger", **knobs)
     compile(text, "emitted", "exec")
-    call = text[text.index("    _apply_liger_kernel_to_instance(") :]
+    assert "import _apply_liger_kernel_to_instance as liger" in text
+    call = text[text.index("    liger(") :]
     assert patched in call[:200]
     assert "cross_entropy=False" in call[:200]
     assert "fused_linear_cross_entropy=False" in call[:200]
