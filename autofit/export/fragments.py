@@ -76,7 +76,7 @@ class Fragments:
     start: tuple[str, ...] = ()
     save: tuple[str, ...] = ()
     held: str | None = None  # how the weights are held, in words
-    optimizer: str | None = None  # the call that makes it
+    optimizer: str | None = None  # the call that makes it for {groups}, with {decay}
     comment: str | None = None
     stepped_in_backward: bool = False
 

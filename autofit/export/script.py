@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Any
 
 from autofit.core.config import Config
@@ -18,7 +19,7 @@ from autofit.export.fragments import Case, Fragments
 from autofit.export.head import head
 from autofit.export.knobs import KNOBS, is_off
 from autofit.export.tasks import TASKS, Task, checks, random_model, tokenizer
-from autofit.export.template import WIDTH, call, fill, import_from, literal, plain, template
+from autofit.export.template import WIDTH, call, fill, import_from, literal, packed, plain, template
 
 _NOT_ARCHITECTURE = (
     "_name_or_path",
@@ -29,8 +30,9 @@ _NOT_ARCHITECTURE = (
     "id2label",
     "label2id",
 )
-_MODULES = ("argparse", "math", "os", "sys", "time")
-_STANDARD = (*(f"import {name}" for name in _MODULES), "from pathlib import Path")
+_MODULES = ("argparse", "math", "os")
+_STANDARD = (*(f"import {name}" for name in _MODULES), "from pathlib import Path", "from time import perf_counter")
+_ARCHITECTURE = "ARCHITECTURE = AutoConfig.for_model(  # as measured; --weights bring their own"
 _INSTEAD = "Run it with `autofit train`."
 # What probes run under: with fixed segments the same config may not fit a card, and threads that spin while they wait
 # make a busy machine many times slower.
@@ -41,13 +43,14 @@ _EARLY = {
 
 _OPTIMIZER = {False: "optimizer = build_optimizer(model, args.lr)", True: "step_in_backward(model, args.lr)"}
 _SPLIT = "samples at once; gradient_accumulation_steps"
-_RATE = {
-    "tokens": (
-        "seconds = time.perf_counter() - since",
-        "rate = (step - done) * EFFECTIVE_BATCH_SIZE * SEQUENCE_LENGTH / seconds",
-    ),
-    "samples": ("rate = (step - done) * EFFECTIVE_BATCH_SIZE / (time.perf_counter() - since)",),
+_COUNTED = {  # in a step
+    "tokens": "EFFECTIVE_BATCH_SIZE * SEQUENCE_LENGTH",
+    "samples": "EFFECTIVE_BATCH_SIZE",
 }
+_MATRICES = (
+    'matrices = {"params": [p for p in trained if p.dim() >= 2], "weight_decay": WEIGHT_DECAY}',
+    'others = {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0}',
+)
 _OWN = '"auto"'  # the format that a checkpoint is written in
 
 
@@ -90,11 +93,13 @@ def train_script(
         "head": head(facts, measured=measured, versions=versions, packages=packages, changes=changes),
         "imports": _imports(task, fragments, device),
         "constants": [*constants, *fragments.constants],
-        "architecture": literal(_architecture(task, model_config), used=len("ARCHITECTURE = ")),
+        "flags": _flags(task),
+        "architecture": _architecture(task, model_config),
         "data": "\n\n".join(fill(template(name), _reading(fragments)) for name in task.data),
         "batches": fill(template("batches"), {"mask_argument": masks, "batch": task.batch}),
         "build_model": "\n\n".join([*fragments.functions, _build_model(task, fragments)]),
-        "build_optimizer": _build_optimizer(fragments),
+        # Adapters are matrices; beside them only a classifier's head is trained.
+        "build_optimizer": _build_optimizer(fragments, vectors=not config.get("lora_rank") or task.classes),
         "train_step": _train_step(task, fragments, batch),
     }
     return fill(template("train"), {**slots, "main": _main(task, fragments, masks)})
@@ -171,30 +176,40 @@ def _place(line: str) -> tuple[bool, str]:
 
 
 def _constants(task: Task, batch: _Batch, device: str, sequence_length: int | None, *, classes: int) -> list[str]:
-    """What one may want to edit, but for what knobs add to it."""
+    """What one may want to edit, but for what knobs add to it, and for what has a flag."""
     return [
         f'DEVICE = "{device}"',
         *([f"SEQUENCE_LENGTH = {sequence_length}  # tokens"] if task.text else []),
         *([f"NUM_LABELS = {classes}  # classes"] if task.classes else []),
         f"EFFECTIVE_BATCH_SIZE = {batch.effective}  # samples per optimizer step",
         *([f"MICRO_BATCH_SIZE = {batch.micro}  # {_SPLIT}: {batch.steps}"] if batch.split else []),
-        "LEARNING_RATE = 1e-4  # constant",
         "WEIGHT_DECAY = 0.0",
-        "STEPS = None  # optimizer steps; None: one pass over the data",
-        "SEED = 0  # of random weights, dropout and the order of the data",
-        "LOG_EVERY = 10  # steps",
     ]
+
+
+def _flags(task: Task) -> str:
+    named = 'parser.add_argument("--tokenizer", help="name or directory; else beside the weights, else bytes")'
+    slots = {"data_kind": task.data_kind, "tokenizer_argument": [named] if task.text else []}
+    return fill(template("flags"), slots)
 
 
 def _reading(fragments: Fragments) -> dict[str, str]:
     return {"input_dtype": f".to(torch.{fragments.input_dtype})" if fragments.input_dtype else ""}
 
 
-def _architecture(task: Task, model_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without what says nothing about the architecture; the number of classes is a constant."""
-    left_out = (*_NOT_ARCHITECTURE, *(("num_labels",) if task.classes else ()))
+def _architecture(task: Task, model_config: Mapping[str, Any]) -> list[str]:
+    """A call with what says something about the architecture; the number of classes is a constant."""
+    left_out = (*_NOT_ARCHITECTURE, "model_type", *(("num_labels",) if task.classes else ()))
     kept = {name: value for name, value in model_config.items() if name not in left_out}
-    return {"model_type": kept.pop("model_type"), **kept}
+    named = {name: kept.pop(name) for name in list(kept) if name.isidentifier() and not iskeyword(name)}
+    arguments = [
+        literal(model_config["model_type"]),
+        *(["num_labels=NUM_LABELS"] if task.classes else []),
+        *(f"{name}={literal(value, 0, len(name) + 6)}" for name, value in named.items()),
+        *([f"**{literal(kept, 0, 7)}"] if kept else []),
+    ]
+    lines = packed(arguments, WIDTH - 4)
+    return [_ARCHITECTURE, *(f"    {line}" for each in lines for line in each.splitlines()), ")"]
 
 
 def _classes(model_config: Mapping[str, Any]) -> int:
@@ -210,23 +225,31 @@ def _build_model(task: Task, fragments: Fragments) -> str:
     ]
     slots = {
         "held": fragments.held or "",
-        "random_weights": random_model(task),
         "adapt": [*task.configure, *fragments.adapt, *fragments.place],
     }
     if fragments.quantization:
-        given = ["weights or random_weights", "quantization_config=quantization", "device_map=DEVICE", *given]
+        given = ["weights or folder", "quantization_config=bnb", "device_map=DEVICE", *given]
+        slots["random_weights"] = random_model(task, "{}.save_pretrained(folder)")
         slots["load_weights"] = call(f"model = {task.auto_class}.from_pretrained", given, indent=8)
         slots["quantized"] = str(fragments.quantized)
-        slots["quantization"] = call("quantization = BitsAndBytesConfig", fragments.quantization, indent=4)
+        slots["quantization"] = call("bnb = BitsAndBytesConfig", fragments.quantization, indent=4)
         return fill(template("build_quantized"), slots)
+    slots["random_weights"] = random_model(task, "model = {}")
     slots["load_weights"] = call(f"model = {task.auto_class}.from_pretrained", ["weights", *given], indent=8)
     return fill(template("build_model"), slots)
 
 
-def _build_optimizer(fragments: Fragments) -> str:
+def _build_optimizer(fragments: Fragments, *, vectors: bool) -> str:
+    """The optimizer; `vectors` are trained too, which are not decayed."""
     assert fragments.optimizer, "the optimizer's row always makes one"
-    name = "step_in_backward" if fragments.stepped_in_backward else "build_optimizer"
-    return fill(template(name), {"optimizer_call": fragments.optimizer, "knobs": str(fragments.comment)})
+    knobs, made = str(fragments.comment), fragments.optimizer
+    if fragments.stepped_in_backward:
+        made = made.format(groups="groups", decay="")
+        return fill(template("step_in_backward"), {"knobs": knobs, "optimizer_call": made})
+    groups, decay = ("[matrices, others]", "") if vectors else ("trained", ", weight_decay=WEIGHT_DECAY")
+    slots = {"groups": _MATRICES if vectors else (), "optimizer_call": made.format(groups=groups, decay=decay)}
+    which = "matrices alone" if vectors else "the adapters"
+    return fill(template("build_optimizer"), {"knobs": f"{knobs}; weight decay on {which}", **slots})
 
 
 def _train_step(task: Task, fragments: Fragments, batch: _Batch) -> str:
@@ -271,14 +294,12 @@ def _step_arguments(fragments: Fragments) -> str:
 
 
 def _main(task: Task, fragments: Fragments, masks: str) -> str:
-    named = 'add("--tokenizer", help="name or directory; else beside the weights, else bytes")'
     keep = ("if tokenizer:", "    tokenizer.save_pretrained(args.output)") if task.text else ()
     return fill(
         template("main"),
         {
             "data_kind": task.data_kind,
             "data_arguments": "args.data, tokenizer" if task.text else "args.data",
-            "tokenizer_argument": [named] if task.text else [],
             "start": fragments.start,
             "tokenizer": tokenizer(task),
             "model": ["model = build_model(args.weights)", *checks(task)],
@@ -286,7 +307,7 @@ def _main(task: Task, fragments: Fragments, masks: str) -> str:
             "scaler": [f"scaler = {fragments.scaler}"] if fragments.scaler else [],
             "mask": masks,
             "step_arguments": _step_arguments(fragments),
-            "rate": _RATE[task.unit],
+            "counted": _COUNTED[task.unit],
             "unit": task.unit,
             "save": [*(fragments.save or ("model.save_pretrained(args.output)",)), *keep],
         },

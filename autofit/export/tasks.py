@@ -29,7 +29,7 @@ class Task:
 
 _LABELS = 'batch["labels"] != -100'
 _NO_CACHE = "model.config.use_cache = False  # nothing is generated"
-_PADDING = "config.pad_token_id = {}config.pad_token_id or 0  # where a text ends"
+_PADDING = "{}pad_token_id = {}pad_token_id or 0  # where a text ends"
 _TEXT = "text, or .jsonl with texts"
 
 TASKS = {
@@ -57,7 +57,7 @@ TASKS = {
         unit="samples",
         valid=_LABELS,
         classes=True,
-        configure=(_NO_CACHE, "model." + _PADDING.format("model.")),
+        configure=(_NO_CACHE, _PADDING.format("model.config.", "model.config.")),
     ),
     "image-classification": Task(
         auto_class="AutoModelForImageClassification",
@@ -71,14 +71,10 @@ TASKS = {
 }
 
 
-def random_model(task: Task) -> list[str]:
-    """Lines that make the model with random weights."""
-    labels = ", num_labels=NUM_LABELS" if task.classes else ""
-    return [
-        f"config = AutoConfig.for_model(**ARCHITECTURE{labels})",
-        *([_PADDING.format("")] if task.text and task.classes else []),
-        f"model = {task.auto_class}.from_config(config)",
-    ]
+def random_model(task: Task, use: str) -> list[str]:
+    """Lines that make the model with random weights; `use` is what becomes of it, with `{}` in its place."""
+    padding = [_PADDING.format("ARCHITECTURE.", "ARCHITECTURE.")] if task.text and task.classes else []
+    return [*padding, use.format(f"{task.auto_class}.from_config(ARCHITECTURE)")]
 
 
 def tokenizer(task: Task) -> list[str]:
@@ -95,7 +91,7 @@ def tokenizer(task: Task) -> list[str]:
         lines += [
             "mask_id = tokenizer.mask_token_id if tokenizer else 1  # a byte that no text has",
             "if mask_id is None:",
-            '    sys.exit("this tokenizer has no mask token: give another --tokenizer")',
+            '    raise SystemExit("this tokenizer has no mask token: give another --tokenizer")',
         ]
     return lines
 
@@ -106,11 +102,11 @@ def checks(task: Task) -> list[str]:
     if task.text:
         lines += [
             'if data["input_ids"].max() >= model.get_input_embeddings().num_embeddings:',
-            '    sys.exit("the data has tokens that the model does not know: check --tokenizer")',
+            '    raise SystemExit("the data has tokens that the model does not know: check --tokenizer")',
         ]
     if task.classes:
         lines += [
             'if data["labels"].max() >= NUM_LABELS:',
-            '    sys.exit("the data has more classes than the model: change NUM_LABELS")',
+            '    raise SystemExit("the data has more classes than the model: change NUM_LABELS")',
         ]
     return lines

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-WIDTH = 88  # columns of the emitted text: black's and ruff's default
+WIDTH = 100  # columns of the emitted text
 _SLOT = re.compile(r"\$([a-z_]+)")
 
 

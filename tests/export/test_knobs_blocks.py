@@ -1,5 +1,6 @@
 """Scripts whose blocks run otherwise: checkpointing, attention, kernels, compile."""
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 from emitted import check_same_steps, losses_of, model_of, module_of, saved_weights, setup_for
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -76,6 +78,22 @@ def test_selective_computes_no_product_again(emit: Emit) -> None:
     # Of two blocks: keys and values have half the heads, and the last product's output is not needed again.
     weights = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 2 * 64 * 128)
     assert flops["full"] == flops["none"] + 2 * 2 * 64 * weights
+
+
+def test_selective_keeps_products_convolutions_and_attention_alone(emit: Emit) -> None:
+    keep = module_of(emit(activation_checkpointing="selective")).keep_products
+    aten = torch.ops.aten
+    kept = (aten.mm, aten.addmm, aten.bmm, aten.convolution, aten._scaled_dot_product_flash_attention_for_cpu)
+    for operator in (*kept, aten._scaled_mm, aten._scaled_dot_product_efficient_attention):
+        assert keep(None, operator.default) is CheckpointPolicy.MUST_SAVE, operator
+    for operator in (aten.mul.Tensor, aten.lgamma.default, aten.native_layer_norm.default, int8_product()):
+        assert keep(None, operator) is CheckpointPolicy.PREFER_RECOMPUTE, operator
+
+
+def int8_product() -> Any:
+    """What bitsandbytes does to a product; autofit computes it again."""
+    importlib.import_module("bitsandbytes")
+    return torch.ops.bitsandbytes.int8_mm_dequant.default
 
 
 @pytest.fixture
@@ -147,7 +165,8 @@ def test_a_compiled_script_trains(emit: Emit) -> None:
 def test_kernels_are_ligers_without_its_losses(emit: Emit, knobs: dict[str, Any], patched: str) -> None:
     text = emit(others=CUDA, kernels="liger", **knobs)
     compile(text, "emitted", "exec")
-    call = text[text.index("    _apply_liger_kernel_to_instance(") :]
+    assert "import _apply_liger_kernel_to_instance as liger" in text
+    call = text[text.index("    liger(") :]
     assert patched in call[:200]
     assert "cross_entropy=False" in call[:200]
     assert "fused_linear_cross_entropy=False" in call[:200]

@@ -18,6 +18,7 @@ from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, Hardware
 from autofit.export import train_script
 from autofit.export.knobs import KNOBS
+from autofit.export.template import WIDTH
 from autofit.models.presets import load_preset
 from autofit.techniques import all_techniques
 
@@ -75,7 +76,8 @@ def test_every_script_is_one_that_ruff_has_nothing_against(scripts: dict[str, st
     for name, text in scripts.items():
         compile(text, name, "exec")
         (tmp_path / f"{name}.py").write_text(text)
-    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "E,F", str(tmp_path)]
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "E,F"]
+    ruff += ["--line-length", str(WIDTH), str(tmp_path)]
     checked = subprocess.run(ruff, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout[:3000]
 
@@ -136,25 +138,56 @@ def test_a_script_of_one_knob_has_less_than_200_lines(emit: Emit, task: str) -> 
         assert lines_of(emit, task, "cpu", knobs) < 200
 
 
+FOUND = {  # by searches: for 24 GB, for 2 GiB of a CPU (the README's demo), and there of full training
+    "24 GB": {
+        "quantization": "nf4-dq",
+        "lora_rank": 8,
+        "lora_targets": "all-linear",
+        "precision": "bf16",
+        "activation_checkpointing": "alternate",
+        "loss": "chunked",
+        **SPLIT,
+    },
+    "demo": {
+        "precision": "bf16",
+        "quantization": "int8",
+        **LORA,
+        "attention": "eager",
+        "loss": "chunked",
+        "optimizer": "adamw-foreach",
+    },
+    "demo, full": {
+        "activation_checkpointing": "selective",
+        "loss": "chunked",
+        "optimizer": "adamw-8bit",
+        "optimizer_in_backward": True,
+    },
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_script_that_a_search_did_end_with_has_less_than_200_lines(emit: Emit, name: str) -> None:
+    assert lines_of(emit, "causal-lm", "cuda", FOUND[name]) < 200
+
+
 @pytest.mark.parametrize("name", LIKELY)
 @pytest.mark.parametrize("task", TASKS)
 def test_a_script_that_a_search_may_end_with_has_less_than_200_lines(emit: Emit, task: str, name: str) -> None:
     assert lines_of(emit, task, "cuda", LIKELY[name]) < 200
 
 
-def test_even_with_everything_at_once_a_script_stays_short(scripts: dict[str, str]) -> None:
-    """Some must have more than 200 lines: adapters, quantised weights, compiled blocks, a checkpointing policy, and the
-    33 lines of a chunked loss add up, and no line of one stands for another."""
-    counts = sorted(len(text.splitlines()) for text in scripts.values())
-    assert counts[-1] <= 255
-    assert counts[len(counts) // 2] <= 200
+def test_even_with_everything_at_once_a_script_has_less_than_200_lines(scripts: dict[str, str]) -> None:
+    counts = {name: len(text.splitlines()) for name, text in scripts.items()}
+    assert max(counts.values()) <= 199, max(counts, key=lambda name: counts[name])
 
 
 def test_every_line_fits_its_width_and_configuration_is_one_block(scripts: dict[str, str]) -> None:
     for name, text in scripts.items():
-        block = text[text.index("\nDEVICE = ") + 1 : text.index("\n\n# The measured architecture")]
-        assert len(block.splitlines()) <= 15, name
-        assert all(re.match(r"[A-Z_]+ = ", line) for line in block.splitlines()), name
+        block = text[text.index("\nDEVICE = ") + 1 : text.index("\n\nARCHITECTURE = ")]
+        constants, flags = block.split("\n\n")
+        assert len(constants.splitlines()) <= 8, name
+        assert all(re.match(r"[A-Z_]+ = ", line) for line in constants.splitlines()), name
+        assert all(line.startswith("parser") for line in flags.splitlines()), name
 
 
 def test_a_knob_is_named_where_its_lines_are(emit: Emit) -> None:

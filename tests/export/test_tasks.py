@@ -36,7 +36,10 @@ class Words:
     eos_token_id, mask_token_id, pad_token_id = 9, 8, 7
 
     def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-        return {"input_ids": [len(word) for word in text.split()][: options.get("max_length")]}
+        return {"input_ids": self.encode(text)[: options.get("max_length")]}
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        return [len(word) for word in text.split()]
 
 
 def test_text_is_packed_without_a_gap(causal: ModuleType, tmp_path: Path) -> None:
@@ -111,20 +114,20 @@ def test_a_tokenizer_of_another_model_is_noticed(
     causal: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "text.txt").write_text("some text")
-    monkeypatch.setitem(causal.ARCHITECTURE, "vocab_size", 110)
+    monkeypatch.setattr(causal.ARCHITECTURE, "vocab_size", 110)
     said = stopped(causal, monkeypatch, "--data", tmp_path / "text.txt")
     assert said == "the data has tokens that the model does not know: check --tokenizer"
 
 
 def test_more_classes_than_measured_are_noticed(
-    classifier: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    emit: Callable[..., str], classifier: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [json.dumps({"text": "a", "label": name}) for name in ("x", "y", "z")]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     said = stopped(classifier, monkeypatch, "--data", tmp_path / "rows.jsonl")
     assert said == "the data has more classes than the model: change NUM_LABELS"
-    monkeypatch.setattr(classifier, "NUM_LABELS", 3)
-    assert classifier.build_model(None).config.num_labels == 3
+    three = module_of(emit("sequence-classification").replace("\nNUM_LABELS = 2 ", "\nNUM_LABELS = 3 "))
+    assert three.build_model(None).config.num_labels == 3
 
 
 def test_weights_without_a_tokenizer_mean_bytes(

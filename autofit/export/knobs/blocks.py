@@ -23,7 +23,6 @@ def attention(case: Case) -> Fragments | None:
         return Fragments(packages=("flash-attn",), adapt=(_attention("flash_attention_2", value),))
     return Fragments(  # around the backward too: a checkpointed block must take the same path when it is computed again
         imports=(import_from("torch.nn.attention", "SDPBackend", "sdpa_kernel"),),
-        adapt=(_attention("sdpa", value),),
         around_step=("sdpa_kernel(SDPBackend.FLASH_ATTENTION)  # attention: flash",),
     )
 
@@ -40,12 +39,8 @@ def kernels(case: Case) -> Fragments | None:
     if value != "liger":
         return None
     return Fragments(
-        imports=("from liger_kernel.transformers import _apply_liger_kernel_to_instance",),
-        adapt=(
-            "_apply_liger_kernel_to_instance(  # kernels: liger",
-            "    model=model, cross_entropy=False, fused_linear_cross_entropy=False",
-            ")",
-        ),
+        imports=("from liger_kernel.transformers import _apply_liger_kernel_to_instance as liger",),
+        adapt=("liger(model=model, cross_entropy=False, fused_linear_cross_entropy=False)  # kernels: liger",),
     )
 
 
@@ -67,7 +62,7 @@ def activation_checkpointing(case: Case) -> Fragments | None:
         return None
     keep = "keep = partial(create_selective_checkpoint_contexts, keep_products)"
     return Fragments(
-        standard=("import re", "from functools import partial"),
+        standard=("from functools import partial",),
         imports=(import_from("torch.utils.checkpoint", "CheckpointPolicy", "create_selective_checkpoint_contexts"),),
         functions=(template("selective"),),
         adapt=(keep, _enabled(case, ', "context_fn": keep')),
@@ -107,10 +102,9 @@ def compiled(case: Case) -> Fragments | None:
         imports=() if known else (_BLOCK_CLASS,),
         adapt=(
             *(() if known else _BLOCKS),
-            f"# compile: {value}, by block; past the limits it is not used.",
-            "torch._dynamo.config.recompile_limit = 8 * max(1, len(blocks))",
+            "torch._dynamo.config.recompile_limit = 8 * max(1, len(blocks))  # past it, nothing is compiled",
             "torch._dynamo.config.accumulated_recompile_limit = max(256, 8 * len(blocks))",
-            "for block in blocks or [model]:",
+            f"for block in blocks or [model]:  # compile: {value}",
             f"    block.forward = torch.compile(block.forward{mode})",
         ),
     )

@@ -12,11 +12,10 @@ _LISTED = (
 )
 _HEADS = 'heads = {n for n in linear if not n.startswith(f"{model.base_model_prefix}.")}'
 _WHOLE = "; the head is new, trained whole"
-_TARGETS = {
-    "attention": 'targets = {name for name in linear if "attn" in name or "attention" in name}',
-    "all-linear": "targets = linear",
-    "all-linear+head": "targets = linear",
-}
+_ATTENTION = 'targets = {name for name in linear if "attn" in name or "attention" in name}'
+_ALL = 'target_modules="all-linear"'
+_BUT_ATTENTION = 'exclude_modules=r"(?!.*att(n|ention)).*"'
+_TARGETS = ("attention", "all-linear", "all-linear+head")
 
 
 def lora(case: Case) -> Fragments | None:
@@ -31,10 +30,8 @@ def lora(case: Case) -> Fragments | None:
         targets = "all-linear"  # a classifier's new head is trained whole whatever the targets
     alpha, dropout = config.get("lora_alpha") or 2 * int(rank), config.get("lora_dropout") or 0.0
     # peft leaves out the output embedding by itself, but not every head of a classifier.
-    listed = _listed(case, str(targets)) if case.classifies or targets != "all-linear" else ()
+    listed = _listed(case, str(targets)) if case.classifies or targets == "all-linear+head" else ()
     transposed = bool(listed) and case.model_config["model_type"] in TRANSPOSED
-    arguments = "target_modules=targets, " if listed else 'target_modules="all-linear", '
-    arguments += "modules_to_save=heads, " if case.classifies else ""
     return Fragments(
         imports=("from peft import LoraConfig, get_peft_model", *(_LISTED if transposed else ())),
         constants=(f'LORA = {{"r": {rank}, "lora_alpha": {alpha}, "lora_dropout": {dropout}}}',),
@@ -42,11 +39,7 @@ def lora(case: Case) -> Fragments | None:
             f"# lora_rank: {rank}, lora_targets: {targets}{_WHOLE if case.classifies else ''}",
             *listed,
             "torch.manual_seed(torch.initial_seed())  # for adapters, whatever was drawn before",
-            *(
-                (f"lora = LoraConfig({arguments}**LORA)", "model = get_peft_model(model, lora)")
-                if case.classifies
-                else (f"model = get_peft_model(model, LoraConfig({arguments}**LORA))",)
-            ),
+            *_adapted(case, str(targets), listed=bool(listed)),
         ),
         save=(
             "if args.weights:",
@@ -57,10 +50,18 @@ def lora(case: Case) -> Fragments | None:
     )
 
 
+def _adapted(case: Case, targets: str, *, listed: bool) -> tuple[str, ...]:
+    """Lines that attach the adapters."""
+    if not listed and targets == "attention":
+        return (f"lora = LoraConfig({_ALL}, {_BUT_ATTENTION}, **LORA)", "model = get_peft_model(model, lora)")
+    arguments = f"{'target_modules=targets' if listed else _ALL}{', modules_to_save=heads' if case.classifies else ''}"
+    return (f"model = get_peft_model(model, LoraConfig({arguments}, **LORA))",)
+
+
 def _listed(case: Case, targets: str) -> tuple[str, ...]:
     """Lines that name the layers which get adapters."""
     kinds = "(Linear, Conv1D)" if case.model_config["model_type"] in TRANSPOSED else "torch.nn.Linear"
-    linear = f"linear = {{n for n, m in model.named_modules() if isinstance(m, {kinds})}}"
+    linear = f"{{n for n, m in model.named_modules() if isinstance(m, {kinds})}}"
     if not case.classifies:
-        return (linear, _TARGETS[targets])
-    return (linear, _HEADS, "targets = linear - heads" if targets == "all-linear" else _TARGETS[targets])
+        return (f"targets = {linear}",)
+    return (f"linear = {linear}", _HEADS, _ATTENTION if targets == "attention" else "targets = linear - heads")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autofit.export.fragments import Case, Fragments
-from autofit.export.template import fill, import_from, template
+from autofit.export.template import call, fill, import_from, template
 
 # Kinds of models whose logits are those of a linear layer without a bias on what the base model returns, but for a
 # soft-cap or a scale that the config names; the tests compare each with its own loss.
@@ -61,56 +63,62 @@ def _chunk_tokens(case: Case) -> int:
 
 
 def _chunked(case: Case) -> Fragments:
-    mixed = str(case.config.get("precision")).endswith("-mixed")
-    cap, logits = _cap(case), f"logits{_scale(case)}"
-    finished = f"{cap} * torch.tanh({logits} / {cap})" if cap else logits
-    kind = "trained"
-    if case.lora:
-        kind = "any" if case.config.get("lora_targets") == "all-linear+head" else "frozen"
-    slots = {
-        "loss": _cross_entropy(finished),
-        # Under autocast the products are in the low format, and their sum in that of the weight.
-        "add": "for_weight += slope.t() @ hidden[part]" if mixed else "for_weight.addmm_(slope.t(), hidden[part])",
-    }
     return Fragments(
         imports=(f"from torch.nn.functional import cross_entropy, {'' if case.lora else 'linear, '}pad",),
         constants=(f"CHUNK_TOKENS = {_chunk_tokens(case)}  # loss: chunked; whose logits exist at once",),
-        functions=(fill(template(f"chunked_{kind}"), slots), _causal_loss(case, _TOTALS[kind])),
+        functions=_beside_adapters(case) if case.lora else _of_a_trained_weight(case),
         loss="causal_loss",
     )
 
 
-def _cross_entropy(finished: str) -> tuple[str, ...]:
-    """The loss of a chunk, of what the model makes of its logits."""
-    if finished == "logits":
-        return ('loss = cross_entropy(logits.float(), labels[part], reduction="sum")',)
-    scores = f"scores = ({finished}).float()"
-    return (scores, 'loss = cross_entropy(scores, labels[part], reduction="sum")')
+def _beside_adapters(case: Case) -> tuple[str, ...]:
+    """By autograd through the head; a sum whose gradients are those that the chunks gave stands in for them.
+
+    That makes a copy of what it is given, in the backward: hidden states and adapters are small enough for it.
+    """
+    kind = "any" if case.config.get("lora_targets") == "all-linear+head" else "frozen"
+    finished, logits = _finished(case), "head(rows.requires_grad_())"
+    lines: tuple[str, ...] = (_cross_entropy(logits),)
+    if finished != "logits":
+        lines = (f"logits = {logits}", f"scores = {finished}", _cross_entropy("scores"))
+    return (_causal_loss(case, fill(template(f"chunked_{kind}"), {"loss": lines}), _STANDS_IN),)
 
 
-_TOTALS = {
-    "trained": ("total = ChunkedLoss.apply(hidden.flatten(0, 1), labels, head.weight)",),
-    "frozen": ("total = ChunkedLoss.apply(hidden.flatten(0, 1), labels, head)",),
-    "any": (
-        "trained = [each for each in head.parameters() if each.requires_grad]",
-        "total = ChunkedLoss.apply(hidden.flatten(0, 1), labels, head, *trained)",
-    ),
-}
+def _of_a_trained_weight(case: Case) -> tuple[str, ...]:
+    """By hand, and in a Function, which hands over the large gradient of a weight without a copy."""
+    finished, mixed = _finished(case), str(case.config.get("precision")).endswith("-mixed")
+    lines: tuple[str, ...] = (_cross_entropy("logits"),)
+    if finished != "logits":
+        lines = (f"scores = {finished}", _cross_entropy("scores"))
+    slots = {
+        "loss": lines,
+        # Under autocast the products are in the low format, and their sum in that of the weight.
+        "add": "for_weight += slope.t() @ rows" if mixed else "for_weight.addmm_(slope.t(), rows)",
+    }
+    total = "total = ChunkedLoss.apply(hidden, labels, model.get_output_embeddings().weight)"
+    return (fill(template("chunked_trained"), slots), _causal_loss(case, total))
+
+
+def _finished(case: Case) -> str:
+    """What the model makes of its logits."""
+    cap, logits = _cap(case), f"logits{_scale(case)}"
+    return f"{cap} * torch.tanh({logits} / {cap})" if cap else logits
+
+
+def _cross_entropy(logits: str) -> str:
+    return f'loss = cross_entropy({logits}.float(), targets, reduction="sum")'
+
+
+_STANDS_IN = "(total + (stand_in - stand_in.detach()))"
 
 
 def _fused(case: Case) -> Fragments | None:
     if case.config.get("lora_targets") == "all-linear+head":
         return None
     cap, scale = _cap(case), _scale(case)
-    total = (
-        "total = liger_fused_linear_cross_entropy(",
-        f"    hidden.flatten(0, 1){scale},",
-        "    head.weight,",
-        "    labels,",
-        '    reduction="sum",',
-        *((f"    softcap={cap},",) if cap else ()),
-        ")",
-    )
+    arguments = [f"hidden{scale}", "model.get_output_embeddings().weight", "labels", 'reduction="sum"']
+    arguments += [f"softcap={cap}"] if cap else []
+    total = call("total = liger_fused_linear_cross_entropy", arguments, indent=4)
     return Fragments(
         imports=(
             import_from("liger_kernel.transformers.functional", "liger_fused_linear_cross_entropy"),
@@ -121,6 +129,7 @@ def _fused(case: Case) -> Fragments | None:
     )
 
 
-def _causal_loss(case: Case, total: tuple[str, ...]) -> str:
+def _causal_loss(case: Case, total: str | Sequence[str], result: str = "total") -> str:
     inner = "model = model.get_base_model()" if case.lora else ()
-    return fill(template("causal_loss"), {"value": str(case.config["loss"]), "inner": inner, "total": total})
+    value = str(case.config["loss"])
+    return fill(template("causal_loss"), {"value": value, "inner": inner, "total": total, "sum": result})

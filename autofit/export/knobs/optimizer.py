@@ -5,17 +5,17 @@ from __future__ import annotations
 from autofit.export.fragments import Case, Fragments
 
 _OPTIMIZERS = {
-    "adamw": ("torch.optim.AdamW(groups, lr=lr, fused=True)", ()),
-    "adamw-foreach": ("torch.optim.AdamW(groups, lr=lr, foreach=True)", ()),
-    "adamw-8bit": ("AdamW8bit(groups, lr=lr)", ("from bitsandbytes.optim import AdamW8bit",)),
-    "paged-adamw-8bit": ("PagedAdamW8bit(groups, lr=lr)", ("from bitsandbytes.optim import PagedAdamW8bit",)),
-    "adamw-4bit": ("AdamW4bit(groups, lr=lr)", ("from torchao.optim import AdamW4bit",)),
-    "adamw-fp8": ("AdamWFp8(groups, lr=lr)", ("from torchao.optim import AdamWFp8",)),
+    "adamw": ("torch.optim.AdamW({groups}, lr=lr{decay}, fused=True)", ()),
+    "adamw-foreach": ("torch.optim.AdamW({groups}, lr=lr{decay}, foreach=True)", ()),
+    "adamw-8bit": ("AdamW8bit({groups}, lr=lr{decay})", ("from bitsandbytes.optim import AdamW8bit",)),
+    "paged-adamw-8bit": ("PagedAdamW8bit({groups}, lr=lr{decay})", ("from bitsandbytes.optim import PagedAdamW8bit",)),
+    "adamw-4bit": ("AdamW4bit({groups}, lr=lr{decay})", ("from torchao.optim import AdamW4bit",)),
+    "adamw-fp8": ("AdamWFp8({groups}, lr=lr{decay})", ("from torchao.optim import AdamWFp8",)),
     # With these eps, lr means what it means to AdamW, and small gradients count in bf16 too.
-    "adafactor": ("torch.optim.Adafactor(groups, lr=lr, eps=(1e-15, 1.0))", ()),
-    "sgd": ("torch.optim.SGD(groups, lr=lr)", ()),
+    "adafactor": ("torch.optim.Adafactor({groups}, lr=lr{decay}, eps=(1e-15, 1.0))", ()),
+    "sgd": ("torch.optim.SGD({groups}, lr=lr{decay})", ()),
 }
-_ON_HOST = "CPUOffloadOptimizer(groups, torch.optim.AdamW, lr=lr, fused=True)"
+_ON_HOST = "CPUOffloadOptimizer({groups}, AdamW, lr=lr{decay}, fused=True)"
 
 
 def optimizer(case: Case) -> Fragments | None:
@@ -41,7 +41,7 @@ def optimizer_offload(case: Case) -> Fragments | None:
     if value != "cpu" or case.config.get("optimizer", "adamw") != "adamw":
         return None
     return Fragments(
-        imports=("from torchao.optim import CPUOffloadOptimizer",),
+        imports=("from torch.optim import AdamW", "from torchao.optim import CPUOffloadOptimizer"),
         optimizer=_ON_HOST,
         comment="optimizer_offload: cpu",
     )
