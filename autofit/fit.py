@@ -23,7 +23,7 @@ from autofit.core.workload import Workload
 from autofit.models import resolve
 from autofit.report import explain
 from autofit.training import checkpoint
-from autofit.training.loader import Peek, batches_of, length_of, workload_from
+from autofit.training.loader import Peek, batches_of, length_of, training_workload, workload_from
 from autofit.training.metrics import Bar
 from autofit.training.run import Callback, StepReport
 from autofit.training.saving import merged
@@ -163,7 +163,7 @@ def fit(
     tell = listener or log_event
     directory = _directory(output_dir, resume)
     session = Session(
-        workload=workload_from(
+        workload=(workload_from if config is None else training_workload)(
             model,
             loader,
             loss,

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -664,3 +665,11 @@ def test_the_output_directory_is_where_it_was_when_training_began(
     fitted(output_dir="out", callbacks=(lambda report: os.chdir(tmp_path / "elsewhere"),))
     assert (tmp_path / "out" / "model" / "model.safetensors").exists()
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_model_that_cannot_be_copied_is_trained_with_a_config() -> None:
+    model = mlp()
+    model.lock = threading.Lock()
+    assert fitted(model, steps=2).history == fitted(steps=2).history
+    with pytest.raises(InputError, match="copying the model's structure raised TypeError"):
+        fitted(model, config=None)
