@@ -553,6 +553,15 @@ def test_an_iterable_dataset_is_counted_by_reading_it() -> None:
         ({"callbacks": print}, "callbacks must be a tuple of functions, not one function"),
         ({"checkpoint_every": 0}, "checkpoint_every must be a whole number from 1, not 0"),
         ({"keep_last": 1.5}, r"keep_last must be a whole number from 1, not 1\.5"),
+        ({"callbacks": [3]}, r"callbacks must be a tuple of functions, not \[3\]"),
+        ({"callbacks": 3}, "callbacks must be a tuple of functions, not 3"),
+        ({"seed": None}, "seed must be a whole number of at most 63 bits, not None"),
+        ({"seed": 2**70}, "seed must be a whole number of at most 63 bits"),
+        ({"model": mlp().requires_grad_(False)}, r"the model has no trainable parameter\. Set requires_grad"),
+        ({"eval_loader": iter(batches())}, "the eval_loader is a list_iterator, which can be read only once"),
+        ({"eval_loader": []}, "eval_loader is empty: it gave no batch"),
+        ({"eval_loader": [torch.ones(2, 48)]}, "the loss on eval_loader's first sample raised ValueError: not enough"),
+        ({"output_dir": Path(__file__) / "x"}, "x cannot be written to: Not a directory"),
     ],
 )
 def test_what_could_only_fail_later_is_told_at_once(options: dict[str, Any], message: str) -> None:
@@ -673,3 +682,10 @@ def test_a_model_that_cannot_be_copied_is_trained_with_a_config() -> None:
     assert fitted(model, steps=2).history == fitted(steps=2).history
     with pytest.raises(InputError, match="copying the model's structure raised TypeError"):
         fitted(model, config=None)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_gradients_that_are_switched_off_around_it(mode: Callable[[], Any]) -> None:
+    expected, model, loader = fitted().history, mlp(), batches()
+    with mode():
+        assert fitted(model, loader).history == expected

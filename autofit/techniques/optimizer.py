@@ -115,10 +115,12 @@ class Optimizer(Technique):
         return {"sgd": 0, "adamw": 1}.get(str(value))
 
     def apply(self, setup: Setup, value: Value) -> None:
-        own = setup.workload.optimizer
+        own, groups = setup.workload.optimizer, parameter_groups(setup)
+        if not groups:
+            raise InputError("the model has no trainable parameter.", "Set requires_grad on what should be trained.")
         setup.make_optimizer = own or functools.partial(_kind(str(value)), lr=setup.hyperparameters.lr)
         try:
-            setup.optimizer = setup.make_optimizer(parameter_groups(setup))
+            setup.optimizer = setup.make_optimizer(groups)
         except Exception as error:
             if own is None:
                 raise

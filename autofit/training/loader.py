@@ -158,7 +158,7 @@ def _elements_per_sample(batch: Any) -> float:
     return sum(tensor.numel() for tensor in tensors(batch)) / max(1, sample_count(batch))
 
 
-def batches_of(loader: Any) -> Iterator[Any]:
+def batches_of(loader: Any, *, name: str = "loader") -> Iterator[Any]:
     """A fresh pass over a loader: an iterable that can be read again, or a function that returns an iterator.
 
     Raises:
@@ -167,11 +167,11 @@ def batches_of(loader: Any) -> Iterator[Any]:
     if callable(loader) and not isinstance(loader, Iterable):
         return iter(loader())
     if not isinstance(loader, Iterable):
-        message = f"the loader must be an iterable of batches, not a {type(loader).__name__}."
+        message = f"the {name} must be an iterable of batches, not a {type(loader).__name__}."
         raise InputError(message, "For example a DataLoader.")
     batches = iter(loader)  # once: it starts a DataLoader's workers and draws its seed
     if batches is loader:
-        message = f"the loader is a {type(loader).__name__}, which can be read only once: the search would use it up."
+        message = f"the {name} is a {type(loader).__name__}, which can be read only once: one look would use it up."
         raise InputError(message, "Pass a function that returns it, or a DataLoader, or a list of batches.")
     return batches
 

@@ -20,7 +20,7 @@ from autofit.memory.device import detect
 from autofit.setup import Setup
 from autofit.training import checkpoint, random_state
 from autofit.training.build import build
-from autofit.training.evaluation import evaluate
+from autofit.training.evaluation import check_evaluation, evaluate
 from autofit.training.inspect import check_loss
 from autofit.training.loader import batches_of, length_of
 from autofit.training.metrics import Bar, MetricsFile, Recorder, TensorBoard
@@ -93,6 +93,8 @@ class Session:
                 self.listener(warning)
             with random_state.kept(setup.device):
                 check_loss(setup)
+                if eval_loader is not None:
+                    check_evaluation(setup, eval_loader)
             return _Training(self, setup, loader, eval_loader).to(steps)
         finally:
             setup.close()
