@@ -689,3 +689,46 @@ def test_gradients_that_are_switched_off_around_it(mode: Callable[[], Any]) -> N
     expected, model, loader = fitted().history, mlp(), batches()
     with mode():
         assert fitted(model, loader).history == expected
+
+
+class WithThing(torch.optim.SGD):
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, lr=0.1)
+        self.param_groups[0]["thing"] = lambda: None
+
+
+class Counting(tiny.MLP):
+    def get_extra_state(self) -> Any:
+        return {"calls": 0}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state == {"calls": 0}
+
+
+def sparse() -> nn.Module:
+    model = mlp()
+    model.register_buffer("graph", torch.eye(3).to_sparse())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": WithThing}, "the state_dict of the optimizer holds more than plain values and tensors"),
+        ({"model": Counting()}, "_extra_state of the model's state is no tensor, and safetensors holds no other"),
+        ({"model": sparse()}, "graph is a sparse tensor, which safetensors cannot hold"),
+    ],
+)
+def test_what_could_not_be_kept_is_told_before_training(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        fitted(output_dir=tmp_path, callbacks=(lambda report: pytest.fail("training began"),), **options)
+    assert fitted(**options).history
+
+
+def test_an_optimizer_without_weight_decay_is_resumed(tmp_path: Path) -> None:
+    def rprop(groups: Any) -> torch.optim.Optimizer:
+        return torch.optim.Rprop([parameter for group in groups for parameter in group["params"]])
+
+    expected = fitted(optimizer=rprop, steps=4).history
+    fitted(optimizer=rprop, steps=2, output_dir=tmp_path)
+    assert fitted(optimizer=rprop, steps=4, output_dir=tmp_path, resume=True).history == expected[2:]

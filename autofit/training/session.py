@@ -91,6 +91,8 @@ class Session:
         try:
             for warning in setup.warnings:
                 self.listener(warning)
+            if self.keeping.directory:
+                checkpoint.check_savable(setup)
             with random_state.kept(setup.device):
                 check_loss(setup)
                 if eval_loader is not None:
