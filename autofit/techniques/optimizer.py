@@ -8,6 +8,7 @@ of at least 4096 elements (torchao's: in whole blocks, too); smaller ones keep t
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -129,6 +130,12 @@ class Optimizer(Technique):
         if not isinstance(setup.optimizer, TorchOptimizer):
             given = type(setup.optimizer).__name__
             raise InputError(f"the optimizer function returned a {given}, not an Optimizer.", "Return the optimizer.")
+        closure = inspect.signature(setup.optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            message = (
+                f"{type(setup.optimizer).__name__} computes the loss several times a step, which autofit does not do."
+            )
+            raise InputError(message, "Choose an optimizer whose step needs no closure.")
 
 
 def parameter_groups(setup: Setup) -> list[dict[str, Any]]:
