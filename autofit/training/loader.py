@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload, task_of
@@ -109,6 +110,9 @@ def _check_model(model: Any) -> None:
     places = sorted({str(parameter.device) for parameter in model.parameters()})
     if "meta" in places:
         raise InputError("the model has weights on the meta device: there is nothing to train.", "Load them first.")
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        message = "the model has lazy modules, whose weights have no shape yet."
+        raise InputError(message, "Call it on a batch once, before it is given away.")
     if len(places) > 1:
         message = f"the model's weights are spread over {' and '.join(places)}; autofit trains on one device."
         raise InputError(message, "Load it without a device_map.")

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from autofit.core.errors import InputError
 from autofit.models.huggingface import HuggingFaceModel
 from autofit.training.data import sample_count
-from autofit.training.loader import Peek, batches_of, endless, workload_from
+from autofit.training.loader import Peek, batches_of, endless, training_workload, workload_from
 
 MODEL = tiny.MLP()
 
@@ -250,3 +250,8 @@ def test_batches_that_were_looked_at_are_let_go() -> None:
 def test_the_worst_case_must_look_like_a_batch() -> None:
     with pytest.raises(InputError, match=r"worst_case is a tensor of 1 dimensions, but the first batch is \{"):
         workload_from(tiny.MLP(), [token_batch(2, 4)], None, peek=Peek(worst_case=torch.zeros(2)))
+
+
+def test_a_model_whose_weights_have_no_shape_yet() -> None:
+    with pytest.raises(InputError, match=r"lazy modules, whose weights have no shape yet\. Call it on a batch once"):
+        training_workload(nn.Sequential(nn.LazyLinear(3)), batches(2), tiny.classify)
