@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -23,7 +25,7 @@ from autofit.core.workload import Workload
 from autofit.models import resolve
 from autofit.report import explain
 from autofit.training import checkpoint
-from autofit.training.loader import Peek, batches_of, length_of, workload_from
+from autofit.training.loader import Peek, batches_of, length_of, training_workload, workload_from
 from autofit.training.metrics import Bar
 from autofit.training.run import Callback, StepReport
 from autofit.training.saving import merged
@@ -101,6 +103,8 @@ def search(
     return run_search(workload, checked, listener)
 
 
+@torch.inference_mode(mode=False)  # a notebook may have switched gradients off for everything
+@torch.enable_grad()
 def fit(
     model: nn.Module,
     loader: Any,
@@ -163,7 +167,7 @@ def fit(
     tell = listener or log_event
     directory = _directory(output_dir, resume)
     session = Session(
-        workload=workload_from(
+        workload=(workload_from if config is None else training_workload)(
             model,
             loader,
             loss,
@@ -196,6 +200,8 @@ def _check_fit(config: Any, callbacks: Any, search: str) -> None:
         raise InputError(f"config must be an autofit.Config or a mapping of knobs, not a {given}.", "Or leave it out.")
     if callable(callbacks):
         raise InputError("callbacks must be a tuple of functions, not one function.", "Write callbacks=(function,).")
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise InputError(f"callbacks must be a tuple of functions, not {callbacks!r}.", "Write callbacks=(function,).")
     if search not in _SEARCHES:
         raise unknown("value for search", search, _SEARCHES)
 
@@ -292,7 +298,19 @@ def _directory(output_dir: str | Path | None, resume: bool) -> Path | None:
         raise InputError(f"{directory} already holds a training run.", "Resume it, or choose another output directory.")
     if resume and not checkpoint.exists(directory) and not any((directory / name).exists() for name in _TRACES):
         raise InputError(f"there is no run to resume in {directory}.", "Leave out resume, or check the directory.")
+    _check_writable(directory)
     return directory
+
+
+def _check_writable(directory: Path) -> None:
+    """A place that cannot be written to should not come to light after a search."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        message = f"{directory} cannot be written to: {error.strerror}."
+        raise InputError(message, "Choose an output directory that can be written to.") from error
 
 
 def _total_steps(loader: Any, epochs: int | None, steps: int | None) -> int:

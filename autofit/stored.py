@@ -6,6 +6,7 @@ parent of probes does not touch the device, so the machine is told by what the s
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -79,13 +80,18 @@ def _path(key: str) -> Path:
 
 
 def _model_facts(model: nn.Module) -> Iterator[Any]:
-    """Structure, shapes, formats, what is trained, and the code of every class in it."""
+    """Structure, settings, shapes, formats, what is trained, and the code of every class in it."""
     for name, module in model.named_modules():
-        yield name, f"{type(module).__module__}.{type(module).__qualname__}", module.extra_repr()
+        yield name, f"{type(module).__module__}.{type(module).__qualname__}", module.extra_repr(), _settings(module)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         yield name, list(tensor.shape), str(tensor.dtype), tensor.requires_grad
     for kind in sorted({type(module) for module in model.modules()}, key=lambda each: each.__qualname__):
         yield kind.__qualname__, _code(kind)
+
+
+def _settings(module: nn.Module) -> Any:
+    """The attributes by which two modules of one class and the same shapes compute differently."""
+    return _plain({name: value for name, value in vars(module).items() if name[0] != "_" and name != "training"})
 
 
 def _code(thing: Any) -> Any:
@@ -93,8 +99,11 @@ def _code(thing: Any) -> Any:
     if thing is None:
         return None
     if inspect.isclass(thing):
-        functions = [each for each in vars(thing).values() if isinstance(each, types.FunctionType)]
+        kinds = [each for each in thing.__mro__ if each not in (nn.Module, object)]
+        functions = [each for kind in kinds for each in vars(kind).values() if isinstance(each, types.FunctionType)]
         return [thing.__qualname__, *(_code(each) for each in functions)]
+    if isinstance(thing, functools.partial):
+        return [_code(thing.func), _plain(thing.args), _plain(thing.keywords)]
     code = getattr(thing, "__code__", None)
     if code is None:
         return [type(thing).__qualname__, _code(type(thing)), _plain(getattr(thing, "__dict__", {}))]
@@ -104,6 +113,8 @@ def _code(thing: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     """A value that a function closes over, without what differs between two processes."""
+    if callable(to_dict := getattr(value, "to_dict", None)) and not inspect.isclass(value):
+        return _plain(to_dict())  # the config of a transformers model
     if callable(value):
         return getattr(value, "__qualname__", type(value).__qualname__)
     if isinstance(value, dict):

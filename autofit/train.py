@@ -15,6 +15,7 @@ from torch import nn
 
 from autofit.core.errors import InputError
 from autofit.core.events import Note
+from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.result import SavedResult
 from autofit.core.workload import Workload
 from autofit.fit import Trained, fit
@@ -77,6 +78,14 @@ def train_saved(
         message = f"{saved.model} is a function of yours, with data of its own."
         raise InputError(message, "Train it in Python: autofit.fit(model, loader, config=...).")
     listener = listener or (lambda _: None)
+    Hyperparameters(  # a mistake in one is told before the data is read
+        options.lr,
+        options.weight_decay,
+        options.schedule,
+        options.warmup_steps,
+        options.max_grad_norm,
+        options.seed,
+    )
     reader = _Reader(workload, workload.model, options, listener)
     loader = reader.loader(data)
     eval_loader = reader.loader(options.eval_data, names=loader.label_names) if options.eval_data else None

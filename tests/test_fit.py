@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -552,6 +553,15 @@ def test_an_iterable_dataset_is_counted_by_reading_it() -> None:
         ({"callbacks": print}, "callbacks must be a tuple of functions, not one function"),
         ({"checkpoint_every": 0}, "checkpoint_every must be a whole number from 1, not 0"),
         ({"keep_last": 1.5}, r"keep_last must be a whole number from 1, not 1\.5"),
+        ({"callbacks": [3]}, r"callbacks must be a tuple of functions, not \[3\]"),
+        ({"callbacks": 3}, "callbacks must be a tuple of functions, not 3"),
+        ({"seed": None}, "seed must be a whole number of at most 63 bits, not None"),
+        ({"seed": 2**70}, "seed must be a whole number of at most 63 bits"),
+        ({"model": mlp().requires_grad_(False)}, r"the model has no trainable parameter\. Set requires_grad"),
+        ({"eval_loader": iter(batches())}, "the eval_loader is a list_iterator, which can be read only once"),
+        ({"eval_loader": []}, "eval_loader is empty: it gave no batch"),
+        ({"eval_loader": [torch.ones(2, 48)]}, "the loss on eval_loader's first sample raised ValueError: not enough"),
+        ({"output_dir": Path(__file__) / "x"}, "x cannot be written to: Not a directory"),
     ],
 )
 def test_what_could_only_fail_later_is_told_at_once(options: dict[str, Any], message: str) -> None:
@@ -664,3 +674,61 @@ def test_the_output_directory_is_where_it_was_when_training_began(
     fitted(output_dir="out", callbacks=(lambda report: os.chdir(tmp_path / "elsewhere"),))
     assert (tmp_path / "out" / "model" / "model.safetensors").exists()
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_model_that_cannot_be_copied_is_trained_with_a_config() -> None:
+    model = mlp()
+    model.lock = threading.Lock()
+    assert fitted(model, steps=2).history == fitted(steps=2).history
+    with pytest.raises(InputError, match="copying the model's structure raised TypeError"):
+        fitted(model, config=None)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_gradients_that_are_switched_off_around_it(mode: Callable[[], Any]) -> None:
+    expected, model, loader = fitted().history, mlp(), batches()
+    with mode():
+        assert fitted(model, loader).history == expected
+
+
+class WithThing(torch.optim.SGD):
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, lr=0.1)
+        self.param_groups[0]["thing"] = lambda: None
+
+
+class Counting(tiny.MLP):
+    def get_extra_state(self) -> Any:
+        return {"calls": 0}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state == {"calls": 0}
+
+
+def sparse() -> nn.Module:
+    model = mlp()
+    model.register_buffer("graph", torch.eye(3).to_sparse())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": WithThing}, "the state_dict of the optimizer holds more than plain values and tensors"),
+        ({"model": Counting()}, "_extra_state of the model's state is no tensor, and safetensors holds no other"),
+        ({"model": sparse()}, "graph is a sparse tensor, which safetensors cannot hold"),
+    ],
+)
+def test_what_could_not_be_kept_is_told_before_training(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        fitted(output_dir=tmp_path, callbacks=(lambda report: pytest.fail("training began"),), **options)
+    assert fitted(**options).history
+
+
+def test_an_optimizer_without_weight_decay_is_resumed(tmp_path: Path) -> None:
+    def rprop(groups: Any) -> torch.optim.Optimizer:
+        return torch.optim.Rprop([parameter for group in groups for parameter in group["params"]])
+
+    expected = fitted(optimizer=rprop, steps=4).history
+    fitted(optimizer=rprop, steps=2, output_dir=tmp_path)
+    assert fitted(optimizer=rprop, steps=4, output_dir=tmp_path, resume=True).history == expected[2:]

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,37 @@ def test_weights_and_the_values_of_data_do_not_matter() -> None:
 )
 def test_what_changes_the_search_changes_the_key(other: Callable[[], str]) -> None:
     assert other() != key()
+
+
+class Repeated(nn.Linear):
+    """The same weights, used so many times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__(48, 48)
+        self.times = times
+
+
+def test_a_setting_that_no_shape_shows_matters() -> None:
+    assert key(Repeated(1)) == key(Repeated(1)) != key(Repeated(50))
+    windows = [tiny.llama(sliding_window=window)() for window in (8, 64)]
+    assert key(windows[0]) != key(windows[1])
+
+
+def test_the_code_of_what_a_class_inherits_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key(Deeper())
+    monkeypatch.setattr(tiny.MLP, "forward", lambda self, features: self.out(features))
+    assert key(Deeper()) != before
+
+
+def test_what_a_partial_function_holds_matters() -> None:
+    def loss(factor: float, model: nn.Module, batch: Any) -> torch.Tensor:
+        return factor * tiny.classify(model, batch)
+
+    def other(factor: float, model: nn.Module, batch: Any) -> torch.Tensor:
+        return tiny.classify(model, batch) / factor
+
+    assert key(loss=partial(loss, 2)) == key(loss=partial(loss, 2))
+    assert len({key(loss=each) for each in (partial(loss, 2), partial(loss, 3), partial(other, 2))}) == 3
 
 
 def test_what_a_function_closes_over_matters() -> None:

@@ -28,6 +28,8 @@ class Hyperparameters:
             value = getattr(self, name)
             if not _is_number(value) or value < 0:
                 raise InputError(f"{name} must be a number of at least 0, not {value!r}.")
+        if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**63:
+            raise InputError(f"seed must be a whole number of at most 63 bits, not {self.seed!r}.", "For example 0.")
         if self.max_grad_norm is not None and not (_is_number(self.max_grad_norm) and self.max_grad_norm > 0):
             raise InputError(f"max_grad_norm must be positive, not {self.max_grad_norm!r}.", "Leave it out for none.")
 

@@ -8,6 +8,7 @@ of at least 4096 elements (torchao's: in whole blocks, too); smaller ones keep t
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -115,10 +116,12 @@ class Optimizer(Technique):
         return {"sgd": 0, "adamw": 1}.get(str(value))
 
     def apply(self, setup: Setup, value: Value) -> None:
-        own = setup.workload.optimizer
+        own, groups = setup.workload.optimizer, parameter_groups(setup)
+        if not groups:
+            raise InputError("the model has no trainable parameter.", "Set requires_grad on what should be trained.")
         setup.make_optimizer = own or functools.partial(_kind(str(value)), lr=setup.hyperparameters.lr)
         try:
-            setup.optimizer = setup.make_optimizer(parameter_groups(setup))
+            setup.optimizer = setup.make_optimizer(groups)
         except Exception as error:
             if own is None:
                 raise
@@ -127,6 +130,12 @@ class Optimizer(Technique):
         if not isinstance(setup.optimizer, TorchOptimizer):
             given = type(setup.optimizer).__name__
             raise InputError(f"the optimizer function returned a {given}, not an Optimizer.", "Return the optimizer.")
+        closure = inspect.signature(setup.optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            message = (
+                f"{type(setup.optimizer).__name__} computes the loss several times a step, which autofit does not do."
+            )
+            raise InputError(message, "Choose an optimizer whose step needs no closure.")
 
 
 def parameter_groups(setup: Setup) -> list[dict[str, Any]]:

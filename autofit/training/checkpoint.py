@@ -99,6 +99,8 @@ def load(setup: Setup, directory: Path) -> Loaded:
     for step, path in _steps(directory):
         try:
             label = _read_label(path)
+            if label["next_step"] != step:
+                raise _DamagedError(f"{_LABEL} is not what was written")
             _agree(path, _configs_differ(setup, label))
             contents = _read_contents(path, label)
         except _DamagedError as error:
@@ -118,7 +120,7 @@ def load(setup: Setup, directory: Path) -> Loaded:
 
 def _state(setup: Setup, data_state: Any) -> dict[str, Any]:
     assert setup.optimizer is not None, "build() sets the optimizer"
-    _check_data_state(data_state)
+    _check_readable(data_state, "the loader")
     return {
         "optimizer": setup.optimizer.state_dict(),
         "scaler": setup.scaler.state_dict() if setup.scaler else None,
@@ -127,14 +129,34 @@ def _state(setup: Setup, data_state: Any) -> dict[str, Any]:
     }
 
 
-def _check_data_state(data_state: Any) -> None:
+def check_savable(setup: Setup) -> None:
+    """Find what no checkpoint or saved model can hold, before training rather than at the first one.
+
+    Raises:
+        InputError: a sparse tensor, state of a module or options of the optimizer that are no plain values or tensors.
+    """
+    assert setup.optimizer is not None, "build() sets the optimizer"
+    leave_out = "Leave it out, or train without an output_dir."
+    state = {} if setup.config["lora_rank"] else setup.model.state_dict()  # of adapters, peft saves what it knows
+    for name, value in (*setup.model.named_buffers(), *state.items()):
+        if not isinstance(value, torch.Tensor):
+            raise InputError(f"{name} of the model's state is no tensor, and safetensors holds no other.", leave_out)
+        if value.layout is not torch.strided:
+            raise InputError(f"{name} is a sparse tensor, which safetensors cannot hold.", leave_out)
+    groups = [
+        {name: value for name, value in each.items() if name != "params"} for each in setup.optimizer.param_groups
+    ]
+    _check_readable(groups, "the optimizer")
+
+
+def _check_readable(state: Any, owner: str) -> None:
     """What cannot be read back without running code must not be written: it would be found out when it is needed."""
     written = io.BytesIO()
     try:
-        torch.save(data_state, written)
+        torch.save(state, written)
         torch.load(io.BytesIO(written.getvalue()), weights_only=True)
     except Exception as error:
-        message = "the state_dict of the loader holds more than plain values and tensors, which is not safe to load."
+        message = f"the state_dict of {owner} holds more than plain values and tensors, which is not safe to load."
         raise InputError(message, "Leave out what is neither, such as objects of classes of your own.") from error
 
 
@@ -302,10 +324,11 @@ def _apply(setup: Setup, contents: dict[str, Any]) -> None:
     for name, values in contents[_BUFFERS].items():
         _set_buffer(setup, name, values)
     state = contents[_STATE]
-    decays = [group["weight_decay"] for group in setup.optimizer.param_groups]
+    decays = [group.get("weight_decay") for group in setup.optimizer.param_groups]  # not every optimizer has one
     setup.optimizer.load_state_dict(state["optimizer"])
     for group, decay in zip(setup.optimizer.param_groups, decays, strict=True):
-        group["weight_decay"] = decay
+        if decay is not None:
+            group["weight_decay"] = decay
     if setup.scaler and state["scaler"]:
         setup.scaler.load_state_dict(state["scaler"])
     random_state.restore(state["random"], setup.device)

@@ -24,9 +24,12 @@ def map_tensors(
     batch: Any,
     function: Callable[[torch.Tensor], torch.Tensor],
     *,
-    lists: Callable[[list[Any]], list[Any]] = lambda items: items,
+    lists: Callable[[Any], Any] = lambda items: items,
 ) -> Any:
-    """The same batch with `function` applied to every tensor in it, and `lists` to lists that hold none (of texts)."""
+    """The same batch with `function` applied to every tensor in it, and `lists` to lists that hold none (of texts).
+
+    Also to tuples of texts, which a DataLoader makes of samples that are tuples.
+    """
 
     def inner(value: Any) -> Any:
         return map_tensors(value, function, lists=lists)
@@ -40,11 +43,17 @@ def map_tensors(
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(inner(value) for value in batch))
     if isinstance(batch, list | tuple):
-        return lists(batch) if type(batch) is list and not tensors(batch) else type(batch)(map(inner, batch))
+        return lists(batch) if _is_list(batch) else type(batch)(map(inner, batch))
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         fields = [each.name for each in dataclasses.fields(batch) if each.init]
         return dataclasses.replace(batch, **{name: inner(getattr(batch, name)) for name in fields})
     return batch
+
+
+def _is_list(batch: list[Any] | tuple[Any, ...]) -> bool:
+    if type(batch) is list:
+        return not tensors(batch)
+    return type(batch) is tuple and bool(batch) and all(isinstance(each, str | bytes) for each in batch)
 
 
 def _rebuilt_mapping(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
@@ -116,7 +125,7 @@ def repeat_to(batch: Any, samples: int) -> Any:
     return map_tensors(
         batch,
         lambda tensor: tensor[index.to(tensor.device)] if tensor.dim() else tensor,
-        lists=lambda items: [items[place] for place in index.tolist()] if len(items) == have else items,
+        lists=lambda items: type(items)(items[place] for place in index.tolist()) if len(items) == have else items,
     )
 
 

@@ -12,6 +12,8 @@ from autofit.core.errors import InputError
 from autofit.memory.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.training.data import loss_count, map_tensors, sample_count, samples_of
+from autofit.training.inspect import blamed_on
+from autofit.training.loader import batches_of
 from autofit.training.loop import compute_loss
 
 
@@ -36,6 +38,24 @@ def evaluate(setup: Setup, batches: Iterable[Any]) -> float:
     if not mean.weight:
         raise InputError("there is nothing to evaluate on: no batch with a valid label.", "Check eval_loader.")
     return mean.total / mean.weight
+
+
+@torch.no_grad()
+def check_evaluation(setup: Setup, loader: Any) -> None:
+    """Try the loss on one sample of the evaluation data, before a pass of training that a mistake in it would cost.
+
+    Raises:
+        InputError: it can be read only once, is empty, or the loss raises.
+    """
+    first = next(batches_of(loader, name="eval_loader"), None)
+    if first is None:
+        raise InputError("eval_loader is empty: it gave no batch.", "Check the data set, or leave it out.")
+    setup.model.eval()
+    try:
+        with blamed_on("the loss on eval_loader's first sample"):
+            _Mean(setup).add(samples_of(first, 0, 1))
+    finally:
+        setup.model.train()
 
 
 class _Mean:

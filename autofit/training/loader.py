@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload, task_of
@@ -59,7 +61,25 @@ def workload_from(
     optimizer: Callable[[Any], Any] | None = None,
     peek: Peek | None = None,
 ) -> Workload:
-    """The workload of training `model` on `loader`, whose own batch size is the effective batch.
+    """The workload of a search for training `model` on `loader`, with a copy of the model's structure for the probes.
+
+    Raises:
+        InputError: as `training_workload` does, or the model cannot be copied.
+    """
+    workload = training_workload(model, loader, loss, optimizer=optimizer, peek=peek)
+    with blamed_on("copying the model's structure", _NOT_COPIED):
+        return dataclasses.replace(workload, model=SameSkeleton(skeleton_of(model)))
+
+
+def training_workload(
+    model: nn.Module,
+    loader: Any,
+    loss: Callable[[Any, Any], Any] | None,
+    *,
+    optimizer: Callable[[Any], Any] | None = None,
+    peek: Peek | None = None,
+) -> Workload:
+    """The workload of training `model` itself on `loader`, whose own batch size is the effective batch.
 
     Looks at the first batches for the largest shape; the model itself is not touched.
 
@@ -67,23 +87,15 @@ def workload_from(
         InputError: not a module with weights in one place, a loader that is empty or can be read only once, or batches
             without samples or of different structure.
     """
-    peek = peek or Peek()
     _check_model(model)
-    seen = list(itertools.islice(batches_of(loader), peek.batches))
-    if not seen:
-        raise InputError("the loader is empty: it gave no batch.", "Check the data set.")
-    _check_structure(seen if peek.worst_case is None else [*seen, peek.worst_case])
-    # The last batch may hold few samples that are the longest.
-    largest = peek.worst_case if peek.worst_case is not None else max(seen, key=_elements_per_sample)
-    with blamed_on("copying the model's structure", _NOT_COPIED):
-        skeleton = skeleton_of(model)
+    largest, samples = _largest(loader, peek or Peek())
     sequence_length = _sequence_length(largest)
     return Workload(
-        model=SameSkeleton(skeleton),
+        model=lambda: model,
         batch=RepeatedBatch(map_tensors(largest, lambda tensor: tensor.detach().cpu())),
         loss=loss,
         optimizer=optimizer,
-        effective_batch_size=max(sample_count(batch) for batch in seen),
+        effective_batch_size=samples,
         unit="tokens" if sequence_length else "samples",
         sequence_length=sequence_length,
         task=_task(model, largest),
@@ -98,18 +110,41 @@ def _check_model(model: Any) -> None:
     places = sorted({str(parameter.device) for parameter in model.parameters()})
     if "meta" in places:
         raise InputError("the model has weights on the meta device: there is nothing to train.", "Load them first.")
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        message = "the model has lazy modules, whose weights have no shape yet."
+        raise InputError(message, "Call it on a batch once, before it is given away.")
     if len(places) > 1:
         message = f"the model's weights are spread over {' and '.join(places)}; autofit trains on one device."
         raise InputError(message, "Load it without a device_map.")
 
 
-def _check_structure(batches: list[Any]) -> None:
-    first = _structure(batches[0])
-    for number, batch in enumerate(batches):
-        sample_count(batch)
-        if _structure(batch) != first:
-            message = f"batch {number} of the loader is {_structure(batch)}, but the first is {first}."
-            raise InputError(message, "Give all batches the same structure.")
+def _largest(loader: Any, peek: Peek) -> tuple[Any, int]:
+    """The batch with the largest samples, and how many the fullest one has.
+
+    Two batches are held at a time, not all: each that comes from a worker takes shared memory and open files.
+    """
+    largest: Any = None
+    first, samples = "", 0
+    for number, batch in enumerate(itertools.islice(batches_of(loader), peek.batches)):
+        first = first or _structure(batch)
+        _check_structure(batch, first, f"batch {number} of the loader")
+        samples = max(samples, sample_count(batch))
+        # The last batch may hold few samples that are the longest.
+        if largest is None or _elements_per_sample(batch) > _elements_per_sample(largest):
+            largest = batch
+    if largest is None:
+        raise InputError("the loader is empty: it gave no batch.", "Check the data set.")
+    if peek.worst_case is None:
+        return largest, samples
+    _check_structure(peek.worst_case, first, "worst_case")
+    return peek.worst_case, samples
+
+
+def _check_structure(batch: Any, first: str, name: str) -> None:
+    sample_count(batch)
+    if _structure(batch) != first:
+        message = f"{name} is {_structure(batch)}, but the first batch is {first}."
+        raise InputError(message, "Give all batches the same structure.")
 
 
 def _structure(batch: Any) -> str:
@@ -127,7 +162,7 @@ def _elements_per_sample(batch: Any) -> float:
     return sum(tensor.numel() for tensor in tensors(batch)) / max(1, sample_count(batch))
 
 
-def batches_of(loader: Any) -> Iterator[Any]:
+def batches_of(loader: Any, *, name: str = "loader") -> Iterator[Any]:
     """A fresh pass over a loader: an iterable that can be read again, or a function that returns an iterator.
 
     Raises:
@@ -136,11 +171,11 @@ def batches_of(loader: Any) -> Iterator[Any]:
     if callable(loader) and not isinstance(loader, Iterable):
         return iter(loader())
     if not isinstance(loader, Iterable):
-        message = f"the loader must be an iterable of batches, not a {type(loader).__name__}."
+        message = f"the {name} must be an iterable of batches, not a {type(loader).__name__}."
         raise InputError(message, "For example a DataLoader.")
     batches = iter(loader)  # once: it starts a DataLoader's workers and draws its seed
     if batches is loader:
-        message = f"the loader is a {type(loader).__name__}, which can be read only once: the search would use it up."
+        message = f"the {name} is a {type(loader).__name__}, which can be read only once: one look would use it up."
         raise InputError(message, "Pass a function that returns it, or a DataLoader, or a list of batches.")
     return batches
 

@@ -49,15 +49,16 @@ def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
     Raises:
         InputError: the backward applies gradients itself, and there is more than one.
     """
+    setup.phase = "forward"  # already while data moves: the last step ended with its update
     batch_loss = torch.zeros((), device=setup.device)
     slices = weighted_slices(setup.workload, batch, setup.micro_batch_size)
     if setup.stepped_in_backward and len(slices) > 1:
         message = f"a batch of {sample_count(batch)} samples is more than one micro-batch of {setup.micro_batch_size}"
         raise InputError(f"{message}, and each backward takes a step.", "Set optimizer_in_backward to false.")
     for micro_batch, weight in slices:
+        setup.phase = "forward"
         on_device = map_tensors(micro_batch, lambda tensor: tensor.to(setup.device, non_blocking=True))
         with setup.step_context():
-            setup.phase = "forward"
             with setup.forward_context():
                 loss = compute_loss(setup, on_device)
             weighted = loss * weight if weight != 1.0 else loss

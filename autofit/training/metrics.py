@@ -74,11 +74,19 @@ class MetricsFile:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """What a killed run left may end in half a line, which is left out."""
+    """What can be read: a killed run left half a line, and a machine that went down may have left anything."""
     with path.open(encoding="utf-8", newline="") as file:
         if path.suffix == ".csv":
             return [row for row in csv.DictReader(file) if None not in row.values() and row["loss"] + row["evaluation"]]
-        return [json.loads(line) for line in file if line.endswith("\n")]
+        rows = [_row(line) for line in file if line.endswith("\n")]
+        return [row for row in rows if isinstance(row, dict) and "step" in row]
+
+
+def _row(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return None
 
 
 class TensorBoard:

@@ -62,7 +62,7 @@ def train(
 
     Raises:
         InputError: the batches end early.
-        DivergedError: the loss is no longer finite; the weights are those before the step.
+        DivergedError: the loss is no longer finite; weights and running statistics are those before the step.
         OutOfMemoryError: there is nothing left to save, or memory ran out while weights were being updated.
     """
     run = _Run(setup, listener)
@@ -124,7 +124,7 @@ class _Run:
         try:
             loss = float(accumulate(setup, batch))
             if not math.isfinite(loss):
-                setup.optimizer.zero_grad(set_to_none=True)
+                self._recovery.take_back()  # running statistics too, which the forward has spoilt
                 raise DivergedError(loss, step)
             update(setup)
         except Exception as error:

@@ -20,7 +20,7 @@ from autofit.memory.device import detect
 from autofit.setup import Setup
 from autofit.training import checkpoint, random_state
 from autofit.training.build import build
-from autofit.training.evaluation import evaluate
+from autofit.training.evaluation import check_evaluation, evaluate
 from autofit.training.inspect import check_loss
 from autofit.training.loader import batches_of, length_of
 from autofit.training.metrics import Bar, MetricsFile, Recorder, TensorBoard
@@ -91,8 +91,12 @@ class Session:
         try:
             for warning in setup.warnings:
                 self.listener(warning)
+            if self.keeping.directory:
+                checkpoint.check_savable(setup)
             with random_state.kept(setup.device):
                 check_loss(setup)
+                if eval_loader is not None:
+                    check_evaluation(setup, eval_loader)
             return _Training(self, setup, loader, eval_loader).to(steps)
         finally:
             setup.close()
@@ -108,13 +112,15 @@ class _Training:
         self._passes = Passes(loader, session.hyperparameters.seed)
         self._per_pass = length_of(loader)
         self._history: list[StepReport] = []
-        self._evaluations: list[float] = []
+        self._evaluations: dict[int, float] = {}  # by the step before them
         self._recorders: list[Recorder] = []
         self._config = setup.config
 
     def to(self, steps: int) -> tuple[list[StepReport], list[float]]:
         """Train up to that many steps in all, from wherever the run stands."""
         first = self._resumed() if self._keeping.resume and self._has_checkpoint() else 0
+        if first > steps:
+            self._tell(f"the run has done {first} steps already, more than the {steps} it was to go on to.")
         with ExitStack() as stack:
             for recorder in self._make_recorders(steps, first):
                 stack.callback(recorder.close)
@@ -127,7 +133,7 @@ class _Training:
         self._say_if_data_was_slow()
         if self._keeping.directory:
             save_model(self._setup, self._keeping.directory / "model")
-        return self._history, self._evaluations
+        return self._history, list(self._evaluations.values())
 
     def _make_recorders(self, steps: int, first: int) -> list[Recorder]:
         recorders: list[Recorder] = []
@@ -169,7 +175,7 @@ class _Training:
         if self._eval_loader is not None and (done == steps or (self._per_pass and done % self._per_pass == 0)):
             with random_state.kept(self._setup.device):  # a resumed run does not draw them again
                 loss = evaluate(self._setup, batches_of(self._eval_loader))
-            self._evaluations.append(loss)
+            self._evaluations[report.step] = loss
             for recorder in self._recorders:
                 recorder.evaluated(report.step, loss)
 
@@ -208,6 +214,7 @@ class _Training:
             )
         first = self._resumed()
         self._history = [report for report in self._history if report.step < first]
+        self._evaluations = {step: loss for step, loss in self._evaluations.items() if step < first}
         for recorder in self._recorders:
             recorder.back_to(first)
         place = f"{torn.message[:-1]}: training goes on from the checkpoint after {first} steps"

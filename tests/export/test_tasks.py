@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from autofit.training.files.labels import LabelRule, labels_from
+
 # transformers and torchao warn of each other's ways; what they warn of is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -119,6 +121,23 @@ def test_a_tokenizer_of_another_model_is_noticed(
     assert said == "the data has tokens that the model does not know: check --tokenizer"
 
 
+def test_a_byte_order_mark_is_no_text(causal: ModuleType, tmp_path: Path) -> None:
+    for name, content in (("text.txt", "hello"), ("text.jsonl", '{"text": "hello"}')):
+        (tmp_path / name).write_text(f"\ufeff{content}", encoding="utf-8")
+        assert bytes(causal.load_data(tmp_path / name, None)["input_ids"][0, :5].tolist()) == b"hello"
+
+
+def test_labels_are_numbered_as_autofit_train_numbers_them(classifier: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    for labels in ([10, 2, 0], ["b", "a", "b"], [True, False]):
+        path.write_text("\n".join(json.dumps({"text": "a", "label": label}) for label in labels))
+        places = [str(path)] * len(labels)
+        assert (
+            classifier.load_data(path, None)["labels"].tolist()
+            == labels_from(labels, places, LabelRule()).numbers.tolist()
+        )
+
+
 def test_more_classes_than_measured_are_noticed(
     emit: Callable[..., str], classifier: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,9 +190,6 @@ def test_labels_that_are_names_are_numbered_in_order(classifier: ModuleType, tmp
     assert data["labels"].tolist() == [1, 0]
     assert data["input_ids"].tolist() == [[3, 3, 5], [1, 7, 7]]
     assert data["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
-    numbered = [{"text": "a", "label": 5}, {"text": "b", "label": 2}]
-    path.write_text("\n".join(map(json.dumps, numbered)))
-    assert classifier.load_data(path, None)["labels"].tolist() == [1, 0]
 
 
 def test_images_are_read_without_running_code(emit: Callable[..., str], tmp_path: Path) -> None:

@@ -522,3 +522,11 @@ def test_an_optimizer_of_ones_own_that_cannot_be_made_is_one_sentence() -> None:
     workload = replace(tiny.mlp_workload(), optimizer=torch.optim.LBFGS)
     with pytest.raises(InputError, match=r"the optimizer function raised ValueError: LBFGS doesn't support per-param"):
         build(workload, {}, tiny.CPU)
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
+    workload = replace(
+        tiny.mlp_workload(), optimizer=lambda groups: torch.optim.LBFGS([p for each in groups for p in each["params"]])
+    )
+    with pytest.raises(InputError, match="LBFGS computes the loss several times a step, which autofit does not do"):
+        build(workload, {}, tiny.CPU)

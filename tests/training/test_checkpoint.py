@@ -400,3 +400,10 @@ def test_the_room_that_is_asked_for_is_what_is_taken(
     train_step(setup, BATCHES[0])
     taken = sum(file.stat().st_size for file in checkpoint.save(setup, tmp_path, 1).iterdir())
     assert taken <= asked[0] <= taken + 2**20
+
+
+def test_one_of_another_step_than_its_name_says(tmp_path: Path) -> None:
+    label = checkpoint.save(run({}), tmp_path, 5) / "checkpoint.yaml"
+    label.write_text(label.read_text().replace("next_step: 5", "next_step: -3"))
+    with pytest.raises(InputError, match=r"checkpoint of step 5 is damaged \(checkpoint.yaml is not what was written"):
+        checkpoint.load(run({}), tmp_path)

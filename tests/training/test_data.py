@@ -10,6 +10,7 @@ import tiny
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 from transformers import BatchEncoding
 
 from autofit.core.errors import InputError
@@ -188,3 +189,14 @@ def test_lists_of_texts_are_cut_and_repeated_like_the_samples() -> None:
     assert [each["names"] for each in slices] == [["a", "b", "c"], ["d"]]
     assert all(each["classes"] == ["cat", "dog"] for each in slices), "not one for each sample"
     assert repeat_to(batch, 6)["names"] == ["a", "b", "c", "d", "a", "b"]
+
+
+def test_texts_of_a_data_loader_are_cut_with_their_samples() -> None:
+    """It makes a tuple of the texts of samples that are tuples; one of sizes is no list of samples."""
+    samples = [(letter, torch.tensor(number)) for number, letter in enumerate("abcd")]
+    (texts, numbers) = next(iter(DataLoader(samples, batch_size=4)))
+    batch = {"texts": texts, "numbers": numbers, "size": (8, 8, 8, 8)}
+    parts = list(split(batch, 3))
+    assert [part["texts"] for part in parts] == [("a", "b", "c"), ("d",)]
+    assert [part["size"] for part in parts] == [(8, 8, 8, 8)] * 2
+    assert repeat_to(batch, 6)["texts"] == ("a", "b", "c", "d", "a", "b")

@@ -1,5 +1,6 @@
 """A loader is read again and again, its own batch is the effective one, and the model beside it is not touched."""
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from autofit.core.errors import InputError
 from autofit.models.huggingface import HuggingFaceModel
 from autofit.training.data import sample_count
-from autofit.training.loader import Peek, batches_of, endless, workload_from
+from autofit.training.loader import Peek, batches_of, endless, training_workload, workload_from
 
 MODEL = tiny.MLP()
 
@@ -203,7 +204,10 @@ def test_looking_at_no_batch(batches: Any) -> None:
 @pytest.mark.parametrize(
     ("odd", "words"),
     [
-        ({"input_ids": torch.ones(2, 4)}, r"batch 1 of the loader is \{input_ids: .*\}, but the first is \{input_ids"),
+        (
+            {"input_ids": torch.ones(2, 4)},
+            r"batch 1 of the loader is \{input_ids: .*\}, but the first batch is \{input_ids",
+        ),
         ((torch.ones(2, 4), torch.ones(2, 4)), r"batch 1 of the loader is \(a tensor of 2 dimensions, .*\), but"),
         ({"input_ids": torch.ones(2), "labels": torch.ones(2, 4)}, "input_ids: a tensor of 1 dimensions"),
         ({"input_ids": [1, 2], "labels": torch.ones(2, 4)}, "input_ids: a list"),
@@ -223,3 +227,31 @@ def test_a_model_without_weights() -> None:
         model = tiny.MLP()
     with pytest.raises(InputError, match=r"weights on the meta device: there is nothing to train\. Load them first"):
         workload_from(model, [token_batch(2, 4)], None)
+
+
+def test_batches_that_were_looked_at_are_let_go() -> None:
+    """Each from a worker of a DataLoader takes shared memory and open files."""
+    living: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def loader() -> Iterator[Any]:
+        nonlocal most
+        for size in (4, 9, 5, 6, 7, 8):
+            batch = token_batch(2, size)
+            living.append(weakref.ref(batch["input_ids"]))
+            most = max(most, sum(each() is not None for each in living))
+            yield batch
+            del batch
+
+    assert workload_from(tiny.MLP(), loader, None).sequence_length == 9
+    assert most <= 3  # the largest, the one before, and the one that is made
+
+
+def test_the_worst_case_must_look_like_a_batch() -> None:
+    with pytest.raises(InputError, match=r"worst_case is a tensor of 1 dimensions, but the first batch is \{"):
+        workload_from(tiny.MLP(), [token_batch(2, 4)], None, peek=Peek(worst_case=torch.zeros(2)))
+
+
+def test_a_model_whose_weights_have_no_shape_yet() -> None:
+    with pytest.raises(InputError, match=r"lazy modules, whose weights have no shape yet\. Call it on a batch once"):
+        training_workload(nn.Sequential(nn.LazyLinear(3)), batches(2), tiny.classify)

@@ -119,3 +119,12 @@ def test_tensorboard_gets_what_there_is(tmp_path: Path, monkeypatch: pytest.Monk
         ("evaluation/loss", 1.5, 0),
         ("closed", 0, 0),
     ]
+
+
+def test_lines_that_are_none_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    written(path, range(3))
+    before = path.read_text()
+    path.write_text(f"\0\0\n\n{{}}\n{before}")
+    MetricsFile(path, first_step=9).close()
+    assert path.read_text() == before

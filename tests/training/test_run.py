@@ -15,6 +15,7 @@ from autofit.core.errors import DivergedError, InputError, OutOfMemoryError
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
 from autofit.setup import Setup
+from autofit.training import loop
 from autofit.training.build import build
 from autofit.training.data import sample_count
 from autofit.training.run import StepReport, train
@@ -360,3 +361,31 @@ def test_other_errors_are_nobodys_to_mend() -> None:
 
     with pytest.raises(ValueError, match="elephant"):
         trained(tiny.mlp_workload(), {}, wrong)
+
+
+def test_memory_that_runs_out_while_data_moves_to_the_device_tears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step before ended with its update, which is no part of this one."""
+    move, calls = loop.map_tensors, []
+
+    def hungry(batch: Any, function: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return move(batch, function)
+
+    monkeypatch.setattr(loop, "map_tensors", hungry)
+    _, reports, told = trained(tiny.mlp_workload(), {}, model_loss)
+    done = "the step is done again, from here on with micro-batch 4x1 -> 2x2."
+    assert told == [f"memory ran out in the forward of step 2: {done}"]
+    assert len(reports) == 4
+
+
+def test_a_loss_that_is_no_number_leaves_running_statistics_as_they_were() -> None:
+    setup = build(tiny.conv_workload(), {}, tiny.CPU, model=tiny.living(tiny.conv_workload()))
+    fine = setup.workload.batch(4)
+    train(setup, [fine], steps=1)
+    before = {name: buffer.clone() for name, buffer in setup.model.named_buffers()}
+    with pytest.raises(DivergedError):
+        train(setup, [(torch.full_like(fine[0], torch.nan), fine[1])], steps=1)
+    for name, buffer in setup.model.named_buffers():
+        assert torch.equal(buffer, before[name]), name

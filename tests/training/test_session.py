@@ -92,6 +92,20 @@ def test_a_torn_update_goes_back_to_the_checkpoint(tmp_path: Path, monkeypatch: 
     assert steps == list(range(8))  # step 4 was done twice, and told of once
 
 
+def test_what_is_evaluated_again_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out_of_memory_in_update(monkeypatch, at=6)
+    run = Run(batches(1), directory=tmp_path, checkpoint_every=3)
+    run(eval_loader=batches(2))
+    assert len(run.evaluations) == len(run.history) == 8
+
+
+def test_a_run_that_has_gone_further_is_told_of(tmp_path: Path) -> None:
+    Run(directory=tmp_path)(steps=5)
+    run = Run(directory=tmp_path, resume=True)
+    assert run(steps=3) == []
+    assert run.told == ["the run has done 5 steps already, more than the 3 it was to go on to."]
+
+
 def test_a_torn_update_without_a_checkpoint_is_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out_of_memory_in_update(monkeypatch, at=2)
     with pytest.raises(OutOfMemoryError, match=r"half updated, and there is no checkpoint to go back to\. Load the"):

@@ -68,14 +68,14 @@ def read_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Ro
     return Rows(form, columns, places)
 
 
-def read_text(path: Path, *, encoding: str = "utf-8") -> str:
-    """A file as text.
+def read_text(path: Path) -> str:
+    """A file as text, without the byte order mark that some programs write before it.
 
     Raises:
         InputError: not there, not UTF-8, or empty.
     """
     try:
-        text = path.read_text(encoding=encoding)
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise not_there(path) from error
     except (OSError, UnicodeDecodeError) as error:
@@ -117,7 +117,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _csv(path: Path) -> _Source:
     """Rows under a header; labels that are whole numbers become numbers."""
-    text = read_text(path, encoding="utf-8-sig")  # spreadsheets write a byte order mark
+    text = read_text(path)
     reader = csv.DictReader(io.StringIO(text), strict=True)
     try:
         names = ", ".join(reader.fieldnames or ())

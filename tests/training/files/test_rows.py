@@ -44,6 +44,12 @@ def test_blank_lines_and_line_separators_inside_text_are_no_rows(tmp_path: Path)
     assert columns(tmp_path / "a.jsonl") == {"text": ["ab\u2028cd", "e"]}
 
 
+@pytest.mark.parametrize(("name", "content"), [("a.jsonl", '{"text": "ab"}'), ("a.txt", "ab")])
+def test_a_byte_order_mark_is_no_text(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(f"\ufeff{content}", encoding="utf-8")
+    assert columns(tmp_path / name) == {"text": ["ab"]}
+
+
 @pytest.mark.parametrize("start", ["", "\ufeff"])
 def test_csv(tmp_path: Path, start: str) -> None:
     content = f'{start}id,text,label\n1,"two\nlines, quoted",good\n2,,bad\n'
