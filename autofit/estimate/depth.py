@@ -1,7 +1,8 @@
 """Depth: a model of repeated blocks cut short, and what is needed to speak of the whole again.
 
 What one block more costs is read off blocks in the middle, whose surroundings are those of any other in the middle. The
-first block and the last ones stay as they are: before the first there is an embedding, after the last a head.
+first two and the last stay as they are: before the first there is an embedding, whose output may live on in the second
+(a frozen one's needs no gradient), and after the last there is a head.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from torch import nn
 
 from autofit.setup.blocks import repeated_blocks
 
+FIRST = 2  # blocks before those in the middle
 _LONGEST_PERIOD = 8  # blocks: Gemma 3 has five of one kind and one of another; hybrids repeat every eight
 
 
@@ -19,7 +21,7 @@ _LONGEST_PERIOD = 8  # blocks: Gemma 3 has five of one kind and one of another; 
 class Depth:
     """How a cut model stands for a deep one.
 
-    Of `whole` blocks, `kept` were kept: the first, `period` ones that stand for `repeats` times as many, and the rest.
+    Of `whole` blocks, `kept` were kept: the first two, `period` ones that stand for `repeats` times as many, the rest.
     """
 
     whole: int
@@ -30,7 +32,7 @@ class Depth:
     @property
     def standing_for(self) -> range:
         """The kept blocks that each stand for `repeats` blocks."""
-        return range(1, 1 + self.period)
+        return range(FIRST, FIRST + self.period)
 
     def times(self, block: int | None) -> int:
         """How many blocks one kept block stands for."""
@@ -51,17 +53,17 @@ def cut(model: nn.Module, *, alternating: bool) -> Depth | None:
     period = _period([_signature(model, block, place) for place, block in enumerate(blocks)], alternating)
     if period is None:
         return None
-    kept = 2 + period + (len(blocks) - 2) % period
+    kept = FIRST + 1 + period + (len(blocks) - FIRST - 1) % period
     if kept >= len(blocks):
         return None
-    del home[1 + period : 1 + period + len(blocks) - kept]
+    del home[FIRST + period : FIRST + period + len(blocks) - kept]
     return Depth(len(blocks), kept, period, 1 + (len(blocks) - kept) // period)
 
 
 def _period(signatures: list[object], alternating: bool) -> int | None:
-    """After how many blocks the same ones follow again, but for the first and the last."""
+    """After how many blocks the same ones follow again, but for the first two and the last."""
     for period in range(2 if alternating else 1, _LONGEST_PERIOD + 1, 2 if alternating else 1):
-        middle = signatures[1:-1]
+        middle = signatures[FIRST:-1]
         if len(middle) >= period and all(a == b for a, b in zip(middle, middle[period:], strict=False)):
             return period
     return None

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autofit.core.config import Config
 from autofit.core.estimate import Estimate
 from autofit.core.hardware import MIB, Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.calibration import Calibration
-from autofit.estimate.memory import Peak, peak_of, rounded
+from autofit.estimate.memory import Peak, peak_of
 from autofit.estimate.rates import Rates
 from autofit.estimate.scaling import Grid, Symbols
 from autofit.estimate.seconds import Speed, Work
@@ -120,7 +119,9 @@ def _model_flops(traced: Trace) -> float:
 def _notes(traced: Trace, rates: Rates | None) -> list[str]:
     notes = []
     if traced.config["compile"] != "none":
-        notes.append("compiled code keeps less than the eager operations that were traced: the memory is an upper bound.")
+        notes.append(
+            "compiled code keeps less than the eager operations that were traced: the memory is an upper bound."
+        )
     if traced.config["kernels"] != "none":
         notes.append("liger's kernels were traced as the model's own operations, which keep rather more.")
     if rates is None:

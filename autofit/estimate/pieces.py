@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from autofit.core.hardware import MIB, Hardware
 from autofit.estimate.memory import ROUNDING
@@ -125,7 +124,7 @@ class _Events:
             ended[storage] = place
         kept = np.array([trace.labels.get(storage) in _KEPT for storage in storages.tolist()])
         changes[kept] = 0.0
-        return cls(trace, sizes, storages, _for_all_blocks(trace, changes, storages, made), made, ended)
+        return cls(trace, sizes, storages, _for_all_blocks(trace, changes, made, ended), made, ended)
 
     def added(self) -> Floats:
         """The changes where each gradient is added to one that is there already, and let go."""
@@ -167,7 +166,13 @@ class _Events:
                 continue
             born = _span_at(spans, made)
             gone = _span_at(spans, self.ended[storage])
-            if born and gone and born[0].phase == "forward" and gone[0].phase == "backward" and born[0].block is not None:
+            if (
+                born
+                and gone
+                and born[0].phase == "forward"
+                and gone[0].phase == "backward"
+                and born[0].block is not None
+            ):
                 yield storage, born[1].events - 1, gone[0].events
 
     def total(self, label: str) -> Floats:
@@ -178,7 +183,6 @@ class _Events:
                 times = self.trace.depth.times(self.trace.owners.get(storage)) if self.trace.depth else 1
                 total = total + self.sizes[made] * times
         return total
-
 
     def streamed(self) -> Floats:
         """Bytes of frozen weights in all blocks but two, where there are more: what parameter_offload keeps away."""
@@ -197,19 +201,27 @@ def _span_at(spans: Sequence[tuple[Mark, Mark]], event: int) -> tuple[Mark, Mark
     return next((span for span in spans if span[0].events <= event < span[1].events), None)
 
 
-def _for_all_blocks(trace: Trace, changes: Floats, storages: Ints, made: dict[int, int]) -> Floats:
-    """What blocks in the middle have made and is let go elsewhere at once, as the low copies of weights that autocast
-    keeps for a forward, is let go for every block that one stands for."""
-    if trace.depth is None:
+def _for_all_blocks(trace: Trace, changes: Floats, made: dict[int, int], ended: dict[int, int]) -> Floats:
+    """What every block has made and is let go between the blocks and the head, as the low copies of weights that
+    autocast keeps for a forward, is let go for all blocks that one stands for.
+
+    Told from what only the last block leaves there, its output, by the block before: the same of it goes there too.
+    """
+    depth = trace.depth
+    if depth is None:
         return changes
-    inside: npt.NDArray[np.bool_] = np.zeros(len(storages), dtype=bool)
-    for mark, after in _spans(trace):
-        if mark.block is not None and mark.block in trace.depth.standing_for:
-            inside[mark.events : after.events] = True
+    spans = list(_spans(trace))
+    born: dict[int, list[int]] = {}  # block -> storages made in its forward, in order
+    for storage, place in made.items():
+        span = _span_at(spans, place)
+        if span and span[0].phase == "forward" and span[0].block is not None:
+            born.setdefault(span[0].block, []).append(storage)
     lifted = changes.copy()
-    for place, storage in enumerate(storages.tolist()):
-        if inside[made[storage]] and not inside[place]:
-            lifted[place] *= trace.depth.repeats
+    for block in depth.standing_for:
+        for storage, other in zip(born.get(block, ()), born.get(block - depth.period, ()), strict=False):
+            gone = _span_at(spans, ended[storage])
+            if gone and gone[0].block is None and gone is _span_at(spans, ended[other]):
+                lifted[ended[storage]] *= depth.repeats
     return lifted
 
 

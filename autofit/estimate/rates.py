@@ -1,5 +1,7 @@
-from dataclasses import dataclass
 from collections.abc import Mapping
+from dataclasses import dataclass
+
+
 @dataclass(frozen=True)
 class Rates:
     matmul: Mapping[str, float]

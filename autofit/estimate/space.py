@@ -7,6 +7,7 @@ with primes for the micro-batch and the LoRA rank, and every Config is arithmeti
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
@@ -34,11 +35,15 @@ from autofit.estimate.pieces import (
 from autofit.estimate.rates import Rates
 from autofit.estimate.scaling import Floats, Grid, Symbols
 from autofit.estimate.seconds import Speed
-from autofit.estimate.trace import trace
+from autofit.estimate.trace import Skeleton, trace
 from autofit.training.data import tensors
 from autofit.training.skeleton import skeleton_from
 
-_SAME = {"precision": {"tf32": "fp32", "fp16-mixed": "bf16-mixed"}, "attention": {"flash": "sdpa"}, "loss": {"fused": "chunked"}}
+_SAME = {
+    "precision": {"tf32": "fp32", "fp16-mixed": "bf16-mixed"},
+    "attention": {"flash": "sdpa"},
+    "loss": {"fused": "chunked"},
+}
 _LEFT_OUT = {  # knobs that the pieces are put together by, and what is traced in their place
     "optimizer": "adamw",
     "optimizer_offload": "none",
@@ -88,6 +93,8 @@ class SpaceEstimator:
         self._grid = Grid.of(samples, ranks)
         self._places = {pair: place for place, pair in enumerate((b, r) for b in samples for r in ranks)}
         self._symbols = Symbols.for_sizes(_sizes(workload))
+        self._small = dataclasses.replace(workload, effective_batch_size=self._symbols.samples)
+        self._skeletons: dict[bool, Skeleton] = {}
         self._pieces: dict[Config, Pieces | None] = {}
         self._optimizers: dict[tuple[Any, ...], OptimizerCost] = {}
         self._steps: dict[Config, _Step | None] = {}
@@ -98,7 +105,10 @@ class SpaceEstimator:
         allocated, seconds = np.full(len(self._configs), np.nan), np.full(len(self._configs), np.nan)
         for number, config in enumerate(self._configs):
             group = config.replace(
-                micro_batch_size=0, gradient_accumulation_steps=0, lora_rank=min(1, int(config["lora_rank"] or 0)), lora_alpha=None
+                micro_batch_size=0,
+                gradient_accumulation_steps=0,
+                lora_rank=min(1, int(config["lora_rank"] or 0)),
+                lora_alpha=None,
             )
             if group not in self._steps:
                 self._steps[group] = self._step(config)
@@ -127,7 +137,9 @@ class SpaceEstimator:
     def _traced(self, config: Config, **other: Any) -> Pieces | None:
         """The pieces of a config's blocks."""
         key = config.replace(**{knob: value for knob, value in _LEFT_OUT.items() if knob in config})
-        key = key.replace(**{knob: same.get(config[knob], config[knob]) for knob, same in _SAME.items() if knob in config})
+        key = key.replace(
+            **{knob: same.get(config[knob], config[knob]) for knob, same in _SAME.items() if knob in config}
+        )
         key = key.replace(
             micro_batch_size=self._symbols.samples,
             gradient_accumulation_steps=1,
@@ -140,12 +152,17 @@ class SpaceEstimator:
         return self._pieces[key]
 
     def _trace(self, config: Config) -> Pieces | None:
-        workload = dataclasses.replace(self._workload, effective_batch_size=self._symbols.samples)
         try:
-            traced = trace(workload, config, self._hardware, shallow=True)
+            traced = trace(self._small, config, self._hardware, model=copy.deepcopy(self._skeleton(config)))
         except AutofitError:
             return None
         return cut_into_pieces(traced, self._grid, self._symbols, self._hardware)
+
+    def _skeleton(self, config: Config) -> Skeleton:
+        alternating = config["activation_checkpointing"] == "alternate"
+        if alternating not in self._skeletons:
+            self._skeletons[alternating] = Skeleton.cut_short(self._workload, alternating=alternating)
+        return self._skeletons[alternating]
 
     def _row(self, config: Config) -> _Row | None:
         """The pieces of all blocks in order, with the head that the loss makes."""
@@ -243,15 +260,21 @@ def _alternating(plain: Pieces, full: Pieces) -> _Row:
     """Every second block checkpointed, never the last: activation_checkpointing, `alternate`."""
     depth = plain.trace.depth
     assert depth is not None and depth.period == 1, "blocks that are all alike"
-    odd = depth.whole % 2
-    kinds = (full, plain) if odd else (plain, full)  # of the second block and the third
-    row: _Row = [([*plain.of("forward", None)][:1], 1), ([*(plain if odd else full).of("forward", 0)], 1)]
-    pairs, rest = divmod(depth.whole - 2, 2)
-    forward, backward = ([[*kind.of(phase, 1)] for kind in kinds] for phase in ("forward", "backward"))
-    row += [(forward[0] + forward[1], pairs), *([(forward[0], 1)] if rest else [])]
-    row += [([*plain.of("forward", 2), *[*plain.of("forward", None)][1:]], 1)]
-    row += [([*plain.of("backward", None), *plain.of("backward", 2)], 1), *([(backward[0], 1)] if rest else [])]
-    row += [(backward[1] + backward[0], pairs), ([*(plain if odd else full).of("backward", 0)], 1)]
+    kinds = [full if block % 2 == depth.whole % 2 else plain for block in range(depth.whole)]
+    middle, last = depth.standing_for[0], depth.standing_for[0] + 1  # as they were traced
+    pairs, rest = divmod(depth.repeats, 2)
+    two = kinds[middle : middle + 2]
+
+    def of(kind: Pieces, phase: str, block: int | None) -> list[Piece]:
+        return list(kind.of(phase, block))
+
+    row: _Row = [(of(plain, "forward", None)[:1], 1)]
+    row += [(of(kinds[block], "forward", block), 1) for block in range(middle)]
+    row += [(of(two[0], "forward", middle) + of(two[1], "forward", middle), pairs)]
+    row += [(of(two[0], "forward", middle), rest), (of(plain, "forward", last) + of(plain, "forward", None)[1:], 1)]
+    row += [(of(plain, "backward", None) + of(plain, "backward", last), 1), (of(two[0], "backward", middle), rest)]
+    row += [(of(two[1], "backward", middle) + of(two[0], "backward", middle), pairs)]
+    row += [(of(kinds[block], "backward", block), 1) for block in reversed(range(middle))]
     return row
 
 

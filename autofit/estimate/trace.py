@@ -65,11 +65,30 @@ class Trace:
     parameters: int
 
 
-def trace(workload: Workload, config: Mapping[str, Any], hardware: Hardware, *, shallow: bool = False) -> Trace:
+@dataclass(frozen=True)
+class Skeleton:
+    """A model without weights, and how its blocks stand for those of a deeper one."""
+
+    model: nn.Module
+    depth: Depth | None = None
+
+    @classmethod
+    def whole(cls, workload: Workload) -> Skeleton:
+        """The model as it is."""
+        return cls(_on_meta(skeleton_from(workload.model)))
+
+    @classmethod
+    def cut_short(cls, workload: Workload, *, alternating: bool) -> Skeleton:
+        """The model with its middle cut out, if it is one of many like blocks."""
+        model = _on_meta(skeleton_from(workload.model))
+        return cls(model, cut(model, alternating=alternating))
+
+
+def trace(workload: Workload, config: Mapping[str, Any], hardware: Hardware, *, model: Skeleton | None = None) -> Trace:
     """Trace one step.
 
     Args:
-        shallow: cut the middle out of a model of many like blocks.
+        model: is used up; None: the whole one.
 
     Raises:
         RefusedError: the config cannot be, or not for this model; UntraceableError: the model's code needs numbers.
@@ -79,9 +98,15 @@ def trace(workload: Workload, config: Mapping[str, Any], hardware: Hardware, *, 
     if reason:
         raise RefusedError(reason)
     recorder = Recorder()
-    setup = _unbuilt(workload, settled, hardware)
-    alternating = settled["activation_checkpointing"] == "alternate"
-    depth = cut(setup.model, alternating=alternating) if shallow else None
+    skeleton = model or Skeleton.whole(workload)
+    setup = Setup(
+        workload=workload,
+        config=settled,
+        hardware=hardware,
+        device=torch.device("cpu"),
+        model=skeleton.model,
+        hyperparameters=Hyperparameters(),
+    )
     try:
         adapt(setup, traced=True)
         with fake_world(hardware) as world, recorder:
@@ -99,7 +124,7 @@ def trace(workload: Workload, config: Mapping[str, Any], hardware: Hardware, *, 
         trained=frozenset(recorder.storages_of([parameter for _, parameter in setup.trainable()])),
         shapes=_shapes(setup),
         costs=tuple(recorder.costs),
-        depth=depth,
+        depth=skeleton.depth,
         trainable=sum(parameter.numel() for _, parameter in setup.trainable()),
         parameters=sum(parameter.numel() for parameter in setup.model.parameters()),
     )
@@ -109,17 +134,6 @@ def _shapes(setup: Setup) -> tuple[tuple[torch.Size, torch.dtype, int | None], .
     blocks = repeated_blocks(setup.model)
     owner = {parameter: block for block, module in enumerate(blocks) for parameter in module.parameters()}
     return tuple((each.shape, each.dtype, owner.get(each)) for _, each in setup.trainable())
-
-
-def _unbuilt(workload: Workload, config: Config, hardware: Hardware) -> Setup:
-    return Setup(
-        workload=workload,
-        config=config,
-        hardware=hardware,
-        device=torch.device("cpu"),
-        model=_on_meta(skeleton_from(workload.model)),
-        hyperparameters=Hyperparameters(),
-    )
 
 
 def _on_meta(model: nn.Module) -> nn.Module:

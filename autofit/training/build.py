@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from autofit.core.config import Config
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.hyperparameters import Hyperparameters
