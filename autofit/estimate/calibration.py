@@ -1,8 +1,8 @@
 """Calibration: what probes on this device have shown predictions to be off by, kept per user and device.
 
-A prediction counts tensors; a device has more that differs by driver and library (workspaces, fragments, kernels loaded)
-and is as fast as its clock and its neighbours let it be. So each real measurement is kept beside its prediction, and
-later predictions are scaled by the median ratio and their interval spans the ratios seen.
+A prediction counts tensors; a device has more that differs by driver and library (workspaces, fragments, kernels), and
+is as fast as its clock and its neighbours let it be. So each real measurement is kept beside its prediction, and later
+predictions are scaled by the median ratio and their interval spans the ratios seen.
 """
 
 from __future__ import annotations

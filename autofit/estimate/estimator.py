@@ -16,7 +16,7 @@ from autofit.estimate.seconds import Speed, Work
 from autofit.estimate.trace import Trace, trace
 from autofit.memory.caching_allocator import replay
 
-# How far off predictions are taken to be where no probe has shown it yet: on the CPU from benchmarks/estimate_memory.py;
+# How far off predictions are taken to be where no probe has shown it yet: on the CPU from benchmarks/estimate_memory,
 # on CUDA assumed, until `python -m benchmarks.gpu` has run on a card.
 _UNCERTAIN = {"cpu": (0.99, 1.01), "cuda": (0.95, 1.05)}
 _CONTEXT = 500 * MIB  # of CUDA, where the card says nothing else; between 300 and 700 MiB are seen
@@ -98,7 +98,7 @@ def _times(
         "samples_per_second": samples,
         "tokens_per_second": tokens,
         "bottleneck": bottleneck,
-        "utilisation": _model_flops(traced) * accumulation / seconds / max(rates.matmul.values()),
+        "utilisation": _model_flops(traced) * accumulation / seconds / _peak(traced, rates),
     }
 
 
@@ -114,6 +114,17 @@ def _model_flops(traced: Trace) -> float:
     end = next(mark.costs for mark in traced.marks if mark.phase == "backward")
     forward = sum(cost.flops for cost in traced.costs[start:end])
     return forward * (2.0 if traced.config["lora_rank"] else 3.0)
+
+
+def _peak(traced: Trace, rates: Rates) -> float:
+    """Operations per second at the most, in the format that most of the arithmetic is in."""
+    known = rates.peak or rates.matmul
+    by_format: dict[str, int] = {}
+    for cost in traced.costs:
+        by_format[cost.dtype] = by_format.get(cost.dtype, 0) + cost.flops
+    name = max(by_format, key=lambda each: by_format[each], default="float32")
+    name = "tf32" if name == "float32" and traced.config["precision"] == "tf32" else name
+    return known.get(name) or known.get("float32") or max(known.values())
 
 
 def _notes(traced: Trace, rates: Rates | None) -> list[str]:

@@ -81,9 +81,11 @@ def _cuda_attention(hardware: Hardware, plain: Callable[..., torch.Tensor]) -> C
             return _by_flash(query, key, value, dropout_p, is_causal, scale)
         if _efficient(query, attn_mask, grouped):
             return _by_efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
-        return torch.ops.aten._scaled_dot_product_attention_math.default(
+        plainly: Any = torch.ops.aten._scaled_dot_product_attention_math.default
+        out: torch.Tensor = plainly(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
+        return out
 
     return attention
 
@@ -108,9 +110,8 @@ def _by_flash(
     if padding:
         query, key, value = (functional.pad(each, (0, padding)) for each in (query, key, value))
         scale = scale or size**-0.5
-    out = torch.ops.aten._scaled_dot_product_flash_attention.default(
-        query, key, value, dropout_p, is_causal, False, scale=scale
-    )[0]
+    flash: Any = torch.ops.aten._scaled_dot_product_flash_attention.default
+    out: torch.Tensor = flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
     return out[..., :size] if padding else out
 
 
@@ -128,6 +129,8 @@ def _by_efficient(
         if mask.dtype is torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
         mask = mask.expand(shape)
-    return torch.ops.aten._scaled_dot_product_efficient_attention.default(
-        query, key, value, mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale
-    )[0]
+    efficient: Any = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    out: torch.Tensor = efficient(query, key, value, mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale)[
+        0
+    ]
+    return out

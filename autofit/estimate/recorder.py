@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes as on_real_tensors
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from autofit.core.errors import UntraceableError
@@ -28,6 +28,8 @@ _KNOWN_ELEMENTS = 2**20
 _KNOWN_FLOATS = 16
 _READ = torch.ops.aten._local_scalar_dense.default
 _DEVICE = torch.ops.prim.device.default
+
+on_real_tensors = _disable_current_modes  # a context in which operators compute again
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class Recorder(StorageTracker):
         with on_real_tensors():
             values = func(*real(args), **real(kwargs))
         for fake, value in zip(results, (each for each in tree_iter(values)), strict=False):
-            fake.known_values = value
+            fake.known_values = value  # type: ignore[attr-defined]
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata

@@ -60,8 +60,10 @@ _Row = list[tuple[Sequence[Piece], int]]
 
 @dataclass(frozen=True)
 class Rough:
-    """What is predicted of configs, in their order: bytes of tensors, and seconds of an optimizer step; NaN where nothing
-    can be predicted."""
+    """What is predicted of configs, in their order: bytes of tensors, and seconds of an optimizer step.
+
+    NaN where nothing can be predicted.
+    """
 
     allocated: Floats
     seconds: Floats
@@ -136,10 +138,10 @@ class SpaceEstimator:
 
     def _traced(self, config: Config, **other: Any) -> Pieces | None:
         """The pieces of a config's blocks."""
-        key = config.replace(**{knob: value for knob, value in _LEFT_OUT.items() if knob in config})
-        key = key.replace(
-            **{knob: same.get(config[knob], config[knob]) for knob, same in _SAME.items() if knob in config}
-        )
+        given: dict[str, Any] = dict(config)
+        for knob, same in _SAME.items():
+            given[knob] = same.get(given.get(knob), given.get(knob))
+        key = Config({**given, **{knob: value for knob, value in _LEFT_OUT.items() if knob in given}})
         key = key.replace(
             micro_batch_size=self._symbols.samples,
             gradient_accumulation_steps=1,
@@ -280,7 +282,7 @@ def _alternating(plain: Pieces, full: Pieces) -> _Row:
 
 def _with_head(row: _Row, head: Pieces) -> _Row:
     """The row with the head's forward and backward taken from other pieces."""
-    ends = {"forward": [*head.of("forward", None)][-1], "backward": [*head.of("backward", None)][0]}
+    ends = {"forward": [*head.of("forward", None)][-1], "backward": next(head.of("backward", None))}
     flat = [piece for run, _ in row for piece in run if piece.block is None]
     old = {id([each for each in flat if each.phase == "forward"][-1]): ends["forward"]}
     old[id(next(each for each in flat if each.phase == "backward"))] = ends["backward"]

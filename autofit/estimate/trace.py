@@ -218,7 +218,8 @@ def _make_state(setup: Setup, recorder: Recorder, owner: dict[nn.Parameter, int]
             parameter.grad = torch.empty_like(parameter)
     setup.optimizer.step()
     setup.optimizer.zero_grad(set_to_none=True)
-    for parameter, state in setup.optimizer.state.items():
+    states: dict[Any, dict[str, Any]] = setup.optimizer.state
+    for parameter, state in states.items():
         recorder.label(list(state.values()), "optimizer", owner.get(parameter))
 
 

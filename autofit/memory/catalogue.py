@@ -1,7 +1,8 @@
-"""The catalogue of cards: memory and capability of a GPU that need not be here (`--gpu NAME`)."""
+"""The catalogue of cards: memory, capability and rates of a GPU that need not be here (`--gpu NAME`)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,12 +15,19 @@ from autofit.core.strict_yaml import load_mapping
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU model: total memory in bytes and compute capability."""
+    """One GPU model: total memory in bytes, compute capability, and peak rates.
+
+    `flops_per_second` is of dense matrix products by the format they are computed in (fp32, tf32, bf16, fp16, fp8,
+    int8); `bandwidth` of the memory and `link` to the host are in bytes per second.
+    """
 
     name: str
     title: str
     memory_bytes: int
     capability: tuple[int, int]
+    flops_per_second: Mapping[str, float]
+    bandwidth: float
+    link: float
 
 
 @cache
@@ -42,7 +50,21 @@ def card(name: str) -> Card:
         raise unknown("GPU", name, card_names())
     data = _cards()[name]
     major, minor = data["capability"]
-    return Card(name, data["title"], int(data["memory_gib"] * GIB), (major, minor))
+    return Card(
+        name=name,
+        title=data["title"],
+        memory_bytes=int(data["memory_gib"] * GIB),
+        capability=(major, minor),
+        flops_per_second={kind: tera * 1e12 for kind, tera in data["tflops"].items()},
+        bandwidth=data["bandwidth_gb_s"] * 1e9,
+        link=data["link_gb_s"] * 1e9,
+    )
+
+
+def card_like(hardware: Hardware) -> Card | None:
+    """The card of the catalogue that the hardware is, by its title; None where it is none of them."""
+    wanted = hardware.measured_on or hardware.name
+    return next((card(name) for name in card_names() if card(name).title == wanted), None)
 
 
 def standing_in_for(present: Hardware, target: Card) -> Hardware:
