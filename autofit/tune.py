@@ -8,7 +8,7 @@ import importlib.metadata
 import platform
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,14 @@ from autofit.core.options import SearchOptions
 from autofit.core.result import Result, tier
 from autofit.core.run_directory import RunDirectory, write_whole
 from autofit.core.workload import Workload
+from autofit.estimate import predict_all
 from autofit.export import train_script
 from autofit.memory.catalogue import card, standing_in_for
 from autofit.models import HuggingFaceModel
 from autofit.probe import Plan, Prober
 from autofit.report import single_changes
 from autofit.search import (
+    Expectation,
     Journal,
     Limits,
     Offer,
@@ -48,6 +50,7 @@ Listener = Callable[[Event], None]
 
 FREE_FRACTION = 0.8  # of free memory: the default budget of the CPU and of the host
 EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
+EXPECT_SECONDS = 300.0  # for predicting a whole space; what takes longer is searched without
 VERIFY_ROUNDS = 2  # best, runner-up, best, runner-up: what disturbs the machine for a while disturbs both
 MOST_VERIFIED = 4
 VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=6.0, compose=False)
@@ -147,6 +150,7 @@ class _Run:
             memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
             on_finished=lambda measurement, best: self._listener(ProbeFinished(measurement, best)),
             on_started=lambda size: started(size),
+            expect=self._expect,
         )
         time_limit = self.options.time_limit
         limits = Limits(
@@ -219,6 +223,17 @@ class _Run:
 
     def _settle(self, knobs: Mapping[str, Any]) -> Config:
         return techniques.settle(knobs, self.workload, self.hardware)
+
+    def _expect(self, configs: Sequence[Config]) -> Expectation | None:
+        """What the estimator says, in a process of its own; a search can do without."""
+        try:
+            nbytes, seconds = self._prober.run(
+                predict_all, self.workload, self.hardware, configs, log="estimate.log", timeout=EXPECT_SECONDS
+            )
+        except (InputError, ProbeError) as error:
+            self._listener(Note(f"nothing is predicted of this search: {error.message}"))
+            return None
+        return Expectation.of(configs, nbytes, seconds)
 
     def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement:
         self._listener(ProbeStarted(number, config))

@@ -46,6 +46,16 @@ class Rates:
     peak: Mapping[str, float] | None = None
 
 
+# For a device that nothing is known of: an A100's, so that configs can at least be ranked.
+UNKNOWN = Rates(
+    matmul={"float32": 16e12, "tf32": 125e12, "bfloat16": 250e12, "float16": 250e12, "int8": 500e12},
+    bandwidth=1.8e12,
+    link=25e9,
+    launch_seconds=_LAUNCH,
+    source="unknown device",
+)
+
+
 def rates_of(card: Card) -> Rates:
     """What a card of the catalogue is taken to reach."""
     peak = {_NAMES[kind]: rate for kind, rate in card.flops_per_second.items()}

@@ -32,7 +32,7 @@ from autofit.estimate.pieces import (
     cut_into_pieces,
     run_through,
 )
-from autofit.estimate.rates import Rates
+from autofit.estimate.rates import UNKNOWN, Rates, rates_for
 from autofit.estimate.scaling import Floats, Grid, Symbols
 from autofit.estimate.seconds import Speed
 from autofit.estimate.trace import Skeleton, trace
@@ -78,6 +78,19 @@ class _Step:
     at_once: Floats
     micro: Floats
     update: Floats
+
+
+def predict_all(workload: Workload, hardware: Hardware, configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+    """Bytes of tensors and seconds of a step for each config, NaN where nothing can be predicted.
+
+    Kept on disk: for the same workload, device, configs and versions they are read again.
+
+    Raises:
+        UntraceableError: the model cannot be followed.
+    """
+    rates = rates_for(hardware) or UNKNOWN
+    rough = SpaceEstimator(workload, hardware, rates, configs).predict()
+    return rough.allocated.tolist(), rough.seconds.tolist()
 
 
 class SpaceEstimator:
@@ -140,7 +153,7 @@ class SpaceEstimator:
         """The pieces of a config's blocks."""
         given: dict[str, Any] = dict(config)
         for knob, same in _SAME.items():
-            given[knob] = same.get(given.get(knob), given.get(knob))
+            given[knob] = same.get(str(given.get(knob)), given.get(knob))
         key = Config({**given, **{knob: value for knob, value in _LEFT_OUT.items() if knob in given}})
         key = key.replace(
             micro_batch_size=self._symbols.samples,

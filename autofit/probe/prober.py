@@ -138,6 +138,21 @@ class Prober:
         outcome, reason = _ending(answer, timeout)
         return Measurement(config=config, outcome=outcome, number=number, reason=reason, seconds=seconds)
 
+    def run(self, function: Callable[..., Any], workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
+        """What `function(workload, *arguments)` returns in a child of its own, which writes to the log of that name.
+
+        Raises:
+            InputError: what the function raises of that kind; ProbeError: the child died or took too long.
+        """
+        answer = self._call(function, arguments, workload, self._logs / log, timeout)
+        if isinstance(answer, AutofitError):
+            raise answer
+        if isinstance(answer, TimedOut):
+            raise ProbeError(f"it took more than {timeout:.0f} s.")
+        if isinstance(answer, Died):
+            raise ProbeError(f"its process ended: {_death(answer)}.", self._log_hint(log))
+        return answer
+
     def _looked(self, answer: Any) -> Any:
         if isinstance(answer, AutofitError):
             raise answer

@@ -8,6 +8,7 @@ from autofit.search.choose import best_of_tiers, fastest, finalists, nearest_mis
 from autofit.search.count import Count, count_configs
 from autofit.search.dominance import rules_out
 from autofit.search.effects import Effects, Features
+from autofit.search.expectation import Expectation
 from autofit.search.journal import Journal
 from autofit.search.sampler import EffectsSampler
 from autofit.search.space import Offer, Space, SpaceFile, list_spaces, load_space
@@ -32,6 +33,7 @@ __all__ = [
     "best_of_tiers",
     "nearest_miss",
     "EffectsSampler",
+    "Expectation",
     "Effects",
     "Features",
     "rules_out",

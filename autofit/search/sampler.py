@@ -1,8 +1,9 @@
 """EffectsSampler: chooses the next Config to measure, behind Optuna's ordinary sampler interface.
 
-Two phases. Until something fits, least memory first: an answer early beats a good one late. From then on the config
-with the largest expected improvement of throughput, times the probability that it fits, times the probability that it
-works at all. What an out-of-memory proves not to fit, what is refused and what is measured already is never proposed.
+Two phases. Until something fits, the fastest of those that are expected to fit, where predictions say which those are,
+and least memory first where they do not: an answer early beats a good one late. From then on the config with the
+largest expected improvement of throughput, times the probability that it fits, times the probability that it works at
+all. What an out-of-memory proves not to fit, what is refused and what is measured already is never proposed.
 
 It learns from the study's trials only (the user attribute `measurement`), so a resumed study goes on as if never
 stopped.
@@ -24,6 +25,7 @@ from autofit.core.config import Config, Value
 from autofit.core.measurement import Measurement, Outcome
 from autofit.search.dominance import MemoryOrder, rules_out
 from autofit.search.effects import MICRO_BATCH, Array, Effects, Features, normal_below, normal_density
+from autofit.search.expectation import Expectation
 
 MEASUREMENT = "measurement"  # the user attribute of a trial that holds Measurement.to_trial()
 
@@ -35,8 +37,11 @@ _MEMORY_SLOPE, _MEMORY_SLOPE_DEVIATION = 0.3, 0.3  # per doubling of the micro-b
 _MEMORY_SPAN, _MEMORY_DEVIATION = 0.7, 0.25  # from a knob's most frugal value to its least
 _SPEED_SLOPE, _SPEED_SLOPE_DEVIATION = 0.3, 0.2  # larger micro-batches fill the device better
 _SPEED_DEVIATION = 0.25
+# Where there are predictions, effects are of what these are off by.
+_OFF_MEMORY, _OFF_SPEED = 0.08, 0.15
 _MEMORY_NOISE, _SPEED_NOISE = 0.03, 0.03  # of measurements, and of what effects that only add cannot express
 _BEYOND = 0.2  # how far past the limit an out-of-memory is taken to lie; it says only that it lies past it
+_LIKELY = 0.7  # to fit: enough for the first probes, of which one that fits tells more than one that does not
 _WORKS_DEVIATION, _WORKS_NOISE = 0.5, 0.2  # of 1 for a config that works and 0 for one that does not
 
 
@@ -48,6 +53,7 @@ class EffectsSampler(BaseSampler):
         pool: the canonical configs that may be proposed (the refused ones already left out).
         memory_order: proven ranks of memory, `Technique.memory_order`.
         memory_bytes: what tensors may take; None when unknown, then it is guessed from what fitted and what did not.
+        expected: what is predicted of the pool; None where nothing is.
         seed: decides between configs that promise the same.
     """
 
@@ -58,8 +64,10 @@ class EffectsSampler(BaseSampler):
         *,
         memory_order: MemoryOrder,
         memory_bytes: int | None = None,
+        expected: Expectation | None = None,
         seed: int = 0,
     ) -> None:
+        self._expected = expected
         self.distributions: dict[str, BaseDistribution] = {
             knob: CategoricalDistribution(each) for knob, each in values.items()
         }
@@ -96,11 +104,14 @@ class EffectsSampler(BaseSampler):
             raise LookupError("every config of the space is measured, refused or proven not to fit")
         rows = self._rows[[self._row_of[config] for config in candidates]]
         works = self._works(measurements, rows)
-        memory, memory_deviation, limit = self._memory(measurements, rows)
-        if not any(measurement.fits for measurement in measurements):
-            return candidates[int(np.argmin(memory - np.log(works)))]
+        memory, memory_deviation, limit = self._memory(measurements, candidates, rows)
         fits = normal_below((limit - memory) / np.hypot(memory_deviation, _MEMORY_NOISE))
-        score = self._improvement(measurements, rows) * fits * works
+        if not any(measurement.fits for measurement in measurements):
+            likely = fits * works > _LIKELY
+            if self._expected is None or not likely.any():
+                return candidates[int(np.argmin(memory - np.log(works)))]
+            return candidates[int(np.argmax(np.where(likely, self._expected.log_throughput(candidates), -math.inf)))]
+        score = self._improvement(measurements, candidates, rows) * fits * works
         ties = np.random.default_rng((self._seed % 2**32, len(measurements))).random(len(score))
         return candidates[int(np.lexsort((ties, score))[-1])]
 
@@ -132,19 +143,28 @@ class EffectsSampler(BaseSampler):
             for config in [each for each in self._open if rules_out(failed, each, self._memory_order)]:
                 del self._open[config]
 
-    def _improvement(self, measurements: Sequence[Measurement], rows: Array) -> Array:
+    def _improvement(self, measurements: Sequence[Measurement], configs: Sequence[Config], rows: Array) -> Array:
         """Expected improvement of log throughput over the fastest so far (Jones et al. 1998, equation 15)."""
         timed = [measurement for measurement in measurements if measurement.fits and measurement.throughput > 0]
-        mean = np.zeros(self._features.width)
-        mean[1] = _SPEED_SLOPE
-        prior = Effects.prior(mean, slope=_SPEED_SLOPE_DEVIATION, value=_SPEED_DEVIATION)
         values = np.log([measurement.throughput for measurement in timed])
-        expected, deviation = prior.learn(self._rows_of(timed), values, _SPEED_NOISE).predict(rows)
+        mean = np.zeros(self._features.width)
+        if self._expected is None:
+            mean[1] = _SPEED_SLOPE
+            prior = Effects.prior(mean, slope=_SPEED_SLOPE_DEVIATION, value=_SPEED_DEVIATION)
+            known, predicted = np.zeros(len(timed)), np.zeros(len(rows))
+        else:
+            prior = Effects.prior(mean, slope=_OFF_SPEED / 2, value=_OFF_SPEED)
+            known = self._expected.log_throughput([measurement.config for measurement in timed])
+            predicted = self._expected.log_throughput(configs)
+        off, deviation = prior.learn(self._rows_of(timed), values - known, _SPEED_NOISE).predict(rows)
+        expected = predicted + off
         deviation = np.maximum(deviation, 1e-9)
         z = (expected - values.max(initial=-math.inf)) / deviation if timed else np.zeros(len(rows))
         return deviation * (z * normal_below(z) + normal_density(z))
 
-    def _memory(self, measurements: Sequence[Measurement], rows: Array) -> tuple[Array, Array, float]:
+    def _memory(
+        self, measurements: Sequence[Measurement], configs: Sequence[Config], rows: Array
+    ) -> tuple[Array, Array, float]:
         """Expected log bytes of the rows, their deviation, and the log of the limit."""
         known = [
             (measurement, measurement.peak_bytes.allocated)
@@ -153,18 +173,31 @@ class EffectsSampler(BaseSampler):
         ]
         failed = [measurement for measurement in measurements if measurement.outcome is Outcome.OUT_OF_MEMORY]
         limit = self._limit(measurements)
+        effects = self._memory_prior(limit)
+        at = [measurement for measurement, _ in known]
+        sizes = np.log([size for _, size in known]) - self._predicted_bytes(at)
+        effects = effects.learn(self._rows_of(at), sizes, _MEMORY_NOISE)
+        if failed:
+            # All that is known of these is that they lie past the limit: where they were expected there, nothing new.
+            where, past = self._rows_of(failed), limit + _BEYOND - self._predicted_bytes(failed)
+            effects = effects.learn(where, np.maximum(effects.predict(where)[0], past), _BEYOND)
+        off, deviation = effects.predict(rows)
+        predicted = 0.0 if self._expected is None else self._expected.log_bytes(configs)
+        return off + predicted, deviation, limit
+
+    def _memory_prior(self, limit: float) -> Effects:
+        if self._expected is not None:
+            mean = np.zeros(self._features.width)
+            return Effects.prior(mean, intercept=_OFF_MEMORY, slope=_OFF_MEMORY / 4, value=_OFF_MEMORY / 2)
         mean = self._frugality.copy()
         # Before anything fits, the most frugal config is expected to fill the limit: only differences count then.
         mean[0] = limit - self._least
-        effects = Effects.prior(mean, slope=_MEMORY_SLOPE_DEVIATION, value=_MEMORY_DEVIATION)
-        effects = effects.learn(
-            self._rows_of([measurement for measurement, _ in known]), np.log([size for _, size in known]), _MEMORY_NOISE
-        )
-        if failed:
-            # All that is known of these is that they lie past the limit: where they were expected there, nothing new.
-            at = self._rows_of(failed)
-            effects = effects.learn(at, np.maximum(effects.predict(at)[0], limit + _BEYOND), _BEYOND)
-        return *effects.predict(rows), limit
+        return Effects.prior(mean, slope=_MEMORY_SLOPE_DEVIATION, value=_MEMORY_DEVIATION)
+
+    def _predicted_bytes(self, measurements: Sequence[Measurement]) -> Array:
+        if self._expected is None:
+            return np.zeros(len(measurements))
+        return self._expected.log_bytes([measurement.config for measurement in measurements])
 
     def _limit(self, measurements: Sequence[Measurement]) -> float:
         if self._memory_bytes:

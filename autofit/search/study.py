@@ -20,6 +20,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement
 from autofit.search.choose import fastest
+from autofit.search.expectation import Expectation
 from autofit.search.journal import Journal, abandon, open_study, record
 from autofit.search.sampler import EffectsSampler, measurements_of
 from autofit.search.space import Space
@@ -35,6 +36,7 @@ class Seams:
     memory_order: a knob's value -> its proven rank of memory (`Technique.memory_order`), or None.
     on_finished: is told each measurement, and the best one that fits so far.
     on_started: is told the number of configs, before the first one is measured.
+    expect: what is predicted of configs, or None.
     """
 
     probe: Callable[[int, Config, float | None], Measurement]
@@ -43,6 +45,7 @@ class Seams:
     memory_order: Callable[[str, Value], int | None]
     on_finished: Callable[[Measurement, Measurement | None], None]
     on_started: Callable[[int], None] = lambda size: None
+    expect: Callable[[Sequence[Config]], Expectation | None] = lambda configs: None
 
 
 @dataclass(frozen=True)
@@ -90,12 +93,15 @@ def search(
     deadline = time.monotonic() + (limits.time_limit or math.inf)
     configs = space.configs(seams.settle, seed, seams.refuse)
     seams.on_started(len(configs))
-    pool = [config for config in configs if seams.refuse(config) is None]
+    legal = [config for config in configs if seams.refuse(config) is None]
+    expected = seams.expect(legal) if len(legal) > 1 else None
+    pool = _not_surely_too_large(legal, expected, limits.memory_bytes)
     sampler = EffectsSampler(
         _values(space, configs),
         pool,
         memory_order=seams.memory_order,
         memory_bytes=limits.memory_bytes,
+        expected=expected,
         seed=seed,
     )
     with _quiet():
@@ -105,8 +111,20 @@ def search(
     measured = {measurement.config for measurement in measurements}
     never = sum(config not in measured for config in pool)
     dominated = never - len(sampler.candidates(measurements))
-    skipped = {"predicted": 0, "dominated": dominated, "refused": len(configs) - len(pool)}
+    refused = len(configs) - len(legal)
+    skipped = {"predicted": len(legal) - len(pool), "dominated": dominated, "refused": refused}
     return SearchOutcome(tuple(measurements), skipped, stopped_by, len(configs))
+
+
+def _not_surely_too_large(
+    configs: list[Config], expected: Expectation | None, memory_bytes: int | None
+) -> list[Config]:
+    """The configs without those that cannot fit; all of them where that would leave none, for a prediction is no proof
+    that nothing fits."""
+    if expected is None or memory_bytes is None:
+        return configs
+    left = [config for config in configs if not expected.surely_exceeds(config, memory_bytes)]
+    return left or configs
 
 
 def _measure_all(study: Study, sampler: EffectsSampler, seams: Seams, *, trials: int, deadline: float) -> str:
