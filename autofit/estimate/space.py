@@ -20,6 +20,7 @@ from autofit.core.config import Config
 from autofit.core.errors import AutofitError
 from autofit.core.hardware import MIB, Hardware
 from autofit.core.workload import Workload
+from autofit.estimate import kept
 from autofit.estimate.optimizer_state import Kind, OptimizerCost, optimizer_cost, scaled_shapes
 from autofit.estimate.pieces import (
     ADDED,
@@ -89,8 +90,14 @@ def predict_all(workload: Workload, hardware: Hardware, configs: Sequence[Config
         UntraceableError: the model cannot be followed.
     """
     rates = rates_for(hardware) or UNKNOWN
-    rough = SpaceEstimator(workload, hardware, rates, configs).predict()
-    return rough.allocated.tolist(), rough.seconds.tolist()
+    key = kept.key_of(workload, hardware, rates, configs)
+    known = kept.read(key) if key else None
+    if known is None:
+        rough = SpaceEstimator(workload, hardware, rates, configs).predict()
+        known = rough.allocated, rough.seconds
+        if key:
+            kept.keep(key, *known)
+    return known[0].tolist(), known[1].tolist()
 
 
 class SpaceEstimator:
