@@ -40,6 +40,9 @@ class Event:
 class Recorder(StorageTracker):
     """Records the events and the cost of all operators while it is active, under a fake-tensor mode.
 
+    Args:
+        kernels: by the name of an operator, what stands for it, made of operators that can be watched.
+
     Attributes:
         events: allocations and frees in order.
         marks: (number of events so far, what began there).
@@ -47,8 +50,9 @@ class Recorder(StorageTracker):
         labels: what each storage is: "parameters", "gradients", "optimizer", "inputs"; others are told by their lives.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: Mapping[str, Callable[..., Any]] | None = None) -> None:
         super().__init__()
+        self._kernels = kernels or {}
         self.events: list[Event] = []
         self.marks: list[tuple[int, str]] = [(0, "build")]
         self.costs: dict[tuple[str, str, str], Cost] = {}
@@ -89,6 +93,10 @@ class Recorder(StorageTracker):
         if self.phase is not None and (phase := self.phase()) != self.marks[-1][1]:
             self.mark(phase)
         kwargs = kwargs or {}
+        kernel = self._kernels.get(func._schema.name)
+        if kernel is not None:
+            with self:
+                return kernel(func, *args, **kwargs)
         result = func(*args, **kwargs)
         self._see(result)
         self._follow(func, args, kwargs, result)

@@ -20,6 +20,7 @@ from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
 from autofit.estimate.costs import Cost
 from autofit.estimate.fake_world import fake_world
+from autofit.estimate.library_kernels import library_kernels
 from autofit.estimate.recorder import Event, Recorder, on_real_tensors
 from autofit.setup import Setup
 from autofit.techniques import refuse, settle
@@ -59,7 +60,7 @@ def trace(workload: Workload, config: Config, hardware: Hardware) -> Trace:
     reason = refuse(settled, workload, hardware)
     if reason:
         raise RefusedError(reason)
-    recorder = Recorder()
+    recorder = Recorder(library_kernels(hardware))
     setup = _unbuilt(workload, settled, hardware)
     try:
         adapt(setup, traced=True)
