@@ -64,7 +64,7 @@ def _gemm_4bit(
     larger need is taken, and a single row is no training.
     """
     operators = torch.ops.bitsandbytes
-    if absmax_8bit is not None:
+    if absmax_8bit is not None and absmax_offset is not None:
         absmax = operators.dequantize_blockwise(absmax_8bit, absmax, absmax_code, _NESTED_BLOCK, torch.float32)
         absmax = absmax + absmax_offset
     values = operators.dequantize_4bit(weight, absmax, blocksize, quant_type, shape, inputs.dtype)
