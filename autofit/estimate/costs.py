@@ -10,9 +10,10 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 _KINDS = {
-    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "linear"), "matmul"),
+    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm", "linear"), "matmul"),
     **dict.fromkeys(("convolution", "convolution_backward", "_convolution"), "convolution"),
 }
+_FLOPS = {**flop_registry, torch.ops.aten._int_mm: flop_registry[torch.ops.aten.mm]}
 _kinds: dict[Any, str | None] = {}
 
 
@@ -58,6 +59,6 @@ def cost_of(func: Any, args: Any, kwargs: Any, result: Any) -> Cost | None:
     if not tensors:
         return None
     sizes = tuple(each.numel() * each.itemsize for each in tensors)
-    count = flop_registry.get(func._overloadpacket)
+    count = _FLOPS.get(func._overloadpacket)
     flops = int(count(*args, **kwargs, out_val=result)) if count is not None else 0
     return Cost(kind, str(tensors[0].dtype).removeprefix("torch."), flops, sizes)

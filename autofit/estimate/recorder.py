@@ -53,6 +53,9 @@ class Mark:
 class Recorder(StorageTracker):
     """Records the events and the cost of all operators while it is active, under a fake-tensor mode.
 
+    Args:
+        kernels: by the name of an operator, what stands for it, made of operators that can be watched.
+
     Attributes:
         events: allocations and frees in order.
         marks: where phases, and blocks in them, begin.
@@ -62,8 +65,9 @@ class Recorder(StorageTracker):
         completed: after how many events a gradient was complete.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: Mapping[str, Callable[..., Any]] | None = None) -> None:
         super().__init__()
+        self._kernels = kernels or {}
         self.events: list[Event] = []
         self.marks: list[Mark] = [Mark(0, 0, "build")]
         self.costs: list[Cost] = []
@@ -116,6 +120,11 @@ class Recorder(StorageTracker):
         if self.phase is not None and (phase := self.phase()) != self.marks[-1].phase:
             self.mark(phase)
         kwargs = kwargs or {}
+        operator: Any = func
+        kernel = self._kernels.get(operator._schema.name)
+        if kernel is not None:
+            with self:
+                return kernel(func, *args, **kwargs)
         result = func(*args, **kwargs)
         self._see(result)
         self._follow(func, args, kwargs, result)

@@ -24,6 +24,7 @@ from autofit.core.workload import Workload
 from autofit.estimate.costs import Cost
 from autofit.estimate.depth import Depth, cut
 from autofit.estimate.fake_world import fake_world
+from autofit.estimate.library_kernels import library_kernels
 from autofit.estimate.recorder import Event, Mark, Recorder, on_real_tensors
 from autofit.setup import Setup
 from autofit.setup.blocks import repeated_blocks
@@ -97,7 +98,7 @@ def trace(workload: Workload, config: Mapping[str, Any], hardware: Hardware, *, 
     reason = refuse(settled, workload, hardware)
     if reason:
         raise RefusedError(reason)
-    recorder = Recorder()
+    recorder = Recorder(library_kernels(hardware))
     skeleton = model or Skeleton.whole(workload)
     setup = Setup(
         workload=workload,

@@ -106,9 +106,13 @@ class Layout:
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors with storage that a weight consists of: itself, or those that a quantised one wraps."""
+    """The tensors with storage that a weight consists of: itself, or those that a quantised one wraps.
+
+    What stands for a quantised weight among fake tensors says in `constants` what else belongs to it.
+    """
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
             yield from plain_tensors(getattr(tensor, name))
     else:
         yield tensor
+        yield from getattr(tensor, "constants", ())

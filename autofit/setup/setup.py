@@ -32,6 +32,8 @@ class Setup:
     `make_optimizer` makes another optimizer of the chosen kind for other groups. `stepped_in_backward` is set where
     the backward has applied the gradients already, and tells whether it has since it was last asked. `phase` is what
     the last step came to (forward, backward, update), and `gradient_norm` what it was clipped from, where it is.
+    `note_host` is for stand-ins under fake tensors, all of which are on one device: it is told which of them lie in
+    the host's memory.
     """
 
     workload: Workload
@@ -52,6 +54,7 @@ class Setup:
     phase: str = "forward"
     forward_contexts: list[Context] = field(default_factory=list)
     step_contexts: list[Context] = field(default_factory=list)
+    note_host: Callable[[torch.Tensor], Any] = lambda tensor: None
     warnings: list[str] = field(default_factory=list)
     _undo: list[Callable[[], None]] = field(default_factory=list)
 

@@ -11,6 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -116,26 +117,37 @@ class Optimizer(Technique):
         return {"sgd": 0, "adamw": 1}.get(str(value))
 
     def apply(self, setup: Setup, value: Value) -> None:
-        own, groups = setup.workload.optimizer, parameter_groups(setup)
-        if not groups:
-            raise InputError("the model has no trainable parameter.", "Set requires_grad on what should be trained.")
-        setup.make_optimizer = own or functools.partial(_kind(str(value)), lr=setup.hyperparameters.lr)
-        try:
-            setup.optimizer = setup.make_optimizer(groups)
-        except Exception as error:
-            if own is None:
-                raise
-            told = " ".join(str(error).split())
-            raise InputError(f"the optimizer function raised {type(error).__name__}: {told}.", "Correct it.") from error
-        if not isinstance(setup.optimizer, TorchOptimizer):
-            given = type(setup.optimizer).__name__
-            raise InputError(f"the optimizer function returned a {given}, not an Optimizer.", "Return the optimizer.")
-        closure = inspect.signature(setup.optimizer.step).parameters.get("closure")
-        if closure is not None and closure.default is closure.empty:
-            message = (
-                f"{type(setup.optimizer).__name__} computes the loss several times a step, which autofit does not do."
-            )
-            raise InputError(message, "Choose an optimizer whose step needs no closure.")
+        _make(setup, lambda: _kind(str(value)))
+
+    def trace(self, setup: Setup, value: Value) -> None:
+        """torchao's compile, and paged state is CUDA's: what stands for those takes the same memory."""
+        _make(setup, lambda: _stand_in(str(value), setup) or _kind(str(value)))
+
+
+def _make(setup: Setup, kind: Callable[[], Callable[..., TorchOptimizer]]) -> None:
+    """Make the optimizer, the workload's own where it has one.
+
+    Raises:
+        InputError: the workload's function fails, or returns something else.
+    """
+    own, groups = setup.workload.optimizer, parameter_groups(setup)
+    if not groups:
+        raise InputError("the model has no trainable parameter.", "Set requires_grad on what should be trained.")
+    setup.make_optimizer = own or functools.partial(kind(), lr=setup.hyperparameters.lr)
+    try:
+        setup.optimizer = setup.make_optimizer(groups)
+    except Exception as error:
+        if own is None:
+            raise
+        told = " ".join(str(error).split())
+        raise InputError(f"the optimizer function raised {type(error).__name__}: {told}.", "Correct it.") from error
+    if not isinstance(setup.optimizer, TorchOptimizer):
+        given = type(setup.optimizer).__name__
+        raise InputError(f"the optimizer function returned a {given}, not an Optimizer.", "Return the optimizer.")
+    closure = inspect.signature(setup.optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        message = f"{type(setup.optimizer).__name__} computes the loss several times a step, which autofit does not do."
+        raise InputError(message, "Choose an optimizer whose step needs no closure.")
 
 
 def parameter_groups(setup: Setup) -> list[dict[str, Any]]:
@@ -225,6 +237,91 @@ def _paged_adamw() -> type[TorchOptimizer]:
     from bitsandbytes.optim import PagedAdamW8bit
 
     return type(PagedAdamW8bit.__name__, (_Paged, PagedAdamW8bit), {})
+
+
+def _stand_in(value: str, setup: Setup) -> Callable[..., TorchOptimizer] | None:
+    """What takes the memory of an optimizer that cannot run on fake tensors, or not as it would on the target."""
+    if value in _FORMATS:
+        return functools.partial(_LowBitStandIn, low=_FORMATS[value])
+    if value == "paged-adamw-8bit":
+        return _paged_stand_in(setup)
+    if value == "sgd" and setup.hardware.device == "cuda":
+        return functools.partial(torch.optim.SGD, foreach=True)  # CUDA's default; a CPU's is a loop
+    return None
+
+
+@dataclass(frozen=True)
+class _Format:
+    """How torchao lays a moment out, and what its compiled step needs beside it.
+
+    Temporaries were read from the allocator while steps that Inductor had compiled for a CPU ran (torch 2.13, torchao
+    0.18, 2^20 elements, fp32 and bf16 weights): new scales for both moments, and for `adamw-4bit` 26 bytes an element.
+    """
+
+    dtype: torch.dtype
+    per_code: int
+    block: int
+    table: int
+    temporary: int
+
+
+_FORMATS = {
+    "adamw-4bit": _Format(torch.uint8, per_code=2, block=128, table=16, temporary=26),
+    "adamw-fp8": _Format(torch.float8_e4m3fn, per_code=1, block=256, table=0, temporary=0),
+}
+_SMALLEST_LOW_BIT = 4096  # elements: torchao, optim/adam.py, _new_buffer
+
+
+class _LowBitStandIn(TorchOptimizer):
+    """For torchao's optimizers on fake tensors: their state, their temporaries, and the bytes that they touch."""
+
+    def __init__(self, groups: list[dict[str, Any]], *, lr: float, low: _Format) -> None:
+        super().__init__(groups, {"lr": lr})
+        self._low = low
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._step(weight, weight.grad)
+
+    def _step(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
+        state, low = self.state[weight], self._low
+        quantised = weight.numel() >= _SMALLEST_LOW_BIT and weight.numel() % low.block == 0
+        for moment in ("exp_avg", "exp_avg_sq"):
+            if moment not in state:
+                state[moment] = self._moment(weight) if quantised else [torch.zeros_like(weight)]
+        meanwhile = []
+        if quantised:
+            meanwhile.append(weight.new_empty(weight.numel() * low.temporary, dtype=torch.uint8))
+            meanwhile += [torch.empty_like(state[moment][1]) for moment in ("exp_avg", "exp_avg_sq")]
+        weight.add_(gradient)
+        for moment in ("exp_avg", "exp_avg_sq"):
+            state[moment][0].zero_()
+
+    def _moment(self, weight: torch.Tensor) -> list[torch.Tensor]:
+        low, count = self._low, weight.numel()
+        scales, table = (weight.new_zeros(size, dtype=torch.float32) for size in (count // low.block, low.table))
+        return [weight.new_zeros(count // low.per_code, dtype=low.dtype), scales, table]
+
+
+_PAGED = 100_000  # elements: bitsandbytes, optim/optimizer.py, get_state_buffer
+
+
+def _paged_stand_in(setup: Setup) -> type[TorchOptimizer]:
+    """The plain 8-bit AdamW, whose larger state is counted as the host's: CUDA's managed memory is not taken from the
+    device's allocator, and moves to the host when the device is full."""
+    from bitsandbytes.optim import AdamW8bit
+
+    class StandIn(AdamW8bit):  # type: ignore[misc]
+        def get_state_buffer(self, p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            buffer = torch.zeros_like(p, dtype=dtype)
+            if p.numel() >= _PAGED:
+                setup.note_host(buffer)
+            return buffer
+
+    return StandIn
 
 
 def _before_ada(hardware: Hardware) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from autofit.setup.layers import is_transposed_linear, output_heads
 
 _OUTLIERS = 6.0  # activations beyond it are multiplied unquantised: LLM.int8()'s own threshold, and transformers'
 _COMPUTE = {"bf16": torch.bfloat16, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+_SMALLEST_NESTED = 64  # elements: one block, whose scale is quantised in its turn
 _NO_LINEARS = "the model has no frozen linear layer to quantise; use none."
 
 
@@ -62,24 +64,36 @@ class Quantization(Technique):
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:
-        layers = _quantisable(setup.model)
-        if not layers:
-            raise RefusedError(_NO_LINEARS)
-        compute = _COMPUTE.get(str(setup.config["precision"]), torch.float32)
-        for parent, name, layer in layers:
-            quantised: Any = _int8_layer(layer) if value == "int8" else _nf4_layer(layer, value == "nf4-dq", compute)
-            quantised.stands_for = type(layer)  # what `dequantised` makes of it again
-            setattr(parent, name, quantised)
-            hold = _hold_int8 if value == "int8" else _hold_nf4
-            setup.holders[quantised] = functools.partial(hold, quantised, is_transposed_linear(layer))
-        # What peft goes by to choose the adapters for layers of this kind.
-        flag = "is_loaded_in_8bit" if value == "int8" else "is_loaded_in_4bit"
-        model: Any = setup.model
-        before = model.__dict__.get(flag)
-        setattr(model, flag, True)
-        setup.on_close(lambda: setattr(model, flag, before) if before is not None else delattr(model, flag))
-        if value == "int8":
-            _hush(setup)
+        _quantise(setup, value, _hold_int8 if value == "int8" else _hold_nf4)
+
+    def trace(self, setup: Setup, value: Value) -> None:
+        """The layers are the real ones; what holds their weights is a plain parameter, for bitsandbytes' own are
+        tensor subclasses, and cannot be made of fake tensors."""
+        _quantise(setup, value, _hold_fake_int8 if value == "int8" else _hold_fake_nf4)
+        _keep_tables_real()
+        if value == "int8" and setup.hardware.device == "cuda":
+            _multiply_as_on_cuda(setup)
+
+
+def _quantise(setup: Setup, value: Value, hold: Callable[[Any, bool, torch.Tensor], nn.Parameter]) -> None:
+    """Exchange the layers, and say how their weights are to be held."""
+    layers = _quantisable(setup.model)
+    if not layers:
+        raise RefusedError(_NO_LINEARS)
+    compute = _COMPUTE.get(str(setup.config["precision"]), torch.float32)
+    for parent, name, layer in layers:
+        quantised: Any = _int8_layer(layer) if value == "int8" else _nf4_layer(layer, value == "nf4-dq", compute)
+        quantised.stands_for = type(layer)  # what `dequantised` makes of it again
+        setattr(parent, name, quantised)
+        setup.holders[quantised] = functools.partial(hold, quantised, is_transposed_linear(layer))
+    # What peft goes by to choose the adapters for layers of this kind.
+    flag = "is_loaded_in_8bit" if value == "int8" else "is_loaded_in_4bit"
+    model: Any = setup.model
+    before = model.__dict__.get(flag)
+    setattr(model, flag, True)
+    setup.on_close(lambda: setattr(model, flag, before) if before is not None else delattr(model, flag))
+    if value == "int8":
+        _hush(setup)
 
 
 def _hush(setup: Setup) -> None:
@@ -168,6 +182,54 @@ def _hold_int8(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Paramet
 
     weight = Int8Params(values.t().contiguous() if transposed else values, requires_grad=False, has_fp16_weights=False)
     return weight._quantize(values.device)  # type: ignore[no-any-return]
+
+
+def _hold_fake_nf4(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Parameter:
+    from bitsandbytes.functional import quantize_4bit
+
+    given = layer.weight
+    packed, state = quantize_4bit(
+        values.t().contiguous() if transposed else values,
+        compress_statistics=given.compress_statistics,
+        quant_type=given.quant_type,
+    )
+    weight: Any = nn.Parameter(packed, requires_grad=False)
+    weight.quant_state = layer.quant_state = state
+    weight.constants = [state.absmax, state.code]
+    if state.nested:
+        weight.constants += [state.offset, state.state2.absmax, state.state2.code]
+    return weight  # type: ignore[no-any-return]
+
+
+def _hold_fake_int8(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Parameter:
+    from bitsandbytes.functional import int8_vectorwise_quant
+
+    rows, scales, _ = int8_vectorwise_quant((values.t().contiguous() if transposed else values).to(torch.float16))
+    weight: Any = nn.Parameter(rows, requires_grad=False)
+    weight.CB, weight.SCB, weight.constants = rows, scales, [scales]
+    return weight  # type: ignore[no-any-return]
+
+
+def _keep_tables_real() -> None:
+    """bitsandbytes makes its tables of values once for good: before there are fake tensors, or they would be fake."""
+    from bitsandbytes.functional import quantize_4bit
+
+    quantize_4bit(torch.zeros(_SMALLEST_NESTED), compress_statistics=True, quant_type="nf4")
+
+
+def _multiply_as_on_cuda(setup: Setup) -> None:
+    """bitsandbytes goes by the device of its inputs, and fake tensors are on a CPU: there it would dequantise."""
+    import bitsandbytes
+    from bitsandbytes.autograd._functions import MatMul8bitLt, MatmulLtState
+
+    def product(
+        inputs: torch.Tensor, weight: torch.Tensor, *, bias: torch.Tensor | None, state: MatmulLtState
+    ) -> torch.Tensor:
+        return MatMul8bitLt.apply(inputs, weight, None, bias, state)  # type: ignore[no-any-return]
+
+    before = bitsandbytes.matmul
+    bitsandbytes.matmul = product
+    setup.on_close(lambda: setattr(bitsandbytes, "matmul", before))
 
 
 def is_quantised(module: nn.Module) -> bool:

@@ -67,6 +67,7 @@ def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
             setup.phase = "backward"
             (setup.scaler.scale(weighted) if setup.scaler else weighted).backward()
         batch_loss += weighted.detach().to(batch_loss.dtype)
+        del loss, weighted  # with their graph: bitsandbytes' int8 layers hold their inputs as long as that lives
     return batch_loss
 
 

@@ -1,0 +1,109 @@
+"""What stands for bitsandbytes' kernels: the same results as theirs, and the same bytes while they are made."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from autofit.estimate.library_kernels import library_kernels
+from tests.estimate.traced import AMPERE, labelled, peak, traced, tracked
+from tests.tiny import CPU, gpt2_workload, llama_workload
+
+bitsandbytes = pytest.importorskip("bitsandbytes")
+LORA = {"lora_rank": 4}
+_WIDE = {"hidden_size": 64, "intermediate_size": 256}  # blocks of 64 weights in every layer
+
+
+@pytest.mark.parametrize("value", ["int8", "nf4", "nf4-dq"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
+def test_a_traced_step_of_quantised_layers_takes_what_a_real_one_takes(value: str, precision: str) -> None:
+    workload = llama_workload(**_WIDE)
+    knobs = {**LORA, "quantization": value, "precision": precision}
+    assert peak(traced(workload, **knobs)) == pytest.approx(tracked(workload, knobs), rel=0.002)
+
+
+def test_layers_that_hold_their_weight_transposed_are_traced_too() -> None:
+    knobs = {**LORA, "quantization": "nf4"}
+    assert peak(traced(gpt2_workload(), **knobs)) == pytest.approx(tracked(gpt2_workload(), knobs), rel=0.005)
+
+
+def _bytes_of_linears(**knobs: Any) -> int:
+    """Of the weights of a model on a GPU, those that its quantised layers hold."""
+    workload = llama_workload(**_WIDE)
+    plain = labelled(traced(workload, AMPERE, precision="bf16", **LORA), "parameters")
+    return labelled(traced(workload, AMPERE, precision="bf16", **LORA, **knobs), "parameters") - plain
+
+
+def test_a_weight_takes_the_bytes_of_its_format() -> None:
+    squares, wide = 2 * 4, 2 * 3  # layers of 64 x 64 and of 64 x 256, in two blocks
+    elements = squares * 64 * 64 + wide * 64 * 256
+    blocks, layers = elements // 64, squares + wide
+    rows = squares * 64 + 2 * (256 + 256 + 64)
+    assert _bytes_of_linears(quantization="nf4") == elements // 2 + 4 * blocks + layers * 4 * 16 - 2 * elements
+    nested = squares * 1 + wide * 1  # at most 256 scales each: one scale of them
+    tables = layers * (4 * 16 + 4 * 256 + 4)
+    assert _bytes_of_linears(quantization="nf4-dq") == elements // 2 + blocks + 4 * nested + tables - 2 * elements
+    assert _bytes_of_linears(quantization="int8") == elements + 4 * rows - 2 * elements
+
+
+def test_checkpointing_on_a_gpu_does_not_free_what_int8_layers_hold() -> None:
+    """They keep their inputs out of autograd's sight; 4-bit layers do not."""
+    knobs = {**LORA, "activation_checkpointing": "full", "precision": "bf16"}
+    workload = llama_workload(32, 64)
+    int8, nf4 = (traced(workload, AMPERE, quantization=value, **knobs) for value in ("int8", "nf4"))
+    inputs = 32 * 64 * 2 * 2 * (3 * 32 + 128)  # of two blocks: into attention, out of it, and into the two of the MLP
+    assert peak(int8) - labelled(int8, "parameters") > peak(nf4) - labelled(nf4, "parameters") + inputs // 2
+
+
+def _quantised(double: bool) -> tuple[torch.Tensor, Any]:
+    weight = torch.randn(96, 64)
+    packed, state = bitsandbytes.functional.quantize_4bit(weight, compress_statistics=double, quant_type="nf4")
+    return packed, state
+
+
+@pytest.mark.parametrize("bias", [None, torch.ones(96)])
+@pytest.mark.parametrize("double", [False, True])
+def test_a_4_bit_product_is_that_of_the_library(double: bool, bias: torch.Tensor | None) -> None:
+    packed, state = _quantised(double)
+    inputs = torch.randn(2, 3, 64)
+    scales = state.state2.absmax if double else state.absmax
+    nested = (state.absmax, state.state2.code, state.offset) if double else (None, None, None)
+    given = (inputs, packed, state.shape, scales, state.blocksize, state.quant_type, bias, *nested)
+    kernel = library_kernels(CPU)["bitsandbytes::gemm_4bit"]
+    with FlopCounterMode(display=False) as counter:
+        ours = kernel(None, *given)
+    torch.testing.assert_close(ours, torch.ops.bitsandbytes.gemm_4bit(*given))
+    assert counter.get_total_flops() == 2 * 6 * 64 * 96
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (3, 31)])  # whole blocks of 64, and not
+def test_4_bit_weights_are_laid_out_as_the_library_lays_them_out(shape: tuple[int, int]) -> None:
+    given = (torch.randn(shape), 64, "nf4", torch.uint8)
+    ours = library_kernels(CPU)["bitsandbytes::quantize_4bit"](None, *given)
+    theirs = torch.ops.bitsandbytes.quantize_4bit(*given)
+    assert [(each.shape, each.dtype) for each in ours] == [(each.shape, each.dtype) for each in theirs]
+    assert ours[0].numel() == math.ceil(math.prod(shape) / 2)
+    torch.testing.assert_close(ours[1], theirs[1])
+
+
+def test_int8_weights_are_those_of_the_library() -> None:
+    weight = torch.randn(8, 16, dtype=torch.float16)
+    ours = library_kernels(CPU)["bitsandbytes::int8_vectorwise_quant"](None, weight)
+    theirs = torch.ops.bitsandbytes.int8_vectorwise_quant(weight)
+    torch.testing.assert_close(ours[:2], theirs[:2])
+
+
+def test_int8_products_on_a_gpu_give_what_the_library_gives() -> None:
+    inputs = torch.randn(32, 16, dtype=torch.bfloat16)
+    kernels = library_kernels(AMPERE)
+    rows, scales, outliers = kernels["bitsandbytes::int8_vectorwise_quant"](None, inputs.half(), 6.0)
+    theirs = torch.ops.bitsandbytes.int8_vectorwise_quant(inputs.half(), 6.0)
+    told = [(each.shape, each.dtype) for each in (rows, scales, outliers)]
+    assert told == [(each.shape, each.dtype) for each in theirs]
+    weight, weight_scales, _ = torch.ops.bitsandbytes.int8_vectorwise_quant(torch.randn(8, 16).half())
+    given = (inputs, theirs[0], weight, theirs[1], weight_scales, theirs[2], torch.ones(8))
+    ours, none = kernels["bitsandbytes::int8_mixed_scaled_mm"](None, *given)
+    output, _ = torch.ops.bitsandbytes.int8_mixed_scaled_mm(*given)
+    assert (ours.shape, ours.dtype, none.numel()) == (output.shape, output.dtype, 0)

@@ -1,0 +1,53 @@
+"""What a trace predicts and what real steps were seen to take, to hold one against the other."""
+
+import gc
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from autofit.core.hardware import Hardware
+from autofit.core.workload import Workload
+from autofit.estimate.trace import Trace, trace
+from autofit.memory.tracker import StorageTracker
+from autofit.training.build import build
+from autofit.training.loop import accumulate, update
+from tests.tiny import CPU
+
+AMPERE = replace(CPU, device="cuda", name="a GPU", capability=(8, 0))
+HOPPER = replace(AMPERE, capability=(9, 0))
+
+
+def traced(workload: Workload, hardware: Hardware = CPU, **knobs: Any) -> Trace:
+    return trace(workload, knobs, hardware)
+
+
+def peak(trace: Trace) -> int:
+    """The most bytes that lived at once."""
+    sizes: dict[int, int] = {}
+    live = highest = 0
+    for event in trace.events:
+        live += event.nbytes - sizes.get(event.storage, 0)
+        sizes[event.storage] = event.nbytes
+        highest = max(highest, live)
+    return highest
+
+
+def labelled(trace: Trace, label: str) -> int:
+    """Bytes of all storages that were ever of that kind, at their largest."""
+    largest: dict[int, int] = {}
+    for event in trace.events:
+        largest[event.storage] = max(event.nbytes, largest.get(event.storage, 0))
+    return sum(nbytes for storage, nbytes in largest.items() if trace.labels.get(storage) == label)
+
+
+def tracked(workload: Workload, knobs: Mapping[str, Any]) -> int:
+    """The peak of two real steps of the whole batch."""
+    gc.collect()
+    with StorageTracker() as tracker:
+        setup = build(workload, knobs, CPU)
+        batch = workload.batch(workload.effective_batch_size)
+        for _ in range(2):
+            accumulate(setup, batch)
+            update(setup)
+    setup.close()
+    return tracker.peak
