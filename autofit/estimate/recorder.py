@@ -26,6 +26,7 @@ from autofit.setup.copies import plain_tensors
 # never are, since nothing is known of the weights. Of floats, counters and scales are enough.
 _KNOWN_ELEMENTS = 2**20
 _KNOWN_FLOATS = 16
+_UNKNOWN = "Nothing can be predicted of such a model; measuring works."
 _READ = torch.ops.aten._local_scalar_dense.default
 _DEVICE = torch.ops.prim.device.default
 
@@ -141,11 +142,12 @@ class Recorder(StorageTracker):
                 return known.item()
         if not isinstance(tensor, FakeTensor):
             return tensor.item()
-        if self.marks[-1].phase == "forward" and not self.answers:
-            raise UntraceableError("reads a number out of a tensor that depends on weights (aten._local_scalar_dense)")
+        if self.phase is not None and self.phase() == "forward":
+            raise UntraceableError(
+                "the model's forward reads a number that depends on its weights (.item()).", _UNKNOWN
+            )
+        # The loop itself, the optimizer or a loss scaler asks: the loss is finite, and no gradient overflows.
         return True if tensor.dtype is torch.bool else 0.0 if tensor.is_floating_point() else 1
-
-    answers = True
 
     def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Compute the values of small tensors that depend on nothing unknown, beside their fakes."""

@@ -20,7 +20,7 @@ from autofit.core.config import Config
 from autofit.core.errors import AutofitError
 from autofit.core.hardware import MIB, Hardware
 from autofit.core.workload import Workload
-from autofit.estimate import kept
+from autofit.estimate.kept import keep, key_of, read
 from autofit.estimate.optimizer_state import Kind, OptimizerCost, optimizer_cost, scaled_shapes
 from autofit.estimate.pieces import (
     ADDED,
@@ -90,13 +90,13 @@ def predict_all(workload: Workload, hardware: Hardware, configs: Sequence[Config
         UntraceableError: the model cannot be followed.
     """
     rates = rates_for(hardware) or UNKNOWN
-    key = kept.key_of(workload, hardware, rates, configs)
-    known = kept.read(key) if key else None
+    key = key_of(workload, hardware, rates, configs)
+    known = read(key) if key else None
     if known is None:
         rough = SpaceEstimator(workload, hardware, rates, configs).predict()
         known = rough.allocated, rough.seconds
         if key:
-            kept.keep(key, *known)
+            keep(key, *known)
     return known[0].tolist(), known[1].tolist()
 
 

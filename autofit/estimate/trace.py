@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_iter
 
 from autofit.core.config import Config
-from autofit.core.errors import RefusedError
+from autofit.core.errors import AutofitError, RefusedError, UntraceableError
 from autofit.core.hardware import Hardware
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
@@ -113,6 +113,10 @@ def trace(workload: Workload, config: Mapping[str, Any], hardware: Hardware, *, 
         with fake_world(hardware) as world, recorder:
             _build(setup, recorder, world)
             _step(setup, recorder, world)
+    except AutofitError:
+        raise
+    except Exception as error:  # the model's own code, under conditions that it was not written for
+        raise _untraceable(error) from error
     finally:
         setup.close()
     return Trace(
@@ -135,6 +139,13 @@ def _shapes(setup: Setup) -> tuple[tuple[torch.Size, torch.dtype, int | None], .
     blocks = repeated_blocks(setup.model)
     owner = {parameter: block for block, module in enumerate(blocks) for parameter in module.parameters()}
     return tuple((each.shape, each.dtype, owner.get(each)) for _, each in setup.trainable())
+
+
+def _untraceable(error: Exception) -> UntraceableError:
+    operator = getattr(error, "func", None)
+    why = f"{operator} needs numbers" if operator else f"{type(error).__name__}: {' '.join(str(error).split())}"
+    message = f"a training step of this model cannot be followed on tensors without values ({why[:300]})."
+    return UntraceableError(message, "Nothing can be predicted of such a model; measuring works.")
 
 
 def _on_meta(model: nn.Module) -> nn.Module:

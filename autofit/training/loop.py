@@ -62,9 +62,9 @@ def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
             with setup.forward_context():
                 loss = compute_loss(setup, on_device)
             weighted = loss * weight if weight != 1.0 else loss
+            setup.phase = "backward"
             if setup.stepped_in_backward and not weighted.isfinite():
                 return weighted.detach()  # this backward would write what is no number into every weight
-            setup.phase = "backward"
             (setup.scaler.scale(weighted) if setup.scaler else weighted).backward()
         batch_loss += weighted.detach().to(batch_loss.dtype)
         del loss, weighted  # with their graph: bitsandbytes' int8 layers hold their inputs as long as that lives

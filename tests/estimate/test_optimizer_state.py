@@ -1,0 +1,52 @@
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from autofit.estimate.optimizer_state import optimizer_cost, scaled_shapes
+from autofit.techniques import settle
+from tests.estimate.traced import AMPERE
+from tests.tiny import CPU, llama_workload
+
+SHAPES = {(torch.Size((64, 64)), torch.float32): 3, (torch.Size((128, 64)), torch.float32): 2}
+ELEMENTS = 3 * 64 * 64 + 2 * 128 * 64
+
+
+def _cost(optimizer: str, hardware: Any = CPU) -> Any:
+    workload = llama_workload()
+    return optimizer_cost(workload, settle({"optimizer": optimizer}, workload, hardware), hardware, SHAPES)
+
+
+def test_adamw_keeps_two_moments_and_sgd_none() -> None:
+    adamw = _cost("adamw")
+    assert adamw.state == 8 * ELEMENTS + 5 * 4  # and a counter for each weight
+    assert adamw.temporary == 0
+    assert _cost("sgd").state == 0
+
+
+def test_8bit_state_is_two_bytes_a_weight_and_its_scales() -> None:
+    state = _cost("adamw-8bit").state
+    assert 2 * ELEMENTS < state <= 2 * ELEMENTS * (1 + 4 / 256) + 5 * 4096
+
+
+def test_foreach_needs_temporaries_for_all_weights_at_once() -> None:
+    foreach = _cost("adamw-foreach")
+    assert foreach.temporary >= 4 * ELEMENTS
+    assert foreach.largest < foreach.temporary
+
+
+def test_on_cuda_state_is_counted_in_blocks() -> None:
+    assert _cost("adamw", AMPERE).state == 8 * ELEMENTS + 5 * 512
+
+
+def test_shapes_of_adapters_follow_the_rank() -> None:
+    shapes = Counter({(torch.Size((17, 64)), torch.float32): 2, (torch.Size((64, 64)), torch.float32): 1})
+    scaled = scaled_shapes(shapes, 17, 8)
+    assert scaled[torch.Size((8, 64)), torch.float32] == 2
+    assert scaled[torch.Size((64, 64)), torch.float32] == 1
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit", "adafactor"])
+def test_a_step_moves_at_least_the_weights_and_their_gradients(optimizer: str) -> None:
+    assert _cost(optimizer).moved >= 8 * ELEMENTS
