@@ -1,8 +1,7 @@
 """Depth: a model of repeated blocks cut short, and what is needed to speak of the whole again.
 
 What one block more costs is read off blocks in the middle, whose surroundings are those of any other in the middle. The
-first two and the last stay as they are: before the first there is an embedding, whose output may live on in the second
-(a frozen one's needs no gradient), and after the last there is a head.
+first and the last stay as they are: before the first there is an embedding, after the last a head.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from torch import nn
 
 from autofit.setup.blocks import repeated_blocks
 
-FIRST = 2  # blocks before those in the middle
+FIRST = 1  # blocks before those in the middle
 _LONGEST_PERIOD = 8  # blocks: Gemma 3 has five of one kind and one of another; hybrids repeat every eight
 
 
@@ -21,7 +20,7 @@ _LONGEST_PERIOD = 8  # blocks: Gemma 3 has five of one kind and one of another; 
 class Depth:
     """How a cut model stands for a deep one.
 
-    Of `whole` blocks, `kept` were kept: the first two, `period` ones that stand for `repeats` times as many, the rest.
+    Of `whole` blocks, `kept` were kept: the first, `period` ones that stand for `repeats` times as many, the rest.
     """
 
     whole: int
@@ -61,7 +60,7 @@ def cut(model: nn.Module, *, alternating: bool) -> Depth | None:
 
 
 def _period(signatures: list[object], alternating: bool) -> int | None:
-    """After how many blocks the same ones follow again, but for the first two and the last."""
+    """After how many blocks the same ones follow again, but for the first and the last."""
     for period in range(2 if alternating else 1, _LONGEST_PERIOD + 1, 2 if alternating else 1):
         middle = signatures[FIRST:-1]
         if len(middle) >= period and all(a == b for a, b in zip(middle, middle[period:], strict=False)):

@@ -66,7 +66,7 @@ def optimizer_cost(workload: Workload, config: Config, hardware: Hardware, shape
     )
 
 
-def scaled_shapes(shapes: Counter[Kind], prime: int, rank: int) -> Counter[Kind]:
+def scaled_shapes(shapes: Shapes, prime: int, rank: int) -> Counter[Kind]:
     """The shapes for another LoRA rank than the prime that they were traced with."""
     scaled: Counter[Kind] = Counter()
     for (shape, dtype), count in shapes.items():

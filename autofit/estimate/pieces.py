@@ -7,13 +7,16 @@ the model has such blocks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autofit.core.hardware import MIB, Hardware
+from autofit.estimate.depth import Depth
 from autofit.estimate.memory import ROUNDING
+from autofit.estimate.optimizer_state import Kind, Shapes
 from autofit.estimate.recorder import Mark
 from autofit.estimate.scaling import Floats, Grid, Ints, Symbols
 from autofit.estimate.seconds import Work
@@ -46,11 +49,13 @@ class Piece:
 class Pieces:
     """All pieces of a shallow trace, and what is there before the forward and stays, in bytes at each pair of a grid.
 
-    `streamed` are the frozen weights of the middle blocks, which parameter_offload keeps on the host.
+    `depth` is how the traced blocks stand for all, `shapes` are of the trained weights of all of them, and `streamed`
+    the frozen weights of the middle blocks, which parameter_offload keeps on the host.
     """
 
     row: tuple[Piece, ...]
-    trace: Trace
+    depth: Depth | None
+    shapes: Shapes
     parameters: Floats
     gradients: Floats
     others: Floats
@@ -75,12 +80,21 @@ def cut_into_pieces(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardwa
     start = next(mark.events for mark in trace.marks if mark.phase == "forward")
     return Pieces(
         row=tuple(row),
-        trace=trace,
+        depth=trace.depth,
+        shapes=_shapes(trace),
         parameters=events.total("parameters"),
         gradients=events.total("gradients"),
         others=events.changes[:start].sum(0),
         streamed=events.streamed(),
     )
+
+
+def _shapes(trace: Trace) -> Shapes:
+    """How many trained weights of each shape and dtype the whole model has."""
+    counted: Counter[Kind] = Counter()
+    for shape, dtype, block in trace.shapes:
+        counted[shape, dtype] += trace.depth.times(block) if trace.depth else 1
+    return counted
 
 
 def _spans(trace: Trace) -> Iterator[tuple[Mark, Mark]]:
@@ -244,7 +258,7 @@ def run_through(row: Row, way: str, live: Floats) -> tuple[Floats, Floats]:
 
 def as_traced(pieces: Pieces) -> list[tuple[Sequence[Piece], int]]:
     """The row of the whole model, all blocks as they were traced."""
-    depth = pieces.trace.depth
+    depth = pieces.depth
     if depth is None:
         return [(pieces.row, 1)]
     row: list[tuple[list[Piece], int]] = []

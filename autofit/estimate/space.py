@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from autofit.core.errors import AutofitError
 from autofit.core.hardware import MIB, Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.kept import keep, key_of, read
-from autofit.estimate.optimizer_state import Kind, OptimizerCost, optimizer_cost, scaled_shapes
+from autofit.estimate.optimizer_state import OptimizerCost, optimizer_cost, scaled_shapes
 from autofit.estimate.pieces import (
     ADDED,
     ADDED_AWAY,
@@ -189,11 +188,11 @@ class SpaceEstimator:
     def _row(self, config: Config) -> _Row | None:
         """The pieces of all blocks in order, with the head that the loss makes."""
         plain = self._traced(config, loss="standard", activation_checkpointing="none")
-        if plain is None or plain.trace.depth is None:
+        if plain is None or plain.depth is None:
             whole = self._traced(config)
             return as_traced(whole) if whole else None
         head = self._traced(config, activation_checkpointing="none", attention="sdpa")
-        if config["activation_checkpointing"] == "alternate" and plain.trace.depth.period == 1:
+        if config["activation_checkpointing"] == "alternate" and plain.depth.period == 1:
             full = self._traced(config, loss="standard", activation_checkpointing="full")
             row = _alternating(plain, full) if full else None
         else:
@@ -256,10 +255,7 @@ class SpaceEstimator:
 
     def _optimizer(self, config: Config, pieces: Pieces) -> list[OptimizerCost]:
         """What the optimizer costs at each pair of the grid."""
-        traced, depth = pieces.trace, pieces.trace.depth
-        shapes: Counter[Kind] = Counter()
-        for shape, dtype, block in traced.shapes:
-            shapes[shape, dtype] += depth.times(block) if depth else 1
+        shapes = pieces.shapes
         found = []
         for rank in self._grid.ranks.tolist():
             scaled = scaled_shapes(shapes, self._symbols.rank, int(rank)) if config["lora_rank"] and rank else shapes
@@ -280,7 +276,7 @@ def _sizes(workload: Workload) -> set[int]:
 
 def _alternating(plain: Pieces, full: Pieces) -> _Row:
     """Every second block checkpointed, never the last: activation_checkpointing, `alternate`."""
-    depth = plain.trace.depth
+    depth = plain.depth
     assert depth is not None and depth.period == 1, "blocks that are all alike"
     kinds = [full if block % 2 == depth.whole % 2 else plain for block in range(depth.whole)]
     middle, last = depth.standing_for[0], depth.standing_for[0] + 1  # as they were traced

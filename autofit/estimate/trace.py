@@ -164,7 +164,7 @@ def _build(setup: Setup, recorder: Recorder, world: Any) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None and not buffer.is_meta:
                 module._buffers[name] = recorder.know(world.from_tensor(buffer), buffer)
-    materialize(setup)
+    materialize(setup, values=False)
     finish(setup, traced=True)
     recorder.label([*setup.model.parameters(), *setup.model.buffers()], "parameters")
     for block, module in enumerate(repeated_blocks(setup.model)):

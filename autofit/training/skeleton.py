@@ -72,8 +72,12 @@ def skeleton_of(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def materialize(setup: Setup) -> None:
-    """Give every parameter and buffer its place on the device, in the dtype the setup says; meta ones random values."""
+def materialize(setup: Setup, *, values: bool = True) -> None:
+    """Give every parameter and buffer its place on the device, in the dtype the setup says; meta ones random values.
+
+    Args:
+        values: False where nobody will see them.
+    """
     generator = torch.Generator(device=setup.device).manual_seed(setup.hyperparameters.seed)
     done: dict[nn.Parameter, nn.Parameter] = {}
     for module in list(setup.model.modules()):
@@ -81,7 +85,7 @@ def materialize(setup: Setup) -> None:
             if parameter is None:
                 continue
             if parameter not in done:
-                placed = _placed(parameter, name, setup, generator)
+                placed = _placed(parameter, name, setup, generator if values else None)
                 holder = setup.holders.get(module) if name == "weight" else None
                 done[parameter] = holder(placed.data) if holder else placed
                 del placed  # or the last weight's full values would stand beside the next one's
@@ -89,12 +93,13 @@ def materialize(setup: Setup) -> None:
         _place_buffers(module, setup.device)
 
 
-def _placed(parameter: nn.Parameter, name: str, setup: Setup, generator: torch.Generator) -> nn.Parameter:
+def _placed(parameter: nn.Parameter, name: str, setup: Setup, generator: torch.Generator | None) -> nn.Parameter:
     wanted = setup.trainable_dtype if parameter.requires_grad else setup.frozen_dtype
     dtype = wanted if wanted is not None and parameter.is_floating_point() else parameter.dtype
     if parameter.device.type == "meta":
         tensor = torch.empty_like(parameter, dtype=dtype, device=setup.device, requires_grad=False)
-        _fill(tensor, name, generator)
+        if generator is not None:
+            _fill(tensor, name, generator)
         return nn.Parameter(tensor, requires_grad=parameter.requires_grad)
     # In place for a living model, so that whoever holds the parameter (the user, an optimizer) keeps holding it.
     parameter.data = parameter.data.to(device=setup.device, dtype=dtype)
