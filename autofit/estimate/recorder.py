@@ -8,6 +8,7 @@ tensors cannot: numbers that the code reads from small tensors whose values are 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,9 @@ from autofit.memory.tracker import StorageTracker
 # never are, since nothing is known of the weights. Of floats, counters and scales are enough.
 _KNOWN_ELEMENTS = 2**20
 _KNOWN_FLOATS = 16
+_REFERENCES, _HOLDERS = 4, 2  # of a gradient, and of its storage, that only the engine holds, inside a dispatch
 _READ = torch.ops.aten._local_scalar_dense.default
+_ADD = torch.ops.aten.add.Tensor
 _DEVICE = torch.ops.prim.device.default
 
 
@@ -89,6 +92,8 @@ class Recorder(StorageTracker):
         if self.phase is not None and (phase := self.phase()) != self.marks[-1][1]:
             self.mark(phase)
         kwargs = kwargs or {}
+        if func is _ADD and _sums_gradients(args[0]):
+            func = torch.ops.aten.add_.Tensor
         result = func(*args, **kwargs)
         self._see(result)
         self._follow(func, args, kwargs, result)
@@ -150,6 +155,19 @@ class Recorder(StorageTracker):
             number = self._numbers.get(plain.untyped_storage()._cdata)
             if number is not None:
                 yield number
+
+
+def _sums_gradients(tensor: Any) -> bool:
+    """Whether autograd's engine adds a second gradient to this one, and nobody else holds it.
+
+    On plain tensors the engine then adds in place (input_buffer.cpp, can_accumulate_inplace), but never on fake ones:
+    a tied embedding would have its gradient twice. Counted are the references of this call and the engine's one.
+    """
+    if torch.is_grad_enabled() or torch._C._current_autograd_node() is None or not isinstance(tensor, FakeTensor):
+        return False
+    references = max(tensor._use_count(), sys.getrefcount(tensor))  # of C++, and of Python
+    alone = references <= _REFERENCES and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) <= _HOLDERS
+    return alone and torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
 
 
 def _is_followed(tensor: torch.Tensor) -> bool:
