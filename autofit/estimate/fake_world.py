@@ -20,8 +20,18 @@ from torch.nn import functional
 from autofit.core.hardware import Hardware
 
 _AMPERE = (8, 0)
+_HOPPER = (9, 0)
+_WORKSPACE = 2 * 4096 * 1024 + 8 * 16 * 1024  # bytes: ":4096:2:16:8", parseChosenWorkspaceSize
+_HOPPER_WORKSPACE = 8 * 4096 * 1024
 _FLASH_HEAD = 256  # largest head size of PyTorch's flash kernel: sdp_utils.cpp, check_head_dim_size_flash
-_EFFICIENT_ALIGNMENT = 8  # bytes of a row that the efficient kernel reads at once
+_LITTLE_SHARED_MEMORY = (
+    (8, 6),
+    (8, 9),
+    (12, 0),
+)  # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
+_EFFICIENT_ALIGNMENT = 16  # bytes of a row that the efficient kernel reads at once
+
+_Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, float, bool]  # query, key, value, dropout, whether grouped
 
 
 @contextmanager
@@ -35,9 +45,31 @@ def fake_world(hardware: Hardware) -> Iterator[FakeTensorMode]:
         if hardware.device == "cuda":
             attention = _cuda_attention(hardware, functional.scaled_dot_product_attention)
             stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", attention))
+            stack.enter_context(mock.patch.object(functional, "dropout", _cuda_dropout(functional.dropout)))
             for name in ("softmax", "layer_norm", "log_softmax", "cross_entropy", "nll_loss", "group_norm", "mse_loss"):
                 stack.enter_context(mock.patch.object(functional, name, _in_fp32(getattr(functional, name))))
         yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+
+
+def workspace_bytes(hardware: Hardware) -> int:
+    """What cuBLAS holds in PyTorch's allocator from the first backward on (CUDABlas' CublasHandlePool.cpp).
+
+    Handles are per thread, and each has a workspace: one for the forward, one for the thread of the backward.
+    """
+    if hardware.device != "cuda":
+        return 0
+    hopper = hardware.capability is not None and hardware.capability >= _HOPPER
+    return 2 * (_HOPPER_WORKSPACE if hopper else _WORKSPACE)
+
+
+def _cuda_dropout(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """CUDA keeps one byte for each element, a CPU a factor in the input's format (Dropout.cpp, dropout)."""
+
+    def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        fused = training and not inplace and 0 < p < 1 and input.numel() > 0
+        return torch.native_dropout(input, p, True)[0] if fused else plain(input, p, training, inplace)
+
+    return dropout
 
 
 def _in_fp32(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -77,9 +109,10 @@ def _cuda_attention(hardware: Hardware, plain: Callable[..., torch.Tensor]) -> C
             if attn_mask is not None and attn_mask.is_floating_point():
                 attn_mask = attn_mask.to(low)
         grouped = enable_gqa and query.shape[-3] != key.shape[-3]
-        if _flash(query, attn_mask, hardware):
+        inputs = (query, key, value, dropout_p, grouped)
+        if _flash(inputs, attn_mask, is_causal, hardware):
             return _by_flash(query, key, value, dropout_p, is_causal, scale)
-        if _efficient(query, attn_mask, grouped):
+        if _efficient(inputs, hardware):
             return _by_efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
         plainly: Any = torch.ops.aten._scaled_dot_product_attention_math.default
         out: torch.Tensor = plainly(
@@ -90,16 +123,36 @@ def _cuda_attention(hardware: Hardware, plain: Callable[..., torch.Tensor]) -> C
     return attention
 
 
-def _flash(query: torch.Tensor, mask: torch.Tensor | None, hardware: Hardware) -> bool:
+def _flash(inputs: _Inputs, mask: torch.Tensor | None, is_causal: bool, hardware: Hardware) -> bool:
+    """can_use_flash_attention: half precision on Ampere and later, one head size up to 256, no mask."""
+    query, key, value, dropout, _ = inputs
+    size = query.shape[-1]
     ampere = hardware.capability is None or hardware.capability >= _AMPERE
     low = query.dtype in (torch.float16, torch.bfloat16)
-    allowed = torch.backends.cuda.flash_sdp_enabled()
-    return allowed and ampere and low and mask is None and query.dim() == 4 and query.shape[-1] <= _FLASH_HEAD
+    one_size = size == key.shape[-1] == value.shape[-1] and size <= _FLASH_HEAD
+    square = not is_causal or query.shape[-2] == key.shape[-2]
+    small_card = hardware.capability in _LITTLE_SHARED_MEMORY and torch.is_grad_enabled()
+    too_large = small_card and (192 < size <= 224 or (size > 224 and dropout > 0))
+    allowed = torch.backends.cuda.flash_sdp_enabled() and mask is None and not too_large
+    return allowed and ampere and low and one_size and square and _plain(inputs)
 
 
-def _efficient(query: torch.Tensor, mask: torch.Tensor | None, grouped: bool) -> bool:
-    aligned = query.shape[-1] * query.itemsize % _EFFICIENT_ALIGNMENT == 0
-    return torch.backends.cuda.mem_efficient_sdp_enabled() and aligned and not grouped and query.dim() == 4
+def _efficient(inputs: _Inputs, hardware: Hardware) -> bool:
+    """can_use_mem_efficient_attention: rows that are whole 16 bytes (minimum_gemm_alignment), no groups."""
+    query, key, value, _, grouped = inputs
+    ampere = hardware.capability is None or hardware.capability >= _AMPERE
+    half = query.dtype is torch.float16
+    known = half or query.dtype is torch.float32 or (ampere and query.dtype is torch.bfloat16)
+    elements = _EFFICIENT_ALIGNMENT // query.itemsize if ampere or half else 1
+    aligned = query.shape[-1] % elements == 0 and value.shape[-1] % elements == 0
+    allowed = torch.backends.cuda.mem_efficient_sdp_enabled() and query.shape[-1] == key.shape[-1]
+    return allowed and known and aligned and not grouped and _plain(inputs)
+
+
+def _plain(inputs: _Inputs) -> bool:
+    """What both kernels ask of tensors: batch, heads, length and size, the last without gaps, and none of them 0."""
+    tensors = inputs[:3]
+    return all(each.dim() == 4 and each.stride(-1) == 1 and each.numel() > 0 for each in tensors)
 
 
 def _by_flash(

@@ -8,6 +8,7 @@ tensors cannot: numbers that the code reads from small tensors whose values are 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,9 @@ from autofit.setup.copies import plain_tensors
 _KNOWN_ELEMENTS = 2**20
 _KNOWN_FLOATS = 16
 _UNKNOWN = "Nothing can be predicted of such a model; measuring works."
+_REFERENCES, _HOLDERS = 4, 2  # of a gradient, and of its storage, that only the engine holds, inside a dispatch
 _READ = torch.ops.aten._local_scalar_dense.default
+_ADD = torch.ops.aten.add.Tensor
 _DEVICE = torch.ops.prim.device.default
 
 on_real_tensors = _disable_current_modes  # a context in which operators compute again
@@ -126,6 +129,8 @@ class Recorder(StorageTracker):
         if kernel is not None:
             with self:
                 return kernel(func, *args, **kwargs)
+        if func is _ADD and _sums_gradients(args[0]):
+            func = torch.ops.aten.add_.Tensor
         result = func(*args, **kwargs)
         self._see(result)
         self._follow(func, args, kwargs, result)
@@ -179,6 +184,20 @@ class Recorder(StorageTracker):
         number = self._numbers.pop(key, None)
         if number is not None:
             self.events.append(Event(number, 0))
+
+
+def _sums_gradients(tensor: Any) -> bool:
+    """Whether autograd's engine adds a second gradient to this one, and nobody else holds it.
+
+    On plain tensors the engine then adds in place (input_buffer.cpp, can_accumulate_inplace), but never on fake ones:
+    a tied embedding would have its gradient twice. Counted are the references of this call and the engine's one.
+    """
+    if torch.is_grad_enabled() or torch._C._current_autograd_node() is None or not isinstance(tensor, FakeTensor):
+        return False
+    fake: Any = tensor
+    references = max(fake._use_count(), sys.getrefcount(tensor))  # of C++, and of Python
+    alone = references <= _REFERENCES and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) <= _HOLDERS
+    return alone and torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
 
 
 def _is_followed(tensor: torch.Tensor) -> bool:
