@@ -27,6 +27,11 @@ class Cost:
     flops: int
     nbytes: int
 
+    @classmethod
+    def of_transfer(cls, result: torch.Tensor) -> Cost:
+        """A copy between the device and its host."""
+        return cls("transfer", str(result.dtype).removeprefix("torch."), 1, 0, result.numel() * result.itemsize)
+
     def __add__(self, other: Cost) -> Cost:
         return Cost(
             self.kind, self.dtype, self.calls + other.calls, self.flops + other.flops, self.nbytes + other.nbytes

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autofit.core.hardware import Hardware
+from autofit.estimate.recorder import HOST
 from autofit.estimate.trace import Trace
 
 ROUNDING = 512  # bytes: CUDACachingAllocator.cpp, kMinBlockSize
@@ -23,9 +24,9 @@ class Peak:
 
 
 def rounded(trace: Trace, hardware: Hardware) -> Iterator[tuple[int, int]]:
-    """The events as the target's allocator counts them: (storage, bytes), in whole blocks on CUDA."""
+    """The events as the target's allocator counts them: (storage, bytes), in whole blocks on CUDA; the host's as 0."""
     for event in trace.events:
-        nbytes = event.nbytes
+        nbytes = 0 if trace.labels.get(event.storage) == HOST else event.nbytes
         yield event.storage, -(-nbytes // ROUNDING) * ROUNDING if hardware.device == "cuda" else nbytes
 
 

@@ -8,9 +8,11 @@ tensors cannot: numbers that the code reads from small tensors whose values are 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -26,6 +28,8 @@ from autofit.memory.tracker import StorageTracker
 _KNOWN_ELEMENTS = 2**20
 _KNOWN_FLOATS = 16
 _READ = torch.ops.aten._local_scalar_dense.default
+_COPIES = ("aten::copy_",)
+HOST = "host"
 _DEVICE = torch.ops.prim.device.default
 
 
@@ -48,6 +52,7 @@ class Recorder(StorageTracker):
         marks: (number of events so far, what began there).
         costs: what the operators cost, by (what was going on, kind of operator, dtype).
         labels: what each storage is: "parameters", "gradients", "optimizer", "inputs"; others are told by their lives.
+            "host" is none of the device's.
     """
 
     def __init__(self, kernels: Mapping[str, Callable[..., Any]] | None = None) -> None:
@@ -60,6 +65,7 @@ class Recorder(StorageTracker):
         self.phase: Callable[[], str] | None = None
         self._numbers: dict[int, int] = {}
         self._lives = 0
+        self._has_host = False
 
     def mark(self, name: str) -> None:
         """What comes from here on is `name`."""
@@ -71,7 +77,26 @@ class Recorder(StorageTracker):
         for tensor in tree_iter(value):
             if isinstance(tensor, torch.Tensor):
                 for number in self._storages_of(tensor):
-                    self.labels[number] = name
+                    if self.labels.get(number) != HOST:  # the state of an offloaded optimizer stays where it is
+                        self.labels[number] = name
+
+    def note_host(self, tensor: torch.Tensor) -> None:
+        """Say that a tensor stands for one in the host's memory; so does what is computed from such tensors alone."""
+        self.label(tensor, HOST)
+        self._has_host = True
+
+    @contextmanager
+    def seeing_resizes(self) -> Iterator[None]:
+        """Inside, storages that are emptied and filled again are counted so: it is no operator that does it."""
+        plain = torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            resized = plain(storage, size)
+            self._count(storage)
+            return resized
+
+        with mock.patch.object(torch.UntypedStorage, "resize_", resize):
+            yield
 
     def know(self, fake: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         """Remember the values of a tensor that code may look at; returns the fake."""
@@ -90,10 +115,12 @@ class Recorder(StorageTracker):
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         if func is _READ:
             return self._read(args[0])
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a tensor made of others says what it does with those, and comes back with that
         if self.phase is not None and (phase := self.phase()) != self.marks[-1][1]:
             self.mark(phase)
         kwargs = kwargs or {}
-        kernel = self._kernels.get(func._schema.name)
+        kernel = self._kernels.get(_name(func))
         if kernel is not None:
             with self:
                 return kernel(func, *args, **kwargs)
@@ -101,6 +128,8 @@ class Recorder(StorageTracker):
         self._see(result)
         self._follow(func, args, kwargs, result)
         cost = cost_of(func, args, kwargs, result)
+        if self._has_host:
+            cost = self._with_host(func, (args, kwargs), result, cost)
         if cost is not None:
             key = (self.marks[-1][1], cost.kind, cost.dtype)
             self.costs[key] = self.costs[key] + cost if key in self.costs else cost
@@ -117,6 +146,20 @@ class Recorder(StorageTracker):
         if self.marks[-1][1] == "forward" and not self.answers:
             raise UntraceableError("reads a number out of a tensor that depends on weights (aten._local_scalar_dense)")
         return True if tensor.dtype is torch.bool else 0.0 if tensor.is_floating_point() else 1
+
+    def _with_host(self, func: Any, given: Any, result: Any, cost: Cost | None) -> Cost | None:
+        """What the host computes is not the device's work, and what crosses over is a transfer."""
+        tensors = [each for each in tree_iter(given) if isinstance(each, torch.Tensor)]
+        sides = {self._is_on_host(each) for each in tensors if each.dim()}  # a number may come from anywhere
+        if sides == {True}:
+            self.label(result, HOST)
+            return replace(cost, kind=HOST) if cost else None
+        if sides == {True, False} and _name(func) in _COPIES:
+            return Cost.of_transfer(result)
+        return cost
+
+    def _is_on_host(self, tensor: torch.Tensor) -> bool:
+        return any(self.labels.get(number) == HOST for number in self._storages_of(tensor))
 
     answers = True
 
@@ -158,6 +201,10 @@ class Recorder(StorageTracker):
             number = self._numbers.get(plain.untyped_storage()._cdata)
             if number is not None:
                 yield number
+
+
+def _name(func: Any) -> str:
+    return str(func._schema.name)
 
 
 def _is_followed(tensor: torch.Tensor) -> bool:

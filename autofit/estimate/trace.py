@@ -62,9 +62,10 @@ def trace(workload: Workload, config: Config, hardware: Hardware) -> Trace:
         raise RefusedError(reason)
     recorder = Recorder(library_kernels(hardware))
     setup = _unbuilt(workload, settled, hardware)
+    setup.note_host = recorder.note_host
     try:
         adapt(setup, traced=True)
-        with fake_world(hardware) as world, recorder:
+        with fake_world(hardware) as world, recorder, recorder.seeing_resizes():
             _build(setup, recorder, world)
             _step(setup, recorder, world)
     finally:

@@ -54,7 +54,7 @@ class Setup:
     phase: str = "forward"
     forward_contexts: list[Context] = field(default_factory=list)
     step_contexts: list[Context] = field(default_factory=list)
-    note_host: Callable[[torch.Tensor], Any] = lambda tensor: None  # noqa: E731
+    note_host: Callable[[torch.Tensor], Any] = lambda tensor: None
     warnings: list[str] = field(default_factory=list)
     _undo: list[Callable[[], None]] = field(default_factory=list)
 
