@@ -31,6 +31,11 @@ class Cost:
         """Bytes read and written."""
         return sum(self.sizes)
 
+    @classmethod
+    def of_transfer(cls, result: torch.Tensor) -> Cost:
+        """A copy between the device and its host."""
+        return cls("transfer", str(result.dtype).removeprefix("torch."), 0, (result.numel() * result.itemsize,))
+
 
 def _kind(func: Any) -> str | None:
     """None for what computes nothing: views, and questions about tensors."""

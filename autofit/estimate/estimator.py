@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from autofit.core.estimate import Estimate
 from autofit.core.hardware import MIB, Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.calibration import Calibration
+from autofit.estimate.fake_world import workspace_bytes
 from autofit.estimate.memory import Peak, peak_of
 from autofit.estimate.rates import Rates
 from autofit.estimate.scaling import Grid, Symbols
@@ -44,11 +46,13 @@ def predict(
     """
     traced = trace(workload, config, hardware)
     peak = peak_of(traced, hardware)
-    context = (hardware.context_bytes or _CONTEXT) if hardware.device == "cuda" else 0
-    reserved = None
+    reserved, context, workspace = None, 0, 0
     if hardware.device == "cuda":
-        replayed = replay(((each.storage, each.nbytes) for each in traced.events), expandable=True)
-        reserved = max(replayed.peak_reserved, peak.nbytes)
+        context, workspace = hardware.context_bytes or _CONTEXT, workspace_bytes(hardware)
+        replayed = replay(rounded(traced, hardware), expandable=True)
+        reserved = max(replayed.peak_reserved, peak.nbytes) + workspace
+        peak = replace(peak, nbytes=peak.nbytes + workspace)
+        peak.parts["temporary"] += workspace
     low, high = _interval(traced, peak, reserved, calibration or Calibration())
     times = _times(workload, traced, hardware, rates, calibration) if rates else {}
     return Estimate(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autofit.core.hardware import Hardware
+from autofit.estimate.recorder import HOST
 from autofit.estimate.trace import Trace
 
 ROUNDING = 512  # bytes: CUDACachingAllocator.cpp, kMinBlockSize
@@ -28,9 +29,10 @@ def in_blocks(nbytes: int, hardware: Hardware) -> int:
 
 
 def rounded(trace: Trace, hardware: Hardware) -> Iterator[tuple[int, int]]:
-    """The events as the target's allocator counts them: (storage, bytes)."""
+    """The events as the target's allocator counts them: (storage, bytes); what is the host's as 0."""
     for event in trace.events:
-        yield event.storage, in_blocks(event.nbytes, hardware)
+        nbytes = 0 if trace.labels.get(event.storage) == HOST else event.nbytes
+        yield event.storage, in_blocks(nbytes, hardware)
 
 
 def peak_of(trace: Trace, hardware: Hardware) -> Peak:

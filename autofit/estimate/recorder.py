@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -31,6 +33,8 @@ _UNKNOWN = "Nothing can be predicted of such a model; measuring works."
 _REFERENCES, _HOLDERS = 4, 2  # of a gradient, and of its storage, that only the engine holds, inside a dispatch
 _READ = torch.ops.aten._local_scalar_dense.default
 _ADD = torch.ops.aten.add.Tensor
+_COPIES = ("aten::copy_",)
+HOST = "host"
 _DEVICE = torch.ops.prim.device.default
 
 on_real_tensors = _disable_current_modes  # a context in which operators compute again
@@ -65,6 +69,7 @@ class Recorder(StorageTracker):
         marks: where phases, and blocks in them, begin.
         costs: what the operators cost, in order.
         labels: what each storage is: "parameters", "gradients", "optimizer", "inputs"; others are told by their lives.
+            "host" is none of the device's.
         owners: the number of the block of the model that a labelled storage belongs to.
         completed: after how many events a gradient was complete.
     """
@@ -81,6 +86,7 @@ class Recorder(StorageTracker):
         self.phase: Callable[[], str] | None = None
         self._numbers: dict[int, int] = {}
         self._lives = 0
+        self._has_host = False
 
     def mark(self, phase: str, block: int | None = None) -> None:
         """What comes from here on is of this phase, and of this block of the model."""
@@ -90,6 +96,8 @@ class Recorder(StorageTracker):
         """Say what the storages of a tensor, or of the tensors of a container, are, and of which block of the model."""
         self._see(value)
         for number in self.storages_of(value):
+            if self.labels.get(number) == HOST:  # the state of an offloaded optimizer stays where it is
+                continue
             self.labels[number] = name
             if name == "gradients":
                 self.completed[number] = len(self.events)
@@ -103,6 +111,24 @@ class Recorder(StorageTracker):
                 number = self._numbers.get(plain.untyped_storage()._cdata)
                 if number is not None:
                     yield number
+
+    def note_host(self, tensor: torch.Tensor) -> None:
+        """Say that a tensor stands for one in the host's memory; so does what is computed from such tensors alone."""
+        self.label(tensor, HOST)
+        self._has_host = True
+
+    @contextmanager
+    def seeing_resizes(self) -> Iterator[None]:
+        """Inside, storages that are emptied and filled again are counted so: it is no operator that does it."""
+        plain = torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            resized = plain(storage, size)
+            self._count(storage)
+            return resized
+
+        with mock.patch.object(torch.UntypedStorage, "resize_", resize):
+            yield
 
     def know(self, fake: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         """Remember the values of a tensor that code may look at; returns the fake."""
@@ -121,11 +147,12 @@ class Recorder(StorageTracker):
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         if func is _READ:
             return self._read(args[0])
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a tensor made of others says what it does with those, and comes back with that
         if self.phase is not None and (phase := self.phase()) != self.marks[-1].phase:
             self.mark(phase)
         kwargs = kwargs or {}
-        operator: Any = func
-        kernel = self._kernels.get(operator._schema.name)
+        kernel = self._kernels.get(_name(func))
         if kernel is not None:
             with self:
                 return kernel(func, *args, **kwargs)
@@ -135,6 +162,8 @@ class Recorder(StorageTracker):
         self._see(result)
         self._follow(func, args, kwargs, result)
         cost = cost_of(func, args, kwargs, result)
+        if self._has_host:
+            cost = self._with_host(func, (args, kwargs), result, cost)
         if cost is not None:
             self.costs.append(cost)
         return result
@@ -153,6 +182,20 @@ class Recorder(StorageTracker):
             )
         # The loop itself, the optimizer or a loss scaler asks: the loss is finite, and no gradient overflows.
         return True if tensor.dtype is torch.bool else 0.0 if tensor.is_floating_point() else 1
+
+    def _with_host(self, func: Any, given: Any, result: Any, cost: Cost | None) -> Cost | None:
+        """What the host computes is not the device's work, and what crosses over is a transfer."""
+        tensors = [each for each in tree_iter(given) if isinstance(each, torch.Tensor)]
+        sides = {self._is_on_host(each) for each in tensors if each.dim()}  # a number may come from anywhere
+        if sides == {True}:
+            self.label(result, HOST)
+            return replace(cost, kind=HOST) if cost else None
+        if sides == {True, False} and _name(func) in _COPIES:
+            return Cost.of_transfer(result)
+        return cost
+
+    def _is_on_host(self, tensor: torch.Tensor) -> bool:
+        return any(self.labels.get(number) == HOST for number in self.storages_of(tensor))
 
     def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Compute the values of small tensors that depend on nothing unknown, beside their fakes."""
@@ -198,6 +241,10 @@ def _sums_gradients(tensor: Any) -> bool:
     references = max(fake._use_count(), sys.getrefcount(tensor))  # of C++, and of Python
     alone = references <= _REFERENCES and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) <= _HOLDERS
     return alone and torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
+
+
+def _name(func: Any) -> str:
+    return str(func._schema.name)
 
 
 def _is_followed(tensor: torch.Tensor) -> bool:

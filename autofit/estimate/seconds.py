@@ -66,7 +66,8 @@ class Work:
         if not self.kinds:
             return totals
         elementwise = np.array([kind == "memory" for kind, _ in self.kinds])[:, None]
-        moving = np.array([kind == "transfer" for kind, _ in self.kinds])[:, None]
+        # What the host computes in place of the device reads and writes its memory, which is about as fast as the link.
+        moving = np.array([kind in ("transfer", "host") for kind, _ in self.kinds])[:, None]
         fused = np.where(elementwise & speed.compiled, _FUSED_TRAFFIC, 1.0)
         arithmetic = self.flops / np.array([speed.flops_per_second(*kind) for kind in self.kinds])[:, None]
         traffic = self.nbytes / np.where(moving, rates.link, rates.bandwidth) * fused

@@ -19,6 +19,7 @@ from autofit.core.config import Config
 from autofit.core.errors import AutofitError
 from autofit.core.hardware import MIB, Hardware
 from autofit.core.workload import Workload
+from autofit.estimate.fake_world import workspace_bytes
 from autofit.estimate.kept import keep, key_of, read
 from autofit.estimate.optimizer_state import OptimizerCost, optimizer_cost, scaled_shapes
 from autofit.estimate.pieces import (
@@ -93,7 +94,8 @@ def predict_all(workload: Workload, hardware: Hardware, configs: Sequence[Config
     known = read(key) if key else None
     if known is None:
         rough = SpaceEstimator(workload, hardware, rates, configs).predict()
-        known = rough.allocated, rough.seconds
+        workspace = workspace_bytes(hardware) if hardware.device == "cuda" else 0
+        known = rough.allocated + workspace, rough.seconds
         if key:
             keep(key, *known)
     return known[0].tolist(), known[1].tolist()

@@ -108,9 +108,10 @@ def trace(workload: Workload, config: Mapping[str, Any], hardware: Hardware, *, 
         model=skeleton.model,
         hyperparameters=Hyperparameters(),
     )
+    setup.note_host = recorder.note_host
     try:
         adapt(setup, traced=True)
-        with fake_world(hardware) as world, recorder:
+        with fake_world(hardware) as world, recorder, recorder.seeing_resizes():
             _build(setup, recorder, world)
             _step(setup, recorder, world)
     except AutofitError:

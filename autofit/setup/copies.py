@@ -10,8 +10,9 @@ with `record_stream` it would depend on when the copies happened to end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -20,10 +21,16 @@ Ticket = torch.cuda.Event | None  # what the computation waits for before it rel
 
 
 class CopyLane:
-    """Copies in order, on a stream of their own; at once where `stream` is None (tests, fake tensors)."""
+    """Copies in order, on a stream of their own; at once where `stream` is None (tests, fake tensors).
 
-    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+    `note_host` is told of every buffer on the host, which fake tensors do not show.
+    """
+
+    def __init__(
+        self, stream: torch.cuda.Stream | None, note_host: Callable[[torch.Tensor], Any] = lambda buffer: None
+    ) -> None:
         self._stream = stream
+        self._note_host = note_host
 
     @classmethod
     def of(cls, device: torch.device) -> CopyLane:
@@ -34,6 +41,12 @@ class CopyLane:
     def pinned(self) -> bool:
         """Whether host memory has to be pinned: a copy from or to any other holds up the host."""
         return self._stream is not None
+
+    def host_buffer(self, nbytes: int) -> torch.Tensor:
+        """Bytes on the host, as copies of this lane want them."""
+        buffer = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=self.pinned)
+        self._note_host(buffer)
+        return buffer
 
     def copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Ticket:
         """Start copies to the first from the second of each pair, after all that the computation was given so far."""
@@ -60,8 +73,8 @@ class HostPool:
     other sizes too, and batches of varying length do not make the pool grow without end.
     """
 
-    def __init__(self, *, pinned: bool) -> None:
-        self._pinned = pinned
+    def __init__(self, lane: CopyLane) -> None:
+        self._lane = lane
         self._free: dict[int, list[torch.Tensor]] = {}
         self.held_bytes = 0
 
@@ -71,7 +84,7 @@ class HostPool:
         free = self._free.setdefault(size, [])
         if free:
             return free.pop()
-        buffer = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=self._pinned)
+        buffer = self._lane.host_buffer(size)
         self.held_bytes += size
         return buffer
 

@@ -46,7 +46,7 @@ class SavedTensorsOnHost:
     def __init__(self, model: nn.Module, lane: CopyLane, *, smallest: int = SMALLEST, window: int = WINDOW) -> None:
         self._model, self._lane = model, lane
         self._smallest, self._window = smallest, window
-        self.pool = HostPool(pinned=lane.pinned)
+        self.pool = HostPool(lane)
         self.packed_bytes = 0
         self.fetched_bytes = 0
         self._count = 0

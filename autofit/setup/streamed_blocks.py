@@ -69,7 +69,7 @@ class BlockStreamer:
         storage = weight.untyped_storage()
         alone = not is_traceable_wrapper_subclass(weight) and storage.nbytes() == weight.numel() * weight.itemsize
         if alone and storage.nbytes() >= self._smallest and slot not in block.resting:
-            block.resting[slot] = _Resting(weight, pinned=self._lane.pinned)
+            block.resting[slot] = _Resting(weight, self._lane)
             block.there = False
 
     def resident_bytes(self) -> int:
@@ -188,11 +188,11 @@ class _Block:
 class _Resting:
     """One weight: its storage on the device and its bytes on the host."""
 
-    def __init__(self, weight: nn.Parameter, *, pinned: bool) -> None:
+    def __init__(self, weight: nn.Parameter, lane: CopyLane) -> None:
         self.weight = weight
         self.storage = weight.untyped_storage()
         self._flat = flat_bytes(weight)
-        self.host = torch.empty(self._flat.numel(), dtype=torch.uint8, device="cpu", pin_memory=pinned)
+        self.host = lane.host_buffer(self._flat.numel())
         self.host.copy_(self._flat)
         self.storage.resize_(0)
 

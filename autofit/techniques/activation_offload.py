@@ -43,5 +43,5 @@ class ActivationOffload(Technique):
         setup.forward_contexts.append(offload.hooks)
 
     def trace(self, setup: Setup, value: Value) -> None:
-        offload = SavedTensorsOnHost(setup.model, CopyLane(None))
+        offload = SavedTensorsOnHost(setup.model, CopyLane(None, setup.note_host))
         setup.forward_contexts.append(offload.hooks)

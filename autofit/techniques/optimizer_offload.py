@@ -16,6 +16,7 @@ What matters about it, and what the front below makes good:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,12 +62,23 @@ class OptimizerOffload(Technique):
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:
-        assert setup.optimizer is not None, "the technique `optimizer` comes before"
-        clipped = setup.hyperparameters.max_grad_norm is not None
-        front = SteppedOnHost(setup.optimizer.param_groups, lr=setup.hyperparameters.lr, gradients_change=clipped)
-        setup.on_close(front.remove_hooks)
-        setup.optimizer = front
-        setup.make_optimizer = None  # another one for weights that this one holds would step them twice
+        from torchao.optim import CPUOffloadOptimizer
+
+        _step_on_host(setup, CPUOffloadOptimizer)
+
+    def trace(self, setup: Setup, value: Value) -> None:
+        """By a stand-in for torchao's class, which wants the streams and the pinned memory of a GPU."""
+        _step_on_host(setup, functools.partial(_StandIn, note_host=setup.note_host))
+
+
+def _step_on_host(setup: Setup, kind: Callable[..., Any]) -> None:
+    assert setup.optimizer is not None, "the technique `optimizer` comes before"
+    clipped = setup.hyperparameters.max_grad_norm is not None
+    make = functools.partial(kind, lr=setup.hyperparameters.lr)
+    front = SteppedOnHost(setup.optimizer.param_groups, make, gradients_change=clipped)
+    setup.on_close(front.remove_hooks)
+    setup.optimizer = front
+    setup.make_optimizer = None  # another one for weights that this one holds would step them twice
 
 
 class SteppedOnHost(Optimizer):
@@ -74,16 +86,15 @@ class SteppedOnHost(Optimizer):
 
     Args:
         groups: as of the plain optimizer.
+        make: makes torchao's optimizer of such groups.
         gradients_change: they are changed between backward and step, so the host's copies are stale by then.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], *, lr: float, gradients_change: bool) -> None:
+    def __init__(self, groups: list[dict[str, Any]], make: Callable[..., Any], *, gradients_change: bool) -> None:
         given = [{key: group[key] for key in ("params", "weight_decay")} for group in groups]
-        super().__init__([dict(group) for group in given], {"lr": lr})
-        from torchao.optim import CPUOffloadOptimizer
-
+        super().__init__([dict(group) for group in given], {"lr": groups[0]["lr"]})
         self._gradients_change = gradients_change
-        self._inner: Any = CPUOffloadOptimizer(given, torch.optim.AdamW, lr=lr, fused=True)
+        self._inner = make(given, torch.optim.AdamW, fused=True)
         self._on_host: dict[nn.Parameter, torch.Tensor] = self._inner.param_d2h_map
         on_device = {host: device for device, host in self._on_host.items()}
         place = {p: index for index, group in enumerate(self.param_groups) for p in group["params"]}
@@ -133,6 +144,61 @@ class SteppedOnHost(Optimizer):
         """Give the weights back; from here on a backward copies nothing."""
         for parameter, key in self._hooks.items():
             _hooks_of(parameter).pop(key, None)
+
+
+_SMALLEST = 4096  # elements: CPUOffloadOptimizer's minimal_size
+
+
+class _StandIn:
+    """What of CPUOffloadOptimizer is on the device, on the host, and copied between them, on fake tensors."""
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        kind: type[Optimizer],
+        *,
+        note_host: Callable[[torch.Tensor], Any],
+        **settings: Any,
+    ) -> None:
+        self._note_host = note_host
+        self.param_d2h_map: dict[torch.Tensor, torch.Tensor] = {}
+        self.optim_dict: dict[torch.Tensor, Optimizer] = {}
+        self.queue: dict[torch.Tensor, None] = {}
+        small = []
+        for group in groups:
+            for weight in group["params"]:
+                if weight.numel() < _SMALLEST:
+                    small.append({**group, "params": [weight]})
+                else:
+                    self.optim_dict[weight] = kind([{**group, "params": [self._on_host(weight)]}], **settings)
+        self.d_opt = kind(small, **settings) if small else None
+
+    def _on_host(self, weight: torch.Tensor) -> torch.Tensor:
+        host = torch.empty_like(weight, requires_grad=False)
+        self._note_host(host)
+        host.copy_(weight.detach())
+        host.grad = torch.empty_like(host)
+        self.param_d2h_map[weight] = host
+        weight.register_post_accumulate_grad_hook(self._copy_gradient)
+        return host
+
+    def _copy_gradient(self, weight: torch.Tensor) -> None:
+        host = self.param_d2h_map[weight]
+        if weight.grad is not None and host.grad is not None:
+            host.grad.copy_(weight.grad)
+            self.queue.pop(weight, None)
+            self.queue[weight] = None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        if self.d_opt is not None:
+            self.d_opt.step()
+        for weight in self.queue:
+            optimizer, host = self.optim_dict[weight], self.param_d2h_map[weight]
+            optimizer.step()
+            self._note_host(optimizer.state[host]["step"])  # made of no other tensor, so nothing else tells where
+            weight.copy_(host)
+        self.queue.clear()
 
 
 def _hooks_of(parameter: nn.Parameter) -> dict[int, Callable[[nn.Parameter], None]]:

@@ -64,7 +64,7 @@ class ParameterOffload(Technique):
         stream_blocks(setup, CopyLane.of(setup.device), smallest=SMALLEST)
 
     def trace(self, setup: Setup, value: Value) -> None:
-        stream_blocks(setup, CopyLane(None), smallest=SMALLEST)
+        stream_blocks(setup, CopyLane(None, setup.note_host), smallest=SMALLEST)
 
 
 def stream_blocks(setup: Setup, lane: CopyLane, *, smallest: int) -> BlockStreamer:

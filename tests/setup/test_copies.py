@@ -32,7 +32,7 @@ def test_writing_flat_bytes_is_seen_in_the_tensor_and_not_in_its_version() -> No
 
 
 def test_buffers_are_used_again_for_any_size_of_the_same_power_of_two() -> None:
-    pool = HostPool(pinned=False)
+    pool = HostPool(CopyLane(None))
     first = pool.take(1000)
     assert first.numel() == 1024
     pool.give(first)
@@ -64,7 +64,8 @@ def test_a_quantised_weight_is_made_of_plain_tensors() -> None:
 @pytest.mark.gpu
 def test_copies_beside_the_computation_are_waited_for() -> None:
     device = torch.device("cuda")
-    lane, pool = CopyLane.of(device), HostPool(pinned=True)
+    lane = CopyLane.of(device)
+    pool = HostPool(lane)
     assert lane.pinned
     host = pool.take(2**26)
     assert host.is_pinned()

@@ -1,0 +1,76 @@
+"""Offloaded tensors: on fake ones all is one device, and what stands for the host's memory is told apart."""
+
+from typing import Any
+
+import pytest
+
+from autofit.estimate.memory import peak_of
+from autofit.estimate.trace import Trace
+from tests.estimate.traced import AMPERE, labelled, peak, traced
+from tests.tiny import llama_workload
+
+HIDDEN, VOCABULARY, BLOCKS = 256, 64, 5
+_WORKLOAD = {"hidden_size": HIDDEN, "intermediate_size": 512, "num_hidden_layers": BLOCKS}
+_BLOCK = 2 * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * 512)  # bytes of a block's matrices in bf16
+
+
+def _traced(**knobs: Any) -> Trace:
+    return traced(llama_workload(4, 32, **_WORKLOAD), AMPERE, precision="bf16", **knobs)
+
+
+def _transferred(trace: Trace, phase: str) -> int:
+    return sum(cost.nbytes for (when, kind, _), cost in trace.costs.items() if (when, kind) == (phase, "transfer"))
+
+
+def test_without_offload_nothing_is_on_the_host() -> None:
+    plain = _traced()
+    assert labelled(plain, "host") == _transferred(plain, "forward") == _transferred(plain, "backward") == 0
+
+
+def test_streamed_weights_are_on_the_device_two_blocks_at_a_time() -> None:
+    kept, streamed = (_traced(lora_rank=4, parameter_offload=value) for value in ("none", "cpu"))
+    assert labelled(streamed, "host") == BLOCKS * _BLOCK
+    saved = peak_of(kept, AMPERE).parts["parameters"] - peak_of(streamed, AMPERE).parts["parameters"]
+    assert saved == (BLOCKS - 2) * _BLOCK
+    assert _transferred(streamed, "forward") == BLOCKS * _BLOCK
+    # The backward finds the last two there, but the one that it turns round at has been asked to make room.
+    assert (BLOCKS - 2) * _BLOCK <= _transferred(streamed, "backward") <= BLOCKS * _BLOCK
+
+
+def test_quantised_weights_are_streamed_as_they_are_held() -> None:
+    pytest.importorskip("bitsandbytes")
+    streamed = _traced(lora_rank=4, parameter_offload="cpu", quantization="nf4")
+    assert _transferred(streamed, "forward") <= BLOCKS * _BLOCK // 4
+
+
+def test_saved_activations_leave_the_device() -> None:
+    workload = llama_workload(64, 64, **_WORKLOAD)
+    kept, moved = (
+        traced(workload, AMPERE, precision="bf16", activation_offload=value, micro_batch_size=64)
+        for value in ("none", "cpu")
+    )
+    copied = _transferred(moved, "forward")
+    assert 0 < copied <= labelled(moved, "host") < 2 * copied  # buffers are powers of two
+    # All of them still fit into the window, in which they stay on the device too: not twice.
+    assert peak_of(moved, AMPERE).nbytes <= peak_of(kept, AMPERE).nbytes < peak(moved)
+
+
+def test_an_offloaded_optimizer_leaves_weights_and_gradients_on_the_device() -> None:
+    pytest.importorskip("torchao")
+    kept, moved = (_traced(optimizer_offload=value) for value in ("none", "cpu"))
+    trained = sum(event.nbytes for event in kept.events if kept.labels.get(event.storage) == "gradients")
+    small = 2 * (2 * BLOCKS + 1) * HIDDEN  # norms stay: bytes of each of their tensors
+    assert labelled(moved, "parameters") == labelled(kept, "parameters")
+    # Weight, gradient and two moments, and a counter for each of the matrices (and of the two tables).
+    assert labelled(moved, "host") == 4 * (trained - small) + 4 * (7 * BLOCKS + 2)
+    assert labelled(moved, "optimizer") == 2 * small + 4 * (2 * BLOCKS + 1)
+    assert _transferred(moved, "backward") == _transferred(moved, "update") == trained - small
+    assert not any(kind == "host" for phase, kind, _ in moved.costs if phase != "update")
+
+
+def test_paged_state_is_none_of_the_devices() -> None:
+    pytest.importorskip("bitsandbytes")
+    plain, paged = (_traced(optimizer=value) for value in ("adamw-8bit", "paged-adamw-8bit"))
+    large = BLOCKS * 3 * HIDDEN * 512  # those of at least 100,000 elements: one byte for either moment
+    assert labelled(paged, "host") == 2 * large
+    assert labelled(paged, "optimizer") == labelled(plain, "optimizer") - 2 * large
