@@ -11,7 +11,7 @@ from autofit.core.hardware import MIB, Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.calibration import Calibration
 from autofit.estimate.fake_world import workspace_bytes
-from autofit.estimate.memory import Peak, peak_of
+from autofit.estimate.memory import Peak, peak_of, rounded
 from autofit.estimate.rates import Rates
 from autofit.estimate.scaling import Grid, Symbols
 from autofit.estimate.seconds import Speed, Work

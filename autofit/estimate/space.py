@@ -94,7 +94,7 @@ def predict_all(workload: Workload, hardware: Hardware, configs: Sequence[Config
     known = read(key) if key else None
     if known is None:
         rough = SpaceEstimator(workload, hardware, rates, configs).predict()
-        workspace = workspace_bytes(hardware) if hardware.device == "cuda" else 0
+        workspace = workspace_bytes(hardware)
         known = rough.allocated + workspace, rough.seconds
         if key:
             keep(key, *known)
