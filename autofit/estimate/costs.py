@@ -46,7 +46,15 @@ def _kind(func: Any) -> str | None:
 
 def _classified(func: Any) -> str | None:
     name = func._schema.name.partition("::")[2]
-    if func.is_view or name in ("detach", "empty", "empty_like", "empty_strided", "_unsafe_view", "_reshape_alias"):
+    if func.is_view or name in (
+        "detach",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "_unsafe_view",
+        "_reshape_alias",
+    ):
         return None
     if name in _KINDS:
         return _KINDS[name]

@@ -294,7 +294,7 @@ class _LowBitStandIn(TorchOptimizer):
                 state[moment] = self._moment(weight) if quantised else [torch.zeros_like(weight)]
         meanwhile = []
         if quantised:
-            meanwhile.append(weight.new_empty(weight.numel() * low.temporary, dtype=torch.uint8))
+            meanwhile.append(weight.new_zeros(weight.numel() * low.temporary, dtype=torch.uint8))  # they are written
             meanwhile += [torch.empty_like(state[moment][1]) for moment in ("exp_avg", "exp_avg_sq")]
         weight.add_(gradient)
         for moment in ("exp_avg", "exp_avg_sq"):
