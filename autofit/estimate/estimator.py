@@ -107,16 +107,13 @@ def _times(
 
 
 def _waits(traced: Trace, phases: tuple[str, ...], speed: Speed) -> dict[str, float]:
-    spans = zip(traced.marks, traced.marks[1:], strict=False)
-    costs = [each for mark, after in spans if mark.phase in phases for each in traced.costs[mark.costs : after.costs]]
+    costs = [cost for phase in phases for cost in traced.costs_of(phase)]
     return {name: float(each[0]) for name, each in Work.of(costs, _ONE, _NONE).seconds(speed).items()}
 
 
 def _model_flops(traced: Trace) -> float:
     """Of a micro-batch, by the usual count: a backward costs twice its forward, once where no weight is trained."""
-    start = next(mark.costs for mark in traced.marks if mark.phase == "forward")
-    end = next(mark.costs for mark in traced.marks if mark.phase == "backward")
-    forward = sum(cost.flops for cost in traced.costs[start:end])
+    forward = sum(cost.flops for cost in traced.costs_of("forward"))
     return forward * (2.0 if traced.config["lora_rank"] else 3.0)
 
 

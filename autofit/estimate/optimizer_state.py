@@ -17,6 +17,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
 from autofit.estimate.fake_world import fake_world
+from autofit.estimate.library_kernels import library_kernels
 from autofit.estimate.memory import in_blocks
 from autofit.estimate.recorder import Recorder
 from autofit.setup import Setup
@@ -75,7 +76,7 @@ def scaled_shapes(shapes: Shapes, prime: int, rank: int) -> Counter[Kind]:
 
 
 def _step(workload: Workload, config: Config, hardware: Hardware, kinds: list[Kind]) -> _Step:
-    recorder = Recorder()
+    recorder = Recorder(library_kernels(hardware))
     with fake_world(hardware), recorder:
         weights = nn.ParameterList([nn.Parameter(torch.empty(shape, dtype=dtype)) for shape, dtype in kinds])
         setup = Setup(
@@ -86,6 +87,7 @@ def _step(workload: Workload, config: Config, hardware: Hardware, kinds: list[Ki
             model=weights,
             hyperparameters=Hyperparameters(),
         )
+        setup.note_host = recorder.note_host
         technique_named("optimizer").trace(setup, config["optimizer"])
         optimizer = setup.optimizer
         assert optimizer is not None, "the technique makes one"

@@ -202,6 +202,7 @@ class Recorder(StorageTracker):
         inputs = [each for each in tree_iter((args, kwargs)) if isinstance(each, torch.Tensor)]
         results = [each for each in tree_iter(result) if isinstance(each, torch.Tensor)]
         unknown = any(isinstance(each, FakeTensor) and not hasattr(each, "known_values") for each in inputs)
+        unknown = unknown or "empty" in _name(func)  # whose values are whatever was there
         if unknown or not all(map(_is_followed, results)) or torch.Tag.nondeterministic_seeded in func.tags:
             if func._schema.is_mutable:
                 _forget(inputs)
@@ -237,8 +238,7 @@ def _sums_gradients(tensor: Any) -> bool:
     """
     if torch.is_grad_enabled() or torch._C._current_autograd_node() is None or not isinstance(tensor, FakeTensor):
         return False
-    fake: Any = tensor
-    references = max(fake._use_count(), sys.getrefcount(tensor))  # of C++, and of Python
+    references = max(tensor._use_count(), sys.getrefcount(tensor))  # type: ignore[attr-defined]  # C++'s, Python's
     alone = references <= _REFERENCES and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) <= _HOLDERS
     return alone and torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
 

@@ -65,6 +65,13 @@ class Trace:
     trainable: int
     parameters: int
 
+    def costs_of(self, phase: str) -> tuple[Cost, ...]:
+        """The costs of one phase."""
+        spans = zip(self.marks, self.marks[1:], strict=False)
+        return tuple(
+            cost for mark, after in spans if mark.phase == phase for cost in self.costs[mark.costs : after.costs]
+        )
+
 
 @dataclass(frozen=True)
 class Skeleton:

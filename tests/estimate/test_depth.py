@@ -11,8 +11,8 @@ def _model(layers: int, **changes: object) -> nn.Module:
 def test_the_middle_of_many_like_blocks_is_taken_out() -> None:
     model = _model(12)
     depth = cut(model, alternating=False)
-    assert depth == Depth(whole=12, kept=4, period=1, repeats=9)
-    assert len(model.model.layers) == 4
+    assert depth == Depth(whole=12, kept=3, period=1, repeats=10)
+    assert len(model.model.layers) == 3
 
 
 def test_every_block_is_counted_once() -> None:
@@ -40,7 +40,7 @@ def test_blocks_of_other_kinds_among_them_are_repeated_as_they_come() -> None:
 
 
 def test_too_few_blocks_or_unlike_ones_are_left_alone() -> None:
-    assert cut(_model(4), alternating=False) is None
+    assert cut(_model(3), alternating=False) is None
     assert cut(nn.Linear(2, 2), alternating=False) is None
     unlike = nn.Sequential(*(nn.Sequential(nn.Linear(size, size + 1), nn.ReLU()) for size in range(2, 12)))
     assert cut(unlike, alternating=False) is None

@@ -1,5 +1,6 @@
 """Knobs that libraries do their own way: what a trace shows of them is what the library has and does."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -54,8 +55,11 @@ def test_sgd_steps_all_weights_at_once_where_cuda_would() -> None:
 
 def test_products_in_fp8_are_seen_as_such() -> None:
     pytest.importorskip("torchao")
-    costs = traced(llama_workload(), HOPPER, precision="fp8").costs
-    flops = {(phase, dtype): cost.flops for (phase, kind, dtype), cost in costs.items() if kind == "matmul"}
+    told = traced(llama_workload(), HOPPER, precision="fp8")
+    flops: Counter[tuple[str, str]] = Counter()
+    for phase in ("forward", "backward"):
+        for cost in told.costs_of(phase):
+            flops[phase, cost.dtype] += cost.flops if cost.kind == "matmul" else 0
     tokens, elements = 4 * 16, 2 * (4 * 32 * 32 + 3 * 32 * 128)  # the head stays in bf16
     assert flops["forward", "float8_e4m3fn"] == 2 * tokens * elements
     assert flops["forward", "bfloat16"] == 2 * tokens * 32 * 64

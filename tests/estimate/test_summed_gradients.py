@@ -21,7 +21,7 @@ def highest(loss: Callable[[torch.Tensor], torch.Tensor]) -> int:
             recorder.mark("backward")
             value.backward()
     live: dict[int, int] = {}
-    made, top = recorder.marks[-1][0], 0
+    made, top = recorder.marks[-1].events, 0
     for event in recorder.events[made:]:
         live[event.storage] = event.nbytes
         top = max(top, sum(live.values()))
