@@ -8,9 +8,11 @@ tensors cannot: numbers that the code reads from small tensors whose values are 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -45,6 +47,7 @@ class Recorder(StorageTracker):
         marks: (number of events so far, what began there).
         costs: what the operators cost, by (what was going on, kind of operator, dtype).
         labels: what each storage is: "parameters", "gradients", "optimizer", "inputs"; others are told by their lives.
+        inside: (operator, arguments) -> the most bytes that live inside the call at once, its results included.
     """
 
     def __init__(self) -> None:
@@ -54,6 +57,7 @@ class Recorder(StorageTracker):
         self.costs: dict[tuple[str, str, str], Cost] = {}
         self.labels: dict[int, str] = {}
         self.phase: Callable[[], str] | None = None
+        self.inside: Callable[[Any, tuple[Any, ...]], int] | None = None
         self._numbers: dict[int, int] = {}
         self._lives = 0
 
@@ -91,6 +95,8 @@ class Recorder(StorageTracker):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         self._see(result)
+        if self.inside is not None:
+            self._pass(self.inside(func, args), result)
         self._follow(func, args, kwargs, result)
         cost = cost_of(func, args, kwargs, result)
         if cost is not None:
@@ -126,6 +132,27 @@ class Recorder(StorageTracker):
             values = func(*real(args), **real(kwargs))
         for fake, value in zip(results, (each for each in tree_iter(values)), strict=False):
             fake.known_values = value
+
+    @contextmanager
+    def watching_random_states(self) -> Iterator[None]:
+        """Inside, count the states of the generator that are asked for: checkpointing keeps one for every block."""
+        plain = torch.get_rng_state
+
+        def counted() -> torch.Tensor:
+            state = plain()
+            self._see(state)
+            return state
+
+        with mock.patch.object(torch, "get_rng_state", counted):
+            yield
+
+    def _pass(self, nbytes: int, result: Any) -> None:
+        """A storage that lived during a call, for all that did beside the results."""
+        unseen = nbytes - sum(each.nbytes for each in tree_iter(result) if isinstance(each, torch.Tensor))
+        if unseen > 0:
+            self._lives += 1
+            self.events += [Event(self._lives, unseen), Event(self._lives, 0)]
+            self.peak = max(self.peak, self.live + unseen)
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata

@@ -7,6 +7,8 @@ the gradients of earlier micro-batches are there before the traced micro-batch b
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +22,7 @@ from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
 from autofit.estimate.costs import Cost
 from autofit.estimate.fake_world import fake_world
+from autofit.estimate.kernels_cpu import bytes_inside
 from autofit.estimate.recorder import Event, Recorder, on_real_tensors
 from autofit.setup import Setup
 from autofit.techniques import refuse, settle
@@ -63,7 +66,7 @@ def trace(workload: Workload, config: Config, hardware: Hardware) -> Trace:
     setup = _unbuilt(workload, settled, hardware)
     try:
         adapt(setup, traced=True)
-        with fake_world(hardware) as world, recorder:
+        with fake_world(hardware) as world, recorder, _cpu(recorder, hardware):
             _build(setup, recorder, world)
             _step(setup, recorder, world)
     finally:
@@ -84,6 +87,17 @@ def _unbuilt(workload: Workload, config: Config, hardware: Hardware) -> Setup:
         model=_on_meta(skeleton_from(workload.model)),
         hyperparameters=Hyperparameters(),
     )
+
+
+@contextmanager
+def _cpu(recorder: Recorder, hardware: Hardware) -> Iterator[None]:
+    """What its memory holds beside the tensors of a step, where the CPU is what is traced for."""
+    if hardware.device != "cpu":
+        yield
+        return
+    recorder.inside = bytes_inside
+    with recorder.watching_random_states():
+        yield
 
 
 def _on_meta(model: nn.Module) -> nn.Module:
