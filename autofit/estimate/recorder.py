@@ -72,6 +72,7 @@ class Recorder(StorageTracker):
             "host" is none of the device's.
         owners: the number of the block of the model that a labelled storage belongs to.
         completed: after how many events a gradient was complete.
+        inside: (operator, arguments) -> the most bytes that live inside the call at once, its results included.
     """
 
     def __init__(self, kernels: Mapping[str, Callable[..., Any]] | None = None) -> None:
@@ -84,6 +85,7 @@ class Recorder(StorageTracker):
         self.owners: dict[int, int] = {}
         self.completed: dict[int, int] = {}
         self.phase: Callable[[], str] | None = None
+        self.inside: Callable[[Any, tuple[Any, ...]], int] | None = None
         self._numbers: dict[int, int] = {}
         self._lives = 0
         self._has_host = False
@@ -160,6 +162,8 @@ class Recorder(StorageTracker):
             func = torch.ops.aten.add_.Tensor
         result = func(*args, **kwargs)
         self._see(result)
+        if self.inside is not None:
+            self._pass(self.inside(func, args), result)
         self._follow(func, args, kwargs, result)
         cost = cost_of(func, args, kwargs, result)
         if self._has_host:
@@ -212,6 +216,27 @@ class Recorder(StorageTracker):
             values = func(*real(args), **real(kwargs))
         for fake, value in zip(results, (each for each in tree_iter(values)), strict=False):
             fake.known_values = value  # type: ignore[attr-defined]
+
+    @contextmanager
+    def watching_random_states(self) -> Iterator[None]:
+        """Inside, count the states of the generator that are asked for: checkpointing keeps one for every block."""
+        plain = torch.get_rng_state
+
+        def counted() -> torch.Tensor:
+            state = plain()
+            self._see(state)
+            return state
+
+        with mock.patch.object(torch, "get_rng_state", counted):
+            yield
+
+    def _pass(self, nbytes: int, result: Any) -> None:
+        """A storage that lived during a call, for all that did beside the results."""
+        unseen = nbytes - sum(each.nbytes for each in tree_iter(result) if isinstance(each, torch.Tensor))
+        if unseen > 0:
+            self._lives += 1
+            self.events += [Event(self._lives, unseen), Event(self._lives, 0)]
+            self.peak = max(self.peak, self.live + unseen)
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from autofit.core.workload import Workload
 from autofit.estimate.costs import Cost
 from autofit.estimate.depth import Depth, cut
 from autofit.estimate.fake_world import fake_world
+from autofit.estimate.kernels_cpu import bytes_inside
 from autofit.estimate.library_kernels import library_kernels
 from autofit.estimate.recorder import Event, Mark, Recorder, on_real_tensors
 from autofit.setup import Setup
@@ -118,7 +119,7 @@ def trace(workload: Workload, config: Mapping[str, Any], hardware: Hardware, *, 
     setup.note_host = recorder.note_host
     try:
         adapt(setup, traced=True)
-        with fake_world(hardware) as world, recorder, recorder.seeing_resizes():
+        with fake_world(hardware) as world, recorder, recorder.seeing_resizes(), _cpu(recorder, hardware):
             _build(setup, recorder, world)
             _step(setup, recorder, world)
     except AutofitError:
@@ -154,6 +155,17 @@ def _untraceable(error: Exception) -> UntraceableError:
     why = f"{operator} needs numbers" if operator else f"{type(error).__name__}: {' '.join(str(error).split())}"
     message = f"a training step of this model cannot be followed on tensors without values ({why[:300]})."
     return UntraceableError(message, "Nothing can be predicted of such a model; measuring works.")
+
+
+@contextmanager
+def _cpu(recorder: Recorder, hardware: Hardware) -> Iterator[None]:
+    """What its memory holds beside the tensors of a step, where the CPU is what is traced for."""
+    if hardware.device != "cpu":
+        yield
+        return
+    recorder.inside = bytes_inside
+    with recorder.watching_random_states():
+        yield
 
 
 def _on_meta(model: nn.Module) -> nn.Module:

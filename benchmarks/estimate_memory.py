@@ -1,0 +1,265 @@
+"""What the estimator predicts against what real training steps on the CPU allocate, over models and configs.
+`python -m benchmarks.estimate_memory [--models NAME ...] [--only TEXT] [--fresh | --again]`; 20 minutes on two cores.
+
+Measured is what PyTorch's allocator tells the profiler, from the making of the model to the end of the second step: not
+the estimator's own way of counting. Each run has a process of its own, forked from one that has computed nothing.
+Figures are kept in the file as they come, and a run goes on where the last one ended. What compiles is listed apart:
+there, what is predicted is the code as it is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import random
+import statistics
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autofit.core.errors import AutofitError
+from autofit.core.hardware import Hardware
+from autofit.core.workload import Workload
+from autofit.estimate.memory import peak_of
+from autofit.estimate.trace import trace
+from autofit.memory.allocations import AllocationRecord
+from autofit.memory.device import detect
+from autofit.techniques import refuse, settle, technique_named
+from autofit.training.build import build
+from autofit.training.data import map_tensors
+from autofit.training.inspect import inspect_workload
+from autofit.training.loop import accumulate, update
+from benchmarks.memory_models import MODELS
+
+RESULTS = Path(__file__).with_name("results") / "estimate_memory.json"
+# What every knob is tried at; a knob not listed has no other value on a CPU.
+VALUES: dict[str, tuple[Any, ...]] = {
+    "precision": ("fp32", "bf16", "bf16-mixed"),
+    "micro_batch_size": (None, 1, 2, 4),
+    "activation_checkpointing": ("none", "selective", "alternate", "full"),
+    "lora_rank": (0, 8, 64),
+    "lora_targets": (None, "attention", "all-linear", "all-linear+head"),
+    "quantization": ("none", "int8", "nf4", "nf4-dq"),
+    "optimizer": ("adamw", "adamw-foreach", "adamw-8bit", "adafactor", "sgd"),
+    "optimizer_in_backward": (False, True),
+    "attention": ("sdpa", "eager"),
+    "loss": ("standard", "chunked"),
+}
+BESIDE = {"lora_targets": {"lora_rank": 8}, "quantization": {"lora_rank": 8}}  # what a value needs to mean something
+COMPILED: tuple[dict[str, Any], ...] = (
+    {"compile": "default"},
+    {"compile": "default", "precision": "bf16-mixed", "micro_batch_size": 2},
+    {"compile": "default", "precision": "bf16", "lora_rank": 8},
+    {"optimizer": "adamw-4bit"},
+    {"optimizer": "adamw-fp8", "precision": "bf16"},
+)
+CONFIGS = 64  # of each model: every value alone, then drawn combinations
+
+
+@dataclass(frozen=True)
+class Row:
+    """One config of one model. `reason` says why a figure is missing."""
+
+    model: str
+    config: str
+    compiled: bool = False
+    predicted: int | None = None
+    measured: int | None = None
+    reason: str | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Relative; positive when too much was predicted."""
+        return self.predicted / self.measured - 1 if self.predicted and self.measured else None
+
+
+def written(knobs: dict[str, Any]) -> str:
+    """A config as text: the key of its row."""
+    return json.dumps(knobs, sort_keys=True)
+
+
+def configs_of(model: str, *, count: int, seed: int) -> list[str]:
+    """The configs of a model that are not refused, each once however it is written; those that compile come last."""
+    hardware = detect("cpu")
+    workload = MODELS[model].workload(model)
+    workload = replace(workload, traits=inspect_workload(workload, hardware, hardware.host_free_bytes))
+    plain: list[dict[str, Any]] = []
+    taken = set()
+    for knobs in _candidates(seed):
+        config = settle(knobs, workload, hardware)
+        if config not in taken and not refuse(config, workload, hardware):
+            taken.add(config)
+            plain.append(knobs)
+        if len(plain) == count:
+            break
+    compiled = [each for each in COMPILED if not refuse(settle(each, workload, hardware), workload, hardware)]
+    return [written(each) for each in (*plain, *compiled)]
+
+
+def _candidates(seed: int) -> Iterable[dict[str, Any]]:
+    yield {}
+    for knob, (_, *values) in VALUES.items():
+        for value in values:
+            yield {knob: value} | BESIDE.get(knob, {})
+    draw = random.Random(seed)
+    for _ in range(10_000):  # far more than are needed: most are refused for models of few knobs
+        drawn = {knob: draw.choice(values) for knob, values in VALUES.items()}
+        yield {knob: value for knob, value in drawn.items() if value != VALUES[knob][0]}
+
+
+def predict(model: str, config: str) -> int:
+    """The peak by the trace."""
+    hardware = detect("cpu")
+    return peak_of(trace(MODELS[model].workload(model), json.loads(config), hardware), hardware).nbytes
+
+
+def measure(model: str, config: str) -> int:
+    """The peak of two real steps of two micro-batches, by the allocator's events."""
+    return allocated(MODELS[model].workload(model), json.loads(config), detect("cpu"))
+
+
+def allocated(workload: Workload, knobs: dict[str, Any], hardware: Hardware) -> int:
+    """Build, and do what a probe does to see the peak."""
+    record = AllocationRecord()
+    with record:
+        setup = build(workload, knobs, hardware)
+        batch = workload.batch(workload.effective_batch_size)
+        samples = 2 * setup.micro_batch_size
+        part = map_tensors(batch, lambda tensor: tensor[:samples] if tensor.dim() else tensor)
+        for _ in range(2):
+            accumulate(setup, part)
+            update(setup)
+    setup.close()
+    return record.peak
+
+
+def compiles(config: str) -> bool:
+    """Whether a run of the config waits for a compiler."""
+    return any(technique_named(knob).compiles(value) for knob, value in json.loads(config).items())
+
+
+def in_own_process(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Call it in a process that is forked for it and ends with it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["autofit.estimate.trace", "autofit.training.inspect", "peft"])
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(partial(function, *arguments, **named)).result()
+
+
+def _figure(function: Callable[[str, str], int], row: Row) -> tuple[int | None, str | None]:
+    """A figure, or why there is none. Whatever a run ends with is a result of the benchmark."""
+    try:
+        return in_own_process(function, row.model, row.config), None
+    except AutofitError as error:
+        return None, f"{function.__name__}: {error}"
+    except BrokenProcessPool:
+        return None, f"{function.__name__}: the process died"
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        return None, f"{function.__name__}: {type(error).__name__}: {first[:200]}"
+
+
+def completed(row: Row, *, again: bool) -> Row:
+    """The row with the figures it lacks; `again`: and its prediction made anew."""
+    reasons = []
+    predicted, measured = row.predicted, row.measured
+    if predicted is None or again:
+        predicted, reason = _figure(predict, row)
+        reasons.append(reason)
+    if measured is None:
+        measured, reason = _figure(measure, row)
+        reasons.append(reason)
+    told = "; ".join(each for each in reasons if each) or None
+    return replace(row, predicted=predicted, measured=measured, reason=told)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Errors without their sign, of several rows."""
+
+    rows: int
+    median: float
+    worst: float
+
+
+def summary_of(rows: Iterable[Row]) -> Summary | None:
+    """None where no row has both figures."""
+    errors = [abs(row.error) for row in rows if row.error is not None]
+    return Summary(len(errors), statistics.median(errors), max(errors)) if errors else None
+
+
+def summaries(rows: list[Row]) -> dict[str, Summary]:
+    """Of all rows, of each model, of each value of each knob; of those that compile."""
+    plain = [row for row in rows if not row.compiled]
+    groups = {"all": plain, "compiled": [row for row in rows if row.compiled]}
+    groups |= {model: [row for row in plain if row.model == model] for model in MODELS}
+    for knob, (_, *values) in VALUES.items():
+        for value in values:
+            groups[f"{knob}={value}"] = [row for row in plain if json.loads(row.config).get(knob) == value]
+    found = {name: summary_of(group) for name, group in groups.items()}
+    return {name: each for name, each in found.items() if each}
+
+
+def read(path: Path) -> dict[tuple[str, str], Row]:
+    """The rows of an earlier run."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+    kept = [Row(**{name: row[name] for name in Row.__dataclass_fields__}) for row in rows]
+    return {(row.model, row.config): row for row in kept}
+
+
+def write(path: Path, rows: list[Row]) -> None:
+    """All figures, and what they come to."""
+    figures = {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "summaries": {name: asdict(each) for name, each in summaries(rows).items()},
+        "rows": [asdict(row) | {"error": row.error} for row in rows],
+    }
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def show(row: Row) -> str:
+    """One line."""
+    sizes = " ".join(
+        "         -" if each is None else f"{each / 2**20:10.3f}" for each in (row.predicted, row.measured)
+    )
+    error = "" if row.error is None else f"{row.error:+.3%}"
+    return f"{row.model:10} {sizes} MiB {error:>9}  {row.config} {row.reason or ''}".rstrip()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, print, and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--only", default="", help="only configs that hold this text")
+    parser.add_argument("--eager", action="store_true", help="leave out what compiles, which takes minutes")
+    parser.add_argument("--fresh", action="store_true", help="measure and predict all anew")
+    parser.add_argument("--again", action="store_true", help="predict anew what was measured before")
+    parser.add_argument("--configs", type=int, default=CONFIGS, help="of each model, without those that compile")
+    parser.add_argument("--seed", type=int, default=0, help="which combinations")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    given = parser.parse_args(arguments)
+    rows = {} if given.fresh else read(given.out)
+    for model in given.models:
+        for config in in_own_process(configs_of, model, count=given.configs, seed=given.seed):
+            if given.only not in config or (given.eager and compiles(config)):
+                continue
+            row = rows.get((model, config), Row(model, config, compiles(config)))
+            rows[model, config] = completed(row, again=given.again)
+            print(show(rows[model, config]), flush=True)
+            write(given.out, list(rows.values()))
+    for name, each in summaries(list(rows.values())).items():
+        print(f"{name:40} {each.rows:4} configs: median {each.median:.4%}, worst {each.worst:.3%}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,122 @@
+"""What kernels hold inside, compared with real calls of shapes that the rules were not read off."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autofit.estimate.kernels_cpu import bytes_inside
+from autofit.memory.allocations import AllocationRecord
+
+torch.set_num_threads(1)
+
+needs_avx512 = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="the layouts are those of AVX-512"
+)
+
+
+class Asked(TorchDispatchMode):
+    """What the rules say of the calls inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        nbytes = bytes_inside(func, args)
+        if nbytes:
+            self.found.append(nbytes)
+        return func(*args, **(kwargs or {}))
+
+
+def allocated(action: Callable[[], Any]) -> tuple[int, Any]:
+    with AllocationRecord() as record:
+        result = action()
+    return record.peak, result
+
+
+def held(layer: nn.Module, inputs: torch.Tensor) -> tuple[list[int], list[int]]:
+    """Inside the forward and the backward: by the rules, and really."""
+    gradient = torch.ones_like(layer(inputs))
+    asked = Asked()
+    with asked:
+        layer(inputs).backward(gradient)
+    layer.zero_grad()
+    inputs.grad = None
+    forward, outputs = allocated(lambda: layer(inputs))
+    backward, _ = allocated(lambda: outputs.backward(gradient))
+    return asked.found, [forward, backward]
+
+
+@needs_avx512
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("batch", "entering", "leaving", "size", "kernel", "stride"),
+    [
+        (6, 80, 48, 26, 3, 1),  # blocks of 16 channels
+        (6, 56, 72, 26, 3, 1),  # padded to blocks
+        (5, 112, 160, 18, 3, 1),
+        (6, 96, 224, 30, 3, 2),
+        (6, 80, 176, 22, 1, 1),
+        (4, 48, 80, 26, 5, 1),
+        (6, 3, 80, 60, 7, 2),  # images
+        (6, 3, 96, 56, 14, 14),
+    ],
+)
+def test_convolutions_of_other_shapes(
+    batch: int, entering: int, leaving: int, size: int, kernel: int, stride: int, dtype: torch.dtype
+) -> None:
+    padding = 0 if kernel == stride else kernel // 2
+    layer = nn.Conv2d(entering, leaving, kernel, stride=stride, padding=padding).to(dtype)
+    inputs = torch.randn(batch, entering, size, size, dtype=dtype).requires_grad_(entering > 3)
+    rules, real = held(layer, inputs)
+    assert rules[0] == pytest.approx(real[0], rel=0.02)
+    assert rules[1] == pytest.approx(real[1], rel=0.10)
+
+
+def test_a_convolution_that_pytorch_computes_itself_copies_columns() -> None:
+    layer = nn.Conv2d(24, 40, 3, padding=1)
+    rules, real = held(layer, torch.randn(1, 24, 20, 20, requires_grad=True))
+    assert rules == pytest.approx(real, rel=0.01)
+
+
+@needs_avx512
+@pytest.mark.parametrize("shape", [(384, 448, 640), (96, 1152, 288), (1536, 128, 896)], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_in_bf16(shape: tuple[int, int, int], transposed: bool) -> None:
+    rows, summed, columns = shape
+    first = torch.randn((summed, rows) if transposed else (rows, summed), dtype=torch.bfloat16)
+    first = first.t() if transposed else first
+    second = torch.randn(summed, columns, dtype=torch.bfloat16)
+    real, _ = allocated(lambda: torch.mm(first, second))
+    assert real > rows * columns * 2
+    rule = bytes_inside(torch.ops.aten.mm.default, (first, second))
+    assert rule == pytest.approx(real, rel=0.1)
+    assert bytes_inside(torch.ops.aten.addmm.default, (second[0], first, second)) == rule
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_step_of_the_8_bit_optimizer(dtype: torch.dtype) -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    weight = nn.Parameter(torch.randn(300, 320, dtype=dtype))
+    optimizer = bitsandbytes.optim.AdamW8bit([weight])
+    weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    asked = Asked()
+    with asked:
+        optimizer.step()
+    real, _ = allocated(optimizer.step)
+    assert asked.found == pytest.approx([real], rel=0.02)
+
+
+def test_products_in_fp32_hold_nothing_but_their_results() -> None:
+    first, second = torch.randn(64, 128), torch.randn(128, 96)
+    real, _ = allocated(lambda: torch.mm(first, second))
+    assert bytes_inside(torch.ops.aten.mm.default, (first, second)) == real == 64 * 96 * 4
+
+
+def test_operators_without_a_rule() -> None:
+    assert bytes_inside(torch.ops.aten.relu.default, (torch.ones(3),)) == 0
