@@ -45,6 +45,7 @@ _SAME = {
     "attention": {"flash": "sdpa"},
     "loss": {"fused": "chunked"},
 }
+_SAME_WORK = {"quantization": {"nf4-dq": "nf4"}}  # and but for the bytes of weights
 _LEFT_OUT = {  # knobs that the pieces are put together by, and what is traced in their place
     "optimizer": "adamw",
     "optimizer_offload": "none",
@@ -153,14 +154,19 @@ class SpaceEstimator:
                 return None
             pairs = zip(dataclasses.astuple(ends[0]), dataclasses.astuple(ends[1]), strict=True)
             return _Step(*(full + share * (none - full) for full, none in pairs))
-        pieces = self._traced(config)
-        row = self._row(config) if pieces else None
+        plain = self._plain(config)
+        pieces = self._traced(config) if plain is None or plain.depth is None else plain
+        row = self._row(config, plain) if pieces else None
         return self._put_together(config, pieces, row) if pieces and row else None
 
-    def _traced(self, config: Config, **other: Any) -> Pieces | None:
-        """The pieces of a config's blocks."""
+    def _plain(self, config: Config) -> Pieces | None:
+        """The pieces of a config's blocks without checkpointing, its weights held as it says."""
+        return self._traced(config, as_held=True, loss="standard", activation_checkpointing="none")
+
+    def _traced(self, config: Config, *, as_held: bool = False, **other: Any) -> Pieces | None:
+        """The pieces of a config's blocks; `as_held`: also where only the weights' own bytes tell them from others'."""
         given: dict[str, Any] = dict(config)
-        for knob, same in _SAME.items():
+        for knob, same in (_SAME if as_held else {**_SAME, **_SAME_WORK}).items():
             given[knob] = same.get(str(given.get(knob)), given.get(knob))
         key = Config({**given, **{knob: value for knob, value in _LEFT_OUT.items() if knob in given}})
         key = key.replace(
@@ -187,9 +193,8 @@ class SpaceEstimator:
             self._skeletons[alternating] = Skeleton.cut_short(self._workload, alternating=alternating)
         return self._skeletons[alternating]
 
-    def _row(self, config: Config) -> _Row | None:
+    def _row(self, config: Config, plain: Pieces | None) -> _Row | None:
         """The pieces of all blocks in order, with the head that the loss makes."""
-        plain = self._traced(config, loss="standard", activation_checkpointing="none")
         if plain is None or plain.depth is None:
             whole = self._traced(config)
             return as_traced(whole) if whole else None
