@@ -102,6 +102,34 @@ def predict_all(workload: Workload, hardware: Hardware, configs: Sequence[Config
     return known[0].tolist(), known[1].tolist()
 
 
+@dataclass(frozen=True)
+class _Pass:
+    """A forward and backward put together from pieces, and what was computed of it already."""
+
+    pieces: Pieces
+    row: _Row
+    memory: dict[str, tuple[Floats, Floats]]
+    seconds: dict[tuple[bool, bool], tuple[Floats, Floats]]
+
+    def run(self, way: str) -> tuple[Floats, Floats]:
+        """(the most that was alive, what is alive in the end), parameters and state not counted."""
+        if way not in self.memory:
+            self.memory[way] = run_through(self.row, way, np.zeros_like(self.pieces.parameters))
+        return self.memory[way]
+
+    def times(self, speed: Speed) -> tuple[Floats, Floats]:
+        """(seconds of the operators, bytes that are saved and large)."""
+        key = (speed.tf32, speed.compiled)
+        if key not in self.seconds:
+            busy, saved = np.zeros_like(self.pieces.parameters), np.zeros_like(self.pieces.parameters)
+            for run, repeats in self.row:
+                for piece in run:
+                    busy = busy + repeats * sum(piece.work.seconds(speed).values())
+                    saved = saved + repeats * piece.saved
+            self.seconds[key] = busy, saved
+        return self.seconds[key]
+
+
 class SpaceEstimator:
     """Predicts many Configs of one workload on one device, for the micro-batches and ranks that these have.
 
@@ -122,7 +150,7 @@ class SpaceEstimator:
         self._pieces: dict[Config, Pieces | None] = {}
         self._optimizers: dict[tuple[Any, ...], OptimizerCost] = {}
         self._steps: dict[Config, _Step | None] = {}
-        self._seconds: dict[tuple[int, bool, bool], dict[str, Floats]] = {}
+        self._passes: dict[Config, _Pass | None] = {}
 
     def predict(self) -> Rough:
         """Predict all of them."""
@@ -154,10 +182,17 @@ class SpaceEstimator:
                 return None
             pairs = zip(dataclasses.astuple(ends[0]), dataclasses.astuple(ends[1]), strict=True)
             return _Step(*(full + share * (none - full) for full, none in pairs))
+        key = config.replace(**{knob: value for knob, value in _LEFT_OUT.items() if knob in config})
+        if key not in self._passes:
+            self._passes[key] = self._pass(key)
+        passed = self._passes[key]
+        return self._put_together(config, passed) if passed else None
+
+    def _pass(self, config: Config) -> _Pass | None:
         plain = self._plain(config)
         pieces = self._traced(config) if plain is None or plain.depth is None else plain
         row = self._row(config, plain) if pieces else None
-        return self._put_together(config, pieces, row) if pieces and row else None
+        return _Pass(pieces, row, {}, {}) if pieces and row else None
 
     def _plain(self, config: Config) -> Pieces | None:
         """The pieces of a config's blocks without checkpointing, its weights held as it says."""
@@ -207,9 +242,10 @@ class SpaceEstimator:
             row = as_traced(blocks) if blocks else None
         return _with_head(row, head) if row and head else None
 
-    def _put_together(self, config: Config, pieces: Pieces, row: _Row) -> _Step:
-        away, streaming = config["activation_offload"] == "cpu", config["parameter_offload"] == "cpu"
-        at_once = bool(config["optimizer_in_backward"])
+    def _put_together(self, config: Config, passed: _Pass) -> _Step:
+        pieces = passed.pieces
+        # What int8 layers keep for the backward is not saved through autograd, and stays.
+        away = config["activation_offload"] == "cpu" and config["quantization"] != "int8"
         optimizer = self._optimizer(config, pieces)
         state, temporary, largest, moved, calls = (
             np.array([getattr(each, name) for each in optimizer], float)
@@ -217,21 +253,21 @@ class SpaceEstimator:
         )
         on_host = config["optimizer_offload"] == "cpu"
         held = pieces.parameters + pieces.others + (0.0 if on_host else state)
-        held = held - pieces.streamed if streaming else held
-        zero = np.zeros_like(held)
-        first, left = run_through(row, FIRST_AWAY if away else FIRST, zero)
-        added, _ = run_through(row, ADDED_AWAY if away else ADDED, zero)
+        held = held - pieces.streamed if config["parameter_offload"] == "cpu" else held
+        first, left = passed.run(FIRST_AWAY if away else FIRST)
+        added, _ = passed.run(ADDED_AWAY if away else ADDED)
         window = _WINDOW if away else 0
         update = held + pieces.gradients + np.maximum(left - pieces.gradients, 0.0) + temporary
         stepped = held + added + largest + window
+        at_once = bool(config["optimizer_in_backward"])
         return _Step(
             accumulating=np.maximum(held + pieces.gradients + added + window, update),
             at_once=stepped if at_once else np.maximum(held + first + window, update),
-            micro=self._micro_seconds(config, pieces, row),
+            micro=self._micro_seconds(config, passed, away=away),
             update=self._update_seconds(pieces, moved, calls, on_host=on_host),
         )
 
-    def _micro_seconds(self, config: Config, pieces: Pieces, row: _Row) -> Floats:
+    def _micro_seconds(self, config: Config, passed: _Pass, *, away: bool) -> Floats:
         """Of forward and backward of one micro-batch; copies to and from the host run beside the computation."""
         speed = Speed(
             self._rates,
@@ -239,21 +275,11 @@ class SpaceEstimator:
             tf32=config["precision"] == "tf32",
             compiled=config["compile"] != "none",
         )
-        busy, copied = np.zeros(len(self._grid.samples)), np.zeros(len(self._grid.samples))
-        for run, repeats in row:
-            for piece in run:
-                seconds = self._seconds_of(piece, speed)
-                busy = busy + repeats * sum(seconds.values())
-                copied = copied + repeats * 2 * piece.saved * (config["activation_offload"] == "cpu")
+        busy, saved = passed.times(speed)
+        copied = 2 * saved if away else 0.0 * saved
         if config["parameter_offload"] == "cpu":
-            copied = copied + 2 * pieces.streamed
+            copied = copied + 2 * passed.pieces.streamed
         return np.maximum(busy, copied / self._rates.link)
-
-    def _seconds_of(self, piece: Piece, speed: Speed) -> dict[str, Floats]:
-        key = (id(piece), speed.tf32, speed.compiled)
-        if key not in self._seconds:
-            self._seconds[key] = piece.work.seconds(speed)
-        return self._seconds[key]
 
     def _update_seconds(self, pieces: Pieces, moved: Floats, calls: Floats, *, on_host: bool) -> Floats:
         if on_host:  # gradients go, weights come back, and the host's memory is read and written in between
