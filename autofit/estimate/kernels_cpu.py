@@ -7,8 +7,8 @@ transposed so that pairs of pixels lie together (oneDNN, `init_scratchpad` and `
 
 Which layout is chosen when follows no published rule: that was read off the allocator's events on a grid of shapes, on
 a processor with AVX-512, and tests/estimate/test_kernels_cpu.py compares it with real calls of other shapes. Buffers of
-some kilobytes that threads have for themselves are left out, and so are tensors that lie channels last and transposed
-convolutions.
+some kilobytes that threads have for themselves are left out, and so are tensors that lie channels last, kernels wider
+than 14 pixels (their forward needs less) and transposed convolutions.
 """
 
 from __future__ import annotations
@@ -278,6 +278,30 @@ def _product_and_sum(_: torch.Tensor, *factors: Any) -> int:
     return _product(*factors)
 
 
+def _attention(query: torch.Tensor, key: torch.Tensor, *_: Any) -> int:
+    """Each thread's tile of scores, sums and outputs, in fp32 and the scores in a lower format too
+    (native/cpu/FlashAttentionKernel.cpp); the packed copies that only processors with AMX make are left out."""
+    rows, scores = _tile(query, key)
+    lower = query.itemsize * scores if query.itemsize < 4 else 0
+    each = 4 * (scores + 2 * rows + rows * query.shape[-1]) + lower
+    returned = query.numel() * query.itemsize + query.numel() // query.shape[-1] * 4
+    return returned + _threads() * each
+
+
+def _attention_backward(_: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *__: Any) -> int:
+    """The same tile of scores and of their gradients."""
+    _, scores = _tile(query, key)
+    each = 2 * scores * (4 + (query.itemsize if query.itemsize < 4 else 0))
+    return sum(tensor.nbytes for tensor in (query, key, value)) + _threads() * each
+
+
+def _tile(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
+    """Rows, and rows times columns."""
+    length = query.shape[-2]
+    rows = min(length, 256 if length >= 768 else 64 if length >= 192 else 32)
+    return rows, rows * min(key.shape[-2], 512)
+
+
 def _step_in_8_bits(_: str, gradient: torch.Tensor, weight: torch.Tensor, *__: Any) -> int:
     """bitsandbytes' own CPU step of AdamW computes in fp32: both moments, the gradient times its scale, the root of the
     second moment before and after its correction; and a weight that is not fp32 (backends/cpu/ops.py)."""
@@ -288,6 +312,8 @@ def _step_in_8_bits(_: str, gradient: torch.Tensor, weight: torch.Tensor, *__: A
 _RULES: dict[str, Callable[..., int]] = {
     "aten::convolution": _forward,
     "aten::convolution_backward": _backward,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "aten::mm": _product,
     "aten::bmm": _product,
     "aten::addmm": _product_and_sum,

@@ -98,6 +98,24 @@ def test_products_in_bf16(shape: tuple[int, int, int], transposed: bool) -> None
     assert bytes_inside(torch.ops.aten.addmm.default, (second[0], first, second)) == rule
 
 
+@pytest.mark.parametrize("length", [96, 320, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_attention_by_flash(length: int, dtype: torch.dtype) -> None:
+    tensors = [torch.randn(2, length, 3, 80, dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(3)]
+    asked = Asked()
+
+    def attend() -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(*tensors, is_causal=True)
+
+    gradient = torch.ones_like(attend())
+    with asked:
+        torch.autograd.grad(attend(), tensors, gradient)
+    forward, outputs = allocated(attend)
+    backward, _ = allocated(lambda: torch.autograd.grad(outputs, tensors, gradient))
+    rules = [each for each in asked.found if each > tensors[0].nbytes]
+    assert rules == pytest.approx([forward, backward], rel=0.01 if dtype == torch.float32 else 0.12)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_a_step_of_the_8_bit_optimizer(dtype: torch.dtype) -> None:
     bitsandbytes = pytest.importorskip("bitsandbytes")
