@@ -47,7 +47,7 @@ class Recorder(StorageTracker):
         marks: (number of events so far, what began there).
         costs: what the operators cost, by (what was going on, kind of operator, dtype).
         labels: what each storage is: "parameters", "gradients", "optimizer", "inputs"; others are told by their lives.
-        inside: (operator, arguments) -> the most bytes that live inside the call at once, its results included.
+        inside: (operator, arguments, results) -> the most bytes that live inside the call beside its results.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Recorder(StorageTracker):
         self.costs: dict[tuple[str, str, str], Cost] = {}
         self.labels: dict[int, str] = {}
         self.phase: Callable[[], str] | None = None
-        self.inside: Callable[[Any, tuple[Any, ...]], int] | None = None
+        self.inside: Callable[[Any, tuple[Any, ...], Any], int] | None = None
         self._numbers: dict[int, int] = {}
         self._lives = 0
 
@@ -96,7 +96,7 @@ class Recorder(StorageTracker):
         result = func(*args, **kwargs)
         self._see(result)
         if self.inside is not None:
-            self._pass(self.inside(func, args), result)
+            self._pass(self.inside(func, args, result))
         self._follow(func, args, kwargs, result)
         cost = cost_of(func, args, kwargs, result)
         if cost is not None:
@@ -146,13 +146,12 @@ class Recorder(StorageTracker):
         with mock.patch.object(torch, "get_rng_state", counted):
             yield
 
-    def _pass(self, nbytes: int, result: Any) -> None:
+    def _pass(self, nbytes: int) -> None:
         """A storage that lived during a call, for all that did beside the results."""
-        unseen = nbytes - sum(each.nbytes for each in tree_iter(result) if isinstance(each, torch.Tensor))
-        if unseen > 0:
+        if nbytes:
             self._lives += 1
-            self.events += [Event(self._lives, unseen), Event(self._lives, 0)]
-            self.peak = max(self.peak, self.live + unseen)
+            self.events += [Event(self._lives, nbytes), Event(self._lives, 0)]
+            self.peak = max(self.peak, self.live + nbytes)
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
