@@ -7,18 +7,20 @@ transposed so that pairs of pixels lie together (oneDNN, `init_scratchpad` and `
 
 Which layout is chosen when follows no published rule: that was read off the allocator's events on a grid of shapes, on
 a processor with AVX-512, and tests/estimate/test_kernels_cpu.py compares it with real calls of other shapes. Buffers of
-some kilobytes that threads have for themselves are left out, and so are tensors that lie channels last and transposed
-convolutions.
+some kilobytes that threads have for themselves are left out, and so are tensors that lie channels last, kernels wider
+than 14 pixels (their forward needs less) and transposed convolutions.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_iter
 
 _BLOCK = 16  # channels: the fp32 lanes of an AVX-512 register
 # Of matrix products in bf16: the largest tile, in elements, and what PyTorch computes itself.
@@ -27,10 +29,13 @@ _TOO_SMALL = 16**3  # native/mkldnn/Matmul.cpp, use_mkldnn_bf16_matmul
 _IMAGE = 3  # channels up to which fp32 reads an input as it lies for the gradient of the weight, too
 
 
-def bytes_inside(func: Any, args: Sequence[Any]) -> int:
-    """The most that lives inside a call at once, its results included; 0 for operators without a rule."""
+def bytes_inside(func: Any, args: Sequence[Any], result: Any) -> int:
+    """The most that lives inside a call at once, beside its results; 0 for operators without a rule."""
     rule = _RULES.get(func._schema.name)
-    return rule(*args) if rule else 0
+    if rule is not None:
+        returned = sum(each.nbytes for each in tree_iter(result) if isinstance(each, torch.Tensor))
+        return max(0, rule(*args) - returned)
+    return _promoted(args) if torch.Tag.pointwise in func.tags else 0
 
 
 @dataclass(frozen=True)
@@ -278,6 +283,50 @@ def _product_and_sum(_: torch.Tensor, *factors: Any) -> int:
     return _product(*factors)
 
 
+def _attention(query: torch.Tensor, key: torch.Tensor, *_: Any) -> int:
+    """Each thread's tile of scores, sums and outputs, in fp32 and the scores in a lower format too
+    (native/cpu/FlashAttentionKernel.cpp); the packed copies that only processors with AMX make are left out."""
+    rows, scores = _tile(query, key)
+    lower = query.itemsize * scores if query.itemsize < 4 else 0
+    each = 4 * (scores + 2 * rows + rows * query.shape[-1]) + lower
+    returned = query.numel() * query.itemsize + query.numel() // query.shape[-1] * 4
+    return returned + _threads() * each
+
+
+def _attention_backward(_: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *__: Any) -> int:
+    """The same tile of scores and of their gradients."""
+    _, scores = _tile(query, key)
+    each = 2 * scores * (4 + (query.itemsize if query.itemsize < 4 else 0))
+    return sum(tensor.nbytes for tensor in (query, key, value)) + _threads() * each
+
+
+def _tile(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
+    """Rows, and rows times columns."""
+    length = query.shape[-2]
+    rows = min(length, 256 if length >= 768 else 64 if length >= 192 else 32)
+    return rows, rows * min(key.shape[-2], 512)
+
+
+def _promoted(args: Sequence[Any]) -> int:
+    """Operands of another format than they are computed in exist in that one too (TensorIterator.cpp,
+    compute_types; on CUDA kernels convert as they read)."""
+    tensors = [each for each in args if isinstance(each, torch.Tensor) and each.dim() and each.is_floating_point()]
+    formats = {each.dtype for each in tensors}
+    if len(formats) < 2:
+        return 0
+    common = functools.reduce(torch.promote_types, formats)
+    return sum(each.numel() * common.itemsize for each in tensors if each.dtype != common)
+
+
+def _mean(inputs: torch.Tensor, dims: Sequence[int] | None = None, *_: Any) -> int:
+    """Of a low format: input and result exist in fp32 too (native/ReduceOps.cpp, mean)."""
+    over = dims or range(inputs.dim())
+    returned = inputs.numel() // max(1, math.prod(inputs.shape[each] for each in over))
+    if inputs.dtype not in (torch.bfloat16, torch.float16):
+        return returned * inputs.itemsize
+    return returned * (inputs.itemsize + 4) + inputs.numel() * 4
+
+
 def _step_in_8_bits(_: str, gradient: torch.Tensor, weight: torch.Tensor, *__: Any) -> int:
     """bitsandbytes' own CPU step of AdamW computes in fp32: both moments, the gradient times its scale, the root of the
     second moment before and after its correction; and a weight that is not fp32 (backends/cpu/ops.py)."""
@@ -285,9 +334,13 @@ def _step_in_8_bits(_: str, gradient: torch.Tensor, weight: torch.Tensor, *__: A
     return copies * 4 * gradient.numel()
 
 
+# What lives inside at most, the results included.
 _RULES: dict[str, Callable[..., int]] = {
     "aten::convolution": _forward,
     "aten::convolution_backward": _backward,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "aten::mean": _mean,
     "aten::mm": _product,
     "aten::bmm": _product,
     "aten::addmm": _product_and_sum,

@@ -72,7 +72,7 @@ class Recorder(StorageTracker):
             "host" is none of the device's.
         owners: the number of the block of the model that a labelled storage belongs to.
         completed: after how many events a gradient was complete.
-        inside: (operator, arguments) -> the most bytes that live inside the call at once, its results included.
+        inside: (operator, arguments, results) -> the most bytes that live inside the call beside its results.
     """
 
     def __init__(self, kernels: Mapping[str, Callable[..., Any]] | None = None) -> None:
@@ -85,7 +85,7 @@ class Recorder(StorageTracker):
         self.owners: dict[int, int] = {}
         self.completed: dict[int, int] = {}
         self.phase: Callable[[], str] | None = None
-        self.inside: Callable[[Any, tuple[Any, ...]], int] | None = None
+        self.inside: Callable[[Any, tuple[Any, ...], Any], int] | None = None
         self._numbers: dict[int, int] = {}
         self._lives = 0
         self._has_host = False
@@ -163,7 +163,7 @@ class Recorder(StorageTracker):
         result = func(*args, **kwargs)
         self._see(result)
         if self.inside is not None:
-            self._pass(self.inside(func, args), result)
+            self._pass(self.inside(func, args, result))
         self._follow(func, args, kwargs, result)
         cost = cost_of(func, args, kwargs, result)
         if self._has_host:
@@ -230,13 +230,12 @@ class Recorder(StorageTracker):
         with mock.patch.object(torch, "get_rng_state", counted):
             yield
 
-    def _pass(self, nbytes: int, result: Any) -> None:
+    def _pass(self, nbytes: int) -> None:
         """A storage that lived during a call, for all that did beside the results."""
-        unseen = nbytes - sum(each.nbytes for each in tree_iter(result) if isinstance(each, torch.Tensor))
-        if unseen > 0:
+        if nbytes:
             self._lives += 1
-            self.events += [Event(self._lives, unseen), Event(self._lives, 0)]
-            self.peak = max(self.peak, self.live + unseen)
+            self.events += [Event(self._lives, nbytes), Event(self._lives, 0)]
+            self.peak = max(self.peak, self.live + nbytes)
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata

@@ -182,7 +182,7 @@ class SpaceEstimator:
                 return None
             pairs = zip(dataclasses.astuple(ends[0]), dataclasses.astuple(ends[1]), strict=True)
             return _Step(*(full + share * (none - full) for full, none in pairs))
-        key = config.replace(**{knob: value for knob, value in _LEFT_OUT.items() if knob in config})
+        key = Config({**config, **{knob: value for knob, value in _LEFT_OUT.items() if knob in config}})
         if key not in self._passes:
             self._passes[key] = self._pass(key)
         passed = self._passes[key]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 from autofit.estimate.kernels_cpu import bytes_inside
 from autofit.memory.allocations import AllocationRecord
@@ -26,10 +27,11 @@ class Asked(TorchDispatchMode):
         self.found: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        nbytes = bytes_inside(func, args)
-        if nbytes:
-            self.found.append(nbytes)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        nbytes = bytes_inside(func, args, result)
+        if nbytes or "convolution" in func._schema.name:
+            self.found.append(nbytes + sum(each.nbytes for each in tree_iter(result) if isinstance(each, torch.Tensor)))
+        return result
 
 
 def allocated(action: Callable[[], Any]) -> tuple[int, Any]:
@@ -91,11 +93,29 @@ def test_products_in_bf16(shape: tuple[int, int, int], transposed: bool) -> None
     first = torch.randn((summed, rows) if transposed else (rows, summed), dtype=torch.bfloat16)
     first = first.t() if transposed else first
     second = torch.randn(summed, columns, dtype=torch.bfloat16)
-    real, _ = allocated(lambda: torch.mm(first, second))
-    assert real > rows * columns * 2
-    rule = bytes_inside(torch.ops.aten.mm.default, (first, second))
-    assert rule == pytest.approx(real, rel=0.1)
-    assert bytes_inside(torch.ops.aten.addmm.default, (second[0], first, second)) == rule
+    real, product = allocated(lambda: torch.mm(first, second))
+    assert real > product.nbytes
+    rule = bytes_inside(torch.ops.aten.mm.default, (first, second), product)
+    assert rule + product.nbytes == pytest.approx(real, rel=0.1)
+    assert bytes_inside(torch.ops.aten.addmm.default, (second[0], first, second), product) == rule
+
+
+@pytest.mark.parametrize("length", [96, 320, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_attention_by_flash(length: int, dtype: torch.dtype) -> None:
+    tensors = [torch.randn(2, length, 3, 80, dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(3)]
+    asked = Asked()
+
+    def attend() -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(*tensors, is_causal=True)
+
+    gradient = torch.ones_like(attend())
+    with asked:
+        torch.autograd.grad(attend(), tensors, gradient)
+    forward, outputs = allocated(attend)
+    backward, _ = allocated(lambda: torch.autograd.grad(outputs, tensors, gradient))
+    rules = [each for each in asked.found if each > tensors[0].nbytes]
+    assert rules == pytest.approx([forward, backward], rel=0.01 if dtype == torch.float32 else 0.12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -112,11 +132,27 @@ def test_a_step_of_the_8_bit_optimizer(dtype: torch.dtype) -> None:
     assert asked.found == pytest.approx([real], rel=0.02)
 
 
+@pytest.mark.parametrize("dims", [None, (-1,), (0, 2)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_mean(dims: tuple[int, ...] | None, dtype: torch.dtype) -> None:
+    inputs = torch.ones(40, 50, 60, dtype=dtype)
+    asked = Asked()
+    with asked:
+        inputs.mean(dims)
+    real, _ = allocated(lambda: inputs.mean(dims))
+    assert asked.found == ([pytest.approx(real, abs=32)] if dtype == torch.bfloat16 else [])
+
+
+def test_operands_of_two_formats() -> None:
+    sums, more = torch.zeros(70, 80), torch.ones(70, 80, dtype=torch.bfloat16)
+    real, _ = allocated(lambda: sums.add_(more))
+    assert bytes_inside(torch.ops.aten.add_.Tensor, (sums, more), sums) == real == 70 * 80 * 4
+    assert bytes_inside(torch.ops.aten.add_.Tensor, (sums, sums), sums) == 0
+    assert bytes_inside(torch.ops.aten.mul.Tensor, (more, 2.0), more) == 0
+
+
 def test_products_in_fp32_hold_nothing_but_their_results() -> None:
     first, second = torch.randn(64, 128), torch.randn(128, 96)
-    real, _ = allocated(lambda: torch.mm(first, second))
-    assert bytes_inside(torch.ops.aten.mm.default, (first, second)) == real == 64 * 96 * 4
-
-
-def test_operators_without_a_rule() -> None:
-    assert bytes_inside(torch.ops.aten.relu.default, (torch.ones(3),)) == 0
+    real, product = allocated(lambda: torch.mm(first, second))
+    assert real == product.nbytes
+    assert bytes_inside(torch.ops.aten.mm.default, (first, second), product) == 0
