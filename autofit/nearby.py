@@ -211,18 +211,16 @@ def _merit(change: Change) -> tuple[int, float, int]:
 def _largest_that(fits: Callable[[int], bool], start: int, most: int) -> int | None:
     """The largest length up to `most` that fits, to one part in _FINEST; None where not even the shortest does."""
     low = high = start
-    if fits(start):
-        while low == high:
-            if low >= most:
-                return low
-            high = min(2 * low, most)
-            low = high if fits(high) else low
-    else:
-        while low == high or not fits(low):
-            high, low = low, low // 2
-            if low < _SHORTEST:
-                return None
+    if not fits(start):
+        low = _SHORTEST
+        if low >= start or not fits(low):
+            return None
+    while low == high:
+        if low >= most:
+            return low
+        high = min(2 * low, most)
+        low = high if fits(high) else low
     while high - low > max(1, low // _FINEST):
-        middle = (low + high) // 2
+        middle = high // 2 if high >= 4 * low else (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
