@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autofit.core.config import Config
     from autofit.core.errors import AutofitError, InputError, NothingFitsError, ProbeError, RefusedError
+    from autofit.core.estimate import Estimate
     from autofit.core.result import Result
     from autofit.core.workload import Workload
     from autofit.fit import Trained, explain, fit, search
     from autofit.hf_trainer import TrainerSetup, training_arguments
+    from autofit.predict import estimate
     from autofit.setup import Setup, Stage, Technique
     from autofit.techniques import register
 
@@ -25,12 +27,14 @@ __version__ = "0.1.0"
 __all__ = [
     "fit",
     "search",
+    "estimate",
     "explain",
     "training_arguments",
     "register",
     "Workload",
     "Config",
     "Result",
+    "Estimate",
     "Trained",
     "TrainerSetup",
     "Technique",
@@ -54,6 +58,8 @@ _HOMES = {
     "Workload": "autofit.core.workload",
     "Config": "autofit.core.config",
     "Result": "autofit.core.result",
+    "Estimate": "autofit.core.estimate",
+    "estimate": "autofit.predict",
 }
 
 
@@ -70,7 +76,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """`autofit.search` and `autofit.fit` are functions to users and rooms inside; importing a room hides neither."""
+    """`autofit.search`, `.estimate` and `.fit` are functions to users and rooms inside; importing a room hides none."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):

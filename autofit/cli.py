@@ -26,7 +26,17 @@ from autofit.core.options import seconds_of
 from autofit.core.strict_yaml import parse
 from autofit.models import describe_presets
 from autofit.models.config_json import is_hub_id
-from autofit.report import LiveDisplay, doctor_table, models_table, nothing_fits_text, result_table, spaces_table
+from autofit.report import (
+    LiveDisplay,
+    around_table,
+    cards_table,
+    doctor_table,
+    estimate_table,
+    models_table,
+    nothing_fits_text,
+    result_table,
+    spaces_table,
+)
 
 INTERRUPTED = 130
 # typer ships its own copy of click or uses click itself, by version; this is whichever it is.
@@ -116,6 +126,54 @@ def search(
     if result.best is None:
         stderr.print(nothing_fits_text(result))
         return NothingFitsError.exit_code
+    return 0
+
+
+@app.command()
+def estimate(
+    model: Model,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A config or a result.yaml; default: a plain start.")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="Set a knob.")] = None,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="A card such as rtx-4090, or list: all.")] = None,
+    gpu_mem: Annotated[str | None, typer.Option(metavar="GIB", help="Memory of the card to fit.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu; default: CUDA where there is a card.")] = None,
+    mem: Annotated[str | None, typer.Option(metavar="GIB", help="Memory for tensors on the CPU.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens of a sample; default 2048 or the model's most.")] = None,
+    effective_batch: Annotated[int | None, typer.Option(help="Samples per optimizer step; default 32.")] = None,
+    alternatives: Annotated[
+        bool | None,
+        typer.Option("--alternatives/--no-alternatives", help="What changes would bring; default: not with --json."),
+    ] = None,
+    as_json: Json = False,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run a model's own code.")] = False,
+) -> int:
+    """Predict memory and speed of a config, without a GPU and without weights."""
+    asked: dict[str, Any] = {
+        "set": parse_settings(set_ or []),
+        "seq_len": seq_len,
+        "effective_batch": effective_batch,
+        "trust_remote_code": trust_remote_code,
+    }
+    if gpu == "list":
+        if any(each is not None for each in (gpu_mem, device, mem)):
+            raise InputError("--gpu list is about whole cards.", "Leave out --gpu-mem, --device and --mem.")
+        cards = _heavy("autofit.nearby", "fitting_cards")(model, config, **asked)
+        _print_json(cards) if as_json else _stdout().print(cards_table(cards))
+        return 0
+    prediction = _heavy("autofit.predict", "ask")(
+        model, config, gpu=gpu, gpu_mem=gpu_mem, device=device, mem=mem, **asked
+    )
+    answer = prediction.to_dict()
+    if not as_json:  # before the rest, which takes longer
+        _stdout().print(estimate_table(answer))
+    if alternatives or (alternatives is None and not as_json):
+        answer |= _heavy("autofit.nearby", "around")(prediction)
+        if not as_json:
+            _stdout().print(around_table(answer))
+    if as_json:
+        _print_json(answer)
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from autofit import techniques
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Traits, Workload
-from autofit.memory.catalogue import card
+from autofit.memory.catalogue import card, hardware_of
 from autofit.models import resolve
 from autofit.search import count_configs, list_spaces, load_space
 from autofit.tune import offer_for
@@ -48,16 +48,7 @@ def describe_spaces() -> dict[str, Any]:
 
 def reference_case() -> tuple[Workload, Hardware]:
     """The workload and the card that spaces are counted for; nothing is built or opened."""
-    target = card(CARD)
-    hardware = Hardware(
-        device="cuda",
-        name=target.title,
-        memory_bytes=target.memory_bytes,
-        host_memory_bytes=2 * target.memory_bytes,
-        host_free_bytes=2 * target.memory_bytes,
-        cores=8,
-        capability=target.capability,
-    )
+    hardware = hardware_of(card(CARD))
     workload = resolve(MODEL, sequence_length=SEQUENCE_LENGTH, effective_batch_size=EFFECTIVE_BATCH)
     return dataclasses.replace(workload, traits=TRAITS), hardware
 

@@ -28,11 +28,13 @@ ALLOWED = {
     "fit": {"stored"},
     "train": {"fit"},
     "hf_trainer": {"fit"},
+    "predict": {"tune"},
+    "nearby": {"predict"},
     "doctor": {"tune"},
     "spaces": {"tune"},
-    "cli": {"train", "doctor", "spaces"},
+    "cli": {"train", "nearby", "doctor", "spaces"},
     "__main__": {"cli"},
-    "__init__": {"fit", "hf_trainer"},
+    "__init__": {"fit", "hf_trainer", "predict"},
 }
 HEAVY_ONLY_WHERE_APPLIED = ("bitsandbytes", "torchao", "peft", "liger_kernel")
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -148,7 +150,7 @@ def test_the_house_has_no_shed() -> None:
         assert not any(word in path.stem for word in forbidden), path
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["search", "--help"], ["models"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["search", "--help"], ["estimate", "--help"], ["models"]])
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys\n"

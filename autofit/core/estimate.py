@@ -26,6 +26,7 @@ class Estimate:
         bottleneck: what the time goes to: "compute", "memory" or "transfer".
         utilisation: predicted model FLOPs utilisation, of the device's peak in the format computed in.
         notes: what the prediction leaves out or bounds only.
+        budget: the memory that was asked about, where one was.
     """
 
     config: Config
@@ -40,6 +41,12 @@ class Estimate:
     bottleneck: str | None = None
     utilisation: float | None = None
     notes: tuple[str, ...] = ()
+    budget: Budget | None = None
+
+    @property
+    def verdict(self) -> Fits | None:
+        """Whether it fits the memory that was asked about."""
+        return None if self.budget is None else self.fits(self.budget)
 
     def fits(self, budget: Budget) -> Fits:
         """The verdict: no only when even the low end exceeds what the budget leaves."""
@@ -47,7 +54,7 @@ class Estimate:
         limit = budget.device_bytes if most is None else most
         return "no" if self.low > limit else "yes" if self.high <= limit else "maybe"
 
-    def to_dict(self, budget: Budget | None = None) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The keys of `autofit estimate --json`, but for the schema."""
         return {
             "config": dict(self.config),
@@ -58,7 +65,7 @@ class Estimate:
             "step_seconds": self.step_seconds,
             "samples_per_second": self.samples_per_second,
             "tokens_per_second": self.tokens_per_second,
-            "fits": None if budget is None else self.fits(budget),
+            "fits": self.verdict,
             "bottleneck": self.bottleneck,
             "utilisation": self.utilisation,
             "notes": list(self.notes),

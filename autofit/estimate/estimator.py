@@ -44,7 +44,18 @@ def predict(
     Raises:
         RefusedError: the config cannot be; UntraceableError: the model cannot be followed without its numbers.
     """
-    traced = trace(workload, config, hardware)
+    return estimate_of(trace(workload, config, hardware), workload, hardware, rates=rates, calibration=calibration)
+
+
+def estimate_of(
+    traced: Trace,
+    workload: Workload,
+    hardware: Hardware,
+    *,
+    rates: Rates | None = None,
+    calibration: Calibration | None = None,
+) -> Estimate:
+    """What a trace comes to on a device: several devices that run the same operators can share one."""
     peak = peak_of(traced, hardware)
     reserved, context, workspace = None, 0, 0
     if hardware.device == "cuda":

@@ -67,6 +67,22 @@ def card_like(hardware: Hardware) -> Card | None:
     return next((card(name) for name in card_names() if card(name).title == wanted), None)
 
 
+def hardware_of(target: Card) -> Hardware:
+    """The hardware a prediction is for when only the name of the card is known.
+
+    Of its host nothing is: it is taken to have twice the card's memory, and 8 cores.
+    """
+    return Hardware(
+        device="cuda",
+        name=target.title,
+        memory_bytes=target.memory_bytes,
+        host_memory_bytes=2 * target.memory_bytes,
+        host_free_bytes=2 * target.memory_bytes,
+        cores=8,
+        capability=target.capability,
+    )
+
+
 def standing_in_for(present: Hardware, target: Card) -> Hardware:
     """The hardware a search is for when speed is measured on the card present and memory is that of another."""
     return replace(

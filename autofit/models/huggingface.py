@@ -74,6 +74,10 @@ class HuggingFaceModel:
             raise InputError(f"{self.name} cannot be built from its config: {sentence(error)}.") from error
         return model
 
+    def longest(self) -> int | None:
+        """The most tokens that a sample can have; None where the config sets no limit."""
+        return _positions(self.transformers_config().get_text_config())
+
     def transformers_config(self) -> Any:
         """The config as transformers' own object, set for training."""
         from transformers import CONFIG_MAPPING, AutoConfig

@@ -1,5 +1,6 @@
 """What is shown to people: the end of a search, its progress, and tables of plain data. Nothing here prints."""
 
+from autofit.report.estimate_table import around_table, cards_table, estimate_table
 from autofit.report.explain import explain
 from autofit.report.listings import doctor_table, models_table, spaces_table
 from autofit.report.live import LiveDisplay
@@ -9,7 +10,10 @@ from autofit.report.table import result_table
 
 __all__ = [
     "LiveDisplay",
+    "around_table",
+    "cards_table",
     "doctor_table",
+    "estimate_table",
     "explain",
     "models_table",
     "nothing_fits_text",

@@ -21,7 +21,7 @@ from autofit.training.build import build
 from autofit.training.loop import accumulate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ("causal_lm", "classifier", "convnet", "encoder", "hf_trainer", "own_technique", "with_accelerate")
+NAMES = ("causal_lm", "classifier", "convnet", "encoder", "estimate", "hf_trainer", "own_technique", "with_accelerate")
 Example = Callable[[str], ModuleType]
 
 
@@ -118,6 +118,17 @@ def test_an_encoder_with_real_weights_learns_to_judge_within_a_budget_that_only_
     learned = {name for name, parameter in trained.model.named_parameters() if parameter.requires_grad}
     assert {"classifier.weight", "classifier.bias"} < learned  # the head is new: low-rank updates are not enough for it
     assert all("lora_" in name or name.startswith("classifier") for name in learned)
+
+
+def test_a_prediction_is_made_for_cards_that_are_not_here(example: Example, capsys: pytest.CaptureFixture[str]) -> None:
+    found = example("estimate").main()
+    assert list(found) == ["rtx-3060", "rtx-4090", "h100"]
+    speeds = [estimate.tokens_per_second for estimate in found.values()]
+    assert speeds == sorted(speeds)
+    assert all(estimate.verdict == "yes" for estimate in found.values())
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].startswith("rtx-4090: fits yes, 0.")
+    assert said[-1].startswith("context 0.")
 
 
 @pytest.mark.parametrize("name", ["hf_trainer", "with_accelerate"])

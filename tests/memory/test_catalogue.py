@@ -7,7 +7,7 @@ import tiny
 
 from autofit.core.errors import InputError
 from autofit.core.hardware import GIB
-from autofit.memory.catalogue import card, card_names, standing_in_for
+from autofit.memory.catalogue import card, card_names, hardware_of, standing_in_for
 
 
 @pytest.mark.parametrize("name", card_names())
@@ -48,3 +48,11 @@ def test_standing_in_takes_memory_and_capability_and_says_where_speed_was_measur
 def test_a_card_does_not_stand_in_for_itself() -> None:
     target = card("h200")
     assert standing_in_for(replace(tiny.CPU, device="cuda", name=target.title), target).measured_on is None
+
+
+def test_a_card_by_its_name_alone_is_hardware_with_a_host_large_enough() -> None:
+    target = card("rtx-4090")
+    hardware = hardware_of(target)
+    assert (hardware.device, hardware.name, hardware.measured_on) == ("cuda", target.title, None)
+    assert (hardware.memory_bytes, hardware.capability) == (target.memory_bytes, (8, 9))
+    assert hardware.host_free_bytes > hardware.memory_bytes
