@@ -35,7 +35,7 @@ def bytes_inside(func: Any, args: Sequence[Any], result: Any) -> int:
     if rule is not None:
         returned = sum(each.nbytes for each in tree_iter(result) if isinstance(each, torch.Tensor))
         return max(0, rule(*args) - returned)
-    return _promoted(args) if torch.Tag.pointwise in func.tags else 0
+    return _promoted(args, in_place=func._schema.is_mutable) if torch.Tag.pointwise in func.tags else 0
 
 
 @dataclass(frozen=True)
@@ -307,15 +307,18 @@ def _tile(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
     return rows, rows * min(key.shape[-2], 512)
 
 
-def _promoted(args: Sequence[Any]) -> int:
-    """Operands of another format than they are computed in exist in that one too (TensorIterator.cpp,
-    compute_types; on CUDA kernels convert as they read)."""
+def _promoted(args: Sequence[Any], *, in_place: bool) -> int:
+    """Operands of another format than they are computed in exist in that one too, and so does a result that goes back
+    into one of them (TensorIterator.cpp, compute_types; on CUDA kernels convert as they read)."""
     tensors = [each for each in args if isinstance(each, torch.Tensor) and each.dim() and each.is_floating_point()]
     formats = {each.dtype for each in tensors}
     if len(formats) < 2:
         return 0
     common = functools.reduce(torch.promote_types, formats)
-    return sum(each.numel() * common.itemsize for each in tensors if each.dtype != common)
+    copied = [each for each in tensors if each.dtype != common]
+    if in_place and tensors[0].dtype != common:
+        copied.append(tensors[0])
+    return sum(each.numel() for each in copied) * common.itemsize
 
 
 def _mean(inputs: torch.Tensor, dims: Sequence[int] | None = None, *_: Any) -> int:

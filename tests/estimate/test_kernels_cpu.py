@@ -147,6 +147,8 @@ def test_operands_of_two_formats() -> None:
     sums, more = torch.zeros(70, 80), torch.ones(70, 80, dtype=torch.bfloat16)
     real, _ = allocated(lambda: sums.add_(more))
     assert bytes_inside(torch.ops.aten.add_.Tensor, (sums, more), sums) == real == 70 * 80 * 4
+    real, _ = allocated(lambda: more.mul_(sums))
+    assert bytes_inside(torch.ops.aten.mul_.Tensor, (more, sums), more) == real == 2 * 70 * 80 * 4
     assert bytes_inside(torch.ops.aten.add_.Tensor, (sums, sums), sums) == 0
     assert bytes_inside(torch.ops.aten.mul.Tensor, (more, 2.0), more) == 0
 
