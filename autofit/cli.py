@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 from autofit.core.config import Value
 from autofit.core.environment import set_defaults
-from autofit.core.errors import AutofitError, InputError, NothingFitsError
+from autofit.core.errors import AutofitError, InputError, NothingFitsError, ProbeError
 from autofit.core.events import Note
 from autofit.core.options import seconds_of
 from autofit.core.strict_yaml import parse
@@ -94,28 +94,32 @@ def search(
 ) -> int:
     """Find, prove and write down the fastest config that fits."""
     stderr = Console(stderr=True)
-    with LiveDisplay(stderr, quiet=quiet) as listener:
-        result = _heavy("autofit.fit", "search")(
-            model,
-            seq_len=seq_len,
-            effective_batch=effective_batch,
-            trust_remote_code=trust_remote_code,
-            listener=listener,
-            gpu_mem=gpu_mem,
-            gpu=gpu,
-            device=device,
-            mem=mem,
-            host_mem=host_mem,
-            margin=margin,
-            space=space,
-            set=parse_settings(set_ or []),
-            trials=trials,
-            time_limit=None if time_limit is None else seconds_of(time_limit),
-            tolerance=tolerance,
-            seed=seed,
-            out=out,
-            resume=resume,
-        )
+    about: dict[str, Any] = {
+        "seq_len": seq_len,
+        "effective_batch": effective_batch,
+        "trust_remote_code": trust_remote_code,
+        "gpu_mem": gpu_mem,
+        "gpu": gpu,
+        "device": device,
+        "mem": mem,
+        "host_mem": host_mem,
+        "margin": margin,
+        "space": space,
+        "set": parse_settings(set_ or []),
+        "trials": trials,
+        "tolerance": tolerance,
+        "seed": seed,
+    }
+    limit = None if time_limit is None else seconds_of(time_limit)
+    try:
+        with LiveDisplay(stderr, quiet=quiet) as listener:
+            result = _heavy("autofit.fit", "search")(
+                model, listener=listener, time_limit=limit, out=out, resume=resume, **about
+            )
+    except ProbeError as error:
+        if gpu_mem is None and gpu is None:
+            raise
+        return _only_predicted(error, _heavy("autofit.predict", "expected_best")(model, **about), as_json)
     if as_json:
         _print_json(result.to_json())
     elif result.best is not None:
@@ -175,6 +179,23 @@ def estimate(
     if as_json:
         _print_json(answer)
     return 0
+
+
+def _only_predicted(error: ProbeError, found: Any, as_json: bool) -> int:
+    """Nothing can be measured for the card here: say so, and what is expected on it."""
+    if as_json:
+        told = {"message": error.message, "remedy": error.remedy}
+        predicted = found and {"config": dict(found.estimate.config), "estimate": found.to_dict()}
+        _print_json({"schema": 1, "best": None, "predicted": predicted, "error": told})
+    else:
+        Console(stderr=True, soft_wrap=True).print(f"autofit: {error}", markup=False, highlight=False)
+        said = (
+            "no config is expected to fit." if found is None else "expected to be the fastest that fits, not measured:"
+        )
+        _stdout().print(said, highlight=False)
+        if found is not None:
+            _stdout().print(estimate_table(found.to_dict()))
+    return error.exit_code
 
 
 @app.command()

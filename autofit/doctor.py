@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 from typing import Any
 
@@ -10,6 +11,7 @@ from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import search_options
 from autofit.core.workload import Workload
+from autofit.estimate import calibration_for
 from autofit.probe import Prober
 from autofit.setup import Technique
 from autofit.tune import budget_for, versions
@@ -30,6 +32,7 @@ def examine(device: str | None = None) -> dict[str, Any]:
         "hardware": hardware.to_dict(),
         "budget_gib": round(budget.device_bytes / GIB, 2),
         "versions": versions(),
+        "calibration": dataclasses.asdict(calibration_for(hardware)),
         "techniques": [_availability(technique.name, hardware) for technique in techniques.all_techniques()],
     }
 

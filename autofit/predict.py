@@ -27,16 +27,19 @@ from autofit.core.workload import Workload
 from autofit.estimate.calibration import calibration_for
 from autofit.estimate.estimator import estimate_of
 from autofit.estimate.rates import rates_for
+from autofit.estimate.space import predict_all
 from autofit.estimate.trace import Trace, trace
 from autofit.memory.catalogue import card, hardware_of
 from autofit.memory.device import detect
 from autofit.models import resolve
+from autofit.offer import legal_configs
 from autofit.probe import Prober
 from autofit.training.inspect import inspect_workload
 from autofit.tune import budget_for
 
 Given = Mapping[str, Any] | str | Path | None
 
+_TRIED = 10  # of the fastest, how many are looked at closely before nothing is said to fit surely
 _OPTIONS = ("gpu", "gpu_mem", "device", "mem", "set")
 _START = {"micro_batch_size": 1, "activation_checkpointing": "full"}  # where people begin with a language model
 _START_PRECISIONS = ("bf16", "fp16-mixed", "fp32")  # the first one that the card can compute in
@@ -109,6 +112,39 @@ class Prediction:
             "alternatives": None,
             "largest": None,
         }
+
+
+def expected_best(
+    model: str | Workload,
+    *,
+    seq_len: int | None = None,
+    effective_batch: int | None = None,
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> Prediction | None:
+    """What a search for a card that is not here would probably find: the fastest config expected to fit, or None.
+
+    Args:
+        options: of a search.
+
+    Raises:
+        InputError: something given is wrong; UntraceableError: the model cannot be followed without its weights.
+    """
+    checked = search_options(**options)
+    hardware, notes = _hardware(checked)
+    budget = budget_for(checked, hardware)
+    workload = workload_of(
+        model, hardware, seq_len=seq_len, effective_batch=effective_batch, trust_remote_code=trust_remote_code
+    )
+    configs = legal_configs(checked, workload, hardware)
+    nbytes, seconds = predict_all(workload, hardware, configs)
+    cap = budget.cap_bytes(hardware.device, hardware.context_bytes)
+    ranked = sorted((time, place) for place, time in enumerate(seconds) if nbytes[place] <= cap)
+    for _, place in ranked[:_TRIED]:
+        found = on_device(trace(workload, configs[place], hardware), workload, hardware, budget)
+        if found.verdict == "yes":
+            return Prediction(workload, hardware, budget, dataclasses.replace(found, notes=(*notes, *found.notes)))
+    return None
 
 
 def workload_of(

@@ -14,8 +14,8 @@ from autofit.core.hardware import Hardware
 from autofit.core.workload import Traits, Workload
 from autofit.memory.catalogue import card, hardware_of
 from autofit.models import resolve
+from autofit.offer import offer_for
 from autofit.search import count_configs, list_spaces, load_space
-from autofit.tune import offer_for
 
 MODEL, CARD, EFFECTIVE_BATCH, SEQUENCE_LENGTH = "llama-3.1-8b", "rtx-4090", 32, 2048
 # What a look at the model's structure tells (a test compares): known here, because a listing should not build it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.metadata
+import math
 import platform
 import re
 import time
@@ -16,7 +17,7 @@ from typing import Any
 import autofit
 from autofit import techniques
 from autofit.core.budget import Budget, gib_to_bytes
-from autofit.core.config import Config, Value
+from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.events import Event, Note, ProbeFinished, ProbeStarted, SearchStarted
 from autofit.core.hardware import GIB, Hardware
@@ -25,23 +26,21 @@ from autofit.core.options import SearchOptions
 from autofit.core.result import Result, tier
 from autofit.core.run_directory import RunDirectory, write_whole
 from autofit.core.workload import Workload
-from autofit.estimate import predict_all
+from autofit.estimate import Seen, learn, predict_all
 from autofit.export import train_script
 from autofit.memory.catalogue import card, standing_in_for
 from autofit.models import HuggingFaceModel
+from autofit.offer import space_for
 from autofit.probe import Plan, Prober
 from autofit.report import single_changes
 from autofit.search import (
     Expectation,
     Journal,
     Limits,
-    Offer,
     Seams,
     SearchOutcome,
-    Space,
     best_of_tiers,
     finalists,
-    load_space,
     nearest_miss,
     search,
 )
@@ -80,6 +79,7 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
         except BaseException:  # Ctrl-C too
             directory.discard_if_unused(keep_folder=named)
             raise
+        run.calibrate(finals)
         result = run.result(outcome, finals, time.monotonic() - start)
         return _write(result, run.workload, directory, listener or _silent)
 
@@ -106,19 +106,6 @@ def budget_for(options: SearchOptions, hardware: Hardware) -> Budget:
     return Budget(device_bytes=device_bytes, host_bytes=host_bytes, margin=options.margin)
 
 
-def offer_for(workload: Workload, hardware: Hardware) -> Offer:
-    """What the techniques offer to a search of this workload on this hardware."""
-
-    def choices(knob: str) -> tuple[Value, ...]:
-        return techniques.technique_named(knob).choices_for(workload, hardware)
-
-    return Offer(
-        known=tuple(each.name for each in techniques.all_techniques() if choices(each.name)),
-        choices=choices,
-        accepts=lambda knob, value: techniques.technique_named(knob).accepts(value, hardware),
-    )
-
-
 class _Run:
     """One search: what was found out about the machine and the workload, and the functions handed to the search."""
 
@@ -139,7 +126,8 @@ class _Run:
         self.budget = budget_for(options, self.hardware)
         for note in traits.notes:
             listener(Note(note))
-        self.space = self._space()
+        self._expected: Expectation | None = None
+        self.space = space_for(options, self.workload, self.hardware)
 
     def explore(self, journal: Path) -> SearchOutcome:
         """Probe configs of the space until a limit is reached."""
@@ -191,6 +179,26 @@ class _Run:
             return _Finals(outcome.measurements, interrupted=True)
         return _Finals(outcome.measurements, tuple(verified), tuple(failed))
 
+    def calibrate(self, finals: _Finals) -> None:
+        """Let later predictions know what was measured longest. On a CPU the bytes of tensors are exact as they are."""
+        expected = self._expected
+        if expected is None:
+            return
+        on_cpu = self.hardware.device == "cpu"
+        learn(
+            self.hardware,
+            [
+                Seen(
+                    predicted_bytes=0 if on_cpu else int(expected.nbytes.get(each.config) or 0),
+                    measured_bytes=each.peak_bytes.allocated,
+                    predicted_seconds=expected.seconds.get(each.config),
+                    measured_seconds=each.step_seconds.median,
+                )
+                for each in finals.verified
+                if each.peak_bytes and each.step_seconds and math.isfinite(expected.nbytes.get(each.config, math.nan))
+            ],
+        )
+
     def result(self, outcome: SearchOutcome, finals: _Finals, seconds: float) -> Result:
         """Everything as data."""
         best, runner_up = (*self._ranked(finals.candidates())[:2], None, None)[:2]
@@ -215,12 +223,6 @@ class _Run:
             runner_up=runner_up,
         )
 
-    def _space(self) -> Space:
-        """The space asked for; the default is everything for causal language models, full training otherwise."""
-        offer = offer_for(self.workload, self.hardware)
-        default = "everything" if self.workload.task == "causal-lm" else "full"
-        return load_space(self.options.space or default, offer).with_overrides(self.options.set, offer)
-
     def _settle(self, knobs: Mapping[str, Any]) -> Config:
         return techniques.settle(knobs, self.workload, self.hardware)
 
@@ -233,7 +235,8 @@ class _Run:
         except (InputError, ProbeError) as error:
             self._listener(Note(f"nothing is predicted of this search: {error.message}"))
             return None
-        return Expectation.of(configs, nbytes, seconds)
+        self._expected = Expectation.of(configs, nbytes, seconds)
+        return self._expected
 
     def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement:
         self._listener(ProbeStarted(number, config))

@@ -25,8 +25,8 @@ from autofit.core.workload import Workload
 from autofit.estimate import predict, predict_all, rates_for
 from autofit.memory.catalogue import card
 from autofit.models import resolve
+from autofit.offer import offer_for
 from autofit.search import load_space
-from autofit.tune import offer_for
 
 SINGLE = {  # what one prediction is timed for, and the seconds it may take
     "full": ({"precision": "bf16", "micro_batch_size": 1, "activation_checkpointing": "full"}, 3.0),

@@ -4,10 +4,10 @@ import json
 
 from autofit import techniques
 from autofit.core.hardware import GIB
+from autofit.offer import offer_for
 from autofit.search import list_spaces, load_space
 from autofit.spaces import TRAITS, describe_spaces, reference_case
 from autofit.training.inspect import inspect_workload
-from autofit.tune import offer_for
 
 
 def test_every_space_is_told_of_with_its_size() -> None:

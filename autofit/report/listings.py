@@ -27,6 +27,7 @@ def doctor_table(data: Mapping[str, Any]) -> RenderableType:
         "host": f"{hardware['host_free_bytes'] / GIB:.1f} GiB free of {hardware['host_memory_bytes'] / GIB:.1f}, "
         f"{hardware['cores']} cores",
         "versions": ", ".join(f"{name} {version}" for name, version in data["versions"].items()),
+        "predictions": _calibration(data["calibration"]),
     }
     for name, text in rows.items():
         facts.add_row(Text(name, style="bold"), Text(text))
@@ -36,6 +37,16 @@ def doctor_table(data: Mapping[str, Any]) -> RenderableType:
         for place, cells in enumerate(standings):
             techniques.add_row(*map(Text, ("" if place else each["name"], *cells)))
     return Group(facts, techniques)
+
+
+def _calibration(known: Mapping[str, Any]) -> str:
+    """What measurements have shown predictions for this device to be off by."""
+    if not known["count"]:
+        return "not yet held against measurements of this device"
+    times = f"steps took {known['seconds']:.2f} times as long as predicted" if known["seconds"] else ""
+    memory = f"memory was {known['memory']:.3f} times what was predicted" if known["memory"] != 1.0 else ""
+    told = " and ".join(filter(None, (memory, times))) or "as predicted"
+    return f"{told} (median of {known['count']} measurements)"
 
 
 def _rows_of_values(values: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:

@@ -1,0 +1,43 @@
+import pytest
+
+from autofit.estimate.costs import Cost
+from autofit.estimate.rates import Rates
+from autofit.estimate.scaling import Grid, Symbols
+from autofit.estimate.seconds import Speed, Work
+
+RATES = Rates({"float32": 1e12, "tf32": 4e12, "bfloat16": 8e12}, 1e11, 1e10, 1e-5, "a test")
+GRID, SYMBOLS = Grid.of([1], [1]), Symbols(13, 17)
+PRODUCT = Cost("matmul", "float32", 10**12, (4, 4))
+PASS = Cost("memory", "float32", 0, (10**11,))
+COPY = Cost("transfer", "float32", 0, (10**10,))
+
+
+def _seconds(*costs: Cost, **speed: bool) -> dict[str, float]:
+    told = Work.of(costs, GRID, SYMBOLS).seconds(Speed(RATES, **{"asynchronous": False, **speed}))
+    return {name: float(each[0]) for name, each in told.items()}
+
+
+def test_an_operator_waits_for_arithmetic_or_for_memory() -> None:
+    told = _seconds(PRODUCT, PASS, COPY)
+    assert (told["compute"], told["memory"], told["transfer"]) == pytest.approx((1.0, 1.0, 1.0))
+    assert told["launch"] == pytest.approx(3e-5)
+
+
+def test_tf32_and_lower_formats_are_faster() -> None:
+    assert _seconds(PRODUCT, tf32=True)["compute"] == pytest.approx(0.25)
+    assert _seconds(Cost("matmul", "bfloat16", 10**12, (4,)))["compute"] == pytest.approx(0.125)
+
+
+def test_a_gpu_hides_launching_behind_work() -> None:
+    small = Cost("memory", "float32", 0, (8,))
+    assert _seconds(PRODUCT, asynchronous=True)["launch"] == 0.0
+    assert _seconds(small, asynchronous=True)["launch"] == pytest.approx(1e-5, rel=1e-3)
+
+
+def test_compiled_code_moves_less() -> None:
+    assert _seconds(PASS, compiled=True)["memory"] < _seconds(PASS)["memory"]
+    assert _seconds(PRODUCT, compiled=True)["compute"] == _seconds(PRODUCT)["compute"]
+
+
+def test_nothing_takes_no_time() -> None:
+    assert set(_seconds().values()) == {0.0}

@@ -1,0 +1,69 @@
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autofit.core.config import Config
+from autofit.estimate.memory import peak_of
+from autofit.estimate.rates import UNKNOWN
+from autofit.estimate.space import SpaceEstimator, predict_all
+from autofit.techniques import refuse, settle
+from tests.estimate.traced import AMPERE, traced
+from tests.tiny import CPU, llama_workload
+
+# Large enough that a block's activations outweigh what is rounded and what the head needs.
+WORKLOAD = replace(llama_workload(8, 64, num_hidden_layers=7, hidden_size=64, vocab_size=64), traits=None)
+
+
+def _configs(hardware: Any, changes: list[dict[str, Any]]) -> Iterator[Config]:
+    for knobs in changes:
+        config = settle(knobs, WORKLOAD, hardware)
+        assert refuse(config, WORKLOAD, hardware) is None
+        yield config
+
+
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"micro_batch_size": 2},
+    {"micro_batch_size": 4, "activation_checkpointing": "full"},
+    {"micro_batch_size": 2, "activation_checkpointing": "alternate"},
+    {"micro_batch_size": 8, "activation_checkpointing": "selective", "precision": "bf16"},
+    {"precision": "bf16-mixed", "micro_batch_size": 4},
+    {"attention": "eager", "micro_batch_size": 4, "optimizer": "sgd"},
+    {"lora_rank": 8, "lora_targets": "all-linear", "micro_batch_size": 4},
+    {"lora_rank": 32, "lora_targets": "all-linear", "micro_batch_size": 8, "precision": "bf16"},
+    {"lora_rank": 8, "lora_targets": "all-linear", "quantization": "nf4", "micro_batch_size": 4, "precision": "bf16"},
+    {"optimizer": "adamw-foreach", "micro_batch_size": 4},
+]
+
+
+@pytest.mark.parametrize("hardware", [CPU, AMPERE], ids=["cpu", "cuda"])
+def test_what_is_put_together_is_what_a_full_trace_gives(hardware: Any) -> None:
+    configs = list(_configs(hardware, CHANGES))
+    rough = SpaceEstimator(WORKLOAD, hardware, UNKNOWN, configs).predict()
+    full = [peak_of(traced(WORKLOAD, hardware, **config), hardware).nbytes for config in configs]
+    assert rough.allocated == pytest.approx(np.array(full, float), rel=0.06)
+    assert np.isfinite(rough.seconds).all()
+
+
+def test_more_arithmetic_takes_longer() -> None:
+    plain, again = _configs(AMPERE, [{}, {"activation_checkpointing": "full"}])
+    rough = SpaceEstimator(WORKLOAD, AMPERE, UNKNOWN, [plain, again]).predict()
+    assert rough.seconds[1] > rough.seconds[0]
+
+
+def test_predictions_are_kept_on_disk() -> None:
+    configs = list(_configs(CPU, CHANGES[:2]))
+    first = predict_all(WORKLOAD, CPU, configs)
+    traces: list[Any] = []
+    assert predict_all(WORKLOAD, CPU, configs) == first
+    assert not traces
+
+
+def test_offloading_takes_bytes_off_the_device() -> None:
+    knobs = {"lora_rank": 8, "lora_targets": "all-linear", "precision": "bf16"}
+    changes = [knobs, {**knobs, "parameter_offload": "cpu"}]
+    plain, streamed = SpaceEstimator(WORKLOAD, AMPERE, UNKNOWN, list(_configs(AMPERE, changes))).predict().allocated
+    assert streamed < plain

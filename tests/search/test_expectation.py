@@ -1,0 +1,31 @@
+import math
+
+import numpy as np
+
+from autofit.core.config import Config
+from autofit.search.expectation import Expectation
+
+SMALL, LARGE, UNKNOWN = (Config({"knob": value}) for value in ("small", "large", "unknown"))
+EXPECTED = Expectation.of([SMALL, LARGE, UNKNOWN], [1e9, 9e9, math.nan], [1.0, 4.0, math.nan])
+
+
+def test_only_what_is_far_too_large_is_surely_so() -> None:
+    assert EXPECTED.surely_exceeds(LARGE, 5e9)
+    assert not EXPECTED.surely_exceeds(LARGE, 8e9)  # predictions may be a quarter too high
+    assert not EXPECTED.surely_exceeds(UNKNOWN, 1.0)
+
+
+def test_throughput_is_the_other_way_round_than_time() -> None:
+    fast, slow = EXPECTED.log_throughput([SMALL, LARGE])
+    assert math.isclose(fast - slow, math.log(4.0))
+
+
+def test_what_is_not_known_counts_as_the_middle() -> None:
+    known = EXPECTED.log_bytes([SMALL, LARGE])
+    assert EXPECTED.log_bytes([UNKNOWN])[0] == np.log(5e9)
+    assert known[0] < EXPECTED.log_bytes([UNKNOWN])[0] < known[1]
+
+
+def test_nothing_known_at_all_is_no_error() -> None:
+    nothing = Expectation.of([UNKNOWN], [math.nan], [math.nan])
+    assert np.isfinite(nothing.log_bytes([UNKNOWN, SMALL])).all()
