@@ -187,7 +187,7 @@ def _hardware(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
     elif options.gpu_mem is None:
         raise InputError("there is no CUDA device here.", "Name a card (--gpu rtx-4090) or a size (--gpu-mem 24).")
     else:
-        here = dataclasses.replace(detect("cpu"), device="cuda", name=f"a GPU of {options.gpu_mem:g} GiB")
+        here = dataclasses.replace(detect("cpu"), device="cuda", name=f"a GPU of {options.gpu_mem:g} GiB", here=False)
         here = dataclasses.replace(here, memory_bytes=needed)
         notes = ("no card was named: a recent one is assumed, and how fast it is stays open.",)
     # What a prediction is for need not be here: a larger budget than there is memory means a larger device.

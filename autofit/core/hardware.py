@@ -13,7 +13,8 @@ class Hardware:
     """One device and its host. Sizes in bytes.
 
     `context_bytes` is what the process pays for having the device open at all (the CUDA context); 0 on CPU.
-    `measured_on` names the card that probes run on when it is not the one described (`--gpu NAME`).
+    `measured_on` names the card that probes run on when it is not the one described (`--gpu NAME`). `here` is False
+    where nothing is run: what this machine lacks is then not held against a config.
     """
 
     device: str  # "cuda" or "cpu"
@@ -26,6 +27,7 @@ class Hardware:
     context_bytes: int = 0
     ranks: int = 1
     measured_on: str | None = None
+    here: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -29,12 +29,18 @@ def _quantize_4bit_on_cpu(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """In fp32: scaled, clamped, compared with the table (int32), packed two to a byte."""
     flat = values.reshape(-1).float()
-    blocks = functional.pad(flat, (0, -flat.numel() % blocksize)).view(-1, blocksize)
+    blocks = _padded(flat, blocksize).view(-1, blocksize)
     scales = blocks.abs().max(dim=-1)[0]
     scaled = torch.clamp(blocks * scales.reciprocal().view(-1, 1), -1, 1).reshape(-1)[: flat.numel()]
     places = torch.empty_like(scaled, dtype=torch.int32)
-    codes = functional.pad(places.to(torch.uint8), (0, scaled.numel() % 2))
+    codes = _padded(places.to(torch.uint8), 2)
     return (codes[::2].bitwise_left_shift(4) | codes[1::2]).unsqueeze(1), scales
+
+
+def _padded(values: torch.Tensor, multiple: int) -> torch.Tensor:
+    """Values filled up to a multiple; the same tensor where there is nothing to fill."""
+    missing = -values.numel() % multiple
+    return functional.pad(values, (0, missing)) if missing else values
 
 
 def _int8_vectorwise_quant_on_cpu(

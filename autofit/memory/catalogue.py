@@ -80,6 +80,7 @@ def hardware_of(target: Card) -> Hardware:
         host_free_bytes=2 * target.memory_bytes,
         cores=8,
         capability=target.capability,
+        here=False,
     )
 
 

@@ -56,7 +56,7 @@ class Compile(Technique):
             return None
         if BACKEND != "inductor" and hardware.device == "cpu":
             return None
-        lacking = parts.no_compiler(hardware.device)
+        lacking = parts.no_compiler(hardware.device) if hardware.here else None
         return _too_old(hardware) or (f"{lacking}, or use none." if lacking else None)
 
     def apply(self, setup: Setup, value: Value) -> None:

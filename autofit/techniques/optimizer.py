@@ -105,7 +105,7 @@ class Optimizer(Technique):
         if value == "adamw-fp8" and _before_ada(hardware):
             capability = ".".join(str(part) for part in hardware.capability or ())
             return f"{value} needs compute capability 8.9, {hardware.name} has {capability}; use adamw-8bit."
-        if value in _COMPILED and (lacking := parts.no_compiler(hardware.device)):
+        if value in _COMPILED and hardware.here and (lacking := parts.no_compiler(hardware.device)):
             return f"{value} compiles its step: {lacking}, or use adamw-8bit."
         return None
 
