@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.errors import unknown
-from autofit.core.hardware import GIB, Hardware
+from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.strict_yaml import load_mapping
 
 
@@ -18,7 +18,8 @@ class Card:
     """One GPU model: total memory in bytes, compute capability, and peak rates.
 
     `flops_per_second` is of dense matrix products by the format they are computed in (fp32, tf32, bf16, fp16, fp8,
-    int8); `bandwidth` of the memory and `link` to the host are in bytes per second.
+    int8); `bandwidth` of the memory and `link` to the host are in bytes per second. `context_bytes` is what an open
+    context takes of the memory.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Card:
     flops_per_second: Mapping[str, float]
     bandwidth: float
     link: float
+    context_bytes: int
 
 
 @cache
@@ -58,6 +60,7 @@ def card(name: str) -> Card:
         flops_per_second={kind: tera * 1e12 for kind, tera in data["tflops"].items()},
         bandwidth=data["bandwidth_gb_s"] * 1e9,
         link=data["link_gb_s"] * 1e9,
+        context_bytes=data["context_mib"] * MIB,
     )
 
 
@@ -80,6 +83,7 @@ def hardware_of(target: Card) -> Hardware:
         host_free_bytes=2 * target.memory_bytes,
         cores=8,
         capability=target.capability,
+        context_bytes=target.context_bytes,
         here=False,
     )
 

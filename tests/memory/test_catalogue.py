@@ -6,7 +6,7 @@ import pytest
 import tiny
 
 from autofit.core.errors import InputError
-from autofit.core.hardware import GIB
+from autofit.core.hardware import GIB, MIB
 from autofit.memory.catalogue import card, card_names, hardware_of, standing_in_for
 
 
@@ -14,11 +14,43 @@ from autofit.memory.catalogue import card, card_names, hardware_of, standing_in_
 def test_every_card_is_complete(name: str) -> None:
     found = card(name)
     assert found.name == name
-    assert found.title.startswith("NVIDIA ")
+    assert found.title.split()[0] in ("NVIDIA", "AMD")
     assert 4 * GIB < found.memory_bytes < 512 * GIB
     major, minor = found.capability
     assert 7 <= major <= 12
     assert 0 <= minor <= 9
+    assert 100 * MIB < found.context_bytes < 700 * MIB
+
+
+@pytest.mark.parametrize("name", card_names())
+def test_the_rates_of_a_card_agree_with_its_architecture(name: str) -> None:
+    found = card(name)
+    rates = found.flops_per_second
+    ampere, ada = found.capability >= (8, 0), found.capability >= (8, 9)
+    assert set(rates) == {
+        "fp32",
+        "fp16",
+        *(("tf32", "bf16") if ampere else ()),
+        *(("fp8",) if ada else ()),
+        *(("int8",) if found.capability >= (7, 5) else ()),
+    }
+    if ampere:
+        assert rates["bf16"] == rates["fp16"]
+        assert 1.7 < rates["bf16"] / rates["tf32"] < 2.1
+    if ada:
+        assert rates["fp8"] / rates["bf16"] == pytest.approx(4 if found.capability[0] == 12 else 2, rel=0.03)
+    assert 1.5 < rates["fp16"] / rates["fp32"] < 30  # 30: no figure with sparsity
+    assert 2e11 < found.bandwidth < 1e13
+    assert 1e10 < found.link < found.bandwidth
+
+
+def test_geforce_cards_sum_in_fp32_at_half_the_rate() -> None:
+    for name in card_names():
+        rates = card(name).flops_per_second
+        if "GeForce" in card(name).title and "bf16" in rates:
+            assert rates["tf32"] == rates["fp32"]
+            assert rates["bf16"] == pytest.approx(2 * rates["fp32"], rel=0.01)
+            assert rates["int8"] == pytest.approx(4 * rates["bf16"], rel=0.01)
 
 
 def test_the_cards_of_the_documentation() -> None:
@@ -55,4 +87,5 @@ def test_a_card_by_its_name_alone_is_hardware_with_a_host_large_enough() -> None
     hardware = hardware_of(target)
     assert (hardware.device, hardware.name, hardware.measured_on) == ("cuda", target.title, None)
     assert (hardware.memory_bytes, hardware.capability) == (target.memory_bytes, (8, 9))
+    assert hardware.context_bytes == target.context_bytes
     assert hardware.host_free_bytes > hardware.memory_bytes
