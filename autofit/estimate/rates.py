@@ -17,9 +17,32 @@ from autofit.core.hardware import MIB, Hardware
 from autofit.core.run_directory import write_whole
 from autofit.memory.catalogue import Card, card_like
 
-# What of a card's peak large products and copies reach. Published by those who measured it: 80 to 87 % for products on
-# A100 and H100 (Bekman, "Maximum Achievable Matmul FLOPS"), and about 90 % for copies. Taken for all cards alike.
-_REACHED_COMPUTE, _REACHED_BANDWIDTH = 0.8, 0.9
+# What of a card's sheet large bf16 products were measured to reach. A100, H100 (the H200 is the same), GH200, B200 and
+# MI300X: Bekman, "Maximum Achievable Matmul FLOPS" (stas00/ml-engineering); A10G, L4, L40S and RTX 6000 Ada:
+# mag-/gpu_benchmark; V100 and A6000: fanghostt/transformers-benchmarks. Each is the best of many shapes.
+_REACHED = {
+    "a100-40gb": 0.87,
+    "a100-80gb": 0.87,
+    "h100": 0.80,
+    "h200": 0.80,
+    "gh200": 0.84,
+    "b200": 0.78,
+    "mi300x": 0.51,
+    "a10g": 1.0,
+    "l4": 0.76,
+    "l40s": 0.70,
+    "rtx-6000-ada": 0.76,
+    "v100-16gb": 0.76,
+    "v100-32gb": 0.76,
+    "a6000": 0.63,
+}
+# GeForce cards clock above their sheet: 1.10 of it on an RTX 3090, 1.08 on a 4090 (mag-/gpu_benchmark), 1.21 on a 5090
+# (xzwgit/gpu-flops-bench), for as long as a benchmark runs; the sheet is assumed for as long as training does.
+_REACHED_BY_GEFORCE = 1.0
+_REACHED_BY_OTHERS = 0.75  # what torch assumes of all cards (torch/utils/_runtime_estimation.py)
+_REACHED_IN_FP32 = 0.75  # without matrix units: 0.70 on an RTX 4090, 0.79 on a 5090 and an H200 NVL (gpu-flops-bench)
+_FP8_TO_BF16 = 0.9  # of their shares: 0.88 on an H100, 0.93 on a GH200, 0.98 on a B200 (Bekman)
+_REACHED_BANDWIDTH = 0.9  # 0.91 was measured on an RTX 4090 (krrishnarraj/clpeak#106); taken for all cards alike
 _LAUNCH = 6e-6  # seconds: what the host takes for one operator of PyTorch, eagerly, on a server's processor
 _NAMES = {"fp32": "float32", "tf32": "tf32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "int8": "int8"}
 _SIZE = 1024  # of the square products that are measured
@@ -60,13 +83,21 @@ def rates_of(card: Card) -> Rates:
     """What a card of the catalogue is taken to reach."""
     peak = {_NAMES[kind]: rate for kind, rate in card.flops_per_second.items()}
     return Rates(
-        matmul={name: rate * _REACHED_COMPUTE for name, rate in peak.items()},
+        matmul={_NAMES[kind]: rate * _reached(card, kind) for kind, rate in card.flops_per_second.items()},
         bandwidth=card.bandwidth * _REACHED_BANDWIDTH,
         link=card.link,
         launch_seconds=_LAUNCH,
         source=f"catalogue: {card.title}",
         peak=peak,
     )
+
+
+def _reached(card: Card, kind: str) -> float:
+    """The share of a card's sheet that large products in a format reach."""
+    if kind == "fp32":
+        return _REACHED_IN_FP32
+    others = _REACHED_BY_GEFORCE if "GeForce" in card.title else _REACHED_BY_OTHERS
+    return _REACHED.get(card.name, others) * (_FP8_TO_BF16 if kind == "fp8" else 1.0)
 
 
 def rates_for(hardware: Hardware) -> Rates | None:

@@ -1,32 +1,122 @@
+"""Rates: what cards were measured to reach, and what is measured of the CPU at hand, once."""
+
 import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
-from autofit.estimate.rates import measure, rates_for, rates_of
+import pytest
+import tiny
+
+from autofit.estimate import rates
 from autofit.memory.catalogue import card, card_names, hardware_of
-from tests.tiny import CPU
 
 
-def test_a_card_reaches_less_than_its_maker_says() -> None:
-    for name in card_names():
-        rates = rates_of(card(name))
-        assert rates.peak is not None
-        assert all(0 < rates.matmul[kind] < peak for kind, peak in rates.peak.items())
-        assert rates.link < rates.bandwidth < card(name).bandwidth
+@pytest.mark.parametrize(
+    ("name", "kind", "published"),
+    [
+        ("a100-80gb", "bfloat16", 271.2),
+        ("h100", "bfloat16", 794.5),
+        ("h100", "float8", 1402.6),
+        ("h200", "float8", 1453.4),
+        ("b200", "bfloat16", 1745.0),
+        ("b200", "float8", 3432.5),
+        ("mi300x", "bfloat16", 668.4),
+        ("l40s", "bfloat16", 252.0),
+        ("l4", "bfloat16", 91.4),
+        ("rtx-4090", "bfloat16", 179.2),
+        ("rtx-4090", "float8", 354.3),
+        ("rtx-4090", "float32", 57.6),
+        ("rtx-5090", "float8", 773.5),
+    ],
+)
+def test_cards_reach_what_was_published_of_them(name: str, kind: str, published: float) -> None:
+    # 17 %: in short runs an RTX 4090 is above its sheet, and in fp8 as far above it as in bf16.
+    assert rates.rates_of(card(name)).matmul[kind] == pytest.approx(published * 1e12, rel=0.17)
 
 
-def test_what_is_measured_follows_the_clock() -> None:
-    ticks = itertools.count()
-    rates = measure(seconds=0.0, clock=lambda: next(ticks) * 0.5)  # every task takes half a second
-    assert rates.matmul["float32"] == rates.matmul["bfloat16"] == 2 * 1024**3 / 0.5
-    assert rates.launch_seconds == 0.005
+@pytest.mark.parametrize("name", card_names())
+def test_no_card_reaches_more_than_its_sheet(name: str) -> None:
+    found = rates.rates_of(card(name))
+    assert found.peak is not None
+    assert found.matmul.keys() == found.peak.keys()
+    assert all(0.4 * found.peak[kind] < rate <= found.peak[kind] for kind, rate in found.matmul.items())
+    assert 0.5 * card(name).bandwidth < found.bandwidth < card(name).bandwidth
+    assert found.source == f"catalogue: {card(name).title}"
 
 
-def test_the_cpu_at_hand_is_measured_once() -> None:
-    assert rates_for(CPU) == rates_for(CPU)
+def test_a_gpu_is_known_by_its_title_and_another_is_not() -> None:
+    known = hardware_of(card("l4"))
+    assert rates.rates_for(known) == rates.rates_of(card("l4"))
+    assert rates.rates_for(replace(known, name="another", measured_on="NVIDIA H200")) == rates.rates_of(card("h200"))
+    assert rates.rates_for(replace(known, name="another")) is None
 
 
-def test_an_unknown_card_has_none() -> None:
-    from dataclasses import replace
+def ticking(step: float) -> Callable[[], float]:
+    """A clock on which every reading is `step` seconds after the one before."""
+    readings = itertools.count()
+    return lambda: next(readings) * step
 
-    known = hardware_of(card("h100"))
-    assert rates_for(known) is not None
-    assert rates_for(replace(known, name="a card of tomorrow")) is None
+
+def test_a_rate_is_the_work_of_a_task_by_its_median_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "_SIZE", 8)
+    monkeypatch.setattr(rates, "_COPIED", 4096)
+    found = rates.measure(seconds=1.0, clock=ticking(0.25))
+    assert found.matmul == {"float32": 2 * 8**3 / 0.25, "bfloat16": 2 * 8**3 / 0.25}
+    assert found.bandwidth == found.link == 2 * 4096 / 0.25  # what is read and what is written
+    assert found.launch_seconds == 0.25 / 100
+
+
+def test_tasks_take_turns_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "_SIZE", 8)
+    monkeypatch.setattr(rates, "_COPIED", 4096)
+    seen: list[int] = []
+    monkeypatch.setattr(rates.statistics, "median", lambda each: seen.append(len(each)) or each[0])
+    rates.measure(seconds=0.0, clock=ticking(0.25))
+    assert seen == [1] * 4  # each of them once, however slow
+    seen.clear()
+    rates.measure(seconds=20.0, clock=ticking(0.25))
+    assert len(set(seen)) == 1
+    assert seen[0] > 5
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rates that were measured, in place of measuring."""
+    calls: list[int] = []
+
+    def measure() -> rates.Rates:
+        calls.append(1)
+        return replace(rates.UNKNOWN, source=f"call {len(calls)}")
+
+    monkeypatch.setattr(rates, "measure", measure)
+    return calls
+
+
+def test_a_cpu_is_measured_once(measured: list[int]) -> None:
+    first = rates.rates_for(tiny.CPU)
+    assert rates.rates_for(tiny.CPU) == first
+    assert len(measured) == 1
+    assert rates.rates_for(replace(tiny.CPU, name="another")) != first
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"matmul": {}'])
+def test_a_kept_file_that_cannot_be_read_is_measured_again(
+    text: str, measured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rates.rates_for(tiny.CPU)
+    (kept,) = (tmp_path / "autofit" / "rates").iterdir()
+    kept.write_text(text)
+    assert rates.rates_for(tiny.CPU) == rates.rates_for(tiny.CPU)
+    assert len(measured) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(
+    measured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = tmp_path / "a file"
+    taken.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(taken))
+    assert rates.rates_for(tiny.CPU) is not None
+    assert len(measured) == 1
