@@ -235,7 +235,8 @@ class _Run:
         except (InputError, ProbeError) as error:
             self._listener(Note(f"nothing is predicted of this search: {error.message}"))
             return None
-        self._expected = Expectation.of(configs, nbytes, seconds)
+        if any(map(math.isfinite, nbytes)):
+            self._expected = Expectation.of(configs, nbytes, seconds)
         return self._expected
 
     def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement:

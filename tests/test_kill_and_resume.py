@@ -93,17 +93,17 @@ def left_in_shared_memory(processes: list[int]) -> list[str]:
 def test_nothing_is_lost_or_measured_twice_or_left_behind(tmp_path: Path) -> None:
     searches = Searches(tmp_path)
 
-    # The parent is killed in its third probe; a look came before the first.
-    search = searches.start(hang=4)
+    # The parent is killed in its third probe; a look and a prediction came before the first.
+    search = searches.start(hang=5)
     family = searches.family_in_mid_probe(search)
     search.kill()
     out, _ = search.communicate()
     assert out == ""
     wait_until_gone(family)
-    assert searches.started == 4
+    assert searches.started == 5
 
     # Resumed, and Ctrl-C pressed in the fourth probe: the third was measured again, the first two were not.
-    search = searches.start("--resume", hang=7)
+    search = searches.start("--resume", hang=9)
     family = searches.family_in_mid_probe(search)
     os.killpg(search.pid, signal.SIGINT)
     out, err = search.communicate()
@@ -117,7 +117,7 @@ def test_nothing_is_lost_or_measured_twice_or_left_behind(tmp_path: Path) -> Non
     assert [trial["number"] for trial in interrupted["trials"]] == [0, 1, 2]
     assert "probe 1 of" not in err
     assert "probe 3 of" in err
-    assert searches.started == 7
+    assert searches.started == 9
 
     # Resumed once more, to the end: two probes, and four that verify.
     search = searches.start("--resume", hang=None)
@@ -130,5 +130,5 @@ def test_nothing_is_lost_or_measured_twice_or_left_behind(tmp_path: Path) -> Non
     assert len(set(configs)) == TRIALS
     assert finished["best"]["measured"]["verified"] is True
     verifying = err.count("verifying")
-    assert searches.started == 7 + 1 + 2 + verifying
+    assert searches.started == 9 + 2 + 2 + verifying
     assert verifying >= 4

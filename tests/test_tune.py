@@ -1,6 +1,7 @@
 """What joins a search together: who is verified, what is recommended, what is written. Probes are a formula here."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 import tiny
 
 import autofit
-from autofit import tune
+from autofit import offer, tune
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
@@ -88,6 +89,11 @@ class FakeProber:
         self.asked.append((config, plan))
         seen = self.answer(config, plan == tune.VERIFY_PLAN)
         return dataclasses.replace(seen, number=number, seconds=1.0)
+
+    def run(self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
+        """Asked to predict configs, it knows nothing."""
+        unknown = [math.nan] * len(arguments[1])
+        return unknown, unknown
 
     @property
     def explored(self) -> list[Any]:
@@ -482,12 +488,12 @@ def test_an_unknown_card_is_told_before_the_device_is_asked(bench: Bench) -> Non
 def test_the_default_space(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def load(name: Any, offer: Any) -> Any:
+    def load(name: Any, offered: Any) -> Any:
         asked.append(name)
-        return original(bench.folder / "space.yaml", offer)
+        return original(bench.folder / "space.yaml", offered)
 
-    original = tune.load_space
-    monkeypatch.setattr(tune, "load_space", load)
+    original = offer.load_space
+    monkeypatch.setattr(offer, "load_space", load)
     for workload in (tiny.llama_workload(8), tiny.mlp_workload(8)):
         bench.search(space=None, workload=workload, out=bench.folder / workload.name)
     assert asked == ["everything", "full"]

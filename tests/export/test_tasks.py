@@ -37,7 +37,9 @@ class Words:
 
     eos_token_id, mask_token_id, pad_token_id = 9, 8, 7
 
-    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+    def __call__(self, text: str | list[str], **options: Any) -> dict[str, list[Any]]:
+        if isinstance(text, list):
+            return {"input_ids": [self(each, **options)["input_ids"] for each in text]}
         return {"input_ids": self.encode(text)[: options.get("max_length")]}
 
     def encode(self, text: str, **options: Any) -> list[int]:
