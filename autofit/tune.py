@@ -49,7 +49,8 @@ Listener = Callable[[Event], None]
 
 FREE_FRACTION = 0.8  # of free memory: the default budget of the CPU and of the host
 EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
-EXPECT_SECONDS = 300.0  # for predicting a whole space; what takes longer is searched without
+# For predicting a space, at most and of a time limit, else it goes without; and how many configs are worth a word.
+EXPECT_SECONDS, EXPECT_SHARE, EXPECT_TOLD = 300.0, 0.3, 1000
 VERIFY_ROUNDS = 2  # best, runner-up, best, runner-up: what disturbs the machine for a while disturbs both
 MOST_VERIFIED = 4
 VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=6.0, compose=False)
@@ -228,9 +229,12 @@ class _Run:
 
     def _expect(self, configs: Sequence[Config]) -> Expectation | None:
         """What the estimator says, in a process of its own; a search can do without."""
+        timeout = min(EXPECT_SECONDS, EXPECT_SHARE * (self.options.time_limit or math.inf))
+        if len(configs) > EXPECT_TOLD:
+            self._listener(Note(f"predicting {len(configs):,} configs before the first probe"))
         try:
             nbytes, seconds = self._prober.run(
-                predict_all, self.workload, self.hardware, configs, log="estimate.log", timeout=EXPECT_SECONDS
+                predict_all, self.workload, self.hardware, configs, log="estimate.log", timeout=timeout
             )
         except (InputError, ProbeError) as error:
             self._listener(Note(f"nothing is predicted of this search: {error.message}"))
