@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     if options.smoke:
-        options.model, options.deep, options.space, options.samples = "tiny-llama", "tiny-llama", "lora", 5
+        options.model, options.deep, options.space, options.samples = "tiny-llama", "tiny-llama", "exact", 3
     hardware = hardware_of(options.gpu)
     workload = resolve(options.model, effective_batch_size=32)
     deep = resolve(options.deep, effective_batch_size=32)

@@ -317,10 +317,12 @@ def test_an_estimate_of_nothing(run: Run, arguments: tuple[str, ...], message: s
 @pytest.mark.usefixtures("shared_zygote", "here")
 @pytest.mark.parametrize("card", [("--gpu-mem", "24"), ("--gpu", "rtx-4090"), ("--device", "cuda")], ids=str)
 def test_without_the_device_probes_cannot_run(run: Run, card: tuple[str, str]) -> None:
-    said = run("search", "--model", "tiny-llama", *card, "--json")
+    few = ("--set", "precision=bf16,fp32", "--set", "micro_batch_size=1,2")
+    said = run("search", "--model", "tiny-llama", *card, "--space", "exact", "--seq-len", "64", *few, "--json")
     assert said.code == 4
     assert "there is no CUDA device here" in said.json["error"]["message"]
     assert "--device cpu" in said.json["error"]["remedy"]
+    assert card[0] == "--device" or said.json["predicted"]["estimate"]["fits"] == "yes"
 
 
 class Interrupted:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("shared_zygote")
 def test_what_there_is() -> None:
     found = examine("cpu")
     assert json.loads(json.dumps(found)) == found
-    assert found.keys() == {"schema", "hardware", "budget_gib", "versions", "techniques"}
+    assert found.keys() == {"schema", "hardware", "budget_gib", "versions", "calibration", "techniques"}
     hardware = found["hardware"]
     assert hardware["device"] == "cpu"
     assert 0.5 < found["budget_gib"] / (hardware["host_free_bytes"] / GIB) < 0.81

@@ -21,7 +21,7 @@ _WIDE = {"hidden_size": 64, "intermediate_size": 256}  # blocks of 64 weights in
 def test_a_traced_step_of_quantised_layers_takes_what_a_real_one_takes(value: str, precision: str) -> None:
     workload = llama_workload(**_WIDE)
     knobs = {**LORA, "quantization": value, "precision": precision}
-    assert peak(traced(workload, **knobs)) == pytest.approx(allocated(workload, knobs), rel=0.02)
+    assert peak(traced(workload, **knobs)) == pytest.approx(allocated(workload, knobs), rel=0.02, abs=16 * 1024)
 
 
 def test_layers_that_hold_their_weight_transposed_are_traced_too() -> None:

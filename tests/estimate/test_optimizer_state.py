@@ -25,6 +25,12 @@ def test_adamw_keeps_two_moments_and_sgd_none() -> None:
     assert _cost("sgd").state == 0
 
 
+@pytest.fixture(autouse=True)
+def no_overrides() -> None:
+    """bitsandbytes remembers, for the whole process, which weights an earlier test (or Trainer) wanted in 32 bits."""
+    pytest.importorskip("bitsandbytes").optim.GlobalOptimManager.get_instance().initialize()
+
+
 def test_8bit_state_is_two_bytes_a_weight_and_its_scales() -> None:
     state = _cost("adamw-8bit").state
     assert 2 * ELEMENTS < state <= 2 * ELEMENTS * (1 + 4 / 256) + 5 * 4096

@@ -3,8 +3,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from autofit.core.errors import InputError, RefusedError, UntraceableError
@@ -13,25 +11,23 @@ from autofit.estimate.trace import Skeleton, trace
 from tests.estimate.traced import AMPERE, allocated, labelled, peak, traced
 from tests.tiny import CPU, llama_workload
 
-KNOBS = {
-    "precision": st.sampled_from(["fp32", "bf16", "bf16-mixed", "fp16-mixed"]),
-    "activation_checkpointing": st.sampled_from(["none", "full", "alternate", "selective"]),
-    "lora_rank": st.sampled_from([0, 4]),
-    "quantization": st.sampled_from(["none", "nf4", "int8"]),
-    "optimizer": st.sampled_from(["adamw", "adamw-foreach", "adamw-8bit", "adafactor", "sgd"]),
-    "loss": st.sampled_from(["standard", "chunked"]),
-    "attention": st.sampled_from(["sdpa", "eager"]),
-}
+STEPS: list[dict[str, Any]] = [
+    {},
+    {"precision": "bf16", "activation_checkpointing": "full", "optimizer": "adamw-foreach"},
+    {"precision": "bf16-mixed", "activation_checkpointing": "alternate", "loss": "chunked"},
+    {"precision": "bf16-mixed", "lora_rank": 4, "attention": "eager", "optimizer": "sgd"},
+    {"activation_checkpointing": "selective", "optimizer": "adafactor"},
+    {"lora_rank": 4, "quantization": "nf4", "precision": "bf16", "activation_checkpointing": "full"},
+    {"optimizer_in_backward": True, "attention": "eager"},
+]
 
 
-@settings(max_examples=12)
-@given(st.fixed_dictionaries(KNOBS))
+@pytest.mark.parametrize("knobs", STEPS, ids=lambda knobs: "-".join(map(str, knobs.values())) or "plain")
 def test_the_traced_peak_is_that_of_real_steps(knobs: dict[str, Any]) -> None:
-    if knobs["quantization"] != "none" and not knobs["lora_rank"]:
-        knobs["lora_rank"] = 4
     workload = llama_workload(effective_batch_size=2)
     predicted, measured = peak(traced(workload, **knobs)), allocated(workload, knobs)
-    assert predicted == pytest.approx(measured, rel=0.02)  # some kilobytes that threads have for themselves
+    # Threads have some kilobytes for themselves.
+    assert predicted == pytest.approx(measured, rel=0.02, abs=16 * 1024)
 
 
 def test_gradients_of_earlier_micro_batches_are_there_where_they_accumulate() -> None:
