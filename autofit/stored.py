@@ -7,7 +7,6 @@ parent of probes does not touch the device, so the machine is told by what the s
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import json
 import os
@@ -21,10 +20,10 @@ import psutil
 from torch import nn
 
 from autofit import techniques
+from autofit.core import cache
 from autofit.core.errors import InputError
 from autofit.core.options import SearchOptions
 from autofit.core.result import SavedResult
-from autofit.core.run_directory import write_whole
 from autofit.core.workload import Workload
 from autofit.training.data import tensors
 from autofit.tune import versions
@@ -45,7 +44,7 @@ def key_of(workload: Workload, options: SearchOptions) -> str:
         "machine": list(_machine()),
         "versions": versions(),
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    return cache.digest(json.dumps(facts, sort_keys=True, default=str))
 
 
 def find(key: str) -> Path | None:
@@ -58,13 +57,8 @@ def find(key: str) -> Path | None:
 
 
 def keep(key: str, text: str) -> None:
-    """Store a result.yaml; a cache that cannot be written is no reason to fail."""
-    path = _path(key)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
-    except OSError:
-        return
+    """Store a result.yaml."""
+    cache.keep(_path(key), text)
 
 
 def describe(saved: SavedResult) -> str:
@@ -75,8 +69,7 @@ def describe(saved: SavedResult) -> str:
 
 
 def _path(key: str) -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "autofit" / "results" / f"{key}.yaml"
+    return cache.cache_file("results", f"{key}.yaml")
 
 
 def _model_facts(model: nn.Module) -> Iterator[Any]:

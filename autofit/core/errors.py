@@ -41,6 +41,9 @@ class RefusedError(InputError):
 class UntraceableError(InputError):
     """The model's code does something that cannot be followed without numbers, so nothing can be predicted."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "Nothing can be predicted of such a model; measuring works.")
+
 
 class NothingFitsError(AutofitError):
     """No config of the space fits the budget."""

@@ -7,16 +7,14 @@ predictions are scaled by the median ratio and their interval spans the ratios s
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autofit.core.cache import cache_file, digest, keep
 from autofit.core.hardware import Hardware
-from autofit.core.run_directory import write_whole
 
 MOST_KEPT = 200  # of the latest measurements
 _ENOUGH = 5  # measurements, from which on their spread says more than the interval assumed without any
@@ -69,14 +67,9 @@ def calibration_for(hardware: Hardware) -> Calibration:
 
 
 def learn(hardware: Hardware, seen: Sequence[Seen]) -> None:
-    """Keep measurements; a cache that cannot be written is no reason to fail."""
+    """Keep measurements of this device."""
     path = _path(hardware)
-    kept = [*_read(path), *seen][-MOST_KEPT:]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps([vars(each) for each in kept]))
-    except OSError:
-        return
+    keep(path, json.dumps([vars(each) for each in [*_read(path), *seen][-MOST_KEPT:]]))
 
 
 def _read(path: Path) -> list[Seen]:
@@ -87,7 +80,4 @@ def _read(path: Path) -> list[Seen]:
 
 
 def _path(hardware: Hardware) -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    name = hardware.measured_on or hardware.name
-    key = hashlib.sha256(f"{hardware.device} {name}".encode()).hexdigest()[:16]
-    return Path(home) / "autofit" / "calibration" / f"{key}.json"
+    return cache_file("calibration", f"{digest(f'{hardware.device} {hardware.measured_on or hardware.name}')}.json")

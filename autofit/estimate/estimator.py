@@ -64,8 +64,8 @@ def estimate_of(
         context, workspace = hardware.context_bytes or _CONTEXT, workspace_bytes(hardware)
         replayed = replay(rounded(traced, hardware), expandable=True)
         reserved = max(replayed.peak_reserved, peak.nbytes) + workspace
-        peak = replace(peak, nbytes=peak.nbytes + workspace)
-        peak.parts["temporary"] += workspace
+        parts = {**peak.parts, "temporary": peak.parts["temporary"] + workspace}
+        peak = replace(peak, nbytes=peak.nbytes + workspace, parts=parts)
     low, high = _interval(traced, peak, reserved, calibration or Calibration())
     times = _times(workload, traced, hardware, rates, calibration) if rates else {}
     return Estimate(

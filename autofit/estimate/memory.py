@@ -36,22 +36,17 @@ def rounded(trace: Trace, hardware: Hardware) -> Iterator[tuple[int, int]]:
 
 
 def peak_of(trace: Trace, hardware: Hardware) -> Peak:
-    """The peak of a run, from the making of the model on."""
+    """The peak of a run from the making of the model on, but for the step that only makes the optimizer's state."""
+    starts = {mark.phase: mark.events for mark in reversed(trace.marks)}
+    making_state = range(starts[_STATE], starts[_FORWARD])
     sizes: dict[int, int] = {}
     live = highest = place = 0
     for number, (storage, nbytes) in enumerate(rounded(trace, hardware)):
         live += nbytes - sizes.get(storage, 0)
         sizes[storage] = nbytes
-        if live > highest and not _is_setting_up(trace, number):
+        if live > highest and number not in making_state:
             highest, place = live, number
-    phase = [mark.phase for mark in trace.marks if mark.events <= place][-1]
-    return Peak(highest, place, phase, _parts(trace, hardware, place))
-
-
-def _is_setting_up(trace: Trace, number: int) -> bool:
-    """Whether the event belongs to the optimizer step that only makes the state."""
-    starts = {mark.phase: mark.events for mark in reversed(trace.marks)}
-    return starts.get(_STATE, 0) <= number < starts.get(_FORWARD, 0)
+    return Peak(highest, place, trace.phase_at(place), _parts(trace, hardware, place))
 
 
 def _parts(trace: Trace, hardware: Hardware, place: int) -> dict[str, int]:
@@ -67,7 +62,7 @@ def _parts(trace: Trace, hardware: Hardware, place: int) -> dict[str, int]:
     for storage, nbytes in live.items():
         label = trace.labels.get(storage)
         if label not in parts:
-            born = [mark.phase for mark in trace.marks if mark.events <= made[storage]][-1]
-            label = "activations" if label == "inputs" or born == _FORWARD else "temporary"
+            kept = label == "inputs" or trace.phase_at(made[storage]) == _FORWARD
+            label = "activations" if kept else "temporary"
         parts[label] += nbytes
     return parts

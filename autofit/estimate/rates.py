@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 
+from autofit.core.cache import cache_file, digest, keep
 from autofit.core.hardware import MIB, Hardware
-from autofit.core.run_directory import write_whole
 from autofit.memory.catalogue import Card, card_like
 
 # What of a card's sheet large bf16 products were measured to reach. A100, H100 (the H200 is the same), GH200, B200 and
@@ -143,15 +140,10 @@ def _product(matrix: torch.Tensor) -> Callable[[], object]:
 def _kept(hardware: Hardware) -> Rates:
     """Measured once for a machine, version of PyTorch and number of threads."""
     facts = (hardware.name, hardware.cores, torch.get_num_threads(), torch.__version__)
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    path = Path(home) / "autofit" / "rates" / f"{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.json"
+    path = cache_file("rates", f"{digest(repr(facts))}.json")
     try:
         return Rates(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):  # none yet, or of another version
         rates = measure()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(rates)))
-    except OSError:
-        return rates  # a cache that cannot be written is no reason to fail
+    keep(path, json.dumps(asdict(rates)))
     return rates

@@ -29,7 +29,6 @@ from autofit.setup.copies import plain_tensors
 # never are, since nothing is known of the weights. Of floats, counters and scales are enough.
 _KNOWN_ELEMENTS = 2**20
 _KNOWN_FLOATS = 16
-_UNKNOWN = "Nothing can be predicted of such a model; measuring works."
 _REFERENCES, _HOLDERS = 4, 2  # of a gradient, and of its storage, that only the engine holds, inside a dispatch
 _READ = torch.ops.aten._local_scalar_dense.default
 _ADD = torch.ops.aten.add.Tensor
@@ -181,9 +180,7 @@ class Recorder(StorageTracker):
         if not isinstance(tensor, FakeTensor):
             return tensor.item()
         if self.phase is not None and self.phase() == "forward":
-            raise UntraceableError(
-                "the model's forward reads a number that depends on its weights (.item()).", _UNKNOWN
-            )
+            raise UntraceableError("the model's forward reads a number that depends on its weights (.item()).")
         # The loop itself, the optimizer or a loss scaler asks: the loss is finite, and no gradient overflows.
         return True if tensor.dtype is torch.bool else 0.0 if tensor.is_floating_point() else 1
 

@@ -37,7 +37,7 @@ class Symbols:
         known = set(sizes)
         free = [prime for prime in _PRIMES if all(size % prime for size in known if size)]
         if len(free) < 2:
-            raise UntraceableError("its sizes are divided by so many primes that none is left to tell samples by")
+            raise UntraceableError("too many primes divide this model's sizes for two to be left to trace it with.")
         return cls(*free[:2])
 
 

@@ -20,7 +20,7 @@ from autofit.core.errors import AutofitError
 from autofit.core.hardware import MIB, Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.fake_world import workspace_bytes
-from autofit.estimate.kept import keep, key_of, read
+from autofit.estimate.kept import keep_figures, key_of, read
 from autofit.estimate.optimizer_state import OptimizerCost, optimizer_cost, scaled_shapes
 from autofit.estimate.pieces import (
     ADDED,
@@ -95,11 +95,10 @@ def predict_all(workload: Workload, hardware: Hardware, configs: Sequence[Config
     known = read(key) if key else None
     if known is None:
         rough = SpaceEstimator(workload, hardware, rates, configs).predict()
-        workspace = workspace_bytes(hardware)
-        known = rough.allocated + workspace, rough.seconds
+        known = (rough.allocated + workspace_bytes(hardware)).tolist(), rough.seconds.tolist()
         if key:
-            keep(key, *known)
-    return known[0].tolist(), known[1].tolist()
+            keep_figures(key, *known)
+    return known
 
 
 @dataclass(frozen=True)

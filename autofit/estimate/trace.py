@@ -7,6 +7,7 @@ the gradients of earlier micro-batches are there before the traced micro-batch b
 from __future__ import annotations
 
 import functools
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -65,6 +66,10 @@ class Trace:
     depth: Depth | None
     trainable: int
     parameters: int
+
+    def phase_at(self, event: int) -> str:
+        """The phase that an event belongs to."""
+        return self.marks[bisect_right(self.marks, event, key=lambda mark: mark.events) - 1].phase
 
     def costs_of(self, phase: str) -> tuple[Cost, ...]:
         """The costs of one phase."""
@@ -153,8 +158,9 @@ def _shapes(setup: Setup) -> tuple[tuple[torch.Size, torch.dtype, int | None], .
 def _untraceable(error: Exception) -> UntraceableError:
     operator = getattr(error, "func", None)
     why = f"{operator} needs numbers" if operator else f"{type(error).__name__}: {' '.join(str(error).split())}"
-    message = f"a training step of this model cannot be followed on tensors without values ({why[:300]})."
-    return UntraceableError(message, "Nothing can be predicted of such a model; measuring works.")
+    return UntraceableError(
+        f"a training step of this model cannot be followed on tensors without values ({why[:300]})."
+    )
 
 
 @contextmanager

@@ -11,6 +11,7 @@ themselves. Addresses only grow here, where the driver picks them: they decide b
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ def allocation_size(size: int) -> int:
     return -(-size // ROUND_LARGE) * ROUND_LARGE
 
 
-class _Pool:
+class _Pool(ABC):
     """The free blocks of one pool (`BlockPool`), and how much it holds of the driver's memory.
 
     Blocks are (size, address), sorted as `BlockComparatorSize` sorts them. Two blocks are neighbours when one ends
@@ -102,13 +103,13 @@ class _Pool:
         self._start_of[end] = start
         insort(self._free, (end - start, start))
 
+    @abstractmethod
     def grow(self, size: int, allowed: int) -> bool:
         """Get memory from the driver until a free block holds `size`; False where that takes more than `allowed`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def release(self) -> None:
         """Give back what the driver can take (`release_blocks`)."""
-        raise NotImplementedError
 
     def _skip_growing(self, index: int) -> int:
         """A block that can still grow counts as large as it can become (`get_free_block`, expandable_size)."""

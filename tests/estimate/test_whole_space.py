@@ -1,3 +1,4 @@
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -54,12 +55,13 @@ def test_more_arithmetic_takes_longer() -> None:
     assert rough.seconds[1] > rough.seconds[0]
 
 
-def test_predictions_are_kept_on_disk() -> None:
+def test_predictions_are_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     configs = list(_configs(CPU, CHANGES[:2]))
     first = predict_all(WORKLOAD, CPU, configs)
-    traces: list[Any] = []
+    monkeypatch.setattr(sys.modules[predict_all.__module__], "trace", None)  # nothing can be traced from here on
     assert predict_all(WORKLOAD, CPU, configs) == first
-    assert not traces
+    with pytest.raises(TypeError):
+        predict_all(WORKLOAD, CPU, configs[:1])
 
 
 def test_offloading_takes_bytes_off_the_device() -> None:
