@@ -6,16 +6,18 @@ Weights of one shape are treated alike, and a model of billions of weights has a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
-from autofit.core.config import Config
+from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
+from autofit.estimate.costs import Cost
 from autofit.estimate.fake_world import fake_world
 from autofit.estimate.library_kernels import library_kernels
 from autofit.estimate.memory import in_blocks
@@ -49,22 +51,34 @@ class _Step:
     calls: int
 
 
-def optimizer_cost(workload: Workload, config: Config, hardware: Hardware, shapes: Shapes) -> OptimizerCost:
-    """What the config's optimizer costs for so many weights of each shape and dtype."""
-    steps = {kind: _step(workload, config, hardware, [kind]) for kind in shapes}
-    together = _step(workload, config, hardware, list(shapes))
-    most = max((step.temporary for step in steps.values()), default=0)
-    summed = sum(step.temporary for step in steps.values())
-    # An optimizer that steps all weights at once needs temporaries for all of them at once.
-    at_once = len(steps) > 1 and together.temporary > most and 2 * together.temporary > most + summed
-    total = sum(step.temporary * shapes[kind] for kind, step in steps.items())
-    return OptimizerCost(
-        state=sum(step.state * shapes[kind] for kind, step in steps.items()),
-        temporary=total if at_once else most,
-        largest=most,
-        moved=sum(step.moved * shapes[kind] for kind, step in steps.items()),
-        calls=together.calls if at_once or len(steps) == 1 else sum(s.calls * shapes[k] for k, s in steps.items()),
-    )
+class OptimizerCosts:
+    """What optimizers cost for a workload on some hardware; the same question twice is answered once."""
+
+    def __init__(self, workload: Workload, hardware: Hardware) -> None:
+        self._workload, self._hardware = workload, hardware
+        self._costs: dict[tuple[Value, frozenset[tuple[Kind, int]]], OptimizerCost] = {}
+
+    def of(self, config: Config, shapes: Shapes) -> OptimizerCost:
+        """What the config's optimizer costs for so many weights of each shape and dtype."""
+        key = (config["optimizer"], frozenset(shapes.items()))
+        if key not in self._costs:
+            self._costs[key] = self._cost(config, shapes)
+        return self._costs[key]
+
+    def _cost(self, config: Config, shapes: Shapes) -> OptimizerCost:
+        *steps, together = _steps(self._workload, config, self._hardware, list(shapes))
+        each = list(zip(steps, shapes.values(), strict=True))
+        most = max((step.temporary for step in steps), default=0)
+        summed = sum(step.temporary for step in steps)
+        # An optimizer that steps all weights at once needs temporaries for all of them at once.
+        at_once = len(steps) > 1 and together.temporary > most and 2 * together.temporary > most + summed
+        return OptimizerCost(
+            state=sum(step.state * count for step, count in each),
+            temporary=sum(step.temporary * count for step, count in each) if at_once else most,
+            largest=most,
+            moved=sum(step.moved * count for step, count in each),
+            calls=together.calls if at_once or len(steps) == 1 else sum(step.calls * count for step, count in each),
+        )
 
 
 def scaled_shapes(shapes: Shapes, prime: int, rank: int) -> Counter[Kind]:
@@ -75,8 +89,10 @@ def scaled_shapes(shapes: Shapes, prime: int, rank: int) -> Counter[Kind]:
     return scaled
 
 
-def _step(workload: Workload, config: Config, hardware: Hardware, kinds: list[Kind]) -> _Step:
+def _steps(workload: Workload, config: Config, hardware: Hardware, kinds: Sequence[Kind]) -> list[_Step]:
+    """A step of one weight of each kind alone, and then one of all of them together."""
     recorder = Recorder(library_kernels(hardware))
+    steps = []
     with fake_world(hardware), recorder:
         weights = nn.ParameterList([nn.Parameter(torch.empty(shape, dtype=dtype)) for shape, dtype in kinds])
         setup = Setup(
@@ -91,18 +107,32 @@ def _step(workload: Workload, config: Config, hardware: Hardware, kinds: list[Ki
         technique_named("optimizer").trace(setup, config["optimizer"])
         optimizer = setup.optimizer
         assert optimizer is not None, "the technique makes one"
-        for _ in range(2):
-            for weight in weights:
-                weight.grad = torch.empty_like(weight)
-            before, first = recorder.live, len(recorder.costs)
-            recorder.reset_peak()
-            optimizer.step()
-            temporary = recorder.peak - before
-        for state in optimizer.state.values():
-            recorder.label(list(state.values()), "optimizer")
+        for stepped in [*([weight] for weight in weights), list(weights)]:
+            for _ in range(2):  # in the first one the state is made
+                temporary, costs = _stepped(optimizer, stepped, recorder)
+            held = _state_bytes(optimizer, stepped, recorder, hardware)
+            steps.append(_Step(held, temporary, sum(cost.nbytes for cost in costs), len(costs)))
+    return steps
+
+
+def _stepped(optimizer: Optimizer, weights: Sequence[nn.Parameter], recorder: Recorder) -> tuple[int, Sequence[Cost]]:
+    """(the most bytes needed beside weights, gradients and state, the operators) of a step of these weights alone."""
+    optimizer.zero_grad(set_to_none=True)
+    for weight in weights:
+        weight.grad = torch.empty_like(weight)
+    before, first = recorder.live, len(recorder.costs)
+    recorder.reset_peak()
+    optimizer.step()
+    return recorder.peak - before, recorder.costs[first:]
+
+
+def _state_bytes(optimizer: Optimizer, weights: Sequence[nn.Parameter], recorder: Recorder, hardware: Hardware) -> int:
+    """Bytes on the device of what the optimizer keeps for these weights."""
+    states = [list(optimizer.state[weight].values()) for weight in weights if weight in optimizer.state]
+    recorder.label(states, "optimizer")
     sizes = {event.storage: event.nbytes for event in recorder.events}
-    held = sum(
-        in_blocks(sizes[storage], hardware) for storage, label in recorder.labels.items() if label == "optimizer"
+    return sum(
+        in_blocks(sizes[storage], hardware)
+        for storage in set(recorder.storages_of(states))
+        if recorder.labels.get(storage) == "optimizer"
     )
-    costs = recorder.costs[first:]
-    return _Step(held, temporary, sum(cost.nbytes for cost in costs), len(costs))

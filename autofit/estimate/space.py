@@ -21,7 +21,7 @@ from autofit.core.hardware import MIB, Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.fake_world import workspace_bytes
 from autofit.estimate.kept import keep_figures, key_of, read
-from autofit.estimate.optimizer_state import OptimizerCost, optimizer_cost, scaled_shapes
+from autofit.estimate.optimizer_state import OptimizerCost, OptimizerCosts, scaled_shapes
 from autofit.estimate.pieces import (
     ADDED,
     ADDED_AWAY,
@@ -47,7 +47,7 @@ _SAME = {
 }
 _SAME_WORK = {"quantization": {"nf4-dq": "nf4"}}  # and but for the bytes of weights
 _LEFT_OUT = {  # knobs that the pieces are put together by, and what is traced in their place
-    "optimizer": "adamw",
+    "optimizer": "sgd",  # the one with the least operators
     "optimizer_offload": "none",
     "optimizer_in_backward": False,
     "activation_offload": "none",
@@ -147,7 +147,8 @@ class SpaceEstimator:
         self._small = dataclasses.replace(workload, effective_batch_size=self._symbols.samples)
         self._skeletons: dict[bool, Skeleton] = {}
         self._pieces: dict[Config, Pieces | None] = {}
-        self._optimizers: dict[tuple[Any, ...], OptimizerCost] = {}
+        self._optimizer_costs = OptimizerCosts(workload, hardware)
+        self._optimizers: dict[tuple[Any, int], list[OptimizerCost]] = {}  # by value of the knob and id of the pieces
         self._steps: dict[Config, _Step | None] = {}
         self._passes: dict[Config, _Pass | None] = {}
 
@@ -162,7 +163,7 @@ class SpaceEstimator:
                 lora_alpha=None,
             )
             if group not in self._steps:
-                self._steps[group] = self._step(config)
+                self._steps[group] = self._step(group)
             step = self._steps[group]
             if step is None:
                 continue
@@ -232,7 +233,8 @@ class SpaceEstimator:
         if plain is None or plain.depth is None:
             whole = self._traced(config)
             return as_traced(whole) if whole else None
-        head = self._traced(config, activation_checkpointing="none", attention="sdpa")
+        # Which layers are quantised makes no difference to the head: it never is.
+        head = self._traced(config, activation_checkpointing="none", attention="sdpa", quantization="none")
         if config["activation_checkpointing"] == "alternate" and plain.depth.period == 1:
             full = self._traced(config, loss="standard", activation_checkpointing="full")
             row = _alternating(plain, full) if full else None
@@ -287,15 +289,13 @@ class SpaceEstimator:
 
     def _optimizer(self, config: Config, pieces: Pieces) -> list[OptimizerCost]:
         """What the optimizer costs at each pair of the grid."""
-        shapes = pieces.shapes
-        found = []
-        for rank in self._grid.ranks.tolist():
-            scaled = scaled_shapes(shapes, self._symbols.rank, int(rank)) if config["lora_rank"] and rank else shapes
-            key = (config["optimizer"], frozenset(scaled.items()))
-            if key not in self._optimizers:
-                self._optimizers[key] = optimizer_cost(self._workload, config, self._hardware, scaled)
-            found.append(self._optimizers[key])
-        return found
+        of_pieces = (config["optimizer"], id(pieces))
+        if of_pieces not in self._optimizers:
+            shapes, prime = pieces.shapes, self._symbols.rank
+            ranks = [int(rank) if config["lora_rank"] else 0 for rank in self._grid.ranks.tolist()]
+            scaled = [scaled_shapes(shapes, prime, rank) if rank else shapes for rank in ranks]
+            self._optimizers[of_pieces] = [self._optimizer_costs.of(config, each) for each in scaled]
+        return self._optimizers[of_pieces]
 
 
 def _sizes(workload: Workload) -> set[int]:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from autofit.estimate.optimizer_state import optimizer_cost, scaled_shapes
+from autofit.estimate.optimizer_state import OptimizerCosts, scaled_shapes
 from autofit.techniques import settle
 from tests.estimate.traced import AMPERE
 from tests.tiny import CPU, llama_workload
@@ -15,7 +15,7 @@ ELEMENTS = 3 * 64 * 64 + 2 * 128 * 64
 
 def _cost(optimizer: str, hardware: Any = CPU) -> Any:
     workload = llama_workload()
-    return optimizer_cost(workload, settle({"optimizer": optimizer}, workload, hardware), hardware, SHAPES)
+    return OptimizerCosts(workload, hardware).of(settle({"optimizer": optimizer}, workload, hardware), SHAPES)
 
 
 def test_adamw_keeps_two_moments_and_sgd_none() -> None:
