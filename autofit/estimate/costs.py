@@ -13,7 +13,17 @@ _KINDS = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm", "linear"), "matmul"),
     **dict.fromkeys(("convolution", "convolution_backward", "_convolution"), "convolution"),
 }
-_FLOPS = {**flop_registry, torch.ops.aten._int_mm: flop_registry[torch.ops.aten.mm]}
+_FLOPS = {
+    **flop_registry,
+    torch.ops.aten._int_mm: flop_registry[torch.ops.aten.mm],
+    # The CPU's fused attention takes its arguments in the order of CUDA's.
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
+        torch.ops.aten._scaled_dot_product_flash_attention
+    ],
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        torch.ops.aten._scaled_dot_product_flash_attention_backward
+    ],
+}
 _kinds: dict[Any, str | None] = {}
 
 
@@ -25,6 +35,12 @@ class Cost:
     dtype: str
     flops: int
     sizes: tuple[int, ...]
+    name: str = ""
+
+    @property
+    def key(self) -> str:
+        """The operator and its number format."""
+        return f"{self.name} {self.dtype}"
 
     @property
     def nbytes(self) -> int:
@@ -74,4 +90,4 @@ def cost_of(func: Any, args: Any, kwargs: Any, result: Any) -> Cost | None:
     sizes = tuple(each.numel() * each.itemsize for each in tensors)
     count = _FLOPS.get(func._overloadpacket)
     flops = int(count(*args, **kwargs, out_val=result)) if count is not None else 0
-    return Cost(kind, str(tensors[0].dtype).removeprefix("torch."), flops, sizes)
+    return Cost(kind, str(tensors[0].dtype).removeprefix("torch."), flops, sizes, func._schema.name)

@@ -12,9 +12,10 @@ from autofit.core.workload import Workload
 from autofit.estimate.calibration import Calibration
 from autofit.estimate.fake_world import workspace_bytes
 from autofit.estimate.memory import Peak, peak_of, rounded
+from autofit.estimate.operators import Calls
 from autofit.estimate.rates import Rates
-from autofit.estimate.scaling import Grid, Symbols
-from autofit.estimate.seconds import Speed, Work
+from autofit.estimate.scaling import ONE, UNSCALED
+from autofit.estimate.seconds import Speed, Work, passes_of
 from autofit.estimate.trace import Trace, trace
 from autofit.memory.caching_allocator import replay
 
@@ -25,8 +26,6 @@ _CONTEXT = 500 * MIB  # of CUDA, where the card says nothing else; between 300 a
 # What compiled code needs of the eager operations' memory: of activations and temporaries at the least half; of all at
 # the most 15 % more (a convolutional network on the CPU; language models needed up to 11 % less).
 _COMPILED, _COMPILED_MOST = 0.5, 1.15
-_ONE = Grid.of([1], [1])
-_NONE = Symbols(2**31 - 1, 2**61 - 1)  # primes that divide no size: amounts stay as they were traced
 
 
 def predict(
@@ -46,7 +45,11 @@ def predict(
     Raises:
         RefusedError: the config cannot be; UntraceableError: the model cannot be followed without its numbers.
     """
-    return estimate_of(trace(workload, config, hardware), workload, hardware, rates=rates, calibration=calibration)
+    calls = Calls() if rates and rates.here and rates.operators is None else None
+    traced = trace(workload, config, hardware, calls=calls)
+    if rates and calls:
+        rates = replace(rates, operators=calls.factors(rates))
+    return estimate_of(traced, workload, hardware, rates=rates, calibration=calibration)
 
 
 def estimate_of(
@@ -103,8 +106,8 @@ def _times(
         compiled=config["compile"] != "none",
     )
     accumulation = int(config["gradient_accumulation_steps"] or 1)
-    micro, update = (_waits(traced, phases, speed) for phases in (("forward", "backward"), ("update",)))
-    waits = {name: accumulation * micro[name] + update[name] for name in micro}
+    forward, backward, update = (_waits(traced, phase, speed) for phase in ("forward", "backward", "update"))
+    waits = {name: accumulation * (forward[name] + backward[name]) + update[name] for name in update}
     copied = waits.pop("transfer")
     busy = sum(waits.values())
     seconds = max(busy, copied) * ((calibration and calibration.seconds) or 1.0)
@@ -120,9 +123,10 @@ def _times(
     }
 
 
-def _waits(traced: Trace, phases: tuple[str, ...], speed: Speed) -> dict[str, float]:
-    costs = [cost for phase in phases for cost in traced.costs_of(phase)]
-    return {name: float(each[0]) for name, each in Work.of(costs, _ONE, _NONE).seconds(speed).items()}
+def _waits(traced: Trace, phase: str, speed: Speed) -> dict[str, float]:
+    passes = passes_of(traced.config, phase)
+    work = Work.of(traced.costs_of(phase), ONE, UNSCALED)
+    return {name: float(each[0]) for name, each in work.seconds(speed, passes=passes).items()}
 
 
 def _model_flops(traced: Trace) -> float:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -21,7 +22,10 @@ from autofit.estimate.costs import Cost
 from autofit.estimate.fake_world import fake_world
 from autofit.estimate.library_kernels import library_kernels
 from autofit.estimate.memory import in_blocks
+from autofit.estimate.operators import Calls
 from autofit.estimate.recorder import Recorder
+from autofit.estimate.scaling import ONE, UNSCALED
+from autofit.estimate.seconds import Speed, Work
 from autofit.setup import Setup
 from autofit.techniques import technique_named
 
@@ -31,31 +35,44 @@ Shapes = Mapping[Kind, int]
 
 @dataclass(frozen=True)
 class OptimizerCost:
-    """Of one optimizer step over all weights: bytes of state, the most bytes needed meanwhile, bytes moved, operators.
+    """Of one optimizer step over all weights: bytes of state, the most bytes needed meanwhile, and its operators.
 
-    `largest` is the most needed for a single weight, where each is stepped by itself.
+    `largest` is the most needed for a single weight, where each is stepped by itself. An operator is there once, with
+    the number of weights that it works on; where all weights are stepped at once, `launches` says how many there are.
     """
 
     state: int
     temporary: int
     largest: int
-    moved: int
-    calls: int
+    operators: tuple[tuple[Cost, int], ...]
+    launches: int
+
+    @property
+    def moved(self) -> int:
+        """Bytes read and written."""
+        return sum(cost.nbytes * count for cost, count in self.operators)
+
+    def seconds(self, speed: Speed) -> float:
+        """How long the step takes on the device."""
+        work = Work.of([cost for cost, _ in self.operators], ONE, UNSCALED)
+        counts = np.array([[count] for _, count in self.operators])
+        each = Work(work.kinds, work.operators, work.flops * counts, work.nbytes * counts).seconds(speed)
+        launching = self.launches * speed.rates.launch_seconds
+        return float(sum(each[name][0] for name in each if name != "launch")) + launching
 
 
 @dataclass(frozen=True)
 class _Step:
     state: int
     temporary: int
-    moved: int
-    calls: int
+    costs: tuple[Cost, ...]
 
 
 class OptimizerCosts:
     """What optimizers cost for a workload on some hardware; the same question twice is answered once."""
 
-    def __init__(self, workload: Workload, hardware: Hardware) -> None:
-        self._workload, self._hardware = workload, hardware
+    def __init__(self, workload: Workload, hardware: Hardware, calls: Calls | None = None) -> None:
+        self._workload, self._hardware, self._calls = workload, hardware, calls
         self._costs: dict[tuple[Value, frozenset[tuple[Kind, int]]], OptimizerCost] = {}
 
     def of(self, config: Config, shapes: Shapes) -> OptimizerCost:
@@ -66,7 +83,7 @@ class OptimizerCosts:
         return self._costs[key]
 
     def _cost(self, config: Config, shapes: Shapes) -> OptimizerCost:
-        *steps, together = _steps(self._workload, config, self._hardware, list(shapes))
+        *steps, together = self._traced(config, list(shapes))
         each = list(zip(steps, shapes.values(), strict=True))
         most = max((step.temporary for step in steps), default=0)
         summed = sum(step.temporary for step in steps)
@@ -76,9 +93,35 @@ class OptimizerCosts:
             state=sum(step.state * count for step, count in each),
             temporary=sum(step.temporary * count for step, count in each) if at_once else most,
             largest=most,
-            moved=sum(step.moved * count for step, count in each),
-            calls=together.calls if at_once or len(steps) == 1 else sum(step.calls * count for step, count in each),
+            operators=tuple((cost, count) for step, count in each for cost in step.costs),
+            launches=len(together.costs) if at_once else sum(len(step.costs) * count for step, count in each),
         )
+
+    def _traced(self, config: Config, kinds: Sequence[Kind]) -> list[_Step]:
+        """A step of one weight of each kind alone, and then one of all of them together."""
+        recorder = Recorder(library_kernels(self._hardware))
+        recorder.called = self._calls.note if self._calls else None
+        steps = []
+        with fake_world(self._hardware), recorder:
+            weights = nn.ParameterList([nn.Parameter(torch.empty(shape, dtype=dtype)) for shape, dtype in kinds])
+            setup = Setup(
+                workload=self._workload,
+                config=config,
+                hardware=self._hardware,
+                device=torch.device("cpu"),
+                model=weights,
+                hyperparameters=Hyperparameters(),
+            )
+            setup.note_host = recorder.note_host
+            technique_named("optimizer").trace(setup, config["optimizer"])
+            optimizer = setup.optimizer
+            assert optimizer is not None, "the technique makes one"
+            for stepped in [*([weight] for weight in weights), list(weights)]:
+                for _ in range(2):  # in the first one the state is made
+                    temporary, costs = _stepped(optimizer, stepped, recorder)
+                held = _state_bytes(optimizer, stepped, recorder, self._hardware)
+                steps.append(_Step(held, temporary, tuple(costs)))
+        return steps
 
 
 def scaled_shapes(shapes: Shapes, prime: int, rank: int) -> Counter[Kind]:
@@ -87,32 +130,6 @@ def scaled_shapes(shapes: Shapes, prime: int, rank: int) -> Counter[Kind]:
     for (shape, dtype), count in shapes.items():
         scaled[torch.Size(rank if size == prime else size for size in shape), dtype] += count
     return scaled
-
-
-def _steps(workload: Workload, config: Config, hardware: Hardware, kinds: Sequence[Kind]) -> list[_Step]:
-    """A step of one weight of each kind alone, and then one of all of them together."""
-    recorder = Recorder(library_kernels(hardware))
-    steps = []
-    with fake_world(hardware), recorder:
-        weights = nn.ParameterList([nn.Parameter(torch.empty(shape, dtype=dtype)) for shape, dtype in kinds])
-        setup = Setup(
-            workload=workload,
-            config=config,
-            hardware=hardware,
-            device=torch.device("cpu"),
-            model=weights,
-            hyperparameters=Hyperparameters(),
-        )
-        setup.note_host = recorder.note_host
-        technique_named("optimizer").trace(setup, config["optimizer"])
-        optimizer = setup.optimizer
-        assert optimizer is not None, "the technique makes one"
-        for stepped in [*([weight] for weight in weights), list(weights)]:
-            for _ in range(2):  # in the first one the state is made
-                temporary, costs = _stepped(optimizer, stepped, recorder)
-            held = _state_bytes(optimizer, stepped, recorder, hardware)
-            steps.append(_Step(held, temporary, sum(cost.nbytes for cost in costs), len(costs)))
-    return steps
 
 
 def _stepped(optimizer: Optimizer, weights: Sequence[nn.Parameter], recorder: Recorder) -> tuple[int, Sequence[Cost]]:

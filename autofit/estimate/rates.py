@@ -7,8 +7,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.core.cache import cache_file, digest, keep
 from autofit.core.hardware import MIB, Hardware
@@ -40,6 +42,10 @@ _REACHED_BY_OTHERS = 0.75  # what torch assumes of all cards (torch/utils/_runti
 _REACHED_IN_FP32 = 0.75  # without matrix units: 0.70 on an RTX 4090, 0.79 on a 5090 and an H200 NVL (gpu-flops-bench)
 _FP8_TO_BF16 = 0.9  # of their shares: 0.88 on an H100, 0.93 on a GH200, 0.98 on a B200 (Bekman)
 _REACHED_BANDWIDTH = 0.9  # 0.91 was measured on an RTX 4090 (krrishnarraj/clpeak#106); taken for all cards alike
+_HERE = "measured on this machine"
+_FORM = 2  # of what is kept: one more whenever something else is measured
+_OPERATORS = 100  # in a row, to measure what one costs
+_PASS = 1.5e-5  # seconds: seen on a server's processor with selective checkpointing's modes
 _LAUNCH = 6e-6  # seconds: what the host takes for one operator of PyTorch, eagerly, on a server's processor
 _NAMES = {"fp32": "float32", "tf32": "tf32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "int8": "int8"}
 _SIZE = 1024  # of the square products that are measured
@@ -54,6 +60,8 @@ class Rates:
         matmul: floating-point operations per second of large products, by the name of the format.
         bandwidth, link: bytes per second of its memory, and to and from the host.
         launch_seconds: what one operator costs however small it is.
+        pass_seconds: what one operator costs more where a dispatch mode of Python stands in its way.
+        operators: how many times longer than these rates say single operators take; None: not known (yet).
         peak: the most that `matmul` could be by the maker's word, by format; what is reached where that is not known.
         source: where the figures are from.
     """
@@ -64,6 +72,13 @@ class Rates:
     launch_seconds: float
     source: str
     peak: Mapping[str, float] | None = None
+    pass_seconds: float = _PASS
+    operators: Mapping[str, float] | None = None
+
+    @property
+    def here(self) -> bool:
+        """Whether they were measured on this machine, so that its operators can be too."""
+        return self.source == _HERE
 
 
 # For a device that nothing is known of: an A100's, so that configs can at least be ranked.
@@ -113,7 +128,9 @@ def measure(seconds: float = 2.0, clock: Callable[[], float] = time.perf_counter
     tasks: dict[str, Callable[[], object]] = {
         **{str(dtype).removeprefix("torch."): _product(matrix) for dtype, matrix in products.items()},
         "copy": lambda: target.copy_(source),
-        "launch": lambda: [small.add(1) for _ in range(100)],
+        "launch": lambda: _chain(small.clone().requires_grad_()).sum().backward(),
+        "small": lambda: _chain(small),
+        "pass": lambda: _passed(small),
     }
     times: dict[str, list[float]] = {name: [] for name in tasks}
     start = clock()
@@ -128,9 +145,28 @@ def measure(seconds: float = 2.0, clock: Callable[[], float] = time.perf_counter
         matmul={name: 2 * _SIZE**3 / took[name] for name in ("float32", "bfloat16")},
         bandwidth=bandwidth,
         link=bandwidth,
-        launch_seconds=took["launch"] / 100,
-        source="measured on this machine",
+        launch_seconds=took["launch"] / (2 * _OPERATORS),
+        pass_seconds=max(took["pass"] - took["small"], 0.0) / _OPERATORS,
+        source=_HERE,
     )
+
+
+def _chain(small: torch.Tensor) -> torch.Tensor:
+    for _ in range(_OPERATORS):
+        small = small.add(1)
+    return small
+
+
+class _Bystander(TorchDispatchMode):
+    """Does what selective checkpointing's modes do at the least: hand every operator on."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def _passed(small: torch.Tensor) -> torch.Tensor:
+    with _Bystander():  # type: ignore[no-untyped-call]
+        return _chain(small)
 
 
 def _product(matrix: torch.Tensor) -> Callable[[], object]:
@@ -139,7 +175,7 @@ def _product(matrix: torch.Tensor) -> Callable[[], object]:
 
 def _kept(hardware: Hardware) -> Rates:
     """Measured once for a machine, version of PyTorch and number of threads."""
-    facts = (hardware.name, hardware.cores, torch.get_num_threads(), torch.__version__)
+    facts = (_FORM, hardware.name, hardware.cores, torch.get_num_threads(), torch.__version__)
     path = cache_file("rates", f"{digest(repr(facts))}.json")
     try:
         return Rates(**json.loads(path.read_text(encoding="utf-8")))

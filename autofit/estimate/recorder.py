@@ -72,6 +72,7 @@ class Recorder(StorageTracker):
         owners: the number of the block of the model that a labelled storage belongs to.
         completed: after how many events a gradient was complete.
         inside: (operator, arguments, results) -> the most bytes that live inside the call beside its results.
+        called: is told of each operator that costs something, its arguments and its cost.
     """
 
     def __init__(self, kernels: Mapping[str, Callable[..., Any]] | None = None) -> None:
@@ -85,6 +86,7 @@ class Recorder(StorageTracker):
         self.completed: dict[int, int] = {}
         self.phase: Callable[[], str] | None = None
         self.inside: Callable[[Any, tuple[Any, ...], Any], int] | None = None
+        self.called: Callable[[Any, tuple[Any, ...], Mapping[str, Any], Cost], None] | None = None
         self._numbers: dict[int, int] = {}
         self._lives = 0
         self._has_host = False
@@ -169,6 +171,8 @@ class Recorder(StorageTracker):
             cost = self._with_host(func, (args, kwargs), result, cost)
         if cost is not None:
             self.costs.append(cost)
+            if self.called is not None:
+                self.called(func, args, kwargs, cost)
         return result
 
     def _read(self, tensor: torch.Tensor) -> Any:

@@ -41,6 +41,9 @@ class Symbols:
         return cls(*free[:2])
 
 
+UNSCALED = Symbols(2**31 - 1, 2**61 - 1)  # primes that divide no size: amounts stay as they were traced
+
+
 @dataclass(frozen=True)
 class Grid:
     """The (micro-batch, rank) pairs that amounts are wanted for."""
@@ -64,3 +67,6 @@ class Grid:
                 rest = np.where(divides, rest // prime, rest)
                 factors = np.where(divides[:, None], factors * wanted[None, :], factors)
         return rest[:, None] * factors
+
+
+ONE = Grid.of([1], [1])

@@ -6,8 +6,9 @@ operators ahead of the device, so that launching counts only where it takes long
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,10 @@ class Speed:
     tf32: bool = False
     compiled: bool = False
 
+    def factor(self, operator: str) -> float:
+        """How many times longer than the roofline says an operator takes, where that was measured."""
+        return (self.rates.operators or {}).get(operator, 1.0)
+
     def flops_per_second(self, kind: str, dtype: str) -> float:
         """The arithmetic rate of one kind of operator in one format."""
         known = self.rates.matmul
@@ -42,11 +47,20 @@ class Speed:
         return known.get("float32", min(known.values()))
 
 
+def passes_of(config: Mapping[str, Any], phase: str) -> int:
+    """How often each operator of a forward is passed through a dispatch mode of Python, in it or for it later.
+
+    Selective checkpointing keeps or drops each result by one mode, and finds what was kept by another.
+    """
+    return 2 if phase == "forward" and config["activation_checkpointing"] == "selective" else 0
+
+
 @dataclass(frozen=True)
 class Work:
     """The operators of one kind and dtype in a row each: [operators, pairs of a grid]."""
 
     kinds: tuple[tuple[str, str], ...]
+    operators: tuple[str, ...]
     flops: Floats
     nbytes: Floats
 
@@ -57,10 +71,15 @@ class Work:
         places = np.repeat(np.arange(len(costs)), [len(cost.sizes) for cost in costs])
         nbytes = np.zeros_like(flops)
         np.add.at(nbytes, places, grid.amounts((size for cost in costs for size in cost.sizes), symbols))
-        return cls(tuple((cost.kind, cost.dtype) for cost in costs), flops, nbytes)
+        kinds = tuple((cost.kind, cost.dtype) for cost in costs)
+        return cls(kinds, tuple(cost.key for cost in costs), flops, nbytes)
 
-    def seconds(self, speed: Speed) -> dict[str, Floats]:
-        """How long they take together, by what they wait for: compute, memory, transfer or launch."""
+    def seconds(self, speed: Speed, *, passes: int = 0) -> dict[str, Floats]:
+        """How long they take together, by what they wait for: compute, memory, transfer or launch.
+
+        Args:
+            passes: how often each is passed through a dispatch mode of Python.
+        """
         rates = speed.rates
         totals = {name: np.zeros(self.flops.shape[1]) for name in ("compute", "memory", "transfer", "launch")}
         if not self.kinds:
@@ -71,8 +90,9 @@ class Work:
         fused = np.where(elementwise & speed.compiled, _FUSED_TRAFFIC, 1.0)
         arithmetic = self.flops / np.array([speed.flops_per_second(*kind) for kind in self.kinds])[:, None]
         traffic = self.nbytes / np.where(moving, rates.link, rates.bandwidth) * fused
-        work = np.maximum(arithmetic, traffic)
-        launch = rates.launch_seconds * fused
+        measured = np.array([speed.factor(operator) for operator in self.operators])[:, None]
+        work = np.maximum(arithmetic, traffic) * measured
+        launch = rates.launch_seconds * fused + passes * rates.pass_seconds
         waiting = np.maximum(launch - work, 0.0) if speed.asynchronous else launch + 0.0 * work
         totals["compute"] = np.where(arithmetic >= traffic, work, 0.0).sum(0)
         totals["memory"] = np.where((arithmetic < traffic) & ~moving, work, 0.0).sum(0)

@@ -21,6 +21,7 @@ from autofit.core.hardware import MIB, Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.fake_world import workspace_bytes
 from autofit.estimate.kept import keep_figures, key_of, read
+from autofit.estimate.operators import Calls
 from autofit.estimate.optimizer_state import OptimizerCost, OptimizerCosts, scaled_shapes
 from autofit.estimate.pieces import (
     ADDED,
@@ -35,7 +36,7 @@ from autofit.estimate.pieces import (
 )
 from autofit.estimate.rates import UNKNOWN, Rates, rates_for
 from autofit.estimate.scaling import Floats, Grid, Symbols
-from autofit.estimate.seconds import Speed
+from autofit.estimate.seconds import Speed, passes_of
 from autofit.estimate.trace import Skeleton, trace
 from autofit.training.data import tensors
 from autofit.training.skeleton import skeleton_from
@@ -116,14 +117,15 @@ class _Pass:
             self.memory[way] = run_through(self.row, way, np.zeros_like(self.pieces.parameters))
         return self.memory[way]
 
-    def times(self, speed: Speed) -> tuple[Floats, Floats]:
+    def times(self, speed: Speed, config: Config) -> tuple[Floats, Floats]:
         """(seconds of the operators, bytes that are saved and large)."""
         key = (speed.tf32, speed.compiled)
         if key not in self.seconds:
             busy, saved = np.zeros_like(self.pieces.parameters), np.zeros_like(self.pieces.parameters)
             for run, repeats in self.row:
                 for piece in run:
-                    busy = busy + repeats * sum(piece.work.seconds(speed).values())
+                    passes = passes_of(config, piece.phase)
+                    busy = busy + repeats * sum(piece.work.seconds(speed, passes=passes).values())
                     saved = saved + repeats * piece.saved
             self.seconds[key] = busy, saved
         return self.seconds[key]
@@ -147,24 +149,28 @@ class SpaceEstimator:
         self._small = dataclasses.replace(workload, effective_batch_size=self._symbols.samples)
         self._skeletons: dict[bool, Skeleton] = {}
         self._pieces: dict[Config, Pieces | None] = {}
-        self._optimizer_costs = OptimizerCosts(workload, hardware)
+        self._calls = Calls() if rates.here and rates.operators is None else None
+        self._optimizer_costs = OptimizerCosts(workload, hardware, self._calls)
         self._optimizers: dict[tuple[Any, int], list[OptimizerCost]] = {}  # by value of the knob and id of the pieces
-        self._steps: dict[Config, _Step | None] = {}
+        self._updates: dict[OptimizerCost, float] = {}
         self._passes: dict[Config, _Pass | None] = {}
+
+    @property
+    def rates(self) -> Rates:
+        """How fast the device is; after a prediction with what was measured for it."""
+        return self._rates
 
     def predict(self) -> Rough:
         """Predict all of them."""
         allocated, seconds = np.full(len(self._configs), np.nan), np.full(len(self._configs), np.nan)
-        for number, config in enumerate(self._configs):
-            group = config.replace(
-                micro_batch_size=0,
-                gradient_accumulation_steps=0,
-                lora_rank=min(1, int(config["lora_rank"] or 0)),
-                lora_alpha=None,
-            )
-            if group not in self._steps:
-                self._steps[group] = self._step(group)
-            step = self._steps[group]
+        groups = [_group(config) for config in self._configs]
+        for group in dict.fromkeys(groups):
+            self._trace_all(group)
+        if self._calls:  # of all operators that were seen
+            self._rates = dataclasses.replace(self._rates, operators=self._calls.factors(self._rates))
+        steps = {group: self._step(group) for group in dict.fromkeys(groups)}
+        for number, (config, group) in enumerate(zip(self._configs, groups, strict=True)):
+            step = steps[group]
             if step is None:
                 continue
             place = self._places[int(config["micro_batch_size"] or 1), int(config["lora_rank"] or 0)]
@@ -173,20 +179,29 @@ class SpaceEstimator:
             seconds[number] = accumulation * step.micro[place] + step.update[place]
         return Rough(allocated, seconds)
 
+    def _trace_all(self, config: Config) -> None:
+        """Everything that has to be traced for a config."""
+        for each in _ends(config):
+            passed = self._passed(each)
+            if passed:
+                self._optimizer(each, passed.pieces)
+
     def _step(self, config: Config) -> _Step | None:
-        checkpointing = str(config["activation_checkpointing"])
-        if checkpointing.startswith(_BUDGET):
-            share = float(checkpointing.removeprefix(_BUDGET))
-            ends = [self._step(config.replace(activation_checkpointing=each)) for each in ("full", "none")]
-            if ends[0] is None or ends[1] is None:
-                return None
-            pairs = zip(dataclasses.astuple(ends[0]), dataclasses.astuple(ends[1]), strict=True)
-            return _Step(*(full + share * (none - full) for full, none in pairs))
+        found = [(self._passed(each), each) for each in _ends(config)]
+        steps = [self._put_together(each, passed) for passed, each in found if passed]
+        if len(steps) < len(found):
+            return None
+        if len(steps) == 1:
+            return steps[0]
+        share = float(str(config["activation_checkpointing"]).removeprefix(_BUDGET))
+        pairs = zip(*map(dataclasses.astuple, steps), strict=True)
+        return _Step(*(full + share * (none - full) for full, none in pairs))
+
+    def _passed(self, config: Config) -> _Pass | None:
         key = Config({**config, **{knob: value for knob, value in _LEFT_OUT.items() if knob in config}})
         if key not in self._passes:
             self._passes[key] = self._pass(key)
-        passed = self._passes[key]
-        return self._put_together(config, passed) if passed else None
+        return self._passes[key]
 
     def _pass(self, config: Config) -> _Pass | None:
         plain = self._plain(config)
@@ -217,7 +232,8 @@ class SpaceEstimator:
 
     def _trace(self, config: Config) -> Pieces | None:
         try:
-            traced = trace(self._small, config, self._hardware, model=copy.deepcopy(self._skeleton(config)))
+            skeleton = copy.deepcopy(self._skeleton(config))
+            traced = trace(self._small, config, self._hardware, model=skeleton, calls=self._calls)
         except AutofitError:
             return None
         return cut_into_pieces(traced, self._grid, self._symbols, self._hardware)
@@ -248,9 +264,8 @@ class SpaceEstimator:
         # What int8 layers keep for the backward is not saved through autograd, and stays.
         away = config["activation_offload"] == "cpu" and config["quantization"] != "int8"
         optimizer = self._optimizer(config, pieces)
-        state, temporary, largest, moved, calls = (
-            np.array([getattr(each, name) for each in optimizer], float)
-            for name in ("state", "temporary", "largest", "moved", "calls")
+        state, temporary, largest = (
+            np.array([getattr(each, name) for each in optimizer], float) for name in ("state", "temporary", "largest")
         )
         on_host = config["optimizer_offload"] == "cpu"
         held = pieces.parameters + pieces.others + (0.0 if on_host else state)
@@ -265,27 +280,31 @@ class SpaceEstimator:
             accumulating=np.maximum(held + pieces.gradients + added + window, update),
             at_once=stepped if at_once else np.maximum(held + first + window, update),
             micro=self._micro_seconds(config, passed, away=away),
-            update=self._update_seconds(pieces, moved, calls, on_host=on_host),
+            update=self._update_seconds(pieces, optimizer, on_host=on_host),
         )
 
     def _micro_seconds(self, config: Config, passed: _Pass, *, away: bool) -> Floats:
         """Of forward and backward of one micro-batch; copies to and from the host run beside the computation."""
-        speed = Speed(
-            self._rates,
-            asynchronous=self._hardware.device == "cuda",
-            tf32=config["precision"] == "tf32",
-            compiled=config["compile"] != "none",
-        )
-        busy, saved = passed.times(speed)
+        tf32, compiled = config["precision"] == "tf32", config["compile"] != "none"
+        busy, saved = passed.times(self._speed(tf32=tf32, compiled=compiled), config)
         copied = 2 * saved if away else 0.0 * saved
         if config["parameter_offload"] == "cpu":
             copied = copied + 2 * passed.pieces.streamed
         return np.maximum(busy, copied / self._rates.link)
 
-    def _update_seconds(self, pieces: Pieces, moved: Floats, calls: Floats, *, on_host: bool) -> Floats:
+    def _update_seconds(self, pieces: Pieces, optimizer: list[OptimizerCost], *, on_host: bool) -> Floats:
         if on_host:  # gradients go, weights come back, and the host's memory is read and written in between
-            return (pieces.gradients * 2 + moved) / self._rates.link
-        return moved / self._rates.bandwidth + calls * self._rates.launch_seconds
+            moved = np.array([each.moved for each in optimizer], float)
+            there_and_back: Floats = (pieces.gradients * 2 + moved) / self._rates.link
+            return there_and_back
+        speed = self._speed()
+        for each in optimizer:
+            if each not in self._updates:
+                self._updates[each] = each.seconds(speed)
+        return np.array([self._updates[each] for each in optimizer])
+
+    def _speed(self, **given: bool) -> Speed:
+        return Speed(self._rates, asynchronous=self._hardware.device == "cuda", **given)
 
     def _optimizer(self, config: Config, pieces: Pieces) -> list[OptimizerCost]:
         """What the optimizer costs at each pair of the grid."""
@@ -296,6 +315,23 @@ class SpaceEstimator:
             scaled = [scaled_shapes(shapes, prime, rank) if rank else shapes for rank in ranks]
             self._optimizers[of_pieces] = [self._optimizer_costs.of(config, each) for each in scaled]
         return self._optimizers[of_pieces]
+
+
+def _group(config: Config) -> Config:
+    """What a config has in common with others of the same pieces: all but the micro-batch and the rank."""
+    return config.replace(
+        micro_batch_size=0,
+        gradient_accumulation_steps=0,
+        lora_rank=min(1, int(config["lora_rank"] or 0)),
+        lora_alpha=None,
+    )
+
+
+def _ends(config: Config) -> list[Config]:
+    """The configs whose steps tell a config's own: of one that recomputes within a budget, all and nothing."""
+    if not str(config["activation_checkpointing"]).startswith(_BUDGET):
+        return [config]
+    return [config.replace(activation_checkpointing=each) for each in ("full", "none")]
 
 
 def _sizes(workload: Workload) -> set[int]:

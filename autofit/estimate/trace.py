@@ -27,6 +27,7 @@ from autofit.estimate.depth import Depth, cut
 from autofit.estimate.fake_world import fake_world
 from autofit.estimate.kernels_cpu import bytes_inside
 from autofit.estimate.library_kernels import library_kernels
+from autofit.estimate.operators import Calls
 from autofit.estimate.recorder import Event, Mark, Recorder, on_real_tensors
 from autofit.setup import Setup
 from autofit.setup.blocks import repeated_blocks
@@ -98,11 +99,19 @@ class Skeleton:
         return cls(model, cut(model, alternating=alternating))
 
 
-def trace(workload: Workload, config: Mapping[str, Any], hardware: Hardware, *, model: Skeleton | None = None) -> Trace:
+def trace(
+    workload: Workload,
+    config: Mapping[str, Any],
+    hardware: Hardware,
+    *,
+    model: Skeleton | None = None,
+    calls: Calls | None = None,
+) -> Trace:
     """Trace one step.
 
     Args:
         model: is used up; None: the whole one.
+        calls: is told what operators were called with.
 
     Raises:
         RefusedError: the config cannot be, or not for this model; UntraceableError: the model's code needs numbers.
@@ -126,6 +135,7 @@ def trace(workload: Workload, config: Mapping[str, Any], hardware: Hardware, *, 
         adapt(setup, traced=True)
         with fake_world(hardware) as world, recorder, recorder.seeing_resizes(), _cpu(recorder, hardware):
             _build(setup, recorder, world)
+            recorder.called = calls.note if calls else None
             _step(setup, recorder, world)
     except AutofitError:
         raise

@@ -1,0 +1,190 @@
+"""Exhaustive truth: every Config of a small space measured for real, several times over, kept as one JSON table.
+
+`python -m benchmarks.record_table --model tiny-llama --space benchmarks/spaces/tiny-llama.yaml --out TABLE` probes as a
+search does, once with every config before any is measured again, in another order each time, so that what disturbs the
+machine for a while disturbs all of them. Written after every probe: the same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autofit.core.budget import Budget
+from autofit.core.config import Config
+from autofit.core.hardware import GIB, Hardware
+from autofit.core.measurement import Measurement, Outcome
+from autofit.core.options import SearchOptions
+from autofit.core.run_directory import write_whole
+from autofit.core.workload import Workload
+from autofit.estimate import rates_for
+from autofit.estimate.rates import UNKNOWN
+from autofit.estimate.space import SpaceEstimator
+from autofit.models import resolve
+from autofit.offer import legal_configs
+from autofit.probe import Plan, Prober
+from autofit.tune import budget_for, versions
+from benchmarks.memory_models import MODELS
+
+# Shorter than a search's probes, since each is done several times, and long enough for a median that means something.
+PLAN = Plan(min_steps=3, max_steps=20, max_seconds=1.0)
+_TIMES = ("seconds", "build_seconds", "warmup_seconds", "compile_seconds", "steps", "composed")
+
+
+@dataclass
+class Row:
+    """What was seen of one config: `probes` has one element for each time it was measured, its times in seconds."""
+
+    config: Config
+    outcome: Outcome | None = None
+    peak_bytes: int | None = None
+    reason: str | None = None
+    probes: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, seen: Measurement) -> None:
+        """Note one more measurement; whoever fitted once and then did not is told by the latest outcome."""
+        self.outcome, self.reason = seen.outcome, seen.reason
+        if seen.peak_bytes:
+            self.peak_bytes = max(self.peak_bytes or 0, seen.peak_bytes.reserved or seen.peak_bytes.allocated)
+        times = {name: getattr(seen, name) for name in _TIMES}
+        self.probes.append({"step_seconds": seen.step_seconds and asdict(seen.step_seconds), **times})
+
+    @property
+    def medians(self) -> list[float]:
+        """The step time by each probe that timed any, in seconds."""
+        return [each["step_seconds"]["median"] for each in self.probes if each["step_seconds"]]
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The median of the probes' medians."""
+        return statistics.median(self.medians) if self.medians else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "config": dict(self.config), "outcome": self.outcome and self.outcome.value}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Row:
+        outcome = data["outcome"]
+        return cls(**{**data, "config": Config(data["config"]), "outcome": Outcome(outcome) if outcome else None})
+
+
+@dataclass
+class Table:
+    """All configs of a space on one machine. `about` says what was measured, and where."""
+
+    about: dict[str, Any]
+    rows: list[Row]
+
+    @classmethod
+    def read(cls, path: Path) -> Table:
+        """The table of a file."""
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return cls(data["about"], [Row.from_dict(each) for each in data["rows"]])
+
+    def write(self, path: Path) -> None:
+        """One row to a line, so that differences can be read."""
+        rows = ",\n".join(json.dumps(row.to_dict()) for row in self.rows)
+        write_whole(
+            path, f'{{"about": {json.dumps({**self.about, **self.noise()}, indent=1)},\n"rows": [\n{rows}\n]}}\n'
+        )
+
+    def noise(self) -> dict[str, Any]:
+        """How far the probes of one config differ, as a share of their median: no claim is finer than that."""
+        spreads = [(max(row.medians) - min(row.medians)) / median for row in self.rows if (median := row.step_seconds)]
+        if not spreads:
+            return {}
+        return {"noise": {"median": round(statistics.median(spreads), 4), "worst": round(max(spreads), 4)}}
+
+    @property
+    def hardware(self) -> Hardware:
+        """The machine that it was measured on."""
+        return Hardware.from_dict(self.about["hardware"])
+
+
+def workload_named(name: str) -> Workload:
+    """One of the memory benchmark's small models, or any that the command line takes."""
+    return MODELS[name].workload(name) if name in MODELS else resolve(name)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure what is still missing in the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help=f"{', '.join(MODELS)}, or any that autofit search takes")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--mem", type=float, help="GiB; default: what is free, so that the replay can choose a budget")
+    parser.add_argument("--space", required=True)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--most", type=int, help="configs, drawn at random from a larger space")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args(arguments)
+    memory = {"gpu_mem" if given.device == "cuda" else "mem": given.mem}
+    options = SearchOptions(space=given.space, device=given.device, **memory)
+    with Prober() as prober:
+        workload = workload_named(given.model)
+        hardware, traits = prober.look(workload, given.device, None)
+        workload = dataclasses.replace(workload, traits=traits)
+        table = _begun(given, options, workload, hardware)
+        record(table, given.out, prober, workload, budget_for(options, table.hardware), repeats=given.repeats)
+    print(summary(table))
+
+
+def _begun(given: argparse.Namespace, options: SearchOptions, workload: Workload, hardware: Hardware) -> Table:
+    """The table as it stands, or a new one without measurements."""
+    about = {
+        "model": given.model,
+        **workload.summary(),
+        "space": given.space,
+        "hardware": asdict(hardware),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+    }
+    configs = legal_configs(options, workload, hardware)
+    if given.most and given.most < len(configs):
+        configs = random.Random(0).sample(configs, given.most)
+    if not given.out.exists():
+        estimator = SpaceEstimator(workload, hardware, rates_for(hardware) or UNKNOWN, configs)
+        estimator.predict()  # which measures the operators that it meets, for replays on other machines
+        return Table({**about, "rates": asdict(estimator.rates)}, [Row(config) for config in configs])
+    table = Table.read(given.out)
+    same = ("model", "space", "effective_batch_size", "sequence_length")
+    if any(table.about[name] != about[name] for name in same) or {row.config for row in table.rows} != set(configs):
+        raise SystemExit(f"{given.out} holds another table: choose another --out.")
+    return table
+
+
+def record(table: Table, path: Path, prober: Prober, workload: Workload, budget: Budget, *, repeats: int) -> None:
+    """Measure every config once, then each that fits again, until each was measured `repeats` times."""
+    for turn in range(repeats):
+        waiting = [row for row in table.rows if len(row.probes) <= turn and row.outcome in (None, Outcome.FITS)]
+        random.Random(turn).shuffle(waiting)
+        for number, row in enumerate(waiting):
+            row.add(prober.measure(workload, row.config, table.hardware, budget, plan=PLAN, number=number))
+            table.write(path)
+
+
+def summary(table: Table) -> str:
+    """What is in the table, in a few lines."""
+    outcomes = [row.outcome.value for row in table.rows if row.outcome]
+    counts = ", ".join(f"{outcomes.count(name)} {name}" for name in sorted(set(outcomes)))
+    lines = [f"{table.about['model']}: {len(table.rows)} configs: {counts}"]
+    times = sorted(row.step_seconds for row in table.rows if row.step_seconds)
+    peaks = sorted(row.peak_bytes for row in table.rows if row.outcome is Outcome.FITS and row.peak_bytes)
+    if times and peaks:
+        lines.append(f"  steps of {times[0]:.3g} to {times[-1]:.3g} s, noise {table.noise()['noise']}")
+        lines.append(
+            f"  peaks of {peaks[0] / GIB:.3f} to {peaks[-1] / GIB:.3f} GiB, {peaks[len(peaks) // 2] / GIB:.3f} median"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
