@@ -91,7 +91,7 @@ def test_nothing_is_measured_twice_and_numbers_are_consecutive(formula: Any) -> 
 def test_ends_when_the_space_is_exhausted(formula: Any) -> None:
     problem = formula(4, share=0.2)
     problem.space = Space("small", "d", {**problem.space.knobs, "lora_rank": (8,), "attention": ("sdpa",)})
-    problem.configs = problem.space.configs(problem.seams().settle)
+    problem.configs = problem.space.configs(problem.seams().rules)
     outcome = run(problem, 10_000)
     assert outcome.stopped_by == "space"
     assert len(outcome.measurements) + outcome.skipped["dominated"] == outcome.space_size
