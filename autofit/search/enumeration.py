@@ -28,6 +28,8 @@ from autofit.search.verdicts import ALLOWED, FORBIDDEN, Asking, Given, Trees
 MAX_CONFIGS = 300_000  # as Configs, about 250 MB
 _MAX_UNREAD = 50_000  # combinations tried one by one, where a rule reads too much to be known beforehand
 
+_MOST_STATES = 20_000  # about 2 s; where rules are so entangled that there are more, combinations are tried likewise
+
 _State = tuple[int, ...]  # the trees of which something is left to say
 _Numbers = npt.NDArray[np.intp]
 
@@ -77,6 +79,10 @@ class Enumeration:
         self._order = sorted(knobs, key=lambda knob: -sum(knob in self._trees.reads(tree) for tree in refused))
         self._canonical = self._choice(0, settled)
         self._legal = self._choice(0, settled + refused)
+        if self._entangled():
+            self._unread = True
+            self._steps.clear()
+            self._canonical = self._legal = self._choice(0, map(self._every_value, knobs))
 
     def count(self, *, refused: bool = False) -> Count:
         """The number of legal configs, or with `refused` of all canonical ones."""
@@ -92,8 +98,9 @@ class Enumeration:
         """The legal configs, in the order in which trying all combinations would come upon them.
 
         Of more than MAX_CONFIGS that many are drawn by the seed, without replacement and each as likely as any other;
-        only the first one, which is expected to need the least memory, is always among them. Where a rule reads so much
-        that it cannot be known beforehand, _MAX_UNREAD combinations that the other rules allow are drawn so, and tried.
+        only the first one, which is expected to need the least memory, is always among them, and one that values of a
+        knob settle to in a way that its own rule does not tell at once may come up more often. Where a rule reads so
+        much that it cannot be known beforehand, _MAX_UNREAD combinations that the others allow are drawn, and tried.
 
         Raises:
             InputError: every combination contradicts itself; the first one's reason.
@@ -107,6 +114,15 @@ class Enumeration:
 
     def _most(self) -> int:
         return _MAX_UNREAD if self._unread else MAX_CONFIGS
+
+    def _entangled(self) -> bool:
+        """Whether too many states come of the rules to be counted."""
+        waiting = [start.left for start in (self._canonical, self._legal) if start and start.left]
+        while waiting and len(self._steps) < _MOST_STATES:
+            state = waiting.pop()
+            if state not in self._steps:
+                waiting += [choice.left for choice in self._step(state)[1] if choice.left]
+        return bool(waiting)
 
     def _every_value(self, knob: str) -> int:
         """A tree that says something else for each value; of a name that no config holds."""
@@ -132,7 +148,7 @@ class Enumeration:
             choices: dict[tuple[tuple[int, ...], _State], _Choice] = {}
             for place in range(len(self._knobs[knob])):
                 choice = self._assume(state, knob, place)
-                if choice and self._count(choice.left):
+                if choice:
                     choices.setdefault((choice.given, choice.left), choice)
             self._doubled = self._doubled or self._may_meet(knob, choices.values())
             self._steps[state] = knob, tuple(choices.values())

@@ -35,7 +35,7 @@ class Expectation:
         return self.nbytes.get(config, np.nan) * _SURE > limit
 
     def most_promising(self, configs: Sequence[Config], limit: float, most: int) -> list[Config]:
-        """At most so many configs, in their order: the fastest of those expected within the limit, then the smallest."""
+        """At most so many, in their order: the fastest of those expected within the limit, then the smallest others."""
         nbytes, throughput = self.log_bytes(configs), self.log_throughput(configs)
         too_large = nbytes > np.log(limit)
         best = np.lexsort((np.where(too_large, nbytes, -throughput), too_large))[:most]

@@ -27,9 +27,8 @@ from autofit.search.journal import Journal, abandon, open_study, record
 from autofit.search.sampler import EffectsSampler, measurements_of
 from autofit.search.space import Space
 
-
-# A suggestion weighs every config of the pool anew: 50,000 take about 0.2 s, next to probes of seconds; 230,000, as many
-# as are legal in the largest space on a complete machine, took 1 s and half a GiB.
+# Before each probe every config of the pool is weighed anew. For 50,000 that takes 0.2 s; for 230,000 it took up to 1 s
+# and half a GiB, and the search did no better for it.
 _WEIGHED = 50_000
 
 

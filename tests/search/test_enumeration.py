@@ -113,11 +113,12 @@ def test_random_rules(space: tuple[Knobs, Rules]) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(space=spaces())
-def test_rules_that_read_too_much_to_be_known_beforehand(space: tuple[Knobs, Rules]) -> None:
+@given(space=spaces(), answers=st.sampled_from([5, 1000]), states=st.sampled_from([2, 1000]))
+def test_rules_that_read_too_much_to_be_known_beforehand(space: tuple[Knobs, Rules], answers: int, states: int) -> None:
     knobs, rules = space
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verdicts, "_MOST_ANSWERS", 5)
+        patch.setattr(verdicts, "_MOST_ANSWERS", answers)
+        patch.setattr(enumeration, "_MOST_STATES", states)
         found = Enumeration(knobs, rules)
     assert found.count() == Count(len(by_trying(knobs, rules)), exact=True)
     if canonical_by_trying(knobs, rules):
@@ -218,6 +219,21 @@ def test_of_a_large_space_that_a_rule_reads_whole_some_are_tried(monkeypatch: py
     drawn = found.configs()
     assert 60 < len(drawn) < 140  # about half of 200
     assert all(config["a"] == 3 and not rules.refuse["odd"](config) for config in drawn)
+
+
+def test_rules_entangled_beyond_counting_are_tried_on_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enumeration, "_MAX_UNREAD", 500)
+    monkeypatch.setattr(enumeration, "_MOST_STATES", 2_000)
+    knobs = {name: tuple(range(9)) for name in "abcdefghijkl"}
+    pairs = {  # all first halves come before all second halves: 9**6 ways to stand in between
+        one + other: lambda config, one=one, other=other: "no" if config[one] == config[other] else None
+        for one, other in zip("abcdef", "ghijkl", strict=True)
+    }
+    found = Enumeration(knobs, Rules(refuse=pairs))
+    drawn = found.configs()
+    assert not found.count().exact
+    assert 150 < len(drawn) < 350  # (8/9)**6 of 500 are 247
+    assert not any(refuse(config) for config in drawn for refuse in pairs.values())
 
 
 def test_order_is_that_of_the_space() -> None:
