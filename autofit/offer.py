@@ -25,13 +25,7 @@ def offer_for(workload: Workload, hardware: Hardware) -> Offer:
 
 def legal_configs(options: SearchOptions, workload: Workload, hardware: Hardware) -> list[Config]:
     """The configs that a search with these options would choose from."""
-    space = space_for(options, workload, hardware)
-
-    def refuse(config: Config) -> str | None:
-        return techniques.refuse(config, workload, hardware)
-
-    configs = space.configs(lambda knobs: techniques.settle(knobs, workload, hardware), options.seed, refuse)
-    return [config for config in configs if refuse(config) is None]
+    return list(space_for(options, workload, hardware).configs(techniques.rules(workload, hardware), options.seed))
 
 
 def space_for(options: SearchOptions, workload: Workload, hardware: Hardware) -> Space:

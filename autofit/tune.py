@@ -9,7 +9,7 @@ import math
 import platform
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -134,8 +134,7 @@ class _Run:
         """Probe configs of the space until a limit is reached."""
         seams = Seams(
             probe=self._probe,
-            settle=self._settle,
-            refuse=lambda config: techniques.refuse(config, self.workload, self.hardware),
+            rules=techniques.rules(self.workload, self.hardware),
             memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
             on_finished=lambda measurement, best: self._listener(ProbeFinished(measurement, best)),
             on_started=lambda size: started(size),
@@ -224,9 +223,6 @@ class _Run:
             runner_up=runner_up,
         )
 
-    def _settle(self, knobs: Mapping[str, Any]) -> Config:
-        return techniques.settle(knobs, self.workload, self.hardware)
-
     def _expect(self, configs: Sequence[Config]) -> Expectation | None:
         """What the estimator says, in a process of its own; a search can do without."""
         timeout = min(EXPECT_SECONDS, EXPECT_SHARE * (self.options.time_limit or math.inf))
@@ -293,7 +289,8 @@ class _Run:
         """Where every config is refused, memory was never the question: the reason against the first one is told."""
         if outcome.measurements or not outcome.skipped["refused"]:
             return
-        first = self._settle({knob: values[0] for knob, values in self.space.knobs.items()})
+        values = {knob: values[0] for knob, values in self.space.knobs.items()}
+        first = techniques.settle(values, self.workload, self.hardware)
         reason = techniques.refuse(first, self.workload, self.hardware)
         if reason:
             raise InputError(f"every config of this search is refused, the first one because of {reason}")

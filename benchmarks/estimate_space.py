@@ -108,13 +108,7 @@ def ranking(workload: Workload, hardware: Hardware, *, space: str, samples: int)
 
 def legal_configs(workload: Workload, hardware: Hardware, space: str) -> list[Config]:
     """The configs of a space that a search would choose from."""
-    loaded = load_space(space, offer_for(workload, hardware))
-
-    def refuse(config: Config) -> str | None:
-        return techniques.refuse(config, workload, hardware)
-
-    configs = loaded.configs(lambda knobs: techniques.settle(knobs, workload, hardware), 0, refuse)
-    return [config for config in configs if refuse(config) is None]
+    return list(load_space(space, offer_for(workload, hardware)).configs(techniques.rules(workload, hardware)))
 
 
 def spearman(left: Sequence[float], right: Sequence[float]) -> float:

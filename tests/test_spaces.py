@@ -18,6 +18,7 @@ def test_every_space_is_told_of_with_its_size() -> None:
     assert {"exact", "full", "lora", "qlora", "everything"} == set(rows)
     assert all(row["configs"] > 0 for row in rows.values())
     assert rows["everything"]["configs"] > 50_000
+    assert {row["counted"] for row in rows.values()} == {"exactly"}
     assert rows["exact"]["configs"] < rows["full"]["configs"] < rows["everything"]["configs"]
     assert "llama-3.1-8b" in data["counted_for"]
 

@@ -12,6 +12,7 @@ from typing import Any
 from autofit.core.errors import InputError
 
 Value = str | int | float | bool | None
+_PLAIN = (str, int, float, bool)  # a union would be made anew for every value of every Config
 
 
 class Config(Mapping[str, Value]):
@@ -24,7 +25,7 @@ class Config(Mapping[str, Value]):
         for name, value in merged.items():
             if not isinstance(name, str):
                 raise InputError(f"a knob's name must be text, not {name!r}.")
-            if value is not None and not isinstance(value, str | int | float | bool):
+            if value is not None and not isinstance(value, _PLAIN):
                 raise InputError(f"{name} must be one plain value, not {value!r}.", "Give a word, a number or null.")
         self._values: dict[str, Value] = merged
         self._hash = hash(frozenset(_typed(merged).items()))

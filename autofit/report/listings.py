@@ -74,17 +74,9 @@ def spaces_table(rows: Sequence[Mapping[str, Any]], counted_for: str) -> Rendera
     table = _table("space", "configs", "what it allows")
     table.columns[1].justify = "right"
     for row in rows:
-        number = f"{row['configs']:,}" if row["counted"] == "exactly" else f"about {_rounded(row['configs'])}"
+        number = f"{row['configs']:,}" if row["counted"] == "exactly" else f"at most {row['configs']:,}"
         table.add_row(Text(row["name"]), Text(number), Text(" ".join(row["description"].split())))
     return Group(table, Text(f"configs: legal ones, {counted_for}."))
-
-
-def _rounded(number: int) -> str:
-    """Two figures, which is all that an estimate is good for."""
-    for size, word in ((10**9, " billion"), (10**6, " million")):
-        if number >= size:
-            return f"{number / size:.2g}{word}"
-    return f"{round(number, 2 - len(str(number))):,}"
 
 
 def _table(*titles: str) -> Table:

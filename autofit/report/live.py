@@ -81,7 +81,7 @@ class LiveDisplay:
         """The plain line of an event; None for those that say nothing by themselves."""
         if isinstance(event, SearchStarted):
             place = where(event.hardware, event.budget)
-            return f"{event.model} on {place}: {event.space_size} configs, at most {event.trials} probes"
+            return f"{event.model} on {place}: {event.space_size:,} configs, at most {event.trials} probes"
         if isinstance(event, ProbeFinished):
             return self._probe_line(event)
         return event.text if isinstance(event, Note) else None

@@ -35,10 +35,9 @@ def tried(result: Result) -> str:
         "ruled out by prediction": result.skipped.get("predicted", 0),
         "refused beforehand": result.skipped.get("refused", 0),
     }
-    others = "".join(f"; {count} {word}" for word, count in skipped.items() if count)
-    return (
-        f"Of {result.space_size} configs {len(result.trials)} were measured{f': {measured}' * bool(measured)}{others}."
-    )
+    others = "".join(f"; {count:,} {word}" for word, count in skipped.items() if count)
+    outcomes = f": {measured}" if measured else ""
+    return f"Of {result.space_size:,} configs {len(result.trials)} were measured{outcomes}{others}."
 
 
 def _need(miss: Measurement, result: Result) -> str:

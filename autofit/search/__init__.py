@@ -5,9 +5,9 @@ in a test against a formula.
 """
 
 from autofit.search.choose import best_of_tiers, fastest, finalists, nearest_miss, pick
-from autofit.search.count import Count, count_configs
 from autofit.search.dominance import rules_out
 from autofit.search.effects import Effects, Features
+from autofit.search.enumeration import Count, Enumeration
 from autofit.search.expectation import Expectation
 from autofit.search.journal import Journal
 from autofit.search.sampler import EffectsSampler
@@ -26,7 +26,7 @@ __all__ = [
     "load_space",
     "list_spaces",
     "Count",
-    "count_configs",
+    "Enumeration",
     "fastest",
     "pick",
     "finalists",

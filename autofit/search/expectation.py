@@ -34,6 +34,13 @@ class Expectation:
         """Whether the config needs more bytes than that, however wrong the prediction is."""
         return self.nbytes.get(config, np.nan) * _SURE > limit
 
+    def most_promising(self, configs: Sequence[Config], limit: float, most: int) -> list[Config]:
+        """At most so many, in their order: the fastest of those expected within the limit, then the smallest others."""
+        nbytes, throughput = self.log_bytes(configs), self.log_throughput(configs)
+        too_large = nbytes > np.log(limit)
+        best = np.lexsort((np.where(too_large, nbytes, -throughput), too_large))[:most]
+        return [configs[place] for place in sorted(best.tolist())]
+
     def log_bytes(self, configs: Sequence[Config]) -> Array:
         """Logarithms of the bytes; of what is not known, that of the median of all."""
         return _logs(self.nbytes, configs)

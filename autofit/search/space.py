@@ -6,10 +6,6 @@ over. Values are kept in the order of the file, which runs from what should need
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import math
-import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +13,10 @@ from typing import Any
 
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, unknown
+from autofit.core.rules import Rules
 from autofit.core.strict_yaml import load_mapping
+from autofit.search.enumeration import Enumeration
 
-MAX_CONFIGS = 50_000  # settling and scoring more than this would take longer than the probes it saves
-_TRIED = 10_000  # combinations that show which values of a larger space work at all here
 _KEYS = ("description", "knobs")
 _ALL = "all"
 
@@ -61,75 +57,13 @@ class Space:
             knobs[knob] = _checked(knob, values, offer, "--set")
         return replace(self, knobs=knobs)
 
-    def configs(
-        self,
-        settle: Callable[[Mapping[str, Any]], Config],
-        seed: int = 0,
-        refuse: Callable[[Config], str | None] = lambda config: None,
-    ) -> tuple[Config, ...]:
-        """The distinct canonical Configs, in an order that depends on the space (and, if very large, the seed) only.
-
-        Combinations that contradict each other are left out. Of more than MAX_CONFIGS combinations, that many are
-        drawn at random without replacement, and always the first one, which is expected to need the least memory;
-        values that `refuse` was never seen to let through are not drawn then.
+    def configs(self, rules: Rules, seed: int = 0) -> tuple[Config, ...]:
+        """The distinct canonical configs that are not refused, as `Enumeration.configs` gives them.
 
         Raises:
             InputError: every combination contradicts itself; the first one's reason.
         """
-        settled: dict[Config, None] = {}
-        reason: InputError | None = None
-        space = self if self._size() <= MAX_CONFIGS else self.of_working_values(settle, refuse, seed)
-        for combination in space._combinations(seed, MAX_CONFIGS):
-            try:
-                settled.setdefault(settle(combination))
-            except InputError as error:
-                reason = reason or error
-        if reason is not None and not settled:
-            raise reason
-        return tuple(settled)
-
-    def _size(self) -> int:
-        return math.prod(len(values) for values in self.knobs.values())
-
-    def of_working_values(
-        self,
-        settle: Callable[[Mapping[str, Any]], Config],
-        refuse: Callable[[Config], str | None],
-        seed: int,
-    ) -> Space:
-        """The space without values that stand in no legal config of a sample; a knob that has none keeps them all.
-
-        Where a package is missing, most of a large space is refused, and draws from it would find next to nothing.
-        """
-        working: dict[str, dict[Value, None]] = {knob: {} for knob in self.knobs}
-        for combination in self._combinations(seed, _TRIED):
-            with contextlib.suppress(InputError):
-                if refuse(settle(combination)) is None:
-                    for knob, value in combination.items():
-                        working[knob].setdefault(value)
-        kept = {
-            knob: tuple(value for value in values if value in working[knob]) or values
-            for knob, values in self.knobs.items()
-        }
-        return replace(self, knobs=kept)
-
-    def _combinations(self, seed: int, most: int) -> Iterable[dict[str, Value]]:
-        """All combinations, or that many of them."""
-        total = self._size()
-        if total <= most:
-            return (dict(zip(self.knobs, row, strict=True)) for row in itertools.product(*self.knobs.values()))
-        draw, drawn = random.Random(seed), {0}
-        while len(drawn) < most:  # random.sample cannot count as far as such products go
-            drawn.add(draw.randrange(total))
-        return (self._combination(index) for index in sorted(drawn))
-
-    def _combination(self, index: int) -> dict[str, Value]:
-        """Number `index` of the product, the last knob changing fastest as in itertools.product."""
-        chosen = {}
-        for knob, values in reversed(self.knobs.items()):
-            index, place = divmod(index, len(values))
-            chosen[knob] = values[place]
-        return {knob: chosen[knob] for knob in self.knobs}
+        return Enumeration(self.knobs, rules).configs(seed)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,11 @@ class Stage(IntEnum):
 
 
 class Technique:
-    """One knob of the search: what it may be, when it cannot be, and what it does to a training run."""
+    """One knob of the search: what it may be, when it cannot be, and what it does to a training run.
+
+    What `settle` and `refuse` say hangs on their arguments alone: a search asks about a few configs, and takes the
+    answer to hold for all that agree with one of them on the knobs that were read.
+    """
 
     name: ClassVar[str]  # file name = YAML key = CLI word
     stage: ClassVar[Stage]

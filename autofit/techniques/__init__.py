@@ -5,6 +5,7 @@ Also what only all techniques together can say: the canonical form of a Config, 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -14,6 +15,7 @@ from typing import Any
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, unknown
 from autofit.core.hardware import Hardware
+from autofit.core.rules import Rules
 from autofit.core.workload import Workload
 from autofit.setup import Technique
 
@@ -90,13 +92,26 @@ def settle(knobs: Mapping[str, Any], workload: Workload, hardware: Hardware) -> 
         InputError: an unknown knob, an impossible value, or knobs that contradict each other.
     """
     check(knobs, hardware)
+    return rules(workload, hardware).canonical(knobs)
+
+
+def rules(workload: Workload, hardware: Hardware) -> Rules:
+    """What all techniques say of configs of this workload on this hardware, each for itself."""
     order = all_techniques()
-    config = Config({technique.name: knobs.get(technique.name, technique.off) for technique in order})
-    while True:  # one knob's canonical value may depend on another's: go on until nothing changes
-        settled = config.replace(**{each.name: each.settle(config, workload, hardware) for each in order})
-        if settled == config:
-            return config
-        config = settled
+    settling = [each for each in order if type(each).settle is not Technique.settle]  # the others keep what is given
+    return Rules(
+        off={each.name: each.off for each in order},
+        settle={each.name: functools.partial(_settled, each, workload, hardware) for each in settling},
+        refuse={each.name: functools.partial(_refused, each, workload, hardware) for each in order},
+    )
+
+
+def _settled(technique: Technique, workload: Workload, hardware: Hardware, config: Config) -> Value:
+    return technique.settle(config, workload, hardware)
+
+
+def _refused(technique: Technique, workload: Workload, hardware: Hardware, config: Config) -> str | None:
+    return technique.refuse(config, workload, hardware)
 
 
 def refuse(config: Config, workload: Workload, hardware: Hardware) -> str | None:

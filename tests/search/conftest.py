@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ import pytest
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
+from autofit.core.rules import Rules
 from autofit.search import Offer, Seams, Space
 
 EFFECTIVE_BATCH = 32
@@ -31,13 +33,21 @@ RANKS: dict[str, dict[Value, int]] = {
 }
 
 
-def settle(knobs: Mapping[str, Any]) -> Config:
-    """What techniques.settle does, for the knobs above."""
-    micro = knobs["micro_batch_size"]
+def accumulation_steps(config: Config) -> Value:
+    micro = int(str(config["micro_batch_size"]))
     if EFFECTIVE_BATCH % micro:
         raise InputError(f"micro_batch_size {micro} does not divide the effective batch of {EFFECTIVE_BATCH}.")
-    targets = knobs.get("lora_targets") if knobs.get("lora_rank") else None
-    return Config(knobs, lora_targets=targets, gradient_accumulation_steps=EFFECTIVE_BATCH // micro)
+    return EFFECTIVE_BATCH // micro
+
+
+# What the techniques say, of the knobs above.
+RULES = Rules(
+    off={"lora_rank": 0, "lora_targets": None, "gradient_accumulation_steps": None},
+    settle={
+        "gradient_accumulation_steps": accumulation_steps,
+        "lora_targets": lambda config: config["lora_targets"] if config["lora_rank"] else None,
+    },
+)
 
 
 def memory_order(knob: str, value: Value) -> int | None:
@@ -52,7 +62,7 @@ class Formula:
     def __init__(self, seed: int = 0, *, share: float = 0.3, noise: float = 0.0) -> None:
         draw = random.Random(seed)
         self.space = Space("formula", "for tests", dict(KNOBS))
-        self.configs = self.space.configs(settle)
+        self.configs = self.space.configs(RULES)
         self.weights = 10 ** draw.uniform(8, 10)
         self.activations = self.weights * 10 ** draw.uniform(-1.2, 0.5)
         self.kept = draw.uniform(0.05, 0.3)
@@ -120,8 +130,7 @@ class Formula:
     def seams(self) -> Seams:
         return Seams(
             probe=self.probe,
-            settle=settle,
-            refuse=lambda config: self.refuse(config),
+            rules=dataclasses.replace(RULES, refuse={"formula": lambda config: self.refuse(config)}),
             memory_order=memory_order,
             on_finished=lambda measurement, best: self.finished.append((measurement, best)),
         )

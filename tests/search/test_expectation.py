@@ -29,3 +29,17 @@ def test_what_is_not_known_counts_as_the_middle() -> None:
 def test_nothing_known_at_all_is_no_error() -> None:
     nothing = Expectation.of([UNKNOWN], [math.nan], [math.nan])
     assert np.isfinite(nothing.log_bytes([UNKNOWN, SMALL])).all()
+
+
+def test_the_most_promising_fit_and_are_fast() -> None:
+    knobs = [(1e9, 3.0), (1e9, 1.0), (9e9, 0.1), (1e9, 2.0), (7e9, 0.1)]  # bytes and seconds
+    configs = [Config(number=number) for number in range(len(knobs))]
+    expected = Expectation.of(configs, *zip(*knobs, strict=True))
+
+    def numbers(limit: float, most: int) -> list[object]:
+        return [config["number"] for config in expected.most_promising(configs, limit, most)]
+
+    assert numbers(5e9, 2) == [1, 3]
+    assert numbers(5e9, 4) == [0, 1, 3, 4]  # of those that are too large, the smallest
+    assert numbers(math.inf, 2) == [2, 4]
+    assert numbers(1e8, 9) == [0, 1, 2, 3, 4]

@@ -16,7 +16,7 @@ import pytest
 from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.measurement import Measurement
-from autofit.search import Journal, Limits, Space, fastest, rules_out, search
+from autofit.search import Expectation, Journal, Limits, Space, fastest, rules_out, search
 from autofit.search import study as study_module
 
 
@@ -91,7 +91,7 @@ def test_nothing_is_measured_twice_and_numbers_are_consecutive(formula: Any) -> 
 def test_ends_when_the_space_is_exhausted(formula: Any) -> None:
     problem = formula(4, share=0.2)
     problem.space = Space("small", "d", {**problem.space.knobs, "lora_rank": (8,), "attention": ("sdpa",)})
-    problem.configs = problem.space.configs(problem.seams().settle)
+    problem.configs = problem.space.configs(problem.seams().rules)
     outcome = run(problem, 10_000)
     assert outcome.stopped_by == "space"
     assert len(outcome.measurements) + outcome.skipped["dominated"] == outcome.space_size
@@ -244,3 +244,25 @@ def test_the_room_never_loads_torch() -> None:
     code = "import sys; from autofit.search import search; sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(Path(study_module.__file__).parents[2])}
     assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("predicted", [False, True])
+def test_of_a_large_space_a_part_is_weighed(formula: Any, monkeypatch: pytest.MonkeyPatch, predicted: bool) -> None:
+    monkeypatch.setattr(study_module, "_WEIGHED", 40)
+    problem = formula(5, share=0.3)
+    seams = problem.seams()
+    if predicted:
+        seconds = [32 / problem.speed(config) for config in problem.configs]
+        told = Expectation.of(problem.configs, list(map(problem.memory, problem.configs)), seconds)
+        seams = dataclasses.replace(seams, expect=lambda configs: told)
+    limits = Limits(trials=100, memory_bytes=int(problem.budget))
+    outcome = search(problem.space, seams, limits=limits)
+    assert outcome.stopped_by == "space"
+    assert len(outcome.measurements) + outcome.skipped["dominated"] == 40
+    assert outcome.space_size == len(problem.configs)
+    if predicted:
+        assert regret(problem, outcome.measurements) == 0
+    else:
+        probed = list(problem.probed)
+        assert problem.configs[0] in probed
+        assert [each.config for each in search(problem.space, seams, limits=limits).measurements] == probed
