@@ -38,9 +38,14 @@ class Cost:
     name: str = ""
 
     @property
-    def key(self) -> str:
+    def operator(self) -> str:
         """The operator and its number format."""
         return f"{self.name} {self.dtype}"
+
+    @property
+    def call(self) -> str:
+        """The operator, its number format and the bytes of its tensors."""
+        return f"{self.operator} {'+'.join(map(str, self.sizes))}"
 
     @property
     def nbytes(self) -> int:

@@ -48,7 +48,7 @@ def predict(
     calls = Calls() if rates and rates.here and rates.operators is None else None
     traced = trace(workload, config, hardware, calls=calls)
     if rates and calls:
-        rates = replace(rates, operators=calls.factors(rates))
+        rates = replace(rates, operators=calls.measured(rates))
     return estimate_of(traced, workload, hardware, rates=rates, calibration=calibration)
 
 

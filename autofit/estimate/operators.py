@@ -1,8 +1,9 @@
 """How long operators take on the CPU at hand, beside what their arithmetic and their traffic say.
 
-A processor's rates say little of exponentials, random numbers, a table look-up for each element or a convolution of one
-image. So the operators of a trace are called for real, each once with the shapes it was traced with, and what they took
-more (or less) than the roofline is kept as a factor.
+A processor's rates say little of exponentials, random numbers, a table look-up for each element or a product of small
+matrices. So the operators of a trace are called for real; those whose shapes hold a micro-batch or a rank with a large
+and with a small one. A line through both tells what a call takes whatever its size, and how many times longer than the
+roofline says for all that is added.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,13 +21,29 @@ from torch.utils._pytree import tree_map_only
 from autofit.core.hardware import MIB
 from autofit.estimate.costs import Cost
 from autofit.estimate.rates import Rates
-from autofit.estimate.scaling import ONE, UNSCALED
+from autofit.estimate.scaling import ONE, UNSCALED, Symbols
 from autofit.estimate.seconds import Speed, Work
 
-_LARGEST = 16 * MIB  # of all tensors of a call: memory for larger ones comes fresh from the system, which takes longer
-_LEAST_SECONDS = 2e-5  # by the roofline: of shorter calls the clock tells little
-_WARM, _REPEATS, _MOST_SECONDS = 2, 5, 5.0  # calls of one operator; seconds for all of them
-_LEAST, _MOST = 0.1, 100.0  # factors beyond are a disturbance
+_LARGEST = 32 * MIB  # of all tensors of a call: memory for larger ones comes fresh from the system, which takes longer
+_LEAST_SECONDS = 1e-6  # by the roofline: shorter calls are all launching
+_WARM, _REPEATS, _MOST_SECONDS = 2, 5, 8.0  # calls of one operator; seconds for all of them
+_LARGE, _SMALL = (8, 64), (1, 8)  # micro-batch and rank
+_LEAST, _MOST = 0.05, 200.0  # factors beyond are a disturbance
+
+
+@dataclass(frozen=True)
+class _Size:
+    """A micro-batch and a rank in place of the primes that stand for them. Primes themselves are no usual sizes."""
+
+    symbols: Symbols
+    samples: int
+    rank: int
+
+    def of(self, traced: int) -> int:
+        """What a traced amount is at this size."""
+        for prime, wanted in ((self.symbols.samples, self.samples), (self.symbols.rank, self.rank)):
+            traced = traced // prime * wanted if traced % prime == 0 else traced
+        return traced
 
 
 @dataclass(frozen=True)
@@ -36,6 +53,10 @@ class _Like:
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
+
+    def of(self, size: _Size) -> _Like:
+        """The same with another micro-batch and rank."""
+        return _Like(torch.Size(map(size.of, self.shape)), tuple(map(size.of, self.stride)), self.dtype)
 
     def tensor(self) -> torch.Tensor:
         """One like it: small positive numbers, or zeros, which are valid as places and as classes."""
@@ -52,37 +73,74 @@ class _Call:
     kwargs: dict[str, Any]
     cost: Cost
 
+    def of(self, size: _Size) -> _Call:
+        """The call with another micro-batch and rank."""
+        args, kwargs = tree_map_only(_Like, lambda like: like.of(size), (self.args, self.kwargs))
+        cost = replace(self.cost, flops=size.of(self.cost.flops), sizes=tuple(map(size.of, self.cost.sizes)))
+        return _Call(self.func, args, kwargs, cost)
+
 
 class Calls:
-    """Of each operator and number format the largest call that was traced, and how often its bytes were moved."""
+    """The distinct calls of a trace, by operator, number format and sizes, and how many bytes each moves in all.
 
-    def __init__(self) -> None:
-        self._largest: dict[str, _Call] = {}
+    Args:
+        symbols: the primes that stand for the micro-batch and the rank in the sizes; None: those are what they are.
+    """
+
+    def __init__(self, symbols: Symbols | None = None) -> None:
+        self._symbols = symbols
+        self._calls: dict[str, _Call] = {}
         self._bytes: dict[str, int] = {}
 
     def note(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], cost: Cost) -> None:
         """One more call, on fake tensors, of which nothing is held."""
-        key = cost.key
+        key = cost.call
         self._bytes[key] = self._bytes.get(key, 0) + cost.nbytes
-        known = self._largest.get(key)
-        if cost.nbytes <= _LARGEST and (known is None or cost.nbytes > known.cost.nbytes):
+        if key not in self._calls and cost.nbytes <= _LARGEST:
             some, named = tree_map_only(torch.Tensor, _like, (args, dict(kwargs)))
-            self._largest[key] = _Call(func, some, named, cost)
+            self._calls[key] = _Call(func, some, named, cost)
 
-    def factors(self, rates: Rates) -> dict[str, float]:
-        """How many times longer than the roofline says each operator takes here; those that matter most come first."""
-        speed, factors = Speed(rates, asynchronous=False), dict[str, float]()
+    def measured(self, rates: Rates) -> dict[str, tuple[float, float]]:
+        """Of each call (seconds whatever its size, factor of the roofline's seconds), what moves most first.
+
+        What launching an operator costs is in neither. An operator by itself stands for its calls that were not
+        measured: too large, or of too little weight for the time there is.
+        """
+        found: dict[str, tuple[float, float]] = {}
         start = time.perf_counter()
-        for key in sorted(self._largest, key=lambda key: -self._bytes[key]):
-            call = self._largest[key]
-            took = Work.of([call.cost], ONE, UNSCALED).seconds(speed)
-            expected = sum(float(each[0]) for name, each in took.items() if name != "launch")
-            measured = _seconds(call) if expected >= _LEAST_SECONDS else None
-            if measured:
-                factors[key] = min(max((measured - rates.launch_seconds) / expected, _LEAST), _MOST)
+        for key in sorted(self._calls, key=lambda key: -self._bytes[key]):
+            call = self._calls[key]
+            line = self._line(call, rates)
+            if line:
+                found[key] = line
+                found.setdefault(call.cost.operator, line)
             if time.perf_counter() - start > _MOST_SECONDS:
                 break
-        return factors
+        return found
+
+    def _line(self, call: _Call, rates: Rates) -> tuple[float, float] | None:
+        small = call
+        if self._symbols:
+            call, small = (call.of(_Size(self._symbols, *each)) for each in (_LARGE, _SMALL))
+        expected = _roofline(call.cost, rates)
+        took = _seconds(call) if expected >= _LEAST_SECONDS else None
+        if not took:
+            return None
+        took = max(took - rates.launch_seconds, 0.0)
+        less = _seconds(small) if small.cost.sizes != call.cost.sizes else None
+        if less:
+            less, expected_less = max(less - rates.launch_seconds, 0.0), _roofline(small.cost, rates)
+            factor = (took - less) / max(expected - expected_less, 1e-12)
+            fixed = less - factor * expected_less
+            if fixed > 0.0 and factor > _LEAST:
+                return fixed, min(factor, _MOST)
+        return 0.0, min(max(took / expected, _LEAST), _MOST)
+
+
+def _roofline(cost: Cost, rates: Rates) -> float:
+    """Seconds by arithmetic and traffic alone."""
+    took = Work.of([cost], ONE, UNSCALED).seconds(Speed(replace(rates, operators=None), asynchronous=False))
+    return sum(float(each[0]) for name, each in took.items() if name != "launch")
 
 
 def _like(tensor: torch.Tensor) -> _Like:

@@ -56,7 +56,7 @@ class OptimizerCost:
         """How long the step takes on the device."""
         work = Work.of([cost for cost, _ in self.operators], ONE, UNSCALED)
         counts = np.array([[count] for _, count in self.operators])
-        each = Work(work.kinds, work.operators, work.flops * counts, work.nbytes * counts).seconds(speed)
+        each = Work(work.kinds, work.calls, work.flops * counts, work.nbytes * counts).seconds(speed)
         launching = self.launches * speed.rates.launch_seconds
         return float(sum(each[name][0] for name in each if name != "launch")) + launching
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -61,7 +61,8 @@ class Rates:
         bandwidth, link: bytes per second of its memory, and to and from the host.
         launch_seconds: what one operator costs however small it is.
         pass_seconds: what one operator costs more where a dispatch mode of Python stands in its way.
-        operators: how many times longer than these rates say single operators take; None: not known (yet).
+        operators: of single calls, and of operators (seconds whatever the size, how many times longer than these
+            rates say for all that it adds); None: not known (yet).
         peak: the most that `matmul` could be by the maker's word, by format; what is reached where that is not known.
         source: where the figures are from.
     """
@@ -73,7 +74,7 @@ class Rates:
     source: str
     peak: Mapping[str, float] | None = None
     pass_seconds: float = _PASS
-    operators: Mapping[str, float] | None = None
+    operators: Mapping[str, Sequence[float]] | None = None
 
     @property
     def here(self) -> bool:

@@ -31,9 +31,11 @@ class Speed:
     tf32: bool = False
     compiled: bool = False
 
-    def factor(self, operator: str) -> float:
-        """How many times longer than the roofline says an operator takes, where that was measured."""
-        return (self.rates.operators or {}).get(operator, 1.0)
+    def measured(self, call: str, operator: str) -> tuple[float, float]:
+        """(seconds whatever the size, factor of the roofline's seconds), where any were measured."""
+        known = self.rates.operators or {}
+        fixed, factor = known.get(call) or known.get(operator) or (0.0, 1.0)
+        return fixed, factor
 
     def flops_per_second(self, kind: str, dtype: str) -> float:
         """The arithmetic rate of one kind of operator in one format."""
@@ -60,7 +62,7 @@ class Work:
     """The operators of one kind and dtype in a row each: [operators, pairs of a grid]."""
 
     kinds: tuple[tuple[str, str], ...]
-    operators: tuple[str, ...]
+    calls: tuple[tuple[str, str], ...]  # (the call, its operator)
     flops: Floats
     nbytes: Floats
 
@@ -72,7 +74,7 @@ class Work:
         nbytes = np.zeros_like(flops)
         np.add.at(nbytes, places, grid.amounts((size for cost in costs for size in cost.sizes), symbols))
         kinds = tuple((cost.kind, cost.dtype) for cost in costs)
-        return cls(kinds, tuple(cost.key for cost in costs), flops, nbytes)
+        return cls(kinds, tuple((cost.call, cost.operator) for cost in costs), flops, nbytes)
 
     def seconds(self, speed: Speed, *, passes: int = 0) -> dict[str, Floats]:
         """How long they take together, by what they wait for: compute, memory, transfer or launch.
@@ -90,8 +92,8 @@ class Work:
         fused = np.where(elementwise & speed.compiled, _FUSED_TRAFFIC, 1.0)
         arithmetic = self.flops / np.array([speed.flops_per_second(*kind) for kind in self.kinds])[:, None]
         traffic = self.nbytes / np.where(moving, rates.link, rates.bandwidth) * fused
-        measured = np.array([speed.factor(operator) for operator in self.operators])[:, None]
-        work = np.maximum(arithmetic, traffic) * measured
+        fixed, factor = np.array([speed.measured(*call) for call in self.calls]).T[:, :, None]
+        work = np.maximum(arithmetic, traffic) * factor + fixed
         launch = rates.launch_seconds * fused + passes * rates.pass_seconds
         waiting = np.maximum(launch - work, 0.0) if speed.asynchronous else launch + 0.0 * work
         totals["compute"] = np.where(arithmetic >= traffic, work, 0.0).sum(0)

@@ -149,7 +149,7 @@ class SpaceEstimator:
         self._small = dataclasses.replace(workload, effective_batch_size=self._symbols.samples)
         self._skeletons: dict[bool, Skeleton] = {}
         self._pieces: dict[Config, Pieces | None] = {}
-        self._calls = Calls() if rates.here and rates.operators is None else None
+        self._calls = Calls(self._symbols) if rates.here and rates.operators is None else None
         self._optimizer_costs = OptimizerCosts(workload, hardware, self._calls)
         self._optimizers: dict[tuple[Any, int], list[OptimizerCost]] = {}  # by value of the knob and id of the pieces
         self._updates: dict[OptimizerCost, float] = {}
@@ -167,7 +167,7 @@ class SpaceEstimator:
         for group in dict.fromkeys(groups):
             self._trace_all(group)
         if self._calls:  # of all operators that were seen
-            self._rates = dataclasses.replace(self._rates, operators=self._calls.factors(self._rates))
+            self._rates = dataclasses.replace(self._rates, operators=self._calls.measured(self._rates))
         steps = {group: self._step(group) for group in dict.fromkeys(groups)}
         for number, (config, group) in enumerate(zip(self._configs, groups, strict=True)):
             step = steps[group]

@@ -64,7 +64,9 @@ def test_a_rate_is_the_work_of_a_task_by_its_median_time(monkeypatch: pytest.Mon
     found = rates.measure(seconds=1.0, clock=ticking(0.25))
     assert found.matmul == {"float32": 2 * 8**3 / 0.25, "bfloat16": 2 * 8**3 / 0.25}
     assert found.bandwidth == found.link == 2 * 4096 / 0.25  # what is read and what is written
-    assert found.launch_seconds == 0.25 / 100
+    assert found.launch_seconds == 0.25 / 200  # a hundred operators, forward and backward
+    assert found.pass_seconds == 0.0  # by this clock, a mode costs nothing
+    assert found.here
 
 
 def test_tasks_take_turns_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +75,7 @@ def test_tasks_take_turns_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch) 
     seen: list[int] = []
     monkeypatch.setattr(rates.statistics, "median", lambda each: seen.append(len(each)) or each[0])
     rates.measure(seconds=0.0, clock=ticking(0.25))
-    assert seen == [1] * 4  # each of them once, however slow
+    assert seen == [1] * 6  # each of them once, however slow
     seen.clear()
     rates.measure(seconds=20.0, clock=ticking(0.25))
     assert len(set(seen)) == 1

@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from autofit.estimate.costs import Cost
 from autofit.estimate.rates import Rates
 from autofit.estimate.scaling import Grid, Symbols
-from autofit.estimate.seconds import Speed, Work
+from autofit.estimate.seconds import Speed, Work, passes_of
 
 RATES = Rates({"float32": 1e12, "tf32": 4e12, "bfloat16": 8e12}, 1e11, 1e10, 1e-5, "a test")
 GRID, SYMBOLS = Grid.of([1], [1]), Symbols(13, 17)
@@ -32,6 +34,21 @@ def test_a_gpu_hides_launching_behind_work() -> None:
     small = Cost("memory", "float32", 0, (8,))
     assert _seconds(PRODUCT, asynchronous=True)["launch"] == 0.0
     assert _seconds(small, asynchronous=True)["launch"] == pytest.approx(1e-5, rel=1e-3)
+
+
+def test_an_operator_takes_as_many_times_longer_as_was_measured() -> None:
+    slow = replace(RATES, operators={"aten::exp float32": (0.5, 3.0)})
+    cost = replace(PASS, name="aten::exp")
+    told = Work.of([cost, PASS], GRID, SYMBOLS).seconds(Speed(slow, asynchronous=False))
+    assert float(told["memory"][0]) == pytest.approx(4.5)
+
+
+def test_passing_a_mode_of_python_costs_the_host() -> None:
+    told = Work.of([PASS, PASS], GRID, SYMBOLS).seconds(Speed(RATES, asynchronous=False), passes=2)
+    assert float(told["launch"][0]) == pytest.approx(2 * (1e-5 + 2 * RATES.pass_seconds))
+    assert passes_of({"activation_checkpointing": "selective"}, "forward") == 2
+    assert not passes_of({"activation_checkpointing": "selective"}, "backward")
+    assert not passes_of({"activation_checkpointing": "full"}, "forward")
 
 
 def test_compiled_code_moves_less() -> None:

@@ -1,0 +1,66 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from autofit.core.config import Config
+from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
+from benchmarks import rank_tables, record_table
+from benchmarks.record_table import Row, Table
+
+SPACE = """description: Two configs.
+knobs:
+  micro_batch_size: [4, 8]
+  activation_checkpointing: [none]
+"""
+
+
+def _measured(seconds: float, peak: int = 100) -> Measurement:
+    return Measurement(
+        Config({"knob": 1}),
+        Outcome.FITS,
+        step_seconds=StepSeconds(seconds, seconds, seconds),
+        peak_bytes=PeakBytes(peak),
+    )
+
+
+def test_a_row_keeps_every_probe_and_tells_their_median() -> None:
+    row = Row(Config({"knob": 1}))
+    for seconds, peak in ((1.0, 100), (3.0, 120), (2.0, 110)):
+        row.add(_measured(seconds, peak))
+    assert row.step_seconds == 2.0
+    assert row.peak_bytes == 120
+    assert Row.from_dict(json.loads(json.dumps(row.to_dict()))) == row
+
+
+def test_noise_is_how_far_the_probes_of_one_config_differ() -> None:
+    rows = [Row(Config({"knob": number})) for number in range(3)]
+    for row, others in zip(rows, ((1.0, 1.0), (1.0, 1.1), (2.0, 3.0)), strict=True):
+        for seconds in others:
+            row.add(_measured(seconds))
+    noise = Table({}, rows).noise()["noise"]
+    assert noise == {"median": pytest.approx(0.1 / 1.05, abs=1e-4), "worst": pytest.approx(1 / 2.5, abs=1e-4)}
+    assert rank_tables.agreement(rows) == pytest.approx(0.866, abs=1e-3)  # two that tied are told apart the second time
+
+
+def test_a_table_is_recorded_goes_on_where_it_was_stopped_and_is_ranked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space, out = tmp_path / "two.yaml", tmp_path / "table.json"
+    space.write_text(SPACE)
+    given = ["--model", "cnn", "--space", str(space), "--out", str(out), "--repeats"]
+    record_table.main([*given, "1"])
+    first = Table.read(out)
+    assert [len(row.probes) for row in first.rows] == [1, 1]
+    assert all(row.outcome is Outcome.FITS and row.peak_bytes for row in first.rows)
+    assert first.about["rates"]["operators"]
+    record_table.main([*given, "2"])
+    again = Table.read(out)
+    assert [len(row.probes) for row in again.rows] == [2, 2]
+    assert [row.probes[0] for row in again.rows] == [row.probes[0] for row in first.rows]
+    assert "2 fits" in capsys.readouterr().out
+    rank_tables.main([str(out)])
+    assert "table" in capsys.readouterr().out
+    space.write_text(SPACE.replace("[4, 8]", "[2, 8]"))
+    with pytest.raises(SystemExit, match="holds another table"):
+        record_table.main([*given, "3"])
