@@ -6,7 +6,7 @@ canonical); here a Config is only what can be hashed, compared, written to YAML 
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
 
 from autofit.core.errors import InputError
@@ -38,6 +38,14 @@ class Config(Mapping[str, Value]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def items(self) -> ItemsView[str, Value]:
+        """Knobs and their values; the dict's own view, since those of Mapping ask for each value by its name."""
+        return self._values.items()
+
+    def values(self) -> ValuesView[Value]:
+        """The values, in the order of the knobs."""
+        return self._values.values()
 
     def __hash__(self) -> int:
         return self._hash

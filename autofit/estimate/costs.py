@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 _KINDS = {
@@ -58,6 +57,19 @@ class Cost:
         return cls("transfer", str(result.dtype).removeprefix("torch."), 0, (result.numel() * result.itemsize,))
 
 
+def tensors_in(*values: Any) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments and results. They are never nested deeper than lists or by name."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += tensors_in(*value)
+        elif isinstance(value, dict):
+            found += tensors_in(*value.values())
+    return found
+
+
 def _kind(func: Any) -> str | None:
     """None for what computes nothing: views, and questions about tensors."""
     if func not in _kinds:
@@ -89,7 +101,7 @@ def cost_of(func: Any, args: Any, kwargs: Any, result: Any) -> Cost | None:
     kind = _kind(func)
     if kind is None:
         return None
-    tensors = [each for each in tree_iter((args, kwargs, result)) if isinstance(each, torch.Tensor)]
+    tensors = tensors_in(args, kwargs, result)
     if not tensors:
         return None
     sizes = tuple(each.numel() * each.itemsize for each in tensors)

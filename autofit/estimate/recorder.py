@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from autofit.core.errors import UntraceableError
-from autofit.estimate.costs import Cost, cost_of
+from autofit.estimate.costs import Cost, cost_of, tensors_in
 from autofit.memory.tracker import StorageTracker
 from autofit.setup.copies import plain_tensors
 
@@ -190,7 +190,7 @@ class Recorder(StorageTracker):
 
     def _with_host(self, func: Any, given: Any, result: Any, cost: Cost | None) -> Cost | None:
         """What the host computes is not the device's work, and what crosses over is a transfer."""
-        tensors = [each for each in tree_iter(given) if isinstance(each, torch.Tensor)]
+        tensors = tensors_in(given)
         sides = {self._is_on_host(each) for each in tensors if each.dim()}  # a number may come from anywhere
         if sides == {True}:
             self.label(result, HOST)
@@ -204,8 +204,7 @@ class Recorder(StorageTracker):
 
     def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Compute the values of small tensors that depend on nothing unknown, beside their fakes."""
-        inputs = [each for each in tree_iter((args, kwargs)) if isinstance(each, torch.Tensor)]
-        results = [each for each in tree_iter(result) if isinstance(each, torch.Tensor)]
+        inputs, results = tensors_in(args, kwargs), tensors_in(result)
         unknown = any(isinstance(each, FakeTensor) and not hasattr(each, "known_values") for each in inputs)
         unknown = unknown or "empty" in _name(func)  # whose values are whatever was there
         if unknown or not all(map(_is_followed, results)) or torch.Tag.nondeterministic_seeded in func.tags:

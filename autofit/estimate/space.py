@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from autofit.core.config import Config
+from autofit.core.config import Config, Value
 from autofit.core.errors import AutofitError
 from autofit.core.hardware import MIB, Hardware
 from autofit.core.workload import Workload
@@ -56,6 +56,7 @@ _LEFT_OUT = {  # knobs that the pieces are put together by, and what is traced i
     "compile": "none",
     "kernels": "none",
 }
+_SCALED = frozenset(("micro_batch_size", "gradient_accumulation_steps", "lora_rank", "lora_alpha"))
 _WINDOW = 256 * MIB  # what stays on the device of saved tensors that wait on the host: setup.saved_tensors.WINDOW
 _BUDGET = "budget-"
 _Row = list[tuple[Sequence[Piece], int]]
@@ -163,14 +164,15 @@ class SpaceEstimator:
     def predict(self) -> Rough:
         """Predict all of them."""
         allocated, seconds = np.full(len(self._configs), np.nan), np.full(len(self._configs), np.nan)
-        groups = [_group(config) for config in self._configs]
-        for group in dict.fromkeys(groups):
+        keys = [_group_key(config) for config in self._configs]
+        groups = {key: _group(config) for key, config in dict(zip(keys, self._configs, strict=True)).items()}
+        for group in groups.values():
             self._trace_all(group)
         if self._calls:  # of all operators that were seen
             self._rates = dataclasses.replace(self._rates, operators=self._calls.measured(self._rates))
-        steps = {group: self._step(group) for group in dict.fromkeys(groups)}
-        for number, (config, group) in enumerate(zip(self._configs, groups, strict=True)):
-            step = steps[group]
+        steps = {key: self._step(group) for key, group in groups.items()}
+        for number, (config, key) in enumerate(zip(self._configs, keys, strict=True)):
+            step = steps[key]
             if step is None:
                 continue
             place = self._places[int(config["micro_batch_size"] or 1), int(config["lora_rank"] or 0)]
@@ -211,7 +213,7 @@ class SpaceEstimator:
 
     def _plain(self, config: Config) -> Pieces | None:
         """The pieces of a config's blocks without checkpointing, its weights held as it says."""
-        return self._traced(config, as_held=True, loss="standard", activation_checkpointing="none")
+        return self._traced(config, as_held=True, loss="standard", activation_checkpointing="none", attention="sdpa")
 
     def _traced(self, config: Config, *, as_held: bool = False, **other: Any) -> Pieces | None:
         """The pieces of a config's blocks; `as_held`: also where only the weights' own bytes tell them from others'."""
@@ -252,8 +254,8 @@ class SpaceEstimator:
         # Which layers are quantised makes no difference to the head: it never is.
         head = self._traced(config, activation_checkpointing="none", attention="sdpa", quantization="none")
         if config["activation_checkpointing"] == "alternate" and plain.depth.period == 1:
-            full = self._traced(config, loss="standard", activation_checkpointing="full")
-            row = _alternating(plain, full) if full else None
+            kinds = [self._traced(config, loss="standard", activation_checkpointing=each) for each in ("none", "full")]
+            row = _alternating(kinds[0], kinds[1]) if kinds[0] and kinds[1] else None
         else:
             blocks = self._traced(config, loss="standard")
             row = as_traced(blocks) if blocks else None
@@ -315,6 +317,11 @@ class SpaceEstimator:
             scaled = [scaled_shapes(shapes, prime, rank) if rank else shapes for rank in ranks]
             self._optimizers[of_pieces] = [self._optimizer_costs.of(config, each) for each in scaled]
         return self._optimizers[of_pieces]
+
+
+def _group_key(config: Config) -> tuple[Value, ...]:
+    """Tells the configs of one group from others: making a Config for each of hundreds of thousands takes seconds."""
+    return bool(config["lora_rank"]), *(value for knob, value in config.items() if knob not in _SCALED)
 
 
 def _group(config: Config) -> Config:
