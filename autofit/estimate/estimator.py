@@ -12,7 +12,6 @@ from autofit.core.workload import Workload
 from autofit.estimate.calibration import Calibration
 from autofit.estimate.fake_world import workspace_bytes
 from autofit.estimate.memory import Peak, peak_of, rounded
-from autofit.estimate.operators import Calls
 from autofit.estimate.rates import Rates
 from autofit.estimate.scaling import ONE, UNSCALED
 from autofit.estimate.seconds import Speed, Work, passes_of
@@ -45,11 +44,7 @@ def predict(
     Raises:
         RefusedError: the config cannot be; UntraceableError: the model cannot be followed without its numbers.
     """
-    calls = Calls() if rates and rates.here and rates.operators is None else None
-    traced = trace(workload, config, hardware, calls=calls)
-    if rates and calls:
-        rates = replace(rates, operators=calls.measured(rates))
-    return estimate_of(traced, workload, hardware, rates=rates, calibration=calibration)
+    return estimate_of(trace(workload, config, hardware), workload, hardware, rates=rates, calibration=calibration)
 
 
 def estimate_of(
@@ -61,6 +56,8 @@ def estimate_of(
     calibration: Calibration | None = None,
 ) -> Estimate:
     """What a trace comes to on a device: several devices that run the same operators can share one."""
+    if rates and rates.here and rates.operators is None:
+        rates = replace(rates, operators=traced.calls.measured(rates))
     peak = peak_of(traced, hardware)
     reserved, context, workspace = None, 0, 0
     if hardware.device == "cuda":

@@ -15,18 +15,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from autofit.core.hardware import MIB
 from autofit.estimate.costs import Cost
 from autofit.estimate.rates import Rates
+from autofit.estimate.recorder import on_real_tensors
 from autofit.estimate.scaling import ONE, UNSCALED, Symbols
 from autofit.estimate.seconds import Speed, Work
 
 _LARGEST = 32 * MIB  # of all tensors of a call: memory for larger ones comes fresh from the system, which takes longer
+_HARMLESS = ("aten", "bitsandbytes", "torchao")  # libraries whose operators do nothing but compute
 _LEAST_SECONDS = 1e-6  # by the roofline: shorter calls are all launching
-_WARM, _REPEATS, _MOST_SECONDS = 2, 5, 8.0  # calls of one operator; seconds for all of them
+_WARM, _REPEATS, _MOST_SECONDS = 2, 5, 4.0  # calls of one operator; seconds for all of them
 _LARGE, _SMALL = (8, 64), (1, 8)  # micro-batch and rank
 _LEAST, _MOST = 0.05, 200.0  # factors beyond are a disturbance
 
@@ -96,7 +97,7 @@ class Calls:
         """One more call, on fake tensors, of which nothing is held."""
         key = cost.call
         self._bytes[key] = self._bytes.get(key, 0) + cost.nbytes
-        if key not in self._calls and cost.nbytes <= _LARGEST:
+        if key not in self._calls and cost.nbytes <= _LARGEST and cost.name.partition("::")[0] in _HARMLESS:
             some, named = tree_map_only(torch.Tensor, _like, (args, dict(kwargs)))
             self._calls[key] = _Call(func, some, named, cost)
 
@@ -108,14 +109,15 @@ class Calls:
         """
         found: dict[str, tuple[float, float]] = {}
         start = time.perf_counter()
-        for key in sorted(self._calls, key=lambda key: -self._bytes[key]):
-            call = self._calls[key]
-            line = self._line(call, rates)
-            if line:
-                found[key] = line
-                found.setdefault(call.cost.operator, line)
-            if time.perf_counter() - start > _MOST_SECONDS:
-                break
+        with on_real_tensors(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for key in sorted(self._calls, key=lambda key: -self._bytes[key]):
+                call = self._calls[key]
+                line = self._line(call, rates)
+                if line:
+                    found[key] = line
+                    found.setdefault(call.cost.operator, line)
+                if time.perf_counter() - start > _MOST_SECONDS:
+                    break
         return found
 
     def _line(self, call: _Call, rates: Rates) -> tuple[float, float] | None:
@@ -150,13 +152,12 @@ def _like(tensor: torch.Tensor) -> _Like:
 def _seconds(call: _Call) -> float | None:
     """The median of a few real calls; None where made-up values, or what a real kernel asks for, forbid them."""
     times: list[float] = []
-    with _disable_current_modes(), torch.no_grad():
-        args, kwargs = tree_map_only(_Like, _Like.tensor, (call.args, call.kwargs))
-        for _ in range(_WARM + _REPEATS):
-            start = time.perf_counter()
-            try:
-                call.func(*args, **kwargs)
-            except Exception:  # whatever a kernel raises, of this library or another
-                return None
-            times.append(time.perf_counter() - start)
+    args, kwargs = tree_map_only(_Like, _Like.tensor, (call.args, call.kwargs))
+    for _ in range(_WARM + _REPEATS):
+        start = time.perf_counter()
+        try:
+            call.func(*args, **kwargs)
+        except Exception:  # whatever a kernel raises, of this library or another
+            return None
+        times.append(time.perf_counter() - start)
     return statistics.median(times[_WARM:])

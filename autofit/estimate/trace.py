@@ -51,6 +51,7 @@ class Trace:
         trained: the storages of trained parameters.
         shapes: shape and dtype of every trained parameter, and its block.
         costs: of the operators.
+        calls: what they were called with, where the CPU is what is traced for.
         depth: how the blocks stand for those of a deeper model; None where all are there.
         trainable, parameters: numbers of elements, as traced.
     """
@@ -64,6 +65,7 @@ class Trace:
     trained: frozenset[int]
     shapes: tuple[tuple[torch.Size, torch.dtype, int | None], ...]
     costs: tuple[Cost, ...]
+    calls: Calls
     depth: Depth | None
     trainable: int
     parameters: int
@@ -111,7 +113,7 @@ def trace(
 
     Args:
         model: is used up; None: the whole one.
-        calls: is told what operators were called with.
+        calls: what operators were called with before, in other traces; this one's are added.
 
     Raises:
         RefusedError: the config cannot be, or not for this model; UntraceableError: the model's code needs numbers.
@@ -121,6 +123,7 @@ def trace(
     if reason:
         raise RefusedError(reason)
     recorder = Recorder(library_kernels(hardware))
+    calls = calls or Calls()
     skeleton = model or Skeleton.whole(workload)
     setup = Setup(
         workload=workload,
@@ -135,7 +138,7 @@ def trace(
         adapt(setup, traced=True)
         with fake_world(hardware) as world, recorder, recorder.seeing_resizes(), _cpu(recorder, hardware):
             _build(setup, recorder, world)
-            recorder.called = calls.note if calls else None
+            recorder.called = calls.note if hardware.device == "cpu" else None
             _step(setup, recorder, world)
     except AutofitError:
         raise
@@ -153,6 +156,7 @@ def trace(
         trained=frozenset(recorder.storages_of([parameter for _, parameter in setup.trainable()])),
         shapes=_shapes(setup),
         costs=tuple(recorder.costs),
+        calls=calls,
         depth=skeleton.depth,
         trainable=sum(parameter.numel() for _, parameter in setup.trainable()),
         parameters=sum(parameter.numel() for parameter in setup.model.parameters()),
