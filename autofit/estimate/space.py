@@ -263,8 +263,9 @@ class SpaceEstimator:
 
     def _put_together(self, config: Config, passed: _Pass) -> _Step:
         pieces = passed.pieces
-        # What int8 layers keep for the backward is not saved through autograd, and stays.
-        away = config["activation_offload"] == "cpu" and config["quantization"] != "int8"
+        # What int8 layers and selective checkpointing keep for the backward is not saved through autograd, and stays.
+        seen = config["quantization"] != "int8" and config["activation_checkpointing"] != "selective"
+        away = config["activation_offload"] == "cpu" and seen
         optimizer = self._optimizer(config, pieces)
         state, temporary, largest = (
             np.array([getattr(each, name) for each in optimizer], float) for name in ("state", "temporary", "largest")
