@@ -104,10 +104,13 @@ def _times(
     )
     accumulation = int(config["gradient_accumulation_steps"] or 1)
     forward, backward, update = (_waits(traced, phase, speed) for phase in ("forward", "backward", "update"))
-    waits = {name: accumulation * (forward[name] + backward[name]) + update[name] for name in update}
+    micro = {name: forward[name] + backward[name] for name in update}
+    waits = {name: accumulation * micro[name] + update[name] for name in update}
     copied = waits.pop("transfer")
     busy = sum(waits.values())
-    seconds = max(busy, copied) * ((calibration and calibration.seconds) or 1.0)
+    # Copies run beside the computation of a micro-batch; an update waits for what is moved or computed for it.
+    overlapped = max(micro["transfer"], sum(micro.values()) - micro["transfer"])
+    seconds = (accumulation * overlapped + sum(update.values())) * ((calibration and calibration.seconds) or 1.0)
     bottleneck = "transfer" if copied > busy else "compute" if waits["compute"] > busy / 2 else "memory"
     samples = workload.effective_batch_size / seconds
     tokens = samples * workload.sequence_length if workload.unit == "tokens" and workload.sequence_length else None

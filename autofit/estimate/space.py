@@ -76,12 +76,13 @@ class Rough:
 @dataclass(frozen=True)
 class _Step:
     """Of one group of configs at each pair of the grid: bytes with and without accumulated gradients; seconds of a
-    micro-batch and of the update."""
+    micro-batch, of the update, and of adding a micro-batch's gradients to those of earlier ones."""
 
     accumulating: Floats
     at_once: Floats
     micro: Floats
     update: Floats
+    adding: Floats
 
 
 def predict_all(workload: Workload, hardware: Hardware, configs: Sequence[Config]) -> tuple[list[float], list[float]]:
@@ -179,6 +180,7 @@ class SpaceEstimator:
             accumulation = int(config["gradient_accumulation_steps"] or 1)
             allocated[number] = (step.accumulating if accumulation > 1 else step.at_once)[place]
             seconds[number] = accumulation * step.micro[place] + step.update[place]
+            seconds[number] += accumulation * step.adding[place] if accumulation > 1 else 0.0
         return Rough(allocated, seconds)
 
     def _trace_all(self, config: Config) -> None:
@@ -284,6 +286,7 @@ class SpaceEstimator:
             at_once=stepped if at_once else np.maximum(held + first + window, update),
             micro=self._micro_seconds(config, passed, away=away),
             update=self._update_seconds(pieces, optimizer, on_host=on_host),
+            adding=3 * pieces.gradients / self._rates.bandwidth,  # both are read, the sum is written
         )
 
     def _micro_seconds(self, config: Config, passed: _Pass, *, away: bool) -> Floats:

@@ -1,10 +1,13 @@
 """Offloaded tensors: on fake ones all is one device, and what stands for the host's memory is told apart."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from autofit.estimate.estimator import estimate_of
 from autofit.estimate.memory import peak_of
+from autofit.estimate.rates import UNKNOWN
 from autofit.estimate.trace import Trace
 from tests.estimate.traced import AMPERE, labelled, peak, traced
 from tests.tiny import llama_workload
@@ -66,6 +69,17 @@ def test_an_offloaded_optimizer_leaves_weights_and_gradients_on_the_device() -> 
     assert labelled(moved, "optimizer") == 2 * small + 4 * (2 * BLOCKS + 1)
     assert _transferred(moved, "backward") == _transferred(moved, "update") == trained - small
     assert not any(cost.kind == "host" for phase in ("forward", "backward") for cost in moved.costs_of(phase))
+
+
+def test_an_update_on_the_host_is_waited_for_and_copies_beside_the_backward_are_not() -> None:
+    pytest.importorskip("torchao")
+    moved, workload = _traced(optimizer_offload="cpu"), llama_workload(4, 32, **_WORKLOAD)
+    slow = replace(UNKNOWN, matmul={"bfloat16": 1e9, "float32": 1e9})  # arithmetic that hides every copy of a backward
+    seconds = {link: estimate_of(moved, workload, AMPERE, rates=replace(slow, link=link)) for link in (1e9, 1e12)}
+    waited = sum(cost.nbytes for cost in moved.costs_of("update") if cost.kind in ("transfer", "host"))
+    assert seconds[1e9].step_seconds - seconds[1e12].step_seconds == pytest.approx(
+        waited / 1e9, rel=0.03
+    )  # some of it hides launches
 
 
 def test_paged_state_is_none_of_the_devices() -> None:
