@@ -29,7 +29,8 @@ from autofit.setup.copies import plain_tensors
 # never are, since nothing is known of the weights. Of floats, counters and scales are enough.
 _KNOWN_ELEMENTS = 2**20
 _KNOWN_FLOATS = 16
-_REFERENCES, _HOLDERS = 4, 2  # of a gradient, and of its storage, that only the engine holds, inside a dispatch
+# Of a gradient that only the engine holds, and of its storage, inside a dispatch.
+_CPP_REFERENCES, _PYTHON_REFERENCES, _HOLDERS = 4, 3, 2
 _READ = torch.ops.aten._local_scalar_dense.default
 _ADD = torch.ops.aten.add.Tensor
 _COPIES = ("aten::copy_",)
@@ -159,7 +160,7 @@ class Recorder(StorageTracker):
         if kernel is not None:
             with self:
                 return kernel(func, *args, **kwargs)
-        if func is _ADD and _sums_gradients(args[0]):
+        if func is _ADD and _sums_gradients(args):
             func = torch.ops.aten.add_.Tensor
         result = func(*args, **kwargs)
         self._see(result)
@@ -254,17 +255,22 @@ class Recorder(StorageTracker):
             self.events.append(Event(number, 0))
 
 
-def _sums_gradients(tensor: Any) -> bool:
-    """Whether autograd's engine adds a second gradient to this one, and nobody else holds it.
+def _sums_gradients(args: tuple[Any, ...]) -> bool:
+    """Whether autograd's engine adds a second gradient to the first argument, and nobody else holds that.
 
     On plain tensors the engine then adds in place (input_buffer.cpp, can_accumulate_inplace), but never on fake ones:
-    a tied embedding would have its gradient twice. Counted are the references of this call and the engine's one.
+    a tied embedding would have its gradient twice. Counted are the references of this call and the engine's one. The
+    tensor is never given a name here: how many references a name or an argument is depends on whether anything was
+    compiled in this process before (dynamo's way of evaluating frames does not hand references on).
     """
-    if torch.is_grad_enabled() or torch._C._current_autograd_node() is None or not isinstance(tensor, FakeTensor):
+    if torch.is_grad_enabled() or torch._C._current_autograd_node() is None or not isinstance(args[0], FakeTensor):
         return False
-    references = max(tensor._use_count(), sys.getrefcount(tensor))  # type: ignore[attr-defined]  # C++'s, Python's
-    alone = references <= _REFERENCES and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) <= _HOLDERS
-    return alone and torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
+    alone = (
+        args[0]._use_count() <= _CPP_REFERENCES  # type: ignore[attr-defined]
+        and sys.getrefcount(args[0]) <= _PYTHON_REFERENCES
+        and torch._C._storage_Use_Count(args[0].untyped_storage()._cdata) <= _HOLDERS
+    )
+    return alone and torch.ops.aten.is_non_overlapping_and_dense.default(args[0])
 
 
 def _name(func: Any) -> str:
