@@ -260,8 +260,8 @@ def _sums_gradients(args: tuple[Any, ...]) -> bool:
 
     On plain tensors the engine then adds in place (input_buffer.cpp, can_accumulate_inplace), but never on fake ones:
     a tied embedding would have its gradient twice. Counted are the references of this call and the engine's one. The
-    tensor is never given a name here: how many references a name or an argument is depends on whether anything was
-    compiled in this process before (dynamo's way of evaluating frames does not hand references on).
+    tensor is never given a name here: after models were compiled in the process, an argument was one reference more
+    (dynamo's way of evaluating frames does not hand references on).
     """
     if torch.is_grad_enabled() or torch._C._current_autograd_node() is None or not isinstance(args[0], FakeTensor):
         return False
