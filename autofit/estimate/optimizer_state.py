@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -54,11 +53,11 @@ class OptimizerCost:
 
     def seconds(self, speed: Speed) -> float:
         """How long the step takes on the device."""
-        work = Work.of([cost for cost, _ in self.operators], ONE, UNSCALED)
-        counts = np.array([[count] for _, count in self.operators])
-        each = Work(work.kinds, work.calls, work.flops * counts, work.nbytes * counts).seconds(speed)
-        launching = self.launches * speed.rates.launch_seconds
-        return float(sum(each[name][0] for name in each if name != "launch")) + launching
+        working = 0.0
+        for cost, count in self.operators:
+            each = Work.of([cost], ONE, UNSCALED).seconds(speed)
+            working += count * sum(float(seconds[0]) for name, seconds in each.items() if name != "launch")
+        return working + self.launches * speed.rates.launch_seconds
 
 
 @dataclass(frozen=True)

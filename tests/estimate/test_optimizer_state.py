@@ -1,10 +1,14 @@
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from autofit.estimate.optimizer_state import OptimizerCosts, scaled_shapes
+from autofit.estimate.costs import Cost
+from autofit.estimate.optimizer_state import OptimizerCost, OptimizerCosts, scaled_shapes
+from autofit.estimate.rates import UNKNOWN
+from autofit.estimate.seconds import Speed
 from autofit.techniques import settle
 from tests.estimate.traced import AMPERE
 from tests.tiny import CPU, llama_workload
@@ -56,3 +60,10 @@ def test_shapes_of_adapters_follow_the_rank() -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit", "adafactor"])
 def test_a_step_moves_at_least_the_weights_and_their_gradients(optimizer: str) -> None:
     assert _cost(optimizer).moved >= 8 * ELEMENTS
+
+
+def test_each_weight_takes_what_a_call_takes_whatever_its_size() -> None:
+    cost = Cost("memory", "float32", 0, (1000,), "aten::step")
+    three = OptimizerCost(0, 0, 0, ((cost, 3),), launches=3)
+    rates = replace(UNKNOWN, bandwidth=1e3, launch_seconds=0.1, operators={cost.call: (5.0, 2.0)})
+    assert three.seconds(Speed(rates, asynchronous=False)) == pytest.approx(3 * (5.0 + 2.0 * 1.0) + 0.3)
