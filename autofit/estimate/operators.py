@@ -28,21 +28,24 @@ _LARGEST = 32 * MIB  # of all tensors of a call: memory for larger ones comes fr
 _HARMLESS = ("aten", "bitsandbytes", "torchao")  # libraries whose operators do nothing but compute
 _LEAST_SECONDS = 1e-6  # by the roofline: shorter calls are all launching
 _WARM, _REPEATS, _MOST_SECONDS = 2, 5, 4.0  # calls of one operator; seconds for all of them
-_LARGE, _SMALL = (8, 64), (1, 8)  # micro-batch and rank
+_LARGE, _SMALL = (8, 64, 256), (1, 8, 32)  # micro-batch, rank, and tokens of a chunk of the loss
 _LEAST, _MOST = 0.05, 200.0  # factors beyond are a disturbance
 
 
 @dataclass(frozen=True)
 class _Size:
-    """A micro-batch and a rank in place of the primes that stand for them. Primes themselves are no usual sizes."""
+    """Usual sizes in place of the primes that stand for them."""
 
     symbols: Symbols
     samples: int
     rank: int
+    rows: int
 
     def of(self, traced: int) -> int:
         """What a traced amount is at this size."""
-        for prime, wanted in ((self.symbols.samples, self.samples), (self.symbols.rank, self.rank)):
+        symbols = self.symbols
+        scales = (symbols.samples, self.samples), (symbols.rank, self.rank), (symbols.rows, self.rows)
+        for prime, wanted in scales:
             traced = traced // prime * wanted if traced % prime == 0 else traced
         return traced
 
@@ -56,7 +59,7 @@ class _Like:
     dtype: torch.dtype
 
     def of(self, size: _Size) -> _Like:
-        """The same with another micro-batch and rank."""
+        """The same in another size."""
         return _Like(torch.Size(map(size.of, self.shape)), tuple(map(size.of, self.stride)), self.dtype)
 
     def tensor(self) -> torch.Tensor:
@@ -75,7 +78,7 @@ class _Call:
     cost: Cost
 
     def of(self, size: _Size) -> _Call:
-        """The call with another micro-batch and rank."""
+        """The call in another size."""
         args, kwargs = tree_map_only(_Like, lambda like: like.of(size), (self.args, self.kwargs))
         cost = replace(self.cost, flops=size.of(self.cost.flops), sizes=tuple(map(size.of, self.cost.sizes)))
         return _Call(self.func, args, kwargs, cost)
@@ -85,7 +88,7 @@ class Calls:
     """The distinct calls of a trace, by operator, number format and sizes, and how many bytes each moves in all.
 
     Args:
-        symbols: the primes that stand for the micro-batch and the rank in the sizes; None: those are what they are.
+        symbols: the primes that stand for others in the sizes; None: those are what they are.
     """
 
     def __init__(self, symbols: Symbols | None = None) -> None:

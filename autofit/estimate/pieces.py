@@ -8,12 +8,13 @@ the model has such blocks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from autofit.core.hardware import MIB, Hardware
+from autofit.core.hardware import Hardware
+from autofit.estimate.chunks import CHUNK, with_chunks
 from autofit.estimate.depth import Depth
 from autofit.estimate.memory import ROUNDING
 from autofit.estimate.optimizer_state import Kind, Shapes
@@ -21,12 +22,14 @@ from autofit.estimate.recorder import Mark
 from autofit.estimate.scaling import Floats, Grid, Ints, Symbols
 from autofit.estimate.seconds import Work
 from autofit.estimate.trace import Trace
+from autofit.setup.saved_tensors import SMALLEST, WINDOW
 
 # How a step treats gradients, and what is saved for the backward: gradients stay as they come, or are added at once to
 # others (accumulation) or applied (in backward); saved tensors stay, or wait on the host.
 FIRST, ADDED, FIRST_AWAY, ADDED_AWAY = "first", "added", "first, away", "added, away"
+Repeats = int | Floats  # how often pieces follow one another; of chunks, at each pair of a grid
+Row = list[tuple[Sequence["Piece"], Repeats]]
 _KEPT = ("parameters", "optimizer")
-_SMALLEST = MIB  # what activation_offload moves: setup.saved_tensors.SMALLEST
 
 
 @dataclass(frozen=True)
@@ -34,14 +37,15 @@ class Piece:
     """One stretch of a forward or a backward.
 
     `memory` is, for each way of treating gradients and saved tensors, (the most that was alive above the start, what is
-    alive more at the end) in bytes at each pair of a grid; `saved` the bytes that go to the host and come back where
-    saved tensors wait there; `work` what its operators come to.
+    alive more at the end) in bytes at each pair of a grid; `saved` the bytes that go to the host where saved tensors
+    wait there, and `newest` those of the last of them; `work` what its operators come to.
     """
 
     phase: str
     block: int | None
     memory: dict[str, tuple[Floats, Floats]]
     saved: Floats
+    newest: Floats
     work: Work
 
 
@@ -49,8 +53,9 @@ class Piece:
 class Pieces:
     """All pieces of a shallow trace, and what is there before the forward and stays, in bytes at each pair of a grid.
 
-    `depth` is how the traced blocks stand for all, `shapes` are of the trained weights of all of them, and `streamed`
-    the frozen weights of the middle blocks, which parameter_offload keeps on the host.
+    `depth` is how the traced blocks stand for all, `shapes` are of the trained weights of all of them, `streamed`
+    the frozen weights of the middle blocks, which parameter_offload keeps on the host, and `chunks` how many there are
+    of the loss.
     """
 
     row: tuple[Piece, ...]
@@ -60,14 +65,28 @@ class Pieces:
     gradients: Floats
     others: Floats
     streamed: Floats
+    chunks: Floats
 
     def of(self, phase: str, block: int | None) -> Iterator[Piece]:
         """The pieces of one block in one phase."""
         return (piece for piece in self.row if piece.phase == phase and piece.block == block)
 
+    def head(self) -> Row:
+        """What comes in the forward after the last block: all of the head, and each chunk of its loss."""
+        _, *others = (piece for piece in self.row if piece.phase == "forward")  # the first is the embedding
+        return [([piece], self.times(piece)) for piece in others if piece.block in (None, CHUNK)]
+
+    def times(self, piece: Piece) -> Repeats:
+        """How often a piece comes in a step of the whole model."""
+        if piece.block == CHUNK:
+            first = next(each for each in self.row if each.block == CHUNK)
+            return np.ones_like(self.chunks) if piece is first else self.chunks - 1
+        return self.depth.times(piece.block) if self.depth else 1
+
 
 def cut_into_pieces(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) -> Pieces:
     """The pieces of a trace at each pair of a grid."""
+    grid = with_chunks(grid, symbols, trace.chunks)
     events = _Events.of(trace, grid, symbols, hardware)
     spans = list(_spans(trace))
     ways = {FIRST: events.changes, ADDED: events.added(), FIRST_AWAY: events.away(events.changes, spans)}
@@ -76,7 +95,7 @@ def cut_into_pieces(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardwa
     for mark, after in spans:
         work = Work.of(trace.costs[mark.costs : after.costs], grid, symbols)
         memory = {way: _climb(changes[mark.events : after.events]) for way, changes in ways.items()}
-        row.append(Piece(mark.phase, mark.block, memory, events.saved(mark, after), work))
+        row.append(Piece(mark.phase, mark.block, memory, *events.saved(mark, after), work))
     start = next(mark.events for mark in trace.marks if mark.phase == "forward")
     return Pieces(
         row=tuple(row),
@@ -86,6 +105,7 @@ def cut_into_pieces(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardwa
         gradients=events.total("gradients"),
         others=events.changes[:start].sum(0),
         streamed=events.streamed(),
+        chunks=grid.chunks,
     )
 
 
@@ -153,41 +173,61 @@ class _Events:
         return changes
 
     def away(self, given: Floats, spans: Sequence[tuple[Mark, Mark]]) -> Floats:
-        """The changes where what a block saves for the backward leaves at its end and is back when that begins."""
+        """The changes where what a block saves for the backward leaves in its forward and is back in its backward."""
         changes = given.copy()
         for storage, leaves, returns in self._saved(spans):
-            large = np.where(self.sizes[self.made[storage]] >= _SMALLEST, self.sizes[self.made[storage]], 0.0)
-            changes[leaves] -= large
-            changes[returns] += large
+            changes[leaves] -= self._large(storage)
+            changes[returns] += self._large(storage)
+        for mark, after in spans:
+            self._share_window(changes, mark, after)
         return changes
 
-    def saved(self, mark: Mark, after: Mark) -> Floats:
-        """Bytes of large storages that are made in this part of a forward and let go in the backward."""
-        total = np.zeros(self.sizes.shape[1])
+    def _share_window(self, changes: Floats, mark: Mark, after: Mark) -> None:
+        """What was saved last is on the device in any case, what is fetched ahead too: less of others waits there."""
+        moments = (
+            (stay.saved if mark.phase == "forward" else stay.returns if stay.left is not None else None, storage)
+            for storage, stay in self.trace.saved.items()
+        )
+        taken = np.zeros(changes.shape[1])
+        for when, storage in sorted((when, storage) for when, storage in moments if when is not None):
+            if mark.events <= when < after.events:
+                takes = np.minimum(self._large(storage), WINDOW)
+                takes = np.where(takes > 0.0, takes, taken)
+                changes[when] += taken - takes
+                taken = takes
+        if taken.any():
+            changes[after.events - 1] += taken
+
+    def _large(self, storage: int) -> Floats:
+        """The bytes of a storage, where they are enough to be moved."""
+        sizes: Floats = self.sizes[self.made[storage]]
+        return np.where(sizes >= SMALLEST, sizes, 0.0)
+
+    def saved(self, mark: Mark, after: Mark) -> tuple[Floats, Floats]:
+        """Bytes of large storages that are made in this part of a forward and let go in the backward; of the last."""
+        total = newest = np.zeros(self.sizes.shape[1])
         if mark.phase != "forward":
-            return total
+            return total, newest
         backward = next(each.events for each in self.trace.marks if each.phase == "backward")
-        for storage, made in self.made.items():
-            inside = mark.events <= made < after.events
-            if inside and storage not in self.trace.labels and self.ended[storage] >= backward:
-                total += np.where(self.sizes[made] >= _SMALLEST, self.sizes[made], 0.0)
-        return total
+        for storage in self.trace.saved:
+            made = self.made[storage]
+            if mark.events <= made < after.events and self.ended[storage] >= backward:
+                large = self._large(storage)
+                total, newest = total + large, np.where(large > 0.0, large, newest)
+        return total, newest
 
     def _saved(self, spans: Sequence[tuple[Mark, Mark]]) -> Iterator[tuple[int, int, int]]:
-        """(storage, the event at whose end it leaves, the event at which it is back)."""
-        for storage, made in self.made.items():
-            if storage in self.trace.labels:
+        """(storage, the event at which it leaves, the event at which it is back), in the blocks' own stretches.
+
+        The middle blocks' follow one another, so none may leave what it leaves to do to the next.
+        """
+        for storage, stay in self.trace.saved.items():
+            if stay.left is None or stay.returns is None:
                 continue
-            born = _span_at(spans, made)
+            born = _span_at(spans, self.made[storage])
             gone = _span_at(spans, self.ended[storage])
-            if (
-                born
-                and gone
-                and born[0].phase == "forward"
-                and gone[0].phase == "backward"
-                and born[0].block is not None
-            ):
-                yield storage, born[1].events - 1, gone[0].events
+            if born and gone and born[0].phase == "forward" and gone[0].phase == "backward":
+                yield storage, min(stay.left, born[1].events - 1), max(stay.returns, gone[0].events)
 
     def total(self, label: str) -> Floats:
         """Bytes of all storages of one kind, in all blocks of the whole model."""
@@ -239,9 +279,6 @@ def _for_all_blocks(trace: Trace, changes: Floats, made: dict[int, int], ended: 
     return lifted
 
 
-Row = Iterable[tuple[Sequence[Piece], int]]  # pieces in order, and how often they follow one another
-
-
 def run_through(row: Row, way: str, live: Floats) -> tuple[Floats, Floats]:
     """(the most that was alive, what is alive in the end) of a step that begins with `live` bytes."""
     highest = live
@@ -256,15 +293,12 @@ def run_through(row: Row, way: str, live: Floats) -> tuple[Floats, Floats]:
     return highest, live
 
 
-def as_traced(pieces: Pieces) -> list[tuple[Sequence[Piece], int]]:
+def as_traced(pieces: Pieces) -> Row:
     """The row of the whole model, all blocks as they were traced."""
-    depth = pieces.depth
-    if depth is None:
-        return [(pieces.row, 1)]
-    row: list[tuple[list[Piece], int]] = []
+    row: list[tuple[list[Piece], Repeats]] = []
     for piece in pieces.row:
-        repeats = depth.repeats if piece.block is not None and piece.block in depth.standing_for else 1
-        if row and row[-1][1] == repeats and row[-1][0][-1].phase == piece.phase:
+        repeats = pieces.times(piece)
+        if piece.block != CHUNK and row and row[-1][1] == repeats and row[-1][0][-1].phase == piece.phase:
             row[-1][0].append(piece)
         else:
             row.append(([piece], repeats))

@@ -73,6 +73,7 @@ class Recorder(StorageTracker):
         owners: the number of the block of the model that a labelled storage belongs to.
         completed: after how many events a gradient was complete.
         inside: (operator, arguments, results) -> the most bytes that live inside the call beside its results.
+        before_each: is called before each operator.
         called: is told of each operator that costs something, its arguments and its cost.
     """
 
@@ -87,8 +88,10 @@ class Recorder(StorageTracker):
         self.completed: dict[int, int] = {}
         self.phase: Callable[[], str] | None = None
         self.inside: Callable[[Any, tuple[Any, ...], Any], int] | None = None
+        self.before_each: Callable[[], None] | None = None
         self.called: Callable[[Any, tuple[Any, ...], Mapping[str, Any], Cost], None] | None = None
         self._numbers: dict[int, int] = {}
+        self._living: set[int] = set()
         self._lives = 0
         self._has_host = False
 
@@ -115,6 +118,10 @@ class Recorder(StorageTracker):
                 number = self._numbers.get(plain.untyped_storage()._cdata)
                 if number is not None:
                     yield number
+
+    def is_alive(self, number: int) -> bool:
+        """Whether a storage was not freed yet."""
+        return number in self._living
 
     def note_host(self, tensor: torch.Tensor) -> None:
         """Say that a tensor stands for one in the host's memory; so does what is computed from such tensors alone."""
@@ -155,6 +162,8 @@ class Recorder(StorageTracker):
             return NotImplemented  # a tensor made of others says what it does with those, and comes back with that
         if self.phase is not None and (phase := self.phase()) != self.marks[-1].phase:
             self.mark(phase)
+        if self.before_each is not None:
+            self.before_each()
         kwargs = kwargs or {}
         kernel = self._kernels.get(_name(func))
         if kernel is not None:
@@ -245,6 +254,7 @@ class Recorder(StorageTracker):
         if before is None:
             self._lives += 1
             self._numbers[key] = self._lives
+            self._living.add(self._lives)
         if self._sizes[key] != before:
             self.events.append(Event(self._numbers[key], self._sizes[key]))
 
@@ -252,6 +262,7 @@ class Recorder(StorageTracker):
         super()._freed(key, reference)
         number = self._numbers.pop(key, None)
         if number is not None:
+            self._living.discard(number)
             self.events.append(Event(number, 0))
 
 

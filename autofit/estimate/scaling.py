@@ -1,13 +1,14 @@
 """Scaling: one trace for all micro-batches and LoRA ranks.
 
-The traced micro-batch and rank are primes that divide no other size of the model or its data. Whatever byte count or
-number of operations they divide grows with them, as often as they divide it; so it is known for any other.
+The traced micro-batch and rank, and the tokens of a chunk of the loss, are primes that divide no other size of the
+model or its data. Whatever byte count or number of operations they divide grows with them, as often as they divide
+it; so it is known for any other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,46 +23,61 @@ _POWERS = 2  # attention by plain products grows with the square of nothing here
 
 @dataclass(frozen=True)
 class Symbols:
-    """The primes that stand for the micro-batch and the LoRA rank in a trace."""
+    """The primes that stand for the micro-batch, the LoRA rank and the tokens of a chunk of the loss in a trace."""
 
     samples: int
     rank: int
+    rows: int
 
     @classmethod
     def for_sizes(cls, sizes: Iterable[int]) -> Symbols:
         """Primes that divide none of these sizes.
 
         Raises:
-            UntraceableError: there are no two.
+            UntraceableError: there are no three.
         """
         known = set(sizes)
         free = [prime for prime in _PRIMES if all(size % prime for size in known if size)]
-        if len(free) < 2:
-            raise UntraceableError("too many primes divide this model's sizes for two to be left to trace it with.")
-        return cls(*free[:2])
+        if len(free) < 3:
+            raise UntraceableError("too many primes divide this model's sizes for three to be left to trace it with.")
+        return cls(*free[:3])
 
 
-UNSCALED = Symbols(2**31 - 1, 2**61 - 1)  # primes that divide no size: amounts stay as they were traced
+UNSCALED = Symbols(2**31 - 1, 2**61 - 1, 2**19 - 1)  # primes that divide no size: amounts stay as they were traced
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The (micro-batch, rank) pairs that amounts are wanted for."""
+    """The (micro-batch, rank) pairs that amounts are wanted for.
+
+    `rows` are the tokens of a chunk of the loss at each, and `chunks` how many chunks there are: none, where 0.
+    """
 
     samples: Floats
     ranks: Floats
+    rows: Floats
+    chunks: Floats
 
     @classmethod
     def of(cls, samples: Iterable[int], ranks: Iterable[int]) -> Grid:
         """Every micro-batch with every rank, the ranks changing fastest."""
         pairs = [(each, rank) for each in samples for rank in ranks]
-        return cls(np.array([a for a, _ in pairs], float), np.array([b for _, b in pairs], float))
+        none = np.zeros(len(pairs))
+        return cls(np.array([a for a, _ in pairs], float), np.array([b for _, b in pairs], float), none, none)
+
+    def with_chunks(self, tokens_and_rows: Iterable[tuple[int, int]]) -> Grid:
+        """The same pairs, given all tokens of the loss and those of a chunk at each; a last chunk may be a part."""
+        tokens, rows = np.array(list(tokens_and_rows), float).T
+        return replace(self, rows=rows, chunks=tokens / rows)
 
     def amounts(self, traced: Iterable[int], symbols: Symbols) -> Floats:
         """What the traced amounts are at each pair: [amounts, pairs]."""
         rest = np.fromiter(traced, dtype=np.int64)
         factors = np.ones((len(rest), len(self.samples)))
-        for prime, wanted in ((symbols.samples, self.samples), (symbols.rank, self.ranks)):
+        scales = [(symbols.samples, self.samples), (symbols.rank, self.ranks)]
+        if self.rows.all():
+            scales.append((symbols.rows, self.rows))
+        for prime, wanted in scales:
             for _ in range(_POWERS):
                 divides = (rest % prime == 0) & (rest > 0)
                 rest = np.where(divides, rest // prime, rest)

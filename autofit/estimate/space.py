@@ -11,14 +11,16 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from autofit.core.config import Config, Value
 from autofit.core.errors import AutofitError
-from autofit.core.hardware import MIB, Hardware
+from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
+from autofit.estimate.chunks import CHUNK
 from autofit.estimate.fake_world import workspace_bytes
 from autofit.estimate.kept import keep_figures, key_of, read
 from autofit.estimate.operators import Calls
@@ -30,6 +32,7 @@ from autofit.estimate.pieces import (
     FIRST_AWAY,
     Piece,
     Pieces,
+    Row,
     as_traced,
     cut_into_pieces,
     run_through,
@@ -38,6 +41,7 @@ from autofit.estimate.rates import UNKNOWN, Rates, rates_for
 from autofit.estimate.scaling import Floats, Grid, Symbols
 from autofit.estimate.seconds import Speed, passes_of
 from autofit.estimate.trace import Skeleton, trace
+from autofit.setup.saved_tensors import WINDOW
 from autofit.training.data import tensors
 from autofit.training.skeleton import skeleton_from
 
@@ -57,9 +61,7 @@ _LEFT_OUT = {  # knobs that the pieces are put together by, and what is traced i
     "kernels": "none",
 }
 _SCALED = frozenset(("micro_batch_size", "gradient_accumulation_steps", "lora_rank", "lora_alpha"))
-_WINDOW = 256 * MIB  # what stays on the device of saved tensors that wait on the host: setup.saved_tensors.WINDOW
 _BUDGET = "budget-"
-_Row = list[tuple[Sequence[Piece], int]]
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,9 @@ class _Pass:
     """A forward and backward put together from pieces, and what was computed of it already."""
 
     pieces: Pieces
-    row: _Row
+    row: Row
     memory: dict[str, tuple[Floats, Floats]]
-    seconds: dict[tuple[bool, bool], tuple[Floats, Floats]]
+    seconds: dict[tuple[bool, bool], Floats]
 
     def run(self, way: str) -> tuple[Floats, Floats]:
         """(the most that was alive, what is alive in the end), parameters and state not counted."""
@@ -119,17 +121,26 @@ class _Pass:
             self.memory[way] = run_through(self.row, way, np.zeros_like(self.pieces.parameters))
         return self.memory[way]
 
-    def times(self, speed: Speed, config: Config) -> tuple[Floats, Floats]:
-        """(seconds of the operators, bytes that are saved and large)."""
+    @cached_property
+    def saved(self) -> tuple[Floats, Floats]:
+        """(bytes that go to the host where saved tensors wait there, those of them that need not come back)."""
+        total = newest = np.zeros_like(self.pieces.parameters)
+        for run, repeats in self.row:
+            for piece in run:
+                total = total + repeats * piece.saved
+                newest = np.where(piece.newest > 0.0, piece.newest, newest)
+        return total, np.minimum(total, np.maximum(newest, WINDOW))
+
+    def times(self, speed: Speed, config: Config) -> Floats:
+        """Seconds of the operators."""
         key = (speed.tf32, speed.compiled)
         if key not in self.seconds:
-            busy, saved = np.zeros_like(self.pieces.parameters), np.zeros_like(self.pieces.parameters)
+            busy = np.zeros_like(self.pieces.parameters)
             for run, repeats in self.row:
                 for piece in run:
                     passes = passes_of(config, piece.phase)
                     busy = busy + repeats * sum(piece.work.seconds(speed, passes=passes).values())
-                    saved = saved + repeats * piece.saved
-            self.seconds[key] = busy, saved
+            self.seconds[key] = busy
         return self.seconds[key]
 
 
@@ -237,7 +248,9 @@ class SpaceEstimator:
     def _trace(self, config: Config) -> Pieces | None:
         try:
             skeleton = copy.deepcopy(self._skeleton(config))
-            traced = trace(self._small, config, self._hardware, model=skeleton, calls=self._calls)
+            traced = trace(
+                self._small, config, self._hardware, model=skeleton, calls=self._calls, rows=self._symbols.rows
+            )
         except AutofitError:
             return None
         return cut_into_pieces(traced, self._grid, self._symbols, self._hardware)
@@ -248,7 +261,7 @@ class SpaceEstimator:
             self._skeletons[alternating] = Skeleton.cut_short(self._workload, alternating=alternating)
         return self._skeletons[alternating]
 
-    def _row(self, config: Config, plain: Pieces | None) -> _Row | None:
+    def _row(self, config: Config, plain: Pieces | None) -> Row | None:
         """The pieces of all blocks in order, with the head that the loss makes."""
         if plain is None or plain.depth is None:
             whole = self._traced(config)
@@ -265,9 +278,7 @@ class SpaceEstimator:
 
     def _put_together(self, config: Config, passed: _Pass) -> _Step:
         pieces = passed.pieces
-        # What int8 layers and selective checkpointing keep for the backward is not saved through autograd, and stays.
-        seen = config["quantization"] != "int8" and config["activation_checkpointing"] != "selective"
-        away = config["activation_offload"] == "cpu" and seen
+        away = config["activation_offload"] == "cpu"
         optimizer = self._optimizer(config, pieces)
         state, temporary, largest = (
             np.array([getattr(each, name) for each in optimizer], float) for name in ("state", "temporary", "largest")
@@ -277,7 +288,7 @@ class SpaceEstimator:
         held = held - pieces.streamed if config["parameter_offload"] == "cpu" else held
         first, left = passed.run(FIRST_AWAY if away else FIRST)
         added, _ = passed.run(ADDED_AWAY if away else ADDED)
-        window = _WINDOW if away else 0
+        window = np.minimum(WINDOW, passed.saved[0]) if away else 0.0
         update = held + pieces.gradients + np.maximum(left - pieces.gradients, 0.0) + temporary
         stepped = held + added + largest + window
         at_once = bool(config["optimizer_in_backward"])
@@ -292,17 +303,20 @@ class SpaceEstimator:
     def _micro_seconds(self, config: Config, passed: _Pass, *, away: bool) -> Floats:
         """Of forward and backward of one micro-batch; copies to and from the host run beside the computation."""
         tf32, compiled = config["precision"] == "tf32", config["compile"] != "none"
-        busy, saved = passed.times(self._speed(tf32=tf32, compiled=compiled), config)
-        copied = 2 * saved if away else 0.0 * saved
+        busy = passed.times(self._speed(tf32=tf32, compiled=compiled), config)
+        gone, stayed = passed.saved
+        copied = 2 * gone - stayed if away else 0.0 * gone
         if config["parameter_offload"] == "cpu":
             copied = copied + 2 * passed.pieces.streamed
+        if config["optimizer_offload"] == "cpu":
+            copied = copied + passed.pieces.gradients
         return np.maximum(busy, copied / self._rates.link)
 
     def _update_seconds(self, pieces: Pieces, optimizer: list[OptimizerCost], *, on_host: bool) -> Floats:
-        if on_host:  # gradients go, weights come back, and the host's memory is read and written in between
+        if on_host:  # the host's memory is read and written, and weights come back
             moved = np.array([each.moved for each in optimizer], float)
-            there_and_back: Floats = (pieces.gradients * 2 + moved) / self._rates.link
-            return there_and_back
+            stepped: Floats = (moved + pieces.gradients) / self._rates.link
+            return stepped
         speed = self._speed()
         for each in optimizer:
             if each not in self._updates:
@@ -353,7 +367,7 @@ def _sizes(workload: Workload) -> set[int]:
     return sizes | {workload.sequence_length or 1}
 
 
-def _alternating(plain: Pieces, full: Pieces) -> _Row:
+def _alternating(plain: Pieces, full: Pieces) -> Row:
     """Every second block checkpointed, never the last: activation_checkpointing, `alternate`."""
     depth = plain.depth
     assert depth is not None and depth.period == 1, "blocks that are all alike"
@@ -365,7 +379,7 @@ def _alternating(plain: Pieces, full: Pieces) -> _Row:
     def of(kind: Pieces, phase: str, block: int | None) -> list[Piece]:
         return list(kind.of(phase, block))
 
-    row: _Row = [(of(plain, "forward", None)[:1], 1)]
+    row: Row = [(of(plain, "forward", None)[:1], 1)]
     row += [(of(kinds[block], "forward", block), 1) for block in range(middle)]
     row += [(of(two[0], "forward", middle) + of(two[1], "forward", middle), pairs)]
     row += [(of(two[0], "forward", middle), rest), (of(plain, "forward", last) + of(plain, "forward", None)[1:], 1)]
@@ -375,10 +389,12 @@ def _alternating(plain: Pieces, full: Pieces) -> _Row:
     return row
 
 
-def _with_head(row: _Row, head: Pieces) -> _Row:
+def _with_head(row: Row, head: Pieces) -> Row:
     """The row with the head's forward and backward taken from other pieces."""
-    ends = {"forward": [*head.of("forward", None)][-1], "backward": next(head.of("backward", None))}
-    flat = [piece for run, _ in row for piece in run if piece.block is None]
-    old = {id([each for each in flat if each.phase == "forward"][-1]): ends["forward"]}
-    old[id(next(each for each in flat if each.phase == "backward"))] = ends["backward"]
-    return [([old.get(id(piece), piece) for piece in run], repeats) for run, repeats in row]
+    first, ends = row[0][0][0], next(head.of("backward", None))
+    forward = [(run, repeats) for run, repeats in row if run[0].phase == "forward"]
+    blocks = [([each for each in run if each is first or each.block not in (None, CHUNK)], n) for run, n in forward]
+    backward = list(row[len(forward) :])
+    run, repeats = backward[0]
+    backward[0] = [ends, *run[1:]], repeats
+    return [(run, n) for run, n in blocks if run] + head.head() + backward

@@ -22,6 +22,7 @@ from autofit.core.errors import AutofitError, RefusedError, UntraceableError
 from autofit.core.hardware import Hardware
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
+from autofit.estimate.chunks import SampledChunks
 from autofit.estimate.costs import Cost
 from autofit.estimate.depth import Depth, cut
 from autofit.estimate.fake_world import fake_world
@@ -29,6 +30,7 @@ from autofit.estimate.kernels_cpu import bytes_inside
 from autofit.estimate.library_kernels import library_kernels
 from autofit.estimate.operators import Calls
 from autofit.estimate.recorder import Event, Mark, Recorder, on_real_tensors
+from autofit.estimate.saved import SavedTensors, Stay
 from autofit.setup import Setup
 from autofit.setup.blocks import repeated_blocks
 from autofit.techniques import refuse, settle
@@ -49,6 +51,8 @@ class Trace:
         owners: the block that a storage of parameters, gradients or optimizer state belongs to.
         completed: the number of events before a gradient was complete.
         trained: the storages of trained parameters.
+        saved: the storages that wait for the backward in autograd's hands, where that was asked for.
+        chunks: (tokens, features, vocabulary) of a loss that two chunks were looked at of.
         shapes: shape and dtype of every trained parameter, and its block.
         costs: of the operators.
         calls: what they were called with, where the CPU is what is traced for.
@@ -63,6 +67,8 @@ class Trace:
     owners: dict[int, int]
     completed: dict[int, int]
     trained: frozenset[int]
+    saved: dict[int, Stay]
+    chunks: tuple[int, int, int] | None
     shapes: tuple[tuple[torch.Size, torch.dtype, int | None], ...]
     costs: tuple[Cost, ...]
     calls: Calls
@@ -108,12 +114,15 @@ def trace(
     *,
     model: Skeleton | None = None,
     calls: Calls | None = None,
+    rows: int | None = None,
 ) -> Trace:
     """Trace one step.
 
     Args:
         model: is used up; None: the whole one.
         calls: what operators were called with before, in other traces; this one's are added.
+        rows: this is a trace to put others together from: also find out what activation_offload would move, and look
+            at two chunks of so many tokens where the loss is made in chunks.
 
     Raises:
         RefusedError: the config cannot be, or not for this model; UntraceableError: the model's code needs numbers.
@@ -134,11 +143,17 @@ def trace(
         hyperparameters=Hyperparameters(),
     )
     setup.note_host = recorder.note_host
+    chunks = SampledChunks(rows, recorder) if rows else None
+    setup.slices = chunks
+    saved: SavedTensors | None = None
     try:
         adapt(setup, traced=True)
         with fake_world(hardware) as world, recorder, recorder.seeing_resizes(), _cpu(recorder, hardware):
             _build(setup, recorder, world)
             recorder.called = calls.note if hardware.device == "cpu" else None
+            if rows:
+                saved = SavedTensors(setup.model, recorder)
+                setup.forward_contexts.append(saved.hooks)
             _step(setup, recorder, world)
     except AutofitError:
         raise
@@ -154,6 +169,8 @@ def trace(
         owners=recorder.owners,
         completed=recorder.completed,
         trained=frozenset(recorder.storages_of([parameter for _, parameter in setup.trainable()])),
+        saved=saved.stays if saved else {},
+        chunks=chunks.seen if chunks else None,
         shapes=_shapes(setup),
         costs=tuple(recorder.costs),
         calls=calls,

@@ -34,52 +34,23 @@ _PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
 _CAST_OR_VIEW = ("ToCopyBackward0", "TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0")
 
 
-class SavedTensorsOnHost:
-    """Saved-tensor hooks around a forward; unpacking works any time after, in any order, also several times.
+class Movable:
+    """Which saved tensors are worth moving: of `smallest` bytes and more, and no weights."""
 
-    Attributes:
-        packed_bytes: of the storages that were moved to the host so far.
-        fetched_bytes: of those that were copied back; the window's last ones never leave the device.
-        pool: the host buffers.
-    """
-
-    def __init__(self, model: nn.Module, lane: CopyLane, *, smallest: int = SMALLEST, window: int = WINDOW) -> None:
-        self._model, self._lane = model, lane
-        self._smallest, self._window = smallest, window
-        self.pool = HostPool(lane)
-        self.packed_bytes = 0
-        self.fetched_bytes = 0
-        self._count = 0
+    def __init__(self, model: nn.Module, smallest: int = SMALLEST) -> None:
+        self._model, self._smallest = model, smallest
         self._weights: set[int] = set()
-        self._live: weakref.WeakValueDictionary[int, _Parked] = weakref.WeakValueDictionary()
-        self._on_device: OrderedDict[int, int] = OrderedDict()  # number -> bytes that the window holds there
-        self._known: dict[int, tuple[Any, weakref.ref[_Parked]]] = {}  # storage -> itself, where it is
 
-    def hooks(self) -> saved_tensors_hooks:
-        """The context of one micro-batch's forward; its backward may run outside."""
-        # Each time anew: weights may have moved since.
+    def look(self) -> None:
+        """Look where the weights are, which may have moved since."""
         tensors = (*self._model.parameters(), *self._model.buffers())
         self._weights = {_key(inner) for each in tensors for inner in plain_tensors(each)}
-        return saved_tensors_hooks(self._pack, self._unpack)
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Packed:
-        if not self._is_worth_moving(tensor):
-            return tensor
-        storage = tensor.untyped_storage()
-        parked = self._parked_before(storage, tensor._version)
-        if parked is None:
-            parked = self._park(tensor.detach())
-            self._remember(storage, parked)
-        parked.users += 1
-        return _Packed(parked, Layout.of(tensor))
-
-    def _is_worth_moving(self, tensor: torch.Tensor) -> bool:
+    def __contains__(self, tensor: torch.Tensor) -> bool:
         if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_quantized:
             return False
         if tensor.is_conj() or tensor.is_neg() or tensor.device.type == "meta":
             return False
-        if tensor.device.type == "cpu" and self._lane.pinned:
-            return False  # is where it would go
         nbytes = tensor.untyped_storage().nbytes()
         return nbytes >= self._smallest and nbytes % tensor.itemsize == 0 and not self._is_weight(tensor)
 
@@ -95,6 +66,43 @@ class SavedTensorsOnHost:
             node = node.next_functions[0][0]
         variable = getattr(node, "variable", None)
         return variable is not None and _key(variable) in self._weights
+
+
+class SavedTensorsOnHost:
+    """Saved-tensor hooks around a forward; unpacking works any time after, in any order, also several times.
+
+    Attributes:
+        packed_bytes: of the storages that were moved to the host so far.
+        fetched_bytes: of those that were copied back; the window's last ones never leave the device.
+        pool: the host buffers.
+    """
+
+    def __init__(self, model: nn.Module, lane: CopyLane, *, smallest: int = SMALLEST, window: int = WINDOW) -> None:
+        self._lane, self._window = lane, window
+        self._movable = Movable(model, smallest)
+        self.pool = HostPool(lane)
+        self.packed_bytes = 0
+        self.fetched_bytes = 0
+        self._count = 0
+        self._live: weakref.WeakValueDictionary[int, _Parked] = weakref.WeakValueDictionary()
+        self._on_device: OrderedDict[int, int] = OrderedDict()  # number -> bytes that the window holds there
+        self._known: dict[int, tuple[Any, weakref.ref[_Parked]]] = {}  # storage -> itself, where it is
+
+    def hooks(self) -> saved_tensors_hooks:
+        """The context of one micro-batch's forward; its backward may run outside."""
+        self._movable.look()
+        return saved_tensors_hooks(self._pack, self._unpack)
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Packed:
+        if (tensor.device.type == "cpu" and self._lane.pinned) or tensor not in self._movable:
+            return tensor  # which may already be where it would go
+        storage = tensor.untyped_storage()
+        parked = self._parked_before(storage, tensor._version)
+        if parked is None:
+            parked = self._park(tensor.detach())
+            self._remember(storage, parked)
+        parked.users += 1
+        return _Packed(parked, Layout.of(tensor))
 
     def _parked_before(self, storage: torch.UntypedStorage, version: int) -> _Parked | None:
         """The storage's copy, if it was saved before and has not been written to since."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ from autofit.core.workload import Workload
 
 Context = Callable[[], AbstractContextManager[Any]]
 Holder = Callable[[torch.Tensor], nn.Parameter]
+Slices = Callable[[int, int, int], Iterator[slice]]  # (tokens, features, vocabulary) -> the tokens of each chunk
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Setup:
     the backward has applied the gradients already, and tells whether it has since it was last asked. `phase` is what
     the last step came to (forward, backward, update), and `gradient_norm` what it was clipped from, where it is.
     `note_host` is for stand-ins under fake tensors, all of which are on one device: it is told which of them lie in
-    the host's memory.
+    the host's memory; `slices` is what they take in place of the chunks of a loss, where not all are wanted.
     """
 
     workload: Workload
@@ -55,6 +56,7 @@ class Setup:
     forward_contexts: list[Context] = field(default_factory=list)
     step_contexts: list[Context] = field(default_factory=list)
     note_host: Callable[[torch.Tensor], Any] = lambda tensor: None
+    slices: Slices | None = None
     warnings: list[str] = field(default_factory=list)
     _undo: list[Callable[[], None]] = field(default_factory=list)
 

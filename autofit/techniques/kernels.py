@@ -67,7 +67,7 @@ class Kernels(Technique):
         changed = state.changed_modules(setup.model)
         if not changed:
             raise RefusedError("liger changed nothing about this model; use none.")
-        low = bool(setup.forward_contexts) or setup.frozen_dtype not in (None, torch.float32)
+        low = setup.frozen_dtype not in (None, torch.float32)
         tolerance = _LOW_PRECISION_TOLERANCE if low else _TOLERANCE
         with _compared(changed, tolerance):
             after = loss_of_few_tokens(setup)

@@ -18,6 +18,7 @@ more than a linear layer.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique, parts
+from autofit.setup import Setup, Slices, Stage, Technique, parts
 from autofit.setup.deferred_logits import NO_HEAD, Deferral, Pending, SummedLoss, defer_logits, loss_of_few_tokens
 
 _ROWS = 256  # tokens at a time that keep a GPU's matrix units busy while the head's weight streams by
@@ -86,14 +87,14 @@ class Loss(Technique):
         after = loss_of_few_tokens(setup)
         if deferral.computed:
             raise RefusedError("the model's forward uses its logits for more than a causal LM's loss; use standard.")
-        low = setup.forward_contexts or setup.frozen_dtype not in (None, torch.float32)
+        low = setup.frozen_dtype not in (None, torch.float32)
         tolerance = _LOW_PRECISION_TOLERANCE if low else _TOLERANCE
         if math.isfinite(before) and abs(after - before) > tolerance * abs(before):
             raise RefusedError(f"the {value} loss is {after:.6g} where the model's own is {before:.6g}; use standard.")
 
     def trace(self, setup: Setup, value: Value) -> None:
         """Without the comparison, which needs numbers; what the fused kernels hold is what the chunks hold."""
-        defer_logits(setup, chunked_loss)
+        defer_logits(setup, functools.partial(chunked_loss, slices=setup.slices or token_slices))
 
 
 def _why_not_fused(config: Config, hardware: Hardware) -> str | None:
@@ -117,6 +118,12 @@ def chunk_rows(tokens: int, features: int, vocabulary: int) -> int:
     return max(1, min(rows, -(-tokens // _LEAST_CHUNKS)))
 
 
+def token_slices(tokens: int, features: int, vocabulary: int) -> Iterator[slice]:
+    """The tokens of each chunk."""
+    rows = chunk_rows(tokens, features, vocabulary)
+    return (slice(start, start + rows) for start in range(0, tokens, rows))
+
+
 @dataclass(frozen=True)
 class _Chunks:
     """The hidden states (tokens, features), the class that each token should be given, and what makes the logits."""
@@ -125,27 +132,29 @@ class _Chunks:
     hidden: torch.Tensor
     classes: torch.Tensor
     ignored: int
+    slices: Slices
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        features: Any = self.pending.deferral.head.out_features
-        rows = chunk_rows(len(self.hidden), self.hidden.shape[1], features)
-        return zip(self.hidden.split(rows), self.classes.split(rows), strict=True)
+    def __iter__(self) -> Iterator[slice]:
+        vocabulary: Any = self.pending.deferral.head.out_features
+        return self.slices(len(self.hidden), self.hidden.shape[1], vocabulary)
 
     def loss(self, logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
         """The sum over these tokens, in fp32 as transformers computes it."""
         return functional.cross_entropy(logits.float(), classes, ignore_index=self.ignored, reduction="sum")
 
 
-def chunked_loss(pending: Pending, classes: torch.Tensor, ignored: int) -> torch.Tensor:
+def chunked_loss(
+    pending: Pending, classes: torch.Tensor, ignored: int, *, slices: Slices = token_slices
+) -> torch.Tensor:
     """The sum of the tokens' losses; gradients flow to the hidden states and to the head's parameters."""
     hidden = pending.hidden.reshape(-1, pending.hidden.shape[-1])
-    chunks = _Chunks(pending, hidden.detach(), classes, ignored)
+    chunks = _Chunks(pending, hidden.detach(), classes, ignored, slices)
     trained = [parameter for parameter in pending.deferral.head.parameters() if parameter.requires_grad]
     if torch.is_grad_enabled() and (hidden.requires_grad or trained):
         total: torch.Tensor = _ChunkedLoss.apply(chunks, hidden, *trained)  # type: ignore[no-untyped-call]
         return total
     with torch.no_grad():
-        return torch.stack([chunks.loss(pending.of(rows), wanted) for rows, wanted in chunks]).sum()
+        return torch.stack([chunks.loss(pending.of(chunks.hidden[part]), classes[part]) for part in chunks]).sum()
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -159,11 +168,11 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(ctx: Any, chunks: _Chunks, hidden: torch.Tensor, *trained: nn.Parameter) -> torch.Tensor:
         sums = {parameter: torch.zeros_like(parameter) for parameter in trained}
         gradient = torch.empty_like(hidden) if ctx.needs_input_grad[1] else None
-        parts = gradient.split(len(next(iter(chunks))[0])) if gradient is not None else None
         add = _add_plain if is_plain(chunks.pending.deferral) else _add_any
         total = torch.zeros((), device=hidden.device)
-        for index, (rows, classes) in enumerate(chunks):
-            total += add(chunks, rows, classes, _Sums(sums, parts[index] if parts else None))
+        for part in chunks:
+            wanted = _Sums(sums, gradient[part] if gradient is not None else None)
+            total += add(chunks, chunks.hidden[part], chunks.classes[part], wanted)
         # Not save_for_backward: the hooks of activation offloading are for activations.
         ctx.gradients = [gradient, *sums.values()]
         return total

@@ -193,7 +193,7 @@ class _StandIn:
     def step(self, closure: Any = None) -> None:
         if self.d_opt is not None:
             self.d_opt.step()
-        for weight in self.queue:
+        for weight in (each for each in self.optim_dict if each.grad is not None):  # as there is no queue at first
             optimizer, host = self.optim_dict[weight], self.param_d2h_map[weight]
             optimizer.step()
             self._note_host(optimizer.state[host]["step"])  # made of no other tensor, so nothing else tells where

@@ -69,7 +69,7 @@ def test_a_call_that_made_up_values_forbid_has_no_factor() -> None:
 def test_what_does_not_grow_with_the_samples_is_told_from_what_does(monkeypatch: pytest.MonkeyPatch) -> None:
     # 1 ms, and 1 ns for each of the elements: 13 samples of 1000.
     monkeypatch.setattr(operators, "_seconds", lambda call: 1e-3 + 1e-9 * call.args[0].shape.numel())
-    noted, given = Calls(Symbols(13, 11)), torch.empty(13, 1000)
+    noted, given = Calls(Symbols(13, 11, 17)), torch.empty(13, 1000)
     cost = cost_of(EXP, (given,), {}, given)
     assert cost is not None
     noted.note(EXP, (given,), {}, cost)

@@ -32,7 +32,16 @@ def test_nothing_stays_nothing() -> None:
     assert Grid.of([3], [5]).amounts([], SYMBOLS).shape == (0, 1)
 
 
+@given(st.integers(0, 20), st.integers(1, 10_000))
+def test_tokens_of_a_chunk_scale_where_there_are_chunks(plain: int, rows: int) -> None:
+    traced, grid = 2**plain * SYMBOLS.rows, Grid.of([2, 4], [8])
+    assert grid.amounts([traced], SYMBOLS).tolist() == [[traced, traced]]
+    chunked = grid.with_chunks([(7 * rows, rows), (14 * rows, 2 * rows)])
+    assert chunked.chunks.tolist() == [7, 7]
+    assert chunked.amounts([traced], SYMBOLS).tolist() == [[2**plain * rows, 2 ** (plain + 1) * rows]]
+
+
 def test_primes_that_divide_a_size_are_not_chosen() -> None:
-    assert Symbols.for_sizes([13 * 11, 17]) == Symbols(19, 23)
+    assert Symbols.for_sizes([13 * 11, 17]) == Symbols(19, 23, 29)
     with pytest.raises(UntraceableError, match="primes"):
         Symbols.for_sizes([int(np.prod([13, 11, 17, 19, 23, 29, 31, 37, 41], dtype=np.int64))])

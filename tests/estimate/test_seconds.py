@@ -8,7 +8,7 @@ from autofit.estimate.scaling import Grid, Symbols
 from autofit.estimate.seconds import Speed, Work, passes_of
 
 RATES = Rates({"float32": 1e12, "tf32": 4e12, "bfloat16": 8e12}, 1e11, 1e10, 1e-5, "a test")
-GRID, SYMBOLS = Grid.of([1], [1]), Symbols(13, 17)
+GRID, SYMBOLS = Grid.of([1], [1]), Symbols(13, 17, 19)
 PRODUCT = Cost("matmul", "float32", 10**12, (4, 4))
 PASS = Cost("memory", "float32", 0, (10**11,))
 COPY = Cost("transfer", "float32", 0, (10**10,))

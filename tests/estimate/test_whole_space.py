@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from autofit.core.config import Config
+from autofit.estimate import predict
+from autofit.estimate.fake_world import workspace_bytes
 from autofit.estimate.memory import peak_of
 from autofit.estimate.rates import UNKNOWN
 from autofit.estimate.space import SpaceEstimator, predict_all
@@ -47,6 +49,45 @@ def test_what_is_put_together_is_what_a_full_trace_gives(hardware: Any) -> None:
     full = [peak_of(traced(WORKLOAD, hardware, **config), hardware).nbytes for config in configs]
     assert rough.allocated == pytest.approx(np.array(full, float), rel=0.06)
     assert np.isfinite(rough.seconds).all()
+
+
+# A block's activations are many times what waits for its copy on the device, and the logits' chunks are of all kinds.
+LONG = replace(
+    llama_workload(32, 4096, num_hidden_layers=7, hidden_size=256, vocab_size=2048, max_position_embeddings=4096),
+    traits=None,
+)
+LORA: dict[str, Any] = {"lora_rank": 8, "lora_targets": "all-linear", "precision": "bf16", "activation_offload": "cpu"}
+FAR: dict[str, dict[str, Any]] = {
+    "offloaded": {"micro_batch_size": 8, "activation_offload": "cpu"},
+    "offloaded, mixed": {"micro_batch_size": 8, "activation_offload": "cpu", "precision": "bf16-mixed"},
+    "offloaded, full": {"micro_batch_size": 32, "activation_offload": "cpu", "activation_checkpointing": "full"},
+    "offloaded, selective": {
+        "micro_batch_size": 8,
+        "activation_offload": "cpu",
+        "activation_checkpointing": "selective",
+    },
+    "offloaded, alternate": {
+        "micro_batch_size": 8,
+        "activation_offload": "cpu",
+        "activation_checkpointing": "alternate",
+    },
+    "offloaded, nf4": {**LORA, "micro_batch_size": 8, "quantization": "nf4"},
+    "offloaded, int8": {**LORA, "micro_batch_size": 8, "quantization": "int8"},
+    "offloaded, chunked": {**LORA, "micro_batch_size": 4, "loss": "chunked"},
+    "optimizer": {"micro_batch_size": 4, "optimizer_offload": "cpu"},
+    "1 sample, chunked": {"micro_batch_size": 1, "loss": "chunked"},
+    "2 samples, chunked": {**LORA, "activation_offload": "none", "micro_batch_size": 2, "loss": "chunked"},
+    "32 samples, chunked": {"micro_batch_size": 32, "loss": "chunked", "activation_checkpointing": "full"},
+}
+
+
+@pytest.mark.parametrize("knobs", FAR.values(), ids=FAR)
+def test_bytes_and_seconds_of_offloading_and_of_chunks_are_those_of_a_full_trace(knobs: dict[str, Any]) -> None:
+    config = settle(knobs, LONG, AMPERE)
+    rough = SpaceEstimator(LONG, AMPERE, UNKNOWN, [config]).predict()
+    full = predict(LONG, config, AMPERE, rates=UNKNOWN)
+    assert rough.allocated[0] + workspace_bytes(AMPERE) == pytest.approx(full.allocated_bytes, rel=0.05)
+    assert rough.seconds[0] == pytest.approx(full.step_seconds, rel=0.05)
 
 
 def test_more_arithmetic_takes_longer() -> None:
