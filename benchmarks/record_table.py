@@ -124,6 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--space", required=True)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--most", type=int, help="configs, drawn at random from a larger space")
+    parser.add_argument("--rates", action="store_true", help="measure the machine's rates and operators anew, too")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     memory = {"gpu_mem" if given.device == "cuda" else "mem": given.mem}
@@ -151,14 +152,22 @@ def _begun(given: argparse.Namespace, options: SearchOptions, workload: Workload
     if given.most and given.most < len(configs):
         configs = random.Random(0).sample(configs, given.most)
     if not given.out.exists():
-        estimator = SpaceEstimator(workload, hardware, rates_for(hardware) or UNKNOWN, configs)
-        estimator.predict()  # which measures the operators that it meets, for replays on other machines
-        return Table({**about, "rates": asdict(estimator.rates)}, [Row(config) for config in configs])
+        return Table({**about, "rates": _rates(workload, hardware, configs)}, [Row(config) for config in configs])
     table = Table.read(given.out)
     same = ("model", "space", "effective_batch_size", "sequence_length")
     if any(table.about[name] != about[name] for name in same) or {row.config for row in table.rows} != set(configs):
         raise SystemExit(f"{given.out} holds another table: choose another --out.")
+    if given.rates:
+        table.about["rates"] = _rates(workload, hardware, configs)
+        table.write(given.out)
     return table
+
+
+def _rates(workload: Workload, hardware: Hardware, configs: Sequence[Config]) -> dict[str, Any]:
+    """What the machine reaches, and what the operators of these configs take on it, for replays on other machines."""
+    estimator = SpaceEstimator(workload, hardware, rates_for(hardware) or UNKNOWN, configs)
+    estimator.predict()
+    return asdict(estimator.rates)
 
 
 def record(table: Table, path: Path, prober: Prober, workload: Workload, budget: Budget, *, repeats: int) -> None:

@@ -125,7 +125,7 @@ def _times(
 
 def _waits(traced: Trace, phase: str, speed: Speed) -> dict[str, float]:
     passes = passes_of(traced.config, phase)
-    work = Work.of(traced.costs_of(phase), ONE, UNSCALED)
+    work = Work.of(traced.costs_of(phase), ONE, UNSCALED, traced.dispatched_in(phase))
     return {name: float(each[0]) for name, each in work.seconds(speed, passes=passes).items()}
 
 

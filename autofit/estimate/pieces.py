@@ -93,7 +93,8 @@ def cut_into_pieces(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardwa
     ways[ADDED_AWAY] = events.away(ways[ADDED], spans)
     row = []
     for mark, after in spans:
-        work = Work.of(trace.costs[mark.costs : after.costs], grid, symbols)
+        costs = trace.costs[mark.costs : after.costs]
+        work = Work.of(costs, grid, symbols, after.dispatched - mark.dispatched)
         memory = {way: _climb(changes[mark.events : after.events]) for way, changes in ways.items()}
         row.append(Piece(mark.phase, mark.block, memory, *events.saved(mark, after), work))
     start = next(mark.events for mark in trace.marks if mark.phase == "forward")

@@ -7,10 +7,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from autofit.core.cache import cache_file, digest, keep
 from autofit.core.hardware import MIB, Hardware
@@ -43,9 +42,9 @@ _REACHED_IN_FP32 = 0.75  # without matrix units: 0.70 on an RTX 4090, 0.79 on a 
 _FP8_TO_BF16 = 0.9  # of their shares: 0.88 on an H100, 0.93 on a GH200, 0.98 on a B200 (Bekman)
 _REACHED_BANDWIDTH = 0.9  # 0.91 was measured on an RTX 4090 (krrishnarraj/clpeak#106); taken for all cards alike
 _HERE = "measured on this machine"
-_FORM = 2  # of what is kept: one more whenever something else is measured
+_FORM = 3  # of what is kept: one more whenever something else is measured
 _OPERATORS = 100  # in a row, to measure what one costs
-_PASS = 1.5e-5  # seconds: seen on a server's processor with selective checkpointing's modes
+_PASS = 1e-5  # seconds: seen on a server's processor
 _LAUNCH = 6e-6  # seconds: what the host takes for one operator of PyTorch, eagerly, on a server's processor
 _NAMES = {"fp32": "float32", "tf32": "tf32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "int8": "int8"}
 _SIZE = 1024  # of the square products that are measured
@@ -60,7 +59,8 @@ class Rates:
         matmul: floating-point operations per second of large products, by the name of the format.
         bandwidth, link: bytes per second of its memory, and to and from the host.
         launch_seconds: what one operator costs however small it is.
-        pass_seconds: what one operator costs more where a dispatch mode of Python stands in its way.
+        pass_seconds: what one operator, a view too, costs more where a mode of selective checkpointing stands in its
+            way: for each of both modes.
         operators: of single calls, and of operators (seconds whatever the size, how many times longer than these
             rates say for all that it adds); None: not known (yet).
         peak: the most that `matmul` could be by the maker's word, by format; what is reached where that is not known.
@@ -147,7 +147,7 @@ def measure(seconds: float = 2.0, clock: Callable[[], float] = time.perf_counter
         bandwidth=bandwidth,
         link=bandwidth,
         launch_seconds=took["launch"] / (2 * _OPERATORS),
-        pass_seconds=max(took["pass"] - took["small"], 0.0) / _OPERATORS,
+        pass_seconds=max(took["pass"] - 2 * took["small"], 0.0) / (2 * _OPERATORS),
         source=_HERE,
     )
 
@@ -158,16 +158,11 @@ def _chain(small: torch.Tensor) -> torch.Tensor:
     return small
 
 
-class _Bystander(TorchDispatchMode):
-    """Does what selective checkpointing's modes do at the least: hand every operator on."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
-def _passed(small: torch.Tensor) -> torch.Tensor:
-    with _Bystander():  # type: ignore[no-untyped-call]
-        return _chain(small)
+def _passed(small: torch.Tensor) -> None:
+    """A forward that keeps nothing, and the same computed again."""
+    for mode in create_selective_checkpoint_contexts(lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE):
+        with mode:
+            _chain(small)
 
 
 def _product(matrix: torch.Tensor) -> Callable[[], object]:

@@ -50,10 +50,14 @@ class Event:
 
 @dataclass(frozen=True)
 class Mark:
-    """What begins after so many events and operators: a phase, or the work of one block in it."""
+    """What begins after so many events and costs of operators: a phase, or the work of one block in it.
+
+    `dispatched` counts all operators, those that cost next to nothing too.
+    """
 
     events: int
     costs: int
+    dispatched: int
     phase: str
     block: int | None = None
 
@@ -81,7 +85,7 @@ class Recorder(StorageTracker):
         super().__init__()
         self._kernels = kernels or {}
         self.events: list[Event] = []
-        self.marks: list[Mark] = [Mark(0, 0, "build")]
+        self.marks: list[Mark] = [Mark(0, 0, 0, "build")]
         self.costs: list[Cost] = []
         self.labels: dict[int, str] = {}
         self.owners: dict[int, int] = {}
@@ -90,6 +94,7 @@ class Recorder(StorageTracker):
         self.inside: Callable[[Any, tuple[Any, ...], Any], int] | None = None
         self.before_each: Callable[[], None] | None = None
         self.called: Callable[[Any, tuple[Any, ...], Mapping[str, Any], Cost], None] | None = None
+        self._dispatched = 0
         self._numbers: dict[int, int] = {}
         self._living: set[int] = set()
         self._lives = 0
@@ -97,7 +102,7 @@ class Recorder(StorageTracker):
 
     def mark(self, phase: str, block: int | None = None) -> None:
         """What comes from here on is of this phase, and of this block of the model."""
-        self.marks.append(Mark(len(self.events), len(self.costs), phase, block))
+        self.marks.append(Mark(len(self.events), len(self.costs), self._dispatched, phase, block))
 
     def label(self, value: Any, name: str, block: int | None = None) -> None:
         """Say what the storages of a tensor, or of the tensors of a container, are, and of which block of the model."""
@@ -162,6 +167,7 @@ class Recorder(StorageTracker):
             return NotImplemented  # a tensor made of others says what it does with those, and comes back with that
         if self.phase is not None and (phase := self.phase()) != self.marks[-1].phase:
             self.mark(phase)
+        self._dispatched += 1
         if self.before_each is not None:
             self.before_each()
         kwargs = kwargs or {}

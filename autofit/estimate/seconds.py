@@ -59,28 +59,32 @@ def passes_of(config: Mapping[str, Any], phase: str) -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """The operators of one kind and dtype in a row each: [operators, pairs of a grid]."""
+    """The operators of one kind and dtype in a row each: [operators, pairs of a grid].
+
+    `dispatched` counts all that were called, views too.
+    """
 
     kinds: tuple[tuple[str, str], ...]
     calls: tuple[tuple[str, str], ...]  # (the call, its operator)
     flops: Floats
     nbytes: Floats
+    dispatched: int
 
     @classmethod
-    def of(cls, costs: Sequence[Cost], grid: Grid, symbols: Symbols) -> Work:
+    def of(cls, costs: Sequence[Cost], grid: Grid, symbols: Symbols, dispatched: int = 0) -> Work:
         """The work of these operators at each pair of a grid."""
         flops = grid.amounts((cost.flops for cost in costs), symbols)
         places = np.repeat(np.arange(len(costs)), [len(cost.sizes) for cost in costs])
         nbytes = np.zeros_like(flops)
         np.add.at(nbytes, places, grid.amounts((size for cost in costs for size in cost.sizes), symbols))
         kinds = tuple((cost.kind, cost.dtype) for cost in costs)
-        return cls(kinds, tuple((cost.call, cost.operator) for cost in costs), flops, nbytes)
+        return cls(kinds, tuple((cost.call, cost.operator) for cost in costs), flops, nbytes, dispatched)
 
     def seconds(self, speed: Speed, *, passes: int = 0) -> dict[str, Floats]:
         """How long they take together, by what they wait for: compute, memory, transfer or launch.
 
         Args:
-            passes: how often each is passed through a dispatch mode of Python.
+            passes: how often each, of all that were dispatched, is passed through a dispatch mode of Python.
         """
         rates = speed.rates
         totals = {name: np.zeros(self.flops.shape[1]) for name in ("compute", "memory", "transfer", "launch")}
@@ -94,7 +98,7 @@ class Work:
         traffic = self.nbytes / np.where(moving, rates.link, rates.bandwidth) * fused
         fixed, factor = np.array([speed.measured(*call) for call in self.calls]).T[:, :, None]
         work = np.maximum(arithmetic, traffic) * factor + fixed
-        launch = rates.launch_seconds * fused + passes * rates.pass_seconds
+        launch = rates.launch_seconds * fused + passes * rates.pass_seconds * self.dispatched / len(self.kinds)
         waiting = np.maximum(launch - work, 0.0) if speed.asynchronous else launch + 0.0 * work
         totals["compute"] = np.where(arithmetic >= traffic, work, 0.0).sum(0)
         totals["memory"] = np.where((arithmetic < traffic) & ~moving, work, 0.0).sum(0)

@@ -82,10 +82,14 @@ class Trace:
 
     def costs_of(self, phase: str) -> tuple[Cost, ...]:
         """The costs of one phase."""
-        spans = zip(self.marks, self.marks[1:], strict=False)
-        return tuple(
-            cost for mark, after in spans if mark.phase == phase for cost in self.costs[mark.costs : after.costs]
-        )
+        return tuple(cost for mark, after in self._spans(phase) for cost in self.costs[mark.costs : after.costs])
+
+    def dispatched_in(self, phase: str) -> int:
+        """How many operators were called in one phase, those that cost next to nothing too."""
+        return sum(after.dispatched - mark.dispatched for mark, after in self._spans(phase))
+
+    def _spans(self, phase: str) -> Iterator[tuple[Mark, Mark]]:
+        return ((mark, after) for mark, after in zip(self.marks, self.marks[1:], strict=False) if mark.phase == phase)
 
 
 @dataclass(frozen=True)

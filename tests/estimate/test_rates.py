@@ -83,8 +83,9 @@ def test_tasks_take_turns_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rates that were measured, in place of measuring."""
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rates that were measured, in place of measuring; none are kept yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     calls: list[int] = []
 
     def measure() -> rates.Rates:
@@ -103,10 +104,7 @@ def test_a_cpu_is_measured_once(measured: list[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"matmul": {}'])
-def test_a_kept_file_that_cannot_be_read_is_measured_again(
-    text: str, measured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_kept_file_that_cannot_be_read_is_measured_again(text: str, measured: list[int], tmp_path: Path) -> None:
     rates.rates_for(tiny.CPU)
     (kept,) = (tmp_path / "autofit" / "rates").iterdir()
     kept.write_text(text)

@@ -44,8 +44,8 @@ def test_an_operator_takes_as_many_times_longer_as_was_measured() -> None:
 
 
 def test_passing_a_mode_of_python_costs_the_host() -> None:
-    told = Work.of([PASS, PASS], GRID, SYMBOLS).seconds(Speed(RATES, asynchronous=False), passes=2)
-    assert float(told["launch"][0]) == pytest.approx(2 * (1e-5 + 2 * RATES.pass_seconds))
+    told = Work.of([PASS, PASS], GRID, SYMBOLS, dispatched=5).seconds(Speed(RATES, asynchronous=False), passes=2)
+    assert float(told["launch"][0]) == pytest.approx(2 * 1e-5 + 5 * 2 * RATES.pass_seconds)
     assert passes_of({"activation_checkpointing": "selective"}, "forward") == 2
     assert not passes_of({"activation_checkpointing": "selective"}, "backward")
     assert not passes_of({"activation_checkpointing": "full"}, "forward")
