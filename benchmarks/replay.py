@@ -1,0 +1,189 @@
+"""How far a search's answer is from the true best, and what it cost: searches replayed on tables of everything.
+
+`python -m benchmarks.replay [TABLE ...] [--sampler NAME ...] [--budget GIB ...] [--probes N] [--seeds N] [--json]`
+
+Nothing is run: a probe of a replay is one of the probes that the table holds of a config, drawn by the seed, so what a
+sampler sees is as noisy as the machine was. What it returns (the fastest that it measured) is judged by the median of
+all of them. A config whose peak is above the budget ran out of memory, for the price of its build and first step.
+Predictions are the estimator's as it stands, with the machine's rates that the table recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autofit import techniques
+from autofit.core.config import Config
+from autofit.core.hardware import GIB, Hardware
+from autofit.core.options import SearchOptions
+from autofit.core.rules import Rules
+from autofit.core.workload import Workload
+from autofit.estimate.rates import Rates
+from autofit.estimate.space import SpaceEstimator
+from autofit.offer import space_for
+from autofit.search import Expectation, Space
+from autofit.training.inspect import inspect_workload
+from benchmarks import replay_samplers
+from benchmarks.rank_tables import TABLES
+from benchmarks.record_table import Table, workload_named
+from benchmarks.replay_samplers import SAMPLERS, Problem, Replay
+
+SHARES = (0.3, 0.5, 0.7)  # of the configs fit in the budgets that are replayed where none is given
+CLOSE = 0.02  # of the true best: what counts as found
+AT = (1, 2, 5, 10, 15, 25, 40)  # probes
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Replay, and print what it came to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", type=Path, default=sorted(TABLES.glob("*.json")))
+    parser.add_argument("--sampler", nargs="*", choices=list(SAMPLERS), default=list(SAMPLERS), metavar="NAME")
+    parser.add_argument("--budget", nargs="*", type=float, help="GiB; default: where 30, 50 and 70 %% of configs fit")
+    parser.add_argument("--probes", type=int, default=40)
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    found = []
+    for path in given.tables:
+        known = Known.of(Table.read(path))
+        for budget in [each * GIB for each in given.budget] if given.budget else known.budgets():
+            problem = known.problem(int(budget))
+            for name in given.sampler:
+                replays = [replay_samplers.replay(name, problem, seed, given.probes) for seed in range(given.seeds)]
+                figures = summary(problem, replays)
+                found.append({"table": path.stem, "budget_gib": budget / GIB, "sampler": name, **figures})
+                if not given.json:
+                    print(line(found[-1]), flush=True)
+    print(json.dumps(found, indent=1) if given.json else "\n" + report(found))
+
+
+@dataclass(frozen=True)
+class Known:
+    """A table, the space that it is of, and what is predicted of it."""
+
+    table: Table
+    space: Space
+    rules: Rules
+    expected: Expectation
+
+    @classmethod
+    def of(cls, table: Table) -> Known:
+        """With predictions by the estimator as it stands."""
+        workload, hardware = _inspected(workload_named(table.about["model"]), table.hardware), table.hardware
+        options = SearchOptions(space=str(Path(__file__).parents[1] / table.about["space"]), device=hardware.device)
+        space, rules = space_for(options, workload, hardware), techniques.rules(workload, hardware)
+        configs = [row.config for row in table.rows]
+        if set(space.configs(rules)) != set(configs):
+            raise SystemExit(f"the table of {table.about['model']} is not of its space as it is now: record it again.")
+        rough = SpaceEstimator(workload, hardware, Rates(**table.about["rates"]), configs).predict()
+        return cls(table, space, rules, Expectation.of(configs, rough.allocated.tolist(), rough.seconds.tolist()))
+
+    def budgets(self) -> list[int]:
+        """Bytes between the peaks of neighbours, at which these shares of the configs fit."""
+        peaks = sorted(row.peak_bytes for row in self.table.rows if row.step_seconds and row.peak_bytes)
+        places = [round(share * len(peaks)) for share in SHARES]
+        return [(peaks[place - 1] + peaks[place]) // 2 for place in places]
+
+    def problem(self, budget: int) -> Problem:
+        """The search for the fastest config within a budget of bytes."""
+        about = self.table.about
+        rows = {row.config: row for row in self.table.rows}
+        return Problem(self.space, self.rules, self.expected, rows, budget, int(about["effective_batch_size"]))
+
+
+def _inspected(workload: Workload, hardware: Hardware) -> Workload:
+    traits = inspect_workload(workload, hardware, budget_bytes=hardware.memory_bytes)
+    return dataclasses.replace(workload, traits=traits)
+
+
+def summary(problem: Problem, replays: Sequence[Replay]) -> dict[str, Any]:
+    """What all seeds came to."""
+    regrets = np.array([_padded(regrets_of(problem, replay)) for replay in replays])
+    until = [_first_close(problem, replay) for replay in replays]
+    return {
+        "configs": len(problem.rows),
+        "fitting": sum(problem.fits(row) for row in problem.rows.values()),
+        "mean_regret": {str(at): float(regrets[:, at - 1].mean()) for at in AT},
+        "regret_95": {str(at): float(np.percentile(regrets[:, at - 1], 95)) for at in AT},
+        "close": sum(found for _, _, found in until) / len(until),
+        "probes_until_close": statistics.mean(probes for probes, _, _ in until),
+        "seconds_until_close": statistics.mean(seconds for _, seconds, _ in until),
+        "out_of_memory": statistics.mean(_out_of_memory(replay) for replay in replays),
+        "seeds": len(replays),
+    }
+
+
+def regrets_of(problem: Problem, replay: Replay) -> list[float]:
+    """1 - throughput of what would be returned / of the best that fits, after each probe; 1 while nothing fits."""
+    return [1 - problem.throughput(best) / problem.best if best else 1.0 for best in _returned(replay)]
+
+
+def _returned(replay: Replay) -> Iterator[Config | None]:
+    best, most = None, 0.0
+    for seen in replay.seen:
+        if seen.fits and seen.throughput > most:
+            best, most = seen.config, seen.throughput
+        yield best
+
+
+def _padded(regrets: list[float]) -> list[float]:
+    """What a search that ended returns is what it returned last."""
+    return (regrets + regrets[-1:] * max(AT))[: max(AT)]
+
+
+def _first_close(problem: Problem, replay: Replay) -> tuple[int, float, bool]:
+    """(probes, seconds, whether) until what would be returned is close; all there were, where it never is."""
+    spent = np.cumsum([seen.seconds for seen in replay.seen])
+    for number, regret in enumerate(regrets_of(problem, replay)):
+        if regret <= CLOSE:
+            return number + 1, float(spent[number]), True
+    return len(replay.seen), float(spent[-1]), False
+
+
+def _out_of_memory(replay: Replay) -> float:
+    return sum(not seen.fits for seen in replay.seen) / len(replay.seen)
+
+
+def line(figures: Mapping[str, Any]) -> str:
+    """One table, budget and sampler."""
+    regrets = " ".join(f"{100 * figures['mean_regret'][str(at)]:5.1f}" for at in AT)
+    return (
+        f"{figures['table']:11s} {figures['budget_gib']:6.3f} GiB {figures['sampler']:12s} mean regret % {regrets}"
+        f" | 95th of 15: {100 * figures['regret_95']['15']:5.1f} | within 2 %: {100 * figures['close']:4.0f} %,"
+        f" {figures['probes_until_close']:5.1f} probes {figures['seconds_until_close']:6.1f} s"
+        f" | out of memory {100 * figures['out_of_memory']:3.0f} %"
+    )
+
+
+def report(found: Sequence[Mapping[str, Any]]) -> str:
+    """The means over all tables and budgets, sampler by sampler."""
+    lines = [f"means over {len({(each['table'], each['budget_gib']) for each in found})} problems; regret after"]
+    lines[0] += f" {', '.join(map(str, AT))} probes"
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for each in found:
+        by_name.setdefault(each["sampler"], []).append(each)
+    return "\n".join([*lines, *(line({**_mean(of_one), "sampler": name}) for name, of_one in by_name.items())])
+
+
+def _mean(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def over(values: Iterable[float]) -> float:
+        return statistics.fmean(values)
+
+    numbers = ("close", "probes_until_close", "seconds_until_close", "out_of_memory", "budget_gib")
+    mean: dict[str, Any] = {name: over(each[name] for each in found) for name in numbers}
+    for name in ("mean_regret", "regret_95"):
+        mean[name] = {str(at): over(each[name][str(at)] for each in found) for at in AT}
+    return {**mean, "table": "all"}
+
+
+if __name__ == "__main__":
+    main()

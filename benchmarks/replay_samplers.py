@@ -1,0 +1,198 @@
+"""The samplers that a replay compares: autofit's, Optuna's, and tools that search the micro-batch alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
+
+from autofit import techniques
+from autofit.core.config import Config
+from autofit.core.errors import InputError
+from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
+from autofit.core.rules import Rules
+from autofit.search import Expectation, Limits, Seams, Space, search
+from benchmarks.record_table import Row
+
+_ASKED = 50  # times as often as there are probes: samplers that know no rules propose the same config again and again
+_POPULATION = 10  # of NSGA-II, whose default of 50 would be random over as few probes as these
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The fastest config of a table within a budget of bytes, to be found."""
+
+    space: Space
+    rules: Rules
+    expected: Expectation
+    rows: Mapping[Config, Row]
+    budget: int
+    samples: int
+
+    def fits(self, row: Row) -> bool:
+        """Whether it was measured, and within the budget."""
+        return bool(row.step_seconds and row.peak_bytes and row.peak_bytes <= self.budget)
+
+    def throughput(self, config: Config) -> float:
+        """Samples per second by the median of all probes."""
+        return self.samples / (self.rows[config].step_seconds or float("inf"))
+
+    @property
+    def best(self) -> float:
+        """The highest throughput that fits."""
+        return max(self.throughput(config) for config, row in self.rows.items() if self.fits(row))
+
+    def measure(self, config: Config, number: int, chance: random.Random) -> Measurement:
+        """One of the table's probes of a config, as a search with this budget would have seen it."""
+        row = self.rows[config]
+        drawn = chance.choice([each for each in row.probes if each["step_seconds"]] or row.probes)
+        begun = drawn["build_seconds"] + drawn["warmup_seconds"]
+        if not self.fits(row):
+            outcome = Outcome.OUT_OF_MEMORY if row.step_seconds else row.outcome or Outcome.FAILED
+            return Measurement(config, outcome, number, peak_bytes=PeakBytes(row.peak_bytes or 0), seconds=begun)
+        steps = StepSeconds(**drawn["step_seconds"])
+        return Measurement(
+            config,
+            Outcome.FITS,
+            number,
+            step_seconds=steps,
+            samples_per_second=self.samples / steps.median,
+            peak_bytes=PeakBytes(row.peak_bytes or 0),
+            seconds=drawn["seconds"],
+        )
+
+
+@dataclass
+class Replay:
+    """One search: what it saw, in order. A config that is asked for again costs nothing and tells nothing new."""
+
+    problem: Problem
+    chance: random.Random
+    most: int
+    seen: list[Measurement] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.seen) >= self.most
+
+    def probe(self, config: Config) -> Measurement:
+        """Measure, if it was not yet."""
+        known = next((each for each in self.seen if each.config == config), None)
+        if known is None:
+            known = self.problem.measure(config, len(self.seen), self.chance)
+            self.seen.append(known)
+        return known
+
+
+def replay(name: str, problem: Problem, seed: int, probes: int) -> Replay:
+    """A search by the sampler of that name."""
+    run = Replay(problem, random.Random(seed), probes)
+    SAMPLERS[name](run, seed)
+    return run
+
+
+def _autofit(run: Replay, seed: int) -> None:
+    problem = run.problem
+    seams = Seams(
+        probe=lambda number, config, best: run.probe(config),
+        rules=problem.rules,
+        memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
+        on_finished=lambda measurement, best: None,
+        expect=lambda configs: problem.expected,
+    )
+    search(problem.space, seams, limits=Limits(trials=run.most, memory_bytes=problem.budget), seed=seed)
+
+
+def _by_estimate(run: Replay, seed: int) -> None:
+    """In the order of predicted throughput, those that should fit before the others, which come smallest first."""
+    problem = run.problem
+    configs = list(problem.rows)
+    nbytes, speed = problem.expected.log_bytes(configs), problem.expected.log_throughput(configs)
+    too_large = [problem.expected.nbytes[config] > problem.budget for config in configs]
+    order = sorted(range(len(configs)), key=lambda at: (too_large[at], nbytes[at] if too_large[at] else -speed[at]))
+    for at in order[: run.most]:
+        run.probe(configs[at])
+
+
+def _optuna(make: Callable[[int], BaseSampler], *, filtered: bool = False) -> Callable[[Replay, int], None]:
+    """A search by a sampler of Optuna's; `filtered`: what the estimator excludes costs no probe."""
+
+    def run_it(run: Replay, seed: int) -> None:
+        problem = run.problem
+        space = {knob: CategoricalDistribution(values) for knob, values in problem.space.knobs.items()}
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        study = optuna.create_study(direction="maximize", sampler=make(seed))
+        for _ in range(_ASKED * run.most):
+            trial = study.ask(space)
+            config = _config(problem, trial.params)
+            excluded = filtered and config and problem.expected.surely_exceeds(config, problem.budget)
+            seen = run.probe(config) if config and not excluded else None
+            trial.set_constraint("memory", -1.0 if seen and seen.fits else _overshoot(problem, config, seen))
+            study.tell(trial, seen.throughput if seen else 0.0)
+            if run.is_over:
+                return
+
+    return run_it
+
+
+def _overshoot(problem: Problem, config: Config | None, seen: Measurement | None) -> float:
+    """How far above the budget, as a share of it; 1 for what cannot be."""
+    peak = seen.peak_bytes.allocated if seen and seen.peak_bytes else 0
+    nbytes = peak or (problem.expected.nbytes[config] if config else 0)
+    return max(nbytes / problem.budget - 1, 1e-3) if nbytes else 1.0
+
+
+def _config(problem: Problem, knobs: Mapping[str, Any]) -> Config | None:
+    try:
+        config = problem.rules.canonical(knobs)
+    except InputError:
+        return None
+    return config if config in problem.rows else None
+
+
+def _tpe(seed: int) -> BaseSampler:
+    return TPESampler(multivariate=True, seed=seed)
+
+
+def _at_defaults(run: Replay) -> dict[int, Config]:
+    """By micro-batch, the configs that change nothing else: every other knob at its last value, which does least."""
+    problem = run.problem
+    last = {knob: values[-1] for knob, values in problem.space.knobs.items()} | _DEFAULTS
+    sizes = problem.space.knobs["micro_batch_size"]
+    known = {knob: value for knob, value in last.items() if knob in problem.space.knobs}
+    found = {int(size): _config(problem, {**known, "micro_batch_size": size}) for size in sizes if size}
+    return {size: config for size, config in found.items() if config}
+
+
+_DEFAULTS = {"precision": "fp32", "lora_rank": 0, "optimizer": "adamw", "optimizer_in_backward": False}
+
+
+def _doubling(run: Replay, seed: int) -> None:
+    """From the smallest micro-batch, twice as large until one runs out of memory (Lightning's `scale_batch_size`)."""
+    for _, config in sorted(_at_defaults(run).items()):
+        if not run.probe(config).fits:
+            return
+
+
+def _halving(run: Replay, seed: int) -> None:
+    """From the whole batch, half as large until one fits (accelerate's `find_executable_batch_size`)."""
+    for _, config in sorted(_at_defaults(run).items(), reverse=True):
+        if run.probe(config).fits:
+            return
+
+
+SAMPLERS: dict[str, Callable[[Replay, int], None]] = {
+    "autofit": _autofit,
+    "by-estimate": _by_estimate,
+    "tpe": _optuna(_tpe),
+    "tpe-filtered": _optuna(_tpe, filtered=True),
+    "nsga2": _optuna(lambda seed: NSGAIISampler(population_size=_POPULATION, seed=seed)),
+    "random": _optuna(lambda seed: RandomSampler(seed=seed)),
+    "doubling": _doubling,
+    "halving": _halving,
+}
