@@ -17,6 +17,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.rates import Rates
 
+_CODE = Path(__file__).parents[1]
 _VERSIONS = ("autofit", "torch", "transformers", "peft", "bitsandbytes", "torchao")
 
 
@@ -29,8 +30,9 @@ def key_of(workload: Workload, hardware: Hardware, rates: Rates, configs: Sequen
         dict(described),
         workload.summary(),
         [hardware.device, hardware.capability],
-        [sorted(rates.matmul.items()), rates.bandwidth, rates.link, rates.launch_seconds],
+        [sorted(rates.matmul.items()), rates.bandwidth, rates.link, rates.launch_seconds, rates.pass_seconds],
         [_version(package) for package in _VERSIONS],
+        max(file.stat().st_mtime_ns for file in _CODE.rglob("*.py")),  # a checkout changes without its version
         [list(config) for config in configs[:1]],  # canonical ones all have the same knobs, in this order
     ]
     values = "".join(repr(tuple(config.values())) for config in configs)  # of hundreds of thousands in a second
