@@ -221,6 +221,7 @@ class _Run:
             search_seconds=seconds,
             nearest_miss=nearest_miss(outcome.measurements) if best is None else None,
             runner_up=runner_up,
+            bound=outcome.bound,
         )
 
     def _expect(self, configs: Sequence[Config]) -> Expectation | None:

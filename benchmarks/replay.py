@@ -3,9 +3,10 @@
 `python -m benchmarks.replay [TABLE ...] [--sampler NAME ...] [--budget GIB ...] [--probes N] [--seeds N] [--json]`
 
 Nothing is run: a probe of a replay is one of the probes that the table holds of a config, drawn by the seed, so what a
-sampler sees is as noisy as the machine was. What it returns (the fastest that it measured) is judged by the median of
-all of them. A config whose peak is above the budget ran out of memory, for the price of its build and first step.
-Predictions are the estimator's as it stands, with the machine's rates that the table recorded.
+sampler sees is as noisy as the machine was. What it returns (the fastest that it measured; of autofit's, the one that
+it expects to be) is judged by the median of all of them. A config whose peak is above the budget ran out of memory, for
+the price of its build and first step. Predictions are the estimator's as it stands, with the machine's rates that the
+table recorded.
 """
 
 from __future__ import annotations
@@ -128,6 +129,9 @@ def regrets_of(problem: Problem, replay: Replay) -> list[float]:
 
 
 def _returned(replay: Replay) -> Iterator[Config | None]:
+    if replay.leaders:
+        yield from replay.leaders
+        return
     best, most = None, 0.0
     for seen in replay.seen:
         if seen.fits and seen.throughput > most:

@@ -1,7 +1,11 @@
-"""The samplers that a replay compares: autofit's, Optuna's, and tools that search the micro-batch alone."""
+"""The samplers that a replay compares: autofit's, Optuna's, and tools that search the micro-batch alone.
+
+`autofit-ends` is autofit's search where it may end by itself, which `autofit search` does not do yet.
+"""
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +23,7 @@ from autofit.core.rules import Rules
 from autofit.search import Expectation, Limits, Seams, Space, search
 from benchmarks.record_table import Row
 
+_TOLERANCE = 0.03  # of a search that ends where nothing left is expected to be faster by more than that
 _ASKED = 50  # times as often as there are probes: samplers that know no rules propose the same config again and again
 _POPULATION = 10  # of NSGA-II, whose default of 50 would be random over as few probes as these
 
@@ -69,12 +74,16 @@ class Problem:
 
 @dataclass
 class Replay:
-    """One search: what it saw, in order. A config that is asked for again costs nothing and tells nothing new."""
+    """One search: what it saw, in order. A config that is asked for again costs nothing and tells nothing new.
+
+    `leaders` are what it would return after each probe, if that is not just the fastest that it measured.
+    """
 
     problem: Problem
     chance: random.Random
     most: int
     seen: list[Measurement] = field(default_factory=list)
+    leaders: list[Config | None] = field(default_factory=list)
 
     @property
     def is_over(self) -> bool:
@@ -96,16 +105,17 @@ def replay(name: str, problem: Problem, seed: int, probes: int) -> Replay:
     return run
 
 
-def _autofit(run: Replay, seed: int) -> None:
+def _autofit(run: Replay, seed: int, tolerance: float | None = None) -> None:
     problem = run.problem
     seams = Seams(
         probe=lambda number, config, best: run.probe(config),
         rules=problem.rules,
         memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
-        on_finished=lambda measurement, best: None,
+        on_finished=lambda measurement, best: run.leaders.append(best.config if best else None),
         expect=lambda configs: problem.expected,
     )
-    search(problem.space, seams, limits=Limits(trials=run.most, memory_bytes=problem.budget), seed=seed)
+    limits = Limits(trials=run.most, memory_bytes=problem.budget, tolerance=tolerance)
+    search(problem.space, seams, limits=limits, seed=seed)
 
 
 def _by_estimate(run: Replay, seed: int) -> None:
@@ -188,6 +198,7 @@ def _halving(run: Replay, seed: int) -> None:
 
 SAMPLERS: dict[str, Callable[[Replay, int], None]] = {
     "autofit": _autofit,
+    "autofit-ends": functools.partial(_autofit, tolerance=_TOLERANCE),
     "by-estimate": _by_estimate,
     "tpe": _optuna(_tpe),
     "tpe-filtered": _optuna(_tpe, filtered=True),

@@ -33,7 +33,8 @@ class Result:
     """What a search hands back.
 
     `workload` is Workload.summary(); `source` says how models/ can make the workload again (empty for one that lives
-    in the user's process). `skipped` counts configs never probed: predicted, dominated, refused.
+    in the user's process). `skipped` counts configs never probed: predicted, dominated, refused. `bound` is how much
+    faster than the best measured one any other config is expected to be at the most, at 95 %, as a share of it.
     """
 
     model: str
@@ -54,6 +55,7 @@ class Result:
     run_directory: str | None = None
     files: Mapping[str, str | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    bound: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The one object that `autofit search --json` prints."""

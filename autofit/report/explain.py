@@ -28,9 +28,19 @@ def explain(result: Result) -> str:
         tried(result),
         _nearest_miss(result),
         f"{_STOPPED_BY.get(result.stopped_by, 'The search ended')}, after {_duration(result.search_seconds)}.",
+        _bound(result),
         *result.notes,
     ]
     return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _bound(result: Result) -> str:
+    """What may have been missed, by what the measurements and predictions say of the rest."""
+    if result.bound is None:
+        return ""
+    if result.bound <= 0:
+        return "Nothing that was left is expected to be faster."
+    return f"Nothing that was left is expected to be more than {percent(result.bound)} faster (at 95 %)."
 
 
 def _winner(result: Result, best: Measurement) -> str:

@@ -57,12 +57,14 @@ class Limits:
     """When a search ends, and the memory it searches within.
 
     `trials` counts finished measurements, resumed ones included; `time_limit` is in seconds and of this process only;
-    `memory_bytes` is what tensors may take (`Budget.cap_bytes`), by which the sampler judges what will fit.
+    `memory_bytes` is what tensors may take (`Budget.cap_bytes`), by which the sampler judges what will fit. It ends,
+    too, once nothing left is expected to be faster than the best by more than the share `tolerance`; None: goes on.
     """
 
     trials: int = 40
     time_limit: float | None = None
     memory_bytes: int | None = None
+    tolerance: float | None = None
 
     def __post_init__(self) -> None:
         if self.trials < 1:
@@ -76,13 +78,16 @@ class SearchOutcome:
     """All measurements by number, and why there are no more.
 
     `skipped` counts configs of the space never measured: predicted not to fit, dominated by one that ran out of memory,
-    refused. `stopped_by` is "trials", "time", "space" (nothing left to measure) or "interrupt".
+    refused. `stopped_by` is "trials", "time", "bound" (nothing left that is expected to be faster), "space" (nothing
+    left to measure) or "interrupt". `bound` is how much faster than the best measured one any other is expected to be
+    at the most, at 95 %, as a share of it; None where nothing fits, or nothing is left.
     """
 
     measurements: tuple[Measurement, ...]
     skipped: dict[str, int]
     stopped_by: str
     space_size: int
+    bound: float | None = None
 
 
 def search(
@@ -112,14 +117,17 @@ def search(
     )
     with _quiet():
         study = open_study(_of_space(journal, space), sampler)
-        stopped_by = _measure_all(study, sampler, seams, trials=limits.trials, deadline=deadline)
+        stopped_by = _measure_all(study, sampler, seams, limits, deadline=deadline)
         measurements = measurements_of(study)
     measured = {measurement.config for measurement in measurements}
     never = sum(config not in measured for config in pool)
-    dominated = never - len(sampler.candidates(measurements))
+    left = sampler.candidates(measurements)
+    dominated = never - len(left)
+    bound = sampler.beliefs.surplus(measurements, left) if left else math.inf
     refused = size - enumeration.count().configs
     skipped = {"predicted": len(legal) - len(possible), "dominated": dominated, "refused": refused}
-    return SearchOutcome(tuple(measurements), skipped, stopped_by, size)
+    known = bound if math.isfinite(bound) else None
+    return SearchOutcome(tuple(measurements), skipped, stopped_by, size, known)
 
 
 def _not_surely_too_large(
@@ -146,15 +154,18 @@ def _worth_weighing(
     return [configs[place] for place in sorted([0, *others])]
 
 
-def _measure_all(study: Study, sampler: EffectsSampler, seams: Seams, *, trials: int, deadline: float) -> str:
+def _measure_all(study: Study, sampler: EffectsSampler, seams: Seams, limits: Limits, *, deadline: float) -> str:
     """Measure until something stops it; what did."""
     try:
         while True:
             measurements = measurements_of(study)
-            if not sampler.candidates(measurements):
+            left = sampler.candidates(measurements)
+            if not left:
                 return "space"
-            if len(measurements) >= trials:
+            if len(measurements) >= limits.trials:
                 return "trials"
+            if limits.tolerance is not None and sampler.beliefs.surplus(measurements, left) <= limits.tolerance:
+                return "bound"
             if time.monotonic() >= deadline:
                 return "time"
             _measure_next(study, sampler, seams, measurements)
@@ -173,7 +184,7 @@ def _measure_next(study: Study, sampler: EffectsSampler, seams: Seams, measureme
         record(study, trial, measured)
     finally:
         abandon(study, trial.number)  # does nothing after `record`
-    seams.on_finished(measured, fastest([*measurements, measured]))
+    seams.on_finished(measured, sampler.beliefs.leader([*measurements, measured]))
 
 
 def _values(space: Space, configs: Sequence[Config]) -> dict[str, tuple[Value, ...]]:

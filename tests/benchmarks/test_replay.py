@@ -78,7 +78,7 @@ def test_every_sampler_ends_measures_nothing_twice_and_is_the_same_for_a_seed(na
 
 
 def test_with_right_predictions_the_first_probe_is_the_best_and_with_wrong_ones_it_is_still_found() -> None:
-    right, wrong = _problem(budget=500), _problem(500, lambda row: 4.0 if row.config["precision"] == "bf16" else 1.0)
+    right, wrong = _problem(budget=500), _problem(500, lambda row: 2.5 if row.config["precision"] == "bf16" else 1.0)
     assert regrets_of(right, replay_one("by-estimate", right, 0, 8))[0] == 0.0
     assert regrets_of(right, replay_one("autofit", right, 0, 8))[0] == 0.0
     assert regrets_of(wrong, replay_one("by-estimate", wrong, 0, 8))[0] > 0.4
@@ -113,7 +113,7 @@ def test_a_table_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     found = json.loads(capsys.readouterr().out)
     assert [each["sampler"] for each in found] == ["autofit", "halving"] * 3
     assert [each["fitting"] for each in found[::2]] == [1, 3, 3]  # two need the same
-    assert all(each["mean_regret"]["5"] == 0.0 for each in found[::2])
+    assert all(a["mean_regret"]["5"] <= b["mean_regret"]["5"] for a, b in zip(found[::2], found[1::2], strict=True))
     replay.main([str(path), "--sampler", "random", "--budget", "1", "--seeds", "1", "--probes", "4"])
     assert "random" in capsys.readouterr().out.splitlines()[-1]
 

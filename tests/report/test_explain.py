@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
 from autofit.report import explain
@@ -38,3 +40,13 @@ def test_where_nothing_fits_the_explanation_is_what_would_help(
     text = explain(result(best=None, tiers={}, runner_up=None, trials=(measured(0, 2.4),)))
     assert text.startswith("Nothing fits")
     assert "--mem 2.4" in text
+
+
+@pytest.mark.parametrize(
+    ("bound", "said"),
+    [(0.021, "more than 2 % faster (at 95 %)"), (-0.2, "is expected to be faster."), (None, "")],
+)
+def test_it_says_what_may_have_been_missed(result: Results, bound: float | None, said: str) -> None:
+    text = explain(result(bound=bound))
+    assert said in text
+    assert ("Nothing that was left" in text) == (bound is not None)

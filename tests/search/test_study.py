@@ -7,6 +7,8 @@ import random
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.measurement import Measurement
-from autofit.search import Expectation, Journal, Limits, Space, fastest, rules_out, search
+from autofit.search import Expectation, Journal, Limits, Seams, Space, fastest, rules_out, search
 from autofit.search import study as study_module
 
 
@@ -266,3 +268,40 @@ def test_of_a_large_space_a_part_is_weighed(formula: Any, monkeypatch: pytest.Mo
         probed = list(problem.probed)
         assert problem.configs[0] in probed
         assert [each.config for each in search(problem.space, seams, limits=limits).measurements] == probed
+
+
+def _expected(problem: Any) -> Seams:
+    """The seams of a formula that is predicted, but for a tenth of all speeds."""
+
+    def expect(configs: Sequence[Config]) -> Expectation:
+        seconds = [1.1 * 32 / problem.speed(config) for config in configs]
+        return Expectation.of(configs, [problem.memory(config) for config in configs], seconds)
+
+    return replace(problem.seams(), expect=expect)
+
+
+def test_with_good_predictions_it_can_end_after_a_few_probes_and_says_what_it_may_have_missed(formula: Any) -> None:
+    problem = formula(3, noise=0.02)
+    limits = Limits(trials=100, memory_bytes=int(problem.budget), tolerance=0.1)
+    outcome = search(problem.space, _expected(problem), limits=limits)
+    assert outcome.stopped_by == "bound"
+    assert len(outcome.measurements) < 15
+    assert outcome.bound is not None
+    assert -1 < outcome.bound <= 0.1
+    best = fastest(outcome.measurements)
+    assert best is not None
+    assert problem.speed(best.config) > problem.best() / 1.1
+
+    few = search(problem.space, _expected(problem), limits=replace(limits, trials=2))
+    assert few.stopped_by == "trials"
+    assert few.bound is not None
+    assert few.bound > 0.1
+
+
+def test_where_nothing_fits_or_nothing_is_left_there_is_no_bound(formula: Any) -> None:
+    problem = formula()
+    problem.space = Space("one", "d", {knob: values[:1] for knob, values in problem.space.knobs.items()})
+    assert run(problem).bound is None
+    nothing = formula(share=0.0)
+    nothing.budget = 1.0
+    assert run(nothing, 3).bound is None

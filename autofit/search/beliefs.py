@@ -1,0 +1,223 @@
+"""What is expected of configs: how fast, how large, and whether they work at all, given the measurements so far.
+
+Everything here is a guess, and only chooses what to measure next, says when to stop, and tells noise from speed: it
+never excludes a config.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autofit.core.config import Config, Value
+from autofit.core.measurement import Measurement, Outcome
+from autofit.search.choose import fastest
+from autofit.search.dominance import MemoryOrder
+from autofit.search.effects import MICRO_BATCH, Array, Effects, Features, normal_below, normal_density
+from autofit.search.expectation import Expectation
+from autofit.search.residuals import Mixture, Residuals
+
+# What is expected before any probe, as natural logarithms, each with how sure that is. Without predictions, chosen on
+# synthetic problems like those of the tests, and not delicate: with any one of these halved or doubled, the mean regret
+# after 16 probes of 160 problems stayed between 1 % and 3.5 %. The memory slope was picked on those same problems, so
+# the figures flatter it.
+_MEMORY_SLOPE, _MEMORY_SLOPE_DEVIATION = 0.3, 0.3  # per doubling of the micro-batch
+_MEMORY_SPAN, _MEMORY_DEVIATION = 0.7, 0.25  # from a knob's most frugal value to its least
+_SPEED_SLOPE, _SPEED_SLOPE_DEVIATION = 0.3, 0.2  # larger micro-batches fill the device better
+_SPEED_DEVIATION = 0.25
+_GUESSED_MEMORY_NOISE = 0.03  # of what effects that only add cannot express
+# Where there are predictions, the effects on memory are of what these are off by: with 0.012 to 0.035 over the recorded
+# tables (benchmarks/tables) that is what was seen on the CPU.
+_OFF_MEMORY, _MEMORY_NOISE = 0.03, 0.01
+_SPEED_NOISE = 0.04  # between two probes of one config, on machines that others use too
+_BEYOND = 0.2  # how far past the limit an out-of-memory is taken to lie; it says only that it lies past it
+_WORKS_DEVIATION, _WORKS_NOISE = 0.5, 0.2  # of 1 for a config that works and 0 for one that does not
+_HARDLY = 0.05  # to fit and to work: what is less likely than that is not reckoned with
+_AT_MOST = 0.05  # what may be faster yet with that probability is no reason to go on
+_EXACT = 1e-4
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Log steps per second of configs; `best` is the highest expected of any that was measured to fit."""
+
+    expected: Mixture
+    best: float
+
+    def improvement(self) -> Array:
+        """Expected improvement over the best (Jones et al. 1998, equation 15); of what is expected, if none."""
+        means, deviations = self.expected.means, self.expected.deviations
+        z = (means - self.best) / deviations if math.isfinite(self.best) else np.zeros(means.shape)
+        gain = deviations * (z * normal_below(z) + normal_density(z))
+        return np.asarray(self.expected.weights @ gain)
+
+    def chance_above(self, share: float) -> Array:
+        """How likely each is to be faster than the best by more than that share of it."""
+        z = (self.expected.means - self.best - math.log1p(share)) / self.expected.deviations
+        return np.asarray(self.expected.weights @ normal_below(z))
+
+
+class Beliefs:
+    """About the configs of a pool.
+
+    Args:
+        values: every value each searched knob takes in the space, expected memory rising.
+        memory_order: proven ranks of memory, `Technique.memory_order`.
+        memory_bytes: what tensors may take; None when unknown, then it is guessed from what fitted and what did not.
+        expected: what is predicted of the pool; None where nothing is.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, tuple[Value, ...]],
+        pool: Sequence[Config],
+        *,
+        memory_order: MemoryOrder,
+        memory_bytes: int | None = None,
+        expected: Expectation | None = None,
+    ) -> None:
+        self._expected = expected
+        self._memory_bytes = memory_bytes
+        self._features = Features(values)
+        self._rows = self._features.rows(pool)
+        self._row_of = {config: place for place, config in enumerate(pool)}
+        self._residuals = Residuals(values, pool, noise=_SPEED_NOISE)
+        self._frugality = _frugality(values, self._features, memory_order)
+        self._least = float(min(self._rows @ self._frugality, default=0.0))
+
+    def speeds(self, measurements: Sequence[Measurement], configs: Sequence[Config]) -> Speeds:
+        """How fast the configs are expected to be."""
+        timed = [(each.config, each.step_seconds.median) for each in measurements if each.fits and each.step_seconds]
+        at = [config for config, _ in timed]
+        values = -np.log([seconds for _, seconds in timed])
+        every = [*configs, *at]
+        if self._expected is None:
+            mean = np.zeros(self._features.width)
+            mean[1] = _SPEED_SLOPE
+            prior = Effects.prior(mean, slope=_SPEED_SLOPE_DEVIATION, value=_SPEED_DEVIATION)
+            means, deviations = prior.learn(self._rows_of(at), values, _SPEED_NOISE).predict(self._rows_of(every))
+            found = Mixture(np.ones(1), means[None, :], np.maximum(deviations, 1e-9)[None, :])
+        else:
+            predicted = self._expected.log_throughput(every)
+            off = self._residuals.predict(at, values - predicted[len(configs) :], every)
+            found = replace(off, means=off.means + predicted)
+        best = float(found.mean[len(configs) :].max(initial=-math.inf))
+        some = slice(0, len(configs))
+        return Speeds(replace(found, means=found.means[:, some], deviations=found.deviations[:, some]), best)
+
+    def leader(self, measurements: Sequence[Measurement]) -> Measurement | None:
+        """Which of those that fit is expected to be the fastest, noise of the measurements considered."""
+        fitting = [measurement for measurement in measurements if measurement.fits]
+        if not fitting or self._expected is None:  # effects that only add are too rough to doubt a measurement for
+            return fastest(fitting)
+        means = self.speeds(measurements, [measurement.config for measurement in fitting]).expected.mean
+        return fitting[int(np.argmax(means))]
+
+    def chances(self, measurements: Sequence[Measurement], configs: Sequence[Config]) -> Array:
+        """How likely the configs are to fit and to work."""
+        memory, deviation, limit = self.memory(measurements, configs)
+        noise = _GUESSED_MEMORY_NOISE if self._expected is None else _MEMORY_NOISE
+        return normal_below((limit - memory) / np.hypot(deviation, noise)) * self.works(measurements, configs)
+
+    def surplus(self, measurements: Sequence[Measurement], configs: Sequence[Config]) -> float:
+        """How much faster than the best any of the configs is at the most, at 95 %, as a share of the best.
+
+        Infinity while nothing is measured to fit; below 0 where the best is sure to be.
+        """
+        speeds = self.speeds(measurements, configs)
+        if not math.isfinite(speeds.best):
+            return math.inf
+        possible = self.chances(measurements, configs) > _HARDLY
+        low, high = -1.0 + 1e-9, 1e3
+        if not possible.any():
+            return low
+        while high - low > _EXACT:
+            middle = (low + high) / 2 if high < 1 else math.sqrt((low + 2) * (high + 2)) - 2
+            if float(speeds.chance_above(middle)[possible].max()) > _AT_MOST:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def memory(self, measurements: Sequence[Measurement], configs: Sequence[Config]) -> tuple[Array, Array, float]:
+        """Expected log bytes of the configs, their deviation, and the log of the limit."""
+        known = [
+            (measurement, measurement.peak_bytes.allocated)
+            for measurement in measurements
+            if measurement.fits and measurement.peak_bytes and measurement.peak_bytes.allocated > 0
+        ]
+        failed = [measurement.config for measurement in measurements if measurement.outcome is Outcome.OUT_OF_MEMORY]
+        limit = self._limit(measurements)
+        noise = _GUESSED_MEMORY_NOISE if self._expected is None else _MEMORY_NOISE
+        at = [measurement.config for measurement, _ in known]
+        sizes = np.log([size for _, size in known]) - self._predicted_bytes(at)
+        effects = self._memory_prior(limit).learn(self._rows_of(at), sizes, noise)
+        if failed:
+            # All that is known of these is that they lie past the limit: where they were expected there, nothing new.
+            where, past = self._rows_of(failed), limit + _BEYOND - self._predicted_bytes(failed)
+            effects = effects.learn(where, np.maximum(effects.predict(where)[0], past), _BEYOND)
+        off, deviation = effects.predict(self._rows_of(configs))
+        return off + self._predicted_bytes(configs), deviation, limit
+
+    def _memory_prior(self, limit: float) -> Effects:
+        if self._expected is not None:
+            mean = np.zeros(self._features.width)
+            return Effects.prior(mean, intercept=_OFF_MEMORY, slope=_OFF_MEMORY / 4, value=_OFF_MEMORY / 2)
+        mean = self._frugality.copy()
+        # Before anything fits, the most frugal config is expected to fill the limit: only differences count then.
+        mean[0] = limit - self._least
+        return Effects.prior(mean, slope=_MEMORY_SLOPE_DEVIATION, value=_MEMORY_DEVIATION)
+
+    def _predicted_bytes(self, configs: Sequence[Config]) -> Array:
+        return np.zeros(len(configs)) if self._expected is None else self._expected.log_bytes(configs)
+
+    def _limit(self, measurements: Sequence[Measurement]) -> float:
+        if self._memory_bytes:
+            return math.log(self._memory_bytes)
+        peaks = [
+            (measurement.outcome, measurement.peak_bytes.allocated)
+            for measurement in measurements
+            if measurement.peak_bytes and measurement.peak_bytes.allocated > 0
+        ]
+        fitted = max((size for outcome, size in peaks if outcome is Outcome.FITS), default=1)
+        failed = min((size for outcome, size in peaks if outcome is Outcome.OUT_OF_MEMORY), default=2 * fitted)
+        return math.log(max(fitted, failed))
+
+    def works(self, measurements: Sequence[Measurement], configs: Sequence[Config]) -> Array:
+        """The probability that a config works if it fits: what crashes, hangs or diverges is avoided, not forbidden."""
+        mean = np.zeros(self._features.width)
+        mean[0] = 1.0
+        prior = Effects.prior(mean, intercept=_WORKS_DEVIATION, slope=1e-6, value=_WORKS_DEVIATION)
+        works = [measurement.outcome in (Outcome.FITS, Outcome.OUT_OF_MEMORY) for measurement in measurements]
+        at = [measurement.config for measurement in measurements]
+        effects = prior.learn(self._rows_of(at), np.array(works, dtype=float), _WORKS_NOISE)
+        return np.clip(effects.predict(self._rows_of(configs))[0], 0.02, 1.0)
+
+    def _rows_of(self, configs: Sequence[Config]) -> Array:
+        if all(config in self._row_of for config in configs):
+            return self._rows[[self._row_of[config] for config in configs]]
+        return self._features.rows(configs)
+
+
+def _frugality(values: Mapping[str, tuple[Value, ...]], features: Features, memory_order: MemoryOrder) -> Array:
+    """Expected effects on log memory: rising with the order of the space, which proven ranks correct."""
+    mean = np.zeros(features.width)
+    mean[1] = _MEMORY_SLOPE
+    ladders = {knob: _ladder(knob, each, memory_order) for knob, each in values.items() if knob != MICRO_BATCH}
+    for column, (knob, value) in enumerate(features.names, start=2):
+        if knob in ladders:  # the slope says it of the micro-batch
+            mean[column] = _MEMORY_SPAN * ladders[knob].index(value) / max(1, len(ladders[knob]) - 1)
+    return mean
+
+
+def _ladder(knob: str, values: tuple[Value, ...], memory_order: MemoryOrder) -> list[Value]:
+    """The values from most frugal to least; the ones that have a proven rank change places among themselves."""
+    ladder = list(values)
+    ranks = {value: rank for value in values if (rank := memory_order(knob, value)) is not None}
+    places = [place for place, value in enumerate(values) if value in ranks]
+    for place, value in zip(places, sorted(ranks, key=ranks.__getitem__), strict=True):
+        ladder[place] = value
+    return ladder
