@@ -119,6 +119,7 @@ def summary(problem: Problem, replays: Sequence[Replay]) -> dict[str, Any]:
         "probes_until_close": statistics.mean(probes for probes, _, _ in until),
         "seconds_until_close": statistics.mean(seconds for _, seconds, _ in until),
         "out_of_memory": statistics.mean(_out_of_memory(replay) for replay in replays),
+        "bound_held": _bound_held(problem, replays),
         "seeds": len(replays),
     }
 
@@ -153,6 +154,19 @@ def _first_close(problem: Problem, replay: Replay) -> tuple[int, float, bool]:
     return len(replay.seen), float(spent[-1]), False
 
 
+def _bound_held(problem: Problem, replays: Sequence[Replay]) -> float | None:
+    """How often nothing that was left is faster than a search said at its end; None where none said anything."""
+    held = []
+    for replay in replays:
+        best = replay.leaders[-1] if replay.leaders else None
+        if best and replay.bound is not None:
+            measured = {seen.config for seen in replay.seen}
+            left = [each for each, row in problem.rows.items() if each not in measured and problem.fits(row)]
+            most = max(map(problem.throughput, left), default=0.0)
+            held.append(most / problem.throughput(best) - 1 <= max(replay.bound, 0.0))  # it says no more than that
+    return statistics.mean(held) if held else None
+
+
 def _out_of_memory(replay: Replay) -> float:
     return sum(not seen.fits for seen in replay.seen) / len(replay.seen)
 
@@ -160,11 +174,12 @@ def _out_of_memory(replay: Replay) -> float:
 def line(figures: Mapping[str, Any]) -> str:
     """One table, budget and sampler."""
     regrets = " ".join(f"{100 * figures['mean_regret'][str(at)]:5.1f}" for at in AT)
+    held = "" if figures["bound_held"] is None else f" | bound held in {100 * figures['bound_held']:3.0f} %"
     return (
         f"{figures['table']:11s} {figures['budget_gib']:6.3f} GiB {figures['sampler']:12s} mean regret % {regrets}"
         f" | 95th of 15: {100 * figures['regret_95']['15']:5.1f} | within 2 %: {100 * figures['close']:4.0f} %,"
         f" {figures['probes_until_close']:5.1f} probes {figures['seconds_until_close']:6.1f} s"
-        f" | out of memory {100 * figures['out_of_memory']:3.0f} %"
+        f" | out of memory {100 * figures['out_of_memory']:3.0f} %{held}"
     )
 
 
@@ -183,10 +198,11 @@ def _mean(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return statistics.fmean(values)
 
     numbers = ("close", "probes_until_close", "seconds_until_close", "out_of_memory", "budget_gib")
+    bounds = [each["bound_held"] for each in found if each["bound_held"] is not None]
     mean: dict[str, Any] = {name: over(each[name] for each in found) for name in numbers}
     for name in ("mean_regret", "regret_95"):
         mean[name] = {str(at): over(each[name][str(at)] for each in found) for at in AT}
-    return {**mean, "table": "all"}
+    return {**mean, "table": "all", "bound_held": over(bounds) if bounds else None}
 
 
 if __name__ == "__main__":

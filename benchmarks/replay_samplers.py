@@ -76,7 +76,8 @@ class Problem:
 class Replay:
     """One search: what it saw, in order. A config that is asked for again costs nothing and tells nothing new.
 
-    `leaders` are what it would return after each probe, if that is not just the fastest that it measured.
+    `leaders` are what it would return after each probe, if that is not just the fastest that it measured; `bound` is
+    how much faster, as a share, it said that any other can be.
     """
 
     problem: Problem
@@ -84,6 +85,7 @@ class Replay:
     most: int
     seen: list[Measurement] = field(default_factory=list)
     leaders: list[Config | None] = field(default_factory=list)
+    bound: float | None = None
 
     @property
     def is_over(self) -> bool:
@@ -115,7 +117,7 @@ def _autofit(run: Replay, seed: int, tolerance: float | None = None) -> None:
         expect=lambda configs: problem.expected,
     )
     limits = Limits(trials=run.most, memory_bytes=problem.budget, tolerance=tolerance)
-    search(problem.space, seams, limits=limits, seed=seed)
+    run.bound = search(problem.space, seams, limits=limits, seed=seed).bound
 
 
 def _by_estimate(run: Replay, seed: int) -> None:

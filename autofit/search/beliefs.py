@@ -15,8 +15,9 @@ import numpy as np
 from autofit.core.config import Config, Value
 from autofit.core.measurement import Measurement, Outcome
 from autofit.search.choose import fastest
+from autofit.search.columns import MICRO_BATCH, Columns, Mask
 from autofit.search.dominance import MemoryOrder
-from autofit.search.effects import MICRO_BATCH, Array, Effects, Features, normal_below, normal_density
+from autofit.search.effects import Array, Effects, Features, normal_below, normal_density
 from autofit.search.expectation import Expectation
 from autofit.search.residuals import Mixture, Residuals
 
@@ -54,14 +55,30 @@ class Speeds:
         gain = deviations * (z * normal_below(z) + normal_density(z))
         return np.asarray(self.expected.weights @ gain)
 
+    def of(self, some: Mask) -> Speeds:
+        """Of some of the configs."""
+        few = replace(self.expected, means=self.expected.means[:, some], deviations=self.expected.deviations[:, some])
+        return replace(self, expected=few)
+
     def chance_above(self, share: float) -> Array:
         """How likely each is to be faster than the best by more than that share of it."""
         z = (self.expected.means - self.best - math.log1p(share)) / self.expected.deviations
         return np.asarray(self.expected.weights @ normal_below(z))
 
 
+@dataclass(frozen=True)
+class Group:
+    """Configs, and what can be told of them before anything is measured: predictions are logarithms, 0 without any."""
+
+    configs: Sequence[Config]
+    columns: Columns
+    rows: Array
+    nbytes: Array
+    speed: Array
+
+
 class Beliefs:
-    """About the configs of a pool.
+    """About the configs of a pool, and others like them.
 
     Args:
         values: every value each searched knob takes in the space, expected memory rising.
@@ -82,85 +99,92 @@ class Beliefs:
         self._expected = expected
         self._memory_bytes = memory_bytes
         self._features = Features(values)
-        self._rows = self._features.rows(pool)
-        self._row_of = {config: place for place, config in enumerate(pool)}
-        self._residuals = Residuals(values, pool, noise=_SPEED_NOISE)
+        self.pool = self.group(pool)
+        knobs = [knob for knob, each in values.items() if len(each) > 1]
+        self._residuals = Residuals(knobs, self.pool.columns, noise=_SPEED_NOISE)
         self._frugality = _frugality(values, self._features, memory_order)
-        self._least = float(min(self._rows @ self._frugality, default=0.0))
+        self._least = float(min(self.pool.rows @ self._frugality, default=0.0))
 
-    def speeds(self, measurements: Sequence[Measurement], configs: Sequence[Config]) -> Speeds:
-        """How fast the configs are expected to be."""
+    def group(self, configs: Sequence[Config]) -> Group:
+        """Configs to ask about."""
+        none = np.zeros(len(configs))
+        nbytes = none if self._expected is None else self._expected.log_bytes(configs)
+        speed = none if self._expected is None else self._expected.log_throughput(configs)
+        return Group(configs, Columns(configs), self._features.rows(configs), nbytes, speed)
+
+    def speeds(self, measurements: Sequence[Measurement], group: Group) -> Speeds:
+        """How fast configs are expected to be."""
         timed = [(each.config, each.step_seconds.median) for each in measurements if each.fits and each.step_seconds]
-        at = [config for config, _ in timed]
+        at = self.group([config for config, _ in timed])
         values = -np.log([seconds for _, seconds in timed])
-        every = [*configs, *at]
-        if self._expected is None:
-            mean = np.zeros(self._features.width)
-            mean[1] = _SPEED_SLOPE
-            prior = Effects.prior(mean, slope=_SPEED_SLOPE_DEVIATION, value=_SPEED_DEVIATION)
-            means, deviations = prior.learn(self._rows_of(at), values, _SPEED_NOISE).predict(self._rows_of(every))
-            found = Mixture(np.ones(1), means[None, :], np.maximum(deviations, 1e-9)[None, :])
-        else:
-            predicted = self._expected.log_throughput(every)
-            off = self._residuals.predict(at, values - predicted[len(configs) :], every)
-            found = replace(off, means=off.means + predicted)
-        best = float(found.mean[len(configs) :].max(initial=-math.inf))
-        some = slice(0, len(configs))
-        return Speeds(replace(found, means=found.means[:, some], deviations=found.deviations[:, some]), best)
+        best = float(self._speed(at, values, at).mean.max(initial=-math.inf))
+        return Speeds(self._speed(at, values, group), best)
+
+    def _speed(self, at: Group, values: Array, group: Group) -> Mixture:
+        if self._expected is not None:
+            off = self._residuals.predict(at.configs, values - at.speed, group.columns)
+            return replace(off, means=off.means + group.speed)
+        mean = np.zeros(self._features.width)
+        mean[1] = _SPEED_SLOPE
+        prior = Effects.prior(mean, slope=_SPEED_SLOPE_DEVIATION, value=_SPEED_DEVIATION)
+        means, deviations = prior.learn(at.rows, values, _SPEED_NOISE).predict(group.rows)
+        return Mixture(np.ones(1), means[None, :], np.maximum(deviations, 1e-9)[None, :])
 
     def leader(self, measurements: Sequence[Measurement]) -> Measurement | None:
         """Which of those that fit is expected to be the fastest, noise of the measurements considered."""
         fitting = [measurement for measurement in measurements if measurement.fits]
         if not fitting or self._expected is None:  # effects that only add are too rough to doubt a measurement for
             return fastest(fitting)
-        means = self.speeds(measurements, [measurement.config for measurement in fitting]).expected.mean
+        means = self.speeds(measurements, self.group([each.config for each in fitting])).expected.mean
         return fitting[int(np.argmax(means))]
 
-    def chances(self, measurements: Sequence[Measurement], configs: Sequence[Config]) -> Array:
-        """How likely the configs are to fit and to work."""
-        memory, deviation, limit = self.memory(measurements, configs)
+    def chances(self, measurements: Sequence[Measurement], group: Group) -> Array:
+        """How likely configs are to fit and to work."""
+        memory, deviation, limit = self.memory(measurements, group)
         noise = _GUESSED_MEMORY_NOISE if self._expected is None else _MEMORY_NOISE
-        return normal_below((limit - memory) / np.hypot(deviation, noise)) * self.works(measurements, configs)
+        return normal_below((limit - memory) / np.hypot(deviation, noise)) * self.works(measurements, group)
 
-    def surplus(self, measurements: Sequence[Measurement], configs: Sequence[Config]) -> float:
-        """How much faster than the best any of the configs is at the most, at 95 %, as a share of the best.
+    def surplus(self, measurements: Sequence[Measurement], left: Mask) -> float:
+        """How much faster than the best any of the pool's configs that are left is at the most, at 95 %, as a share.
 
         Infinity while nothing is measured to fit; below 0 where the best is sure to be.
         """
-        speeds = self.speeds(measurements, configs)
+        speeds = self.speeds(measurements, self.pool)
         if not math.isfinite(speeds.best):
             return math.inf
-        possible = self.chances(measurements, configs) > _HARDLY
+        possible = left & (self.chances(measurements, self.pool) > _HARDLY)
         low, high = -1.0 + 1e-9, 1e3
         if not possible.any():
             return low
+        speeds = speeds.of(possible)
         while high - low > _EXACT:
             middle = (low + high) / 2 if high < 1 else math.sqrt((low + 2) * (high + 2)) - 2
-            if float(speeds.chance_above(middle)[possible].max()) > _AT_MOST:
+            if float(speeds.chance_above(middle).max()) > _AT_MOST:
                 low = middle
             else:
                 high = middle
         return high
 
-    def memory(self, measurements: Sequence[Measurement], configs: Sequence[Config]) -> tuple[Array, Array, float]:
-        """Expected log bytes of the configs, their deviation, and the log of the limit."""
+    def memory(self, measurements: Sequence[Measurement], group: Group) -> tuple[Array, Array, float]:
+        """Expected log bytes of configs, their deviation, and the log of the limit."""
         known = [
-            (measurement, measurement.peak_bytes.allocated)
+            (measurement.config, measurement.peak_bytes.allocated)
             for measurement in measurements
             if measurement.fits and measurement.peak_bytes and measurement.peak_bytes.allocated > 0
         ]
         failed = [measurement.config for measurement in measurements if measurement.outcome is Outcome.OUT_OF_MEMORY]
         limit = self._limit(measurements)
         noise = _GUESSED_MEMORY_NOISE if self._expected is None else _MEMORY_NOISE
-        at = [measurement.config for measurement, _ in known]
-        sizes = np.log([size for _, size in known]) - self._predicted_bytes(at)
-        effects = self._memory_prior(limit).learn(self._rows_of(at), sizes, noise)
+        at = self.group([config for config, _ in known])
+        sizes = np.log([size for _, size in known]) - at.nbytes
+        effects = self._memory_prior(limit).learn(at.rows, sizes, noise)
         if failed:
             # All that is known of these is that they lie past the limit: where they were expected there, nothing new.
-            where, past = self._rows_of(failed), limit + _BEYOND - self._predicted_bytes(failed)
-            effects = effects.learn(where, np.maximum(effects.predict(where)[0], past), _BEYOND)
-        off, deviation = effects.predict(self._rows_of(configs))
-        return off + self._predicted_bytes(configs), deviation, limit
+            where = self.group(failed)
+            past = limit + _BEYOND - where.nbytes
+            effects = effects.learn(where.rows, np.maximum(effects.predict(where.rows)[0], past), _BEYOND)
+        off, deviation = effects.predict(group.rows)
+        return off + group.nbytes, deviation, limit
 
     def _memory_prior(self, limit: float) -> Effects:
         if self._expected is not None:
@@ -170,9 +194,6 @@ class Beliefs:
         # Before anything fits, the most frugal config is expected to fill the limit: only differences count then.
         mean[0] = limit - self._least
         return Effects.prior(mean, slope=_MEMORY_SLOPE_DEVIATION, value=_MEMORY_DEVIATION)
-
-    def _predicted_bytes(self, configs: Sequence[Config]) -> Array:
-        return np.zeros(len(configs)) if self._expected is None else self._expected.log_bytes(configs)
 
     def _limit(self, measurements: Sequence[Measurement]) -> float:
         if self._memory_bytes:
@@ -186,20 +207,17 @@ class Beliefs:
         failed = min((size for outcome, size in peaks if outcome is Outcome.OUT_OF_MEMORY), default=2 * fitted)
         return math.log(max(fitted, failed))
 
-    def works(self, measurements: Sequence[Measurement], configs: Sequence[Config]) -> Array:
+    def works(self, measurements: Sequence[Measurement], group: Group) -> Array:
         """The probability that a config works if it fits: what crashes, hangs or diverges is avoided, not forbidden."""
+        works = [measurement.outcome in (Outcome.FITS, Outcome.OUT_OF_MEMORY) for measurement in measurements]
+        if all(works):  # the common case, in which the answer is known
+            return np.ones(len(group.configs))
         mean = np.zeros(self._features.width)
         mean[0] = 1.0
         prior = Effects.prior(mean, intercept=_WORKS_DEVIATION, slope=1e-6, value=_WORKS_DEVIATION)
-        works = [measurement.outcome in (Outcome.FITS, Outcome.OUT_OF_MEMORY) for measurement in measurements]
-        at = [measurement.config for measurement in measurements]
-        effects = prior.learn(self._rows_of(at), np.array(works, dtype=float), _WORKS_NOISE)
-        return np.clip(effects.predict(self._rows_of(configs))[0], 0.02, 1.0)
-
-    def _rows_of(self, configs: Sequence[Config]) -> Array:
-        if all(config in self._row_of for config in configs):
-            return self._rows[[self._row_of[config] for config in configs]]
-        return self._features.rows(configs)
+        rows = self._features.rows([measurement.config for measurement in measurements])
+        effects = prior.learn(rows, np.array(works, dtype=float), _WORKS_NOISE)
+        return np.clip(effects.predict(group.rows)[0], 0.02, 1.0)
 
 
 def _frugality(values: Mapping[str, tuple[Value, ...]], features: Features, memory_order: MemoryOrder) -> Array:

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from autofit.core.config import Config, Value
+from autofit.search.columns import MICRO_BATCH
 
 Array = npt.NDArray[np.float64]
 
-MICRO_BATCH = "micro_batch_size"
 _INTERCEPT_DEVIATION = 30.0  # wide: logarithms of bytes lie near 23, of samples per second anywhere from -5 to 10
 
 

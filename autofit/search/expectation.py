@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -43,16 +44,27 @@ class Expectation:
 
     def log_bytes(self, configs: Sequence[Config]) -> Array:
         """Logarithms of the bytes; of what is not known, that of the median of all."""
-        return _logs(self.nbytes, configs)
+        return _logs(self.nbytes, configs, self._usual_bytes)
 
     def log_throughput(self, configs: Sequence[Config]) -> Array:
         """Logarithms of steps per second; of what is not known, that of the median of all."""
-        return -_logs(self.seconds, configs)
+        return -_logs(self.seconds, configs, self._usual_seconds)
+
+    @cached_property
+    def _usual_bytes(self) -> float:
+        return _usual(self.nbytes)
+
+    @cached_property
+    def _usual_seconds(self) -> float:
+        return _usual(self.seconds)
 
 
-def _logs(known: Mapping[Config, float], configs: Sequence[Config]) -> Array:
+def _usual(known: Mapping[Config, float]) -> float:
     figures = np.array(list(known.values()), dtype=float)
     figures = figures[np.isfinite(figures) & (figures > 0)]
-    middle = float(np.median(figures)) if len(figures) else 1.0
+    return float(np.median(figures)) if len(figures) else 1.0
+
+
+def _logs(known: Mapping[Config, float], configs: Sequence[Config], middle: float) -> Array:
     values = np.array([known.get(config, np.nan) for config in configs], dtype=float)
     return np.asarray(np.log(np.where(np.isfinite(values) & (values > 0), values, middle)))

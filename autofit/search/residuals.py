@@ -11,22 +11,20 @@ its predictions of the others were nearer in each, and what it says of its own d
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from autofit.core.config import Config, Value
-from autofit.search.effects import MICRO_BATCH, Array
+from autofit.core.config import Config
+from autofit.search.columns import MICRO_BATCH, Columns
+from autofit.search.effects import Array
 
 # Standard deviations of errors, and how likely each is before any probe: 0.09 to 0.14 were seen on recorded tables; on
 # a device that was never measured, and for techniques whose cost is assumed, they may be a few times larger.
 _SCALES, _LIKELY = np.array([0.06, 0.13, 0.26, 0.52]), np.array([0.15, 0.55, 0.2, 0.1])
 _ALIKE, _ALIKE_PER_DOUBLING = 0.75, 0.85  # 0.5 to 0.8 did within a few per cent as well
 _COMMON = 0.4  # what all are off by together: 0.3 was seen; more would hide that the first probe was chosen too well
-_UNKNOWN = -1
 
 
 @dataclass(frozen=True)
@@ -47,59 +45,47 @@ class Residuals:
     """What is learnt for the configs of a pool.
 
     Args:
-        values: every value that each knob takes.
+        knobs: those that the configs may differ in; the micro-batch counts by its doublings in any case.
         noise: of measurements, as a standard deviation of logarithms.
     """
 
-    def __init__(self, values: Mapping[str, Sequence[Value]], pool: Sequence[Config], *, noise: float) -> None:
+    def __init__(self, knobs: Sequence[str], pool: Columns, *, noise: float) -> None:
         self._noise = noise
-        self._knobs = [knob for knob, each in values.items() if len(each) > 1 and knob != MICRO_BATCH]
-        self._code = {knob: {value: number for number, value in enumerate(values[knob])} for knob in self._knobs}
-        self._place = {config: place for place, config in enumerate(pool)}
-        self._pool = self._codes(pool), self._doublings(pool)
+        self._knobs = [knob for knob in knobs if knob != MICRO_BATCH]
+        self._pool = pool
         self._likeness: dict[Config, Array] = {}  # of a measured config to each of the pool
 
-    def predict(self, measured: Sequence[Config], values: Array, configs: Sequence[Config]) -> Mixture:
+    def predict(self, measured: Sequence[Config], values: Array, at: Columns) -> Mixture:
         """What is expected at these configs, given what was measured.
 
         Args:
             values: logarithms of measured / predicted speed.
         """
         if not len(values):
-            none = np.zeros((len(_SCALES), len(configs)))
+            none = np.zeros((len(_SCALES), len(at.codes)))
             return Mixture(_LIKELY, none, none + _SCALES[:, None])
-        among = self._alike(self._codes(measured), self._doublings(measured), measured)
-        there = self._like_all(measured, configs)
+        among, there = self._like_all(measured, Columns(measured)), self._like_all(measured, at)
         noise = np.eye(len(values)) * self._noise**2 + _COMMON**2
         evidence, means, variances = [], [], []
         for scale in _SCALES.tolist():
-            lower = np.linalg.cholesky(scale**2 * among + noise)
-            known, solved = np.linalg.solve(lower, values), np.linalg.solve(lower, scale**2 * there + _COMMON**2)
+            lower = np.linalg.inv(np.linalg.cholesky(scale**2 * among + noise))  # small, and applied to all of a pool
+            known, solved = lower @ values, lower @ (scale**2 * there + _COMMON**2)
             means.append(known @ solved)
             variances.append(scale**2 + _COMMON**2 - np.einsum("ij,ij->j", solved, solved))
-            evidence.append(-0.5 * known @ known - np.log(np.diag(lower)).sum())
+            evidence.append(-0.5 * known @ known + np.log(np.diag(lower)).sum())
         weights = _LIKELY * np.exp(np.array(evidence) - max(evidence))
         deviations = np.sqrt(np.maximum(np.array(variances), 1e-12))
         return Mixture(weights / weights.sum(), np.array(means), deviations)
 
-    def _like_all(self, measured: Sequence[Config], configs: Sequence[Config]) -> Array:
-        if any(config not in self._place for config in configs):  # of a run before this one, which weighed others
-            return self._alike(self._codes(measured), self._doublings(measured), configs)
-        places = [self._place[config] for config in configs]
+    def _like_all(self, measured: Sequence[Config], configs: Columns) -> Array:
+        """How alike configs are to each measured one, 1 for the same: [measured, configs]."""
+        if configs is not self._pool:
+            return np.array([self._alike(config, configs) for config in measured])
         for config in measured:
             if config not in self._likeness:
-                self._likeness[config] = self._alike(*self._pool, [config])[:, 0]
-        return np.array([self._likeness[config][places] for config in measured])
+                self._likeness[config] = self._alike(config, configs)
+        return np.array([self._likeness[config] for config in measured])
 
-    def _alike(self, codes: npt.NDArray[np.int64], doublings: Array, others: Sequence[Config]) -> Array:
-        """How alike configs are to others, 1 for the same: [configs, others]."""
-        differ = (codes[:, None, :] != self._codes(others)[None, :, :]).sum(-1)
-        apart = np.abs(doublings[:, None] - self._doublings(others)[None, :])
-        return np.asarray(_ALIKE**differ * _ALIKE_PER_DOUBLING**apart)
-
-    def _codes(self, configs: Sequence[Config]) -> npt.NDArray[np.int64]:
-        rows = [[self._code[knob].get(config.get(knob), _UNKNOWN) for knob in self._knobs] for config in configs]
-        return np.array(rows, dtype=np.int64).reshape(len(configs), len(self._knobs))
-
-    def _doublings(self, configs: Sequence[Config]) -> Array:
-        return np.array([math.log2(int(config.get(MICRO_BATCH) or 1)) for config in configs])
+    def _alike(self, config: Config, others: Columns) -> Array:
+        apart = np.abs(others.doublings - Columns([config]).doublings)
+        return np.asarray(_ALIKE ** others.differences(config, self._knobs) * _ALIKE_PER_DOUBLING**apart)

@@ -24,11 +24,13 @@ from optuna.trial import FrozenTrial, TrialState
 from autofit.core.config import Config, Value
 from autofit.core.measurement import Measurement, Outcome
 from autofit.search.beliefs import Beliefs
-from autofit.search.dominance import MemoryOrder, rules_out
+from autofit.search.columns import Mask
+from autofit.search.dominance import MemoryOrder, ruled_out
 from autofit.search.expectation import Expectation
 
 MEASUREMENT = "measurement"  # the user attribute of a trial that holds Measurement.to_trial()
 
+_NO_CHANCE = 1e-3  # to fit: what is below is not worth weighing while anything else is left
 _LIKELY = 0.7  # to fit: enough for the first probes, of which one that fits tells more than one that does not
 
 
@@ -54,26 +56,36 @@ class EffectsSampler(BaseSampler):
         expected: Expectation | None = None,
         seed: int = 0,
     ) -> None:
-        self._expected = expected
         self.distributions: dict[str, BaseDistribution] = {
             knob: CategoricalDistribution(each) for knob, each in values.items()
         }
-        self._open = dict.fromkeys(pool)  # not yet ruled out; measured ones may be among them
+        self._place = {config: place for place, config in enumerate(pool)}
+        self._open: Mask = np.ones(len(pool), dtype=bool)  # not yet ruled out; measured ones may be among them
         self._ruled_by: set[Config] = set()
-        self._by_params = {Config(self._params(config)): config for config in pool}
         self._memory_order = memory_order
         self._seed = seed
+        self._expected = expected
         self.beliefs = Beliefs(values, pool, memory_order=memory_order, memory_bytes=memory_bytes, expected=expected)
+        self._by_params = {tuple(config[knob] for knob in self.distributions): config for config in pool}
+
+    def left(self, measurements: Sequence[Measurement]) -> Mask:
+        """Which configs of the pool are neither measured nor proven not to fit."""
+        for measurement in measurements:
+            failed = measurement.config
+            if measurement.outcome is Outcome.OUT_OF_MEMORY and failed not in self._ruled_by:
+                self._ruled_by.add(failed)
+                self._open &= ~ruled_out(failed, self.beliefs.pool.columns, self._memory_order)
+        left = self._open.copy()
+        left[[self._place[each.config] for each in measurements if each.config in self._place]] = False
+        return left
 
     def candidates(self, measurements: Sequence[Measurement]) -> list[Config]:
-        """The configs that are neither measured nor proven not to fit, in the order of the pool."""
-        self._rule_out(measurements)
-        measured = {measurement.config for measurement in measurements}
-        return [config for config in self._open if config not in measured]
+        """Those configs, in the order of the pool."""
+        return [self.beliefs.pool.configs[place] for place in np.flatnonzero(self.left(measurements)).tolist()]
 
     def config(self, params: Mapping[str, Any]) -> Config:
         """The canonical Config of a trial's params."""
-        return self._by_params[Config({knob: params[knob] for knob in self.distributions})]
+        return self._by_params[tuple(params[knob] for knob in self.distributions)]
 
     def choose(self, measurements: Sequence[Measurement]) -> Config:
         """The config to measure next.
@@ -81,19 +93,22 @@ class EffectsSampler(BaseSampler):
         Raises:
             LookupError: there is none left.
         """
-        candidates = self.candidates(measurements)
-        if not candidates:
+        left, pool = self.left(measurements), self.beliefs.pool
+        if not left.any():
             raise LookupError("every config of the space is measured, refused or proven not to fit")
-        chances, speeds = self.beliefs.chances(measurements, candidates), self.beliefs.speeds(measurements, candidates)
+        chances, speeds = self.beliefs.chances(measurements, pool), self.beliefs.speeds(measurements, pool)
         if not math.isfinite(speeds.best):
-            likely = chances > _LIKELY
-            if self._expected is None or not likely.any():
-                memory, _, _ = self.beliefs.memory(measurements, candidates)
-                return candidates[int(np.argmin(memory - np.log(self.beliefs.works(measurements, candidates))))]
-            return candidates[int(np.argmax(np.where(likely, speeds.expected.mean, -math.inf)))]
-        score = speeds.improvement() * chances
+            likely = left & (chances > _LIKELY)
+            if self._expected is not None and likely.any():
+                return pool.configs[int(np.argmax(np.where(likely, speeds.expected.mean, -math.inf)))]
+            memory, _, _ = self.beliefs.memory(measurements, pool)
+            least = memory - np.log(self.beliefs.works(measurements, pool))
+            return pool.configs[int(np.argmin(np.where(left, least, math.inf)))]
+        likely = left & (chances > _NO_CHANCE)
+        possible = likely if likely.any() else left
+        score = speeds.of(possible).improvement() * chances[possible]
         ties = np.random.default_rng((self._seed % 2**32, len(measurements))).random(len(score))
-        return candidates[int(np.lexsort((ties, score))[-1])]
+        return pool.configs[int(np.flatnonzero(possible)[np.lexsort((ties, score))[-1]])]
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Optuna asks which parameters are chosen together: all knobs."""
@@ -113,15 +128,6 @@ class EffectsSampler(BaseSampler):
 
     def _params(self, config: Config) -> dict[str, Value]:
         return {knob: config[knob] for knob in self.distributions}
-
-    def _rule_out(self, measurements: Sequence[Measurement]) -> None:
-        for measurement in measurements:
-            failed = measurement.config
-            if measurement.outcome is not Outcome.OUT_OF_MEMORY or failed in self._ruled_by:
-                continue
-            self._ruled_by.add(failed)
-            for config in [each for each in self._open if rules_out(failed, each, self._memory_order)]:
-                del self._open[config]
 
 
 def measurements_of(study: Study) -> list[Measurement]:

@@ -121,9 +121,9 @@ def search(
         measurements = measurements_of(study)
     measured = {measurement.config for measurement in measurements}
     never = sum(config not in measured for config in pool)
-    left = sampler.candidates(measurements)
-    dominated = never - len(left)
-    bound = sampler.beliefs.surplus(measurements, left) if left else math.inf
+    left = sampler.left(measurements)
+    dominated = never - int(left.sum())
+    bound = sampler.beliefs.surplus(measurements, left) if left.any() else math.inf
     refused = size - enumeration.count().configs
     skipped = {"predicted": len(legal) - len(possible), "dominated": dominated, "refused": refused}
     known = bound if math.isfinite(bound) else None
@@ -159,8 +159,8 @@ def _measure_all(study: Study, sampler: EffectsSampler, seams: Seams, limits: Li
     try:
         while True:
             measurements = measurements_of(study)
-            left = sampler.candidates(measurements)
-            if not left:
+            left = sampler.left(measurements)
+            if not left.any():
                 return "space"
             if len(measurements) >= limits.trials:
                 return "trials"

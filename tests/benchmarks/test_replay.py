@@ -66,6 +66,7 @@ def test_regret_is_by_the_median_of_all_probes_and_whole_while_nothing_fits() ->
     assert figures["seconds_until_close"] == pytest.approx(3.0 + 10.0 + 10.0)
     assert figures["out_of_memory"] == pytest.approx(1 / 3)
     assert figures["mean_regret"]["40"] == 0.0
+    assert figures["bound_held"] is None
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -121,3 +122,12 @@ def test_a_table_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     table.write(path)
     with pytest.raises(SystemExit, match="record it again"):
         replay.main([str(path)])
+
+
+def test_what_a_search_says_of_the_rest_is_held_against_the_truth() -> None:
+    problem = _problem(budget=500)
+    second = Config({"precision": "bf16", "micro_batch_size": 2})
+    runs = [Replay(problem, random.Random(0), 1, leaders=[second], bound=bound) for bound in (0.1, 0.3)]
+    for run in runs:
+        run.probe(second)
+    assert summary(problem, runs)["bound_held"] == 0.5  # the best that is left is 1.5 / 1.25 as fast

@@ -1,0 +1,53 @@
+"""Columns: many configs as one table of small numbers, so that each question is asked of all of them at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from autofit.core.config import Config, Value
+
+Mask = npt.NDArray[np.bool_]
+Codes = npt.NDArray[np.int32]
+
+MICRO_BATCH = "micro_batch_size"
+
+
+class Columns:
+    """The values of some configs by knob.
+
+    Attributes:
+        knobs: all that any of them has.
+        values: by knob, the distinct values, where a code is the place of one.
+        codes: [configs, knobs].
+        doublings: log2 of the micro-batch, 0 where there is none.
+    """
+
+    def __init__(self, configs: Sequence[Config]) -> None:
+        self.knobs = tuple(dict.fromkeys(knob for config in configs for knob in config))
+        known: dict[str, dict[tuple[type, Value], int]] = {knob: {} for knob in self.knobs}
+        self.codes: Codes = np.empty((len(configs), len(self.knobs)), dtype=np.int32)
+        for column, knob in enumerate(self.knobs):
+            codes = known[knob]
+            for row, config in enumerate(configs):
+                value = config.get(knob)
+                self.codes[row, column] = codes.setdefault((type(value), value), len(codes))  # True is not 1
+        self.values = {knob: tuple(value for _, value in codes) for knob, codes in known.items()}
+        self.doublings = np.array([math.log2(int(config.get(MICRO_BATCH) or 1)) for config in configs])
+
+    def where(self, knob: str, holds: Callable[[Value], bool]) -> Mask:
+        """Which configs have a value of the knob for which something holds."""
+        told = np.array([holds(value) for value in self.values[knob]], dtype=bool)
+        return np.asarray(told[self.codes[:, self.knobs.index(knob)]])
+
+    def differences(self, config: Config, knobs: Sequence[str]) -> npt.NDArray[np.int64]:
+        """In how many of these knobs each differs from a config."""
+        count = np.zeros(len(self.codes), dtype=np.int64)
+        for knob in knobs:
+            if knob in self.values:
+                wanted = config.get(knob)
+                count += ~self.where(knob, lambda value, wanted=wanted: value == wanted)  # type: ignore[misc]
+        return count

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autofit.core.config import Config
+from autofit.search import rules_out
+from autofit.search.columns import Columns
+from autofit.search.dominance import ruled_out
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "micro_batch_size": (1, 2, 4, None),
+    "gradient_accumulation_steps": (1, 2, 4),
+    "optimizer": ("adamw", "adamw-8bit", "sgd"),
+    "optimizer_in_backward": (False, True),
+}
+configs = st.builds(Config, st.fixed_dictionaries({knob: st.sampled_from(each) for knob, each in VALUES.items()}))
+
+
+def order(knob: str, value: Any) -> int | None:
+    if knob == "micro_batch_size":
+        return value if isinstance(value, int) else None
+    return {"adamw": 2, "adamw-8bit": 1}.get(value) if knob == "optimizer" else None
+
+
+@given(st.lists(configs, min_size=1, max_size=20), configs)
+def test_what_is_asked_of_all_at_once_is_what_is_asked_of_each(many: list[Config], other: Config) -> None:
+    columns = Columns(many)
+    assert ruled_out(other, columns, order).tolist() == [rules_out(other, each, order) for each in many]
+    differing = columns.differences(other, list(VALUES))
+    assert differing.tolist() == [sum(each[knob] != other[knob] for knob in VALUES) for each in many]
+    assert columns.where("optimizer", lambda value: value == "sgd").tolist() == [c["optimizer"] == "sgd" for c in many]
+
+
+def test_micro_batches_are_counted_in_doublings() -> None:
+    sizes = [Config(micro_batch_size=size) for size in (1, 2, 8, None)]
+    assert Columns(sizes).doublings.tolist() == [0, 1, 3, 0]
+    assert not len(Columns([]).doublings)
+    assert np.array_equal(Columns([]).differences(sizes[0], ["micro_batch_size"]), [])
