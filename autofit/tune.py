@@ -145,6 +145,7 @@ class _Run:
             trials=self.options.trials,
             time_limit=time_limit and time_limit * EXPLORE_SHARE,
             memory_bytes=self.budget.cap_bytes(self.hardware.device, self.hardware.context_bytes),
+            tolerance=self.options.tolerance,
         )
 
         def started(size: int) -> None:

@@ -112,12 +112,16 @@ class Beliefs:
         speed = none if self._expected is None else self._expected.log_throughput(configs)
         return Group(configs, Columns(configs), self._features.rows(configs), nbytes, speed)
 
-    def speeds(self, measurements: Sequence[Measurement], group: Group) -> Speeds:
-        """How fast configs are expected to be."""
+    def speeds(
+        self, measurements: Sequence[Measurement], group: Group, rivals: Sequence[Measurement] | None = None
+    ) -> Speeds:
+        """How fast configs are expected to be, and the best of some measurements; None: of all."""
         timed = [(each.config, each.step_seconds.median) for each in measurements if each.fits and each.step_seconds]
         at = self.group([config for config, _ in timed])
         values = -np.log([seconds for _, seconds in timed])
-        best = float(self._speed(at, values, at).mean.max(initial=-math.inf))
+        told = {each.config for each in (measurements if rivals is None else rivals)}
+        among = [config in told for config in at.configs]
+        best = float(self._speed(at, values, at).mean[among].max(initial=-math.inf))
         return Speeds(self._speed(at, values, group), best)
 
     def _speed(self, at: Group, values: Array, group: Group) -> Mixture:
@@ -144,19 +148,26 @@ class Beliefs:
         noise = _GUESSED_MEMORY_NOISE if self._expected is None else _MEMORY_NOISE
         return normal_below((limit - memory) / np.hypot(deviation, noise)) * self.works(measurements, group)
 
-    def surplus(self, measurements: Sequence[Measurement], left: Mask) -> float:
+    def surplus(
+        self, measurements: Sequence[Measurement], left: Mask, rivals: Sequence[Measurement] | None = None
+    ) -> float:
         """How much faster than the best any of the pool's configs that are left is at the most, at 95 %, as a share.
 
-        Infinity while nothing is measured to fit; below 0 where the best is sure to be.
+        Below 0 where the best is sure to be, or nothing that is left can be expected to fit; infinity where something
+        can and nothing was measured to, and where nothing is predicted: effects that only add are too rough to tell.
+
+        Args:
+            rivals: the measurements whose best it is; None: all.
         """
-        speeds = self.speeds(measurements, self.pool)
-        if not math.isfinite(speeds.best):
+        if self._expected is None:
             return math.inf
         possible = left & (self.chances(measurements, self.pool) > _HARDLY)
         low, high = -1.0 + 1e-9, 1e3
         if not possible.any():
             return low
-        speeds = speeds.of(possible)
+        speeds = self.speeds(measurements, self.pool, rivals).of(possible)
+        if not math.isfinite(speeds.best):
+            return math.inf
         while high - low > _EXACT:
             middle = (low + high) / 2 if high < 1 else math.sqrt((low + 2) * (high + 2)) - 2
             if float(speeds.chance_above(middle).max()) > _AT_MOST:

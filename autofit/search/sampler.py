@@ -5,6 +5,8 @@ and least memory first where they do not: an answer early beats a good one late.
 largest expected improvement of throughput, times the probability that it fits, times the probability that it works at
 all. What an out-of-memory proves not to fit, what is refused and what is measured already is never proposed.
 
+Once nothing is expected to beat the best any more, it looks for the best of each tier in the same way.
+
 It learns from the study's trials only (the user attribute `measurement`), so a resumed study goes on as if never
 stopped.
 """
@@ -23,6 +25,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autofit.core.config import Config, Value
 from autofit.core.measurement import Measurement, Outcome
+from autofit.core.result import TIERS, tier
 from autofit.search.beliefs import Beliefs
 from autofit.search.columns import Mask
 from autofit.search.dominance import MemoryOrder, ruled_out
@@ -44,6 +47,7 @@ class EffectsSampler(BaseSampler):
         memory_bytes: what tensors may take; None when unknown, then it is guessed from what fitted and what did not.
         expected: what is predicted of the pool; None where nothing is.
         seed: decides between configs that promise the same.
+        tolerance: by what share of the best a config must be expected to be faster to be worth a probe; None: any is.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class EffectsSampler(BaseSampler):
         memory_bytes: int | None = None,
         expected: Expectation | None = None,
         seed: int = 0,
+        tolerance: float | None = None,
     ) -> None:
         self.distributions: dict[str, BaseDistribution] = {
             knob: CategoricalDistribution(each) for knob, each in values.items()
@@ -65,6 +70,9 @@ class EffectsSampler(BaseSampler):
         self._memory_order = memory_order
         self._seed = seed
         self._expected = expected
+        self._tolerance = tolerance
+        tiers = np.array([tier(config) for config in pool])
+        self._tiers: dict[str, Mask] = {name: tiers == name for name in TIERS}
         self.beliefs = Beliefs(values, pool, memory_order=memory_order, memory_bytes=memory_bytes, expected=expected)
         self._by_params = {tuple(config[knob] for knob in self.distributions): config for config in pool}
 
@@ -87,16 +95,32 @@ class EffectsSampler(BaseSampler):
         """The canonical Config of a trial's params."""
         return self._by_params[tuple(params[knob] for knob in self.distributions)]
 
+    def aim(self, measurements: Sequence[Measurement]) -> tuple[Mask, Sequence[Measurement]] | None:
+        """Which configs to choose from, and the measurements whose best they are to beat; None: nothing is worth it."""
+        left = self.left(measurements)
+        if not left.any():
+            return None
+        if self._tolerance is None or not any(measurement.fits for measurement in measurements):
+            return left, measurements
+        if self.beliefs.surplus(measurements, left) > self._tolerance:
+            return left, measurements
+        for name, those in self._tiers.items():
+            within, rivals = left & those, [each for each in measurements if tier(each.config) == name]
+            if within.any() and self.beliefs.surplus(measurements, within, rivals) > self._tolerance:
+                return within, rivals
+        return None
+
     def choose(self, measurements: Sequence[Measurement]) -> Config:
-        """The config to measure next.
+        """The config to measure next, worth it or not.
 
         Raises:
             LookupError: there is none left.
         """
-        left, pool = self.left(measurements), self.beliefs.pool
+        left, rivals = self.aim(measurements) or (self.left(measurements), measurements)
         if not left.any():
             raise LookupError("every config of the space is measured, refused or proven not to fit")
-        chances, speeds = self.beliefs.chances(measurements, pool), self.beliefs.speeds(measurements, pool)
+        pool = self.beliefs.pool
+        chances, speeds = self.beliefs.chances(measurements, pool), self.beliefs.speeds(measurements, pool, rivals)
         if not math.isfinite(speeds.best):
             likely = left & (chances > _LIKELY)
             if self._expected is not None and likely.any():

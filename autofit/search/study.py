@@ -58,7 +58,8 @@ class Limits:
 
     `trials` counts finished measurements, resumed ones included; `time_limit` is in seconds and of this process only;
     `memory_bytes` is what tensors may take (`Budget.cap_bytes`), by which the sampler judges what will fit. It ends,
-    too, once nothing left is expected to be faster than the best by more than the share `tolerance`; None: goes on.
+    too, once nothing left is expected to beat the best, nor that of its tier, by more than the share `tolerance`; None:
+    goes on.
     """
 
     trials: int = 40
@@ -114,6 +115,7 @@ def search(
         memory_bytes=limits.memory_bytes,
         expected=expected,
         seed=seed,
+        tolerance=limits.tolerance,
     )
     with _quiet():
         study = open_study(_of_space(journal, space), sampler)
@@ -159,12 +161,11 @@ def _measure_all(study: Study, sampler: EffectsSampler, seams: Seams, limits: Li
     try:
         while True:
             measurements = measurements_of(study)
-            left = sampler.left(measurements)
-            if not left.any():
+            if not sampler.left(measurements).any():
                 return "space"
             if len(measurements) >= limits.trials:
                 return "trials"
-            if limits.tolerance is not None and sampler.beliefs.surplus(measurements, left) <= limits.tolerance:
+            if sampler.aim(measurements) is None:
                 return "bound"
             if time.monotonic() >= deadline:
                 return "time"

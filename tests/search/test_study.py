@@ -18,6 +18,7 @@ import pytest
 from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.measurement import Measurement
+from autofit.core.result import tier
 from autofit.search import Expectation, Journal, Limits, Seams, Space, fastest, rules_out, search
 from autofit.search import study as study_module
 
@@ -296,6 +297,28 @@ def test_with_good_predictions_it_can_end_after_a_few_probes_and_says_what_it_ma
     assert few.stopped_by == "trials"
     assert few.bound is not None
     assert few.bound > 0.1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_before_it_ends_by_itself_it_finds_the_best_of_every_tier(formula: Any, seed: int) -> None:
+    problem = formula(seed, share=0.7)
+    limits = Limits(trials=100, memory_bytes=int(problem.budget), tolerance=0.1)
+    outcome = search(problem.space, _expected(problem), limits=limits)
+    assert outcome.stopped_by == "bound"
+    assert len(outcome.measurements) < 25
+    for kind in ("full", "lora"):
+        best = fastest([each for each in outcome.measurements if tier(each.config) == kind])
+        true = max(problem.speed(each) for each in problem.configs if tier(each) == kind and problem.fits(each))
+        assert best is not None
+        assert problem.speed(best.config) > true / 1.1
+
+
+def test_without_predictions_it_never_ends_by_itself(formula: Any) -> None:
+    problem = formula(1)
+    limits = Limits(trials=30, memory_bytes=int(problem.budget), tolerance=0.5)
+    outcome = search(problem.space, problem.seams(), limits=limits)
+    assert outcome.stopped_by == "trials"
+    assert outcome.bound is None
 
 
 def test_where_nothing_fits_or_nothing_is_left_there_is_no_bound(formula: Any) -> None:
