@@ -7,8 +7,9 @@ never excludes a config.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -98,6 +99,7 @@ class Beliefs:
     ) -> None:
         self._expected = expected
         self._memory_bytes = memory_bytes
+        self._told: dict[str, tuple[Any, Any]] = {}  # of the pool: after which measurements, what
         self._features = Features(values)
         self.pool = self.group(pool)
         knobs = [knob for knob, each in values.items() if len(each) > 1]
@@ -122,7 +124,17 @@ class Beliefs:
         told = {each.config for each in (measurements if rivals is None else rivals)}
         among = [config in told for config in at.configs]
         best = float(self._speed(at, values, at).mean[among].max(initial=-math.inf))
-        return Speeds(self._speed(at, values, group), best)
+        found = self._once("speeds", measurements, group, lambda: self._speed(at, values, group))
+        return Speeds(found, best)
+
+    def _once(self, what: str, measurements: Sequence[Measurement], group: Group, tell: Callable[[], Any]) -> Any:
+        """What is told of the whole pool is asked several times before the next measurement."""
+        if group is not self.pool:
+            return tell()
+        seen = tuple((each.number, each.config, each.outcome) for each in measurements)
+        if what not in self._told or self._told[what][0] != seen:
+            self._told[what] = seen, tell()
+        return self._told[what][1]
 
     def _speed(self, at: Group, values: Array, group: Group) -> Mixture:
         if self._expected is not None:
@@ -144,28 +156,41 @@ class Beliefs:
 
     def chances(self, measurements: Sequence[Measurement], group: Group) -> Array:
         """How likely configs are to fit and to work."""
+        found: Array = self._once("chances", measurements, group, lambda: self._chances(measurements, group))
+        return found
+
+    def _chances(self, measurements: Sequence[Measurement], group: Group) -> Array:
         memory, deviation, limit = self.memory(measurements, group)
         noise = _GUESSED_MEMORY_NOISE if self._expected is None else _MEMORY_NOISE
         return normal_below((limit - memory) / np.hypot(deviation, noise)) * self.works(measurements, group)
 
-    def surplus(
-        self, measurements: Sequence[Measurement], left: Mask, rivals: Sequence[Measurement] | None = None
-    ) -> float:
-        """How much faster than the best any of the pool's configs that are left is at the most, at 95 %, as a share.
+    def may_beat(
+        self, measurements: Sequence[Measurement], left: Mask, share: float, rivals: Sequence[Measurement] | None = None
+    ) -> bool:
+        """Whether any of the pool's configs that are left may be faster than the best by more than a share of it.
 
-        Below 0 where the best is sure to be, or nothing that is left can be expected to fit; infinity where something
-        can and nothing was measured to, and where nothing is predicted: effects that only add are too rough to tell.
+        That is told at 95 %. Where nothing is predicted, any may: effects that only add are too rough to tell.
 
         Args:
-            rivals: the measurements whose best it is; None: all.
+            rivals: the measurements whose best it is; None: all. Where none of them fits, whatever can fit beats it.
+        """
+        if self._expected is None:
+            return True
+        speeds = self._of_possible(measurements, left, rivals)
+        return speeds is not None and float(speeds.chance_above(share).max()) > _AT_MOST
+
+    def surplus(self, measurements: Sequence[Measurement], left: Mask) -> float:
+        """By what share of the best any of the pool's configs that are left may be faster than it at the most, at 95 %.
+
+        Below 0 where the best is sure to be, or nothing that is left can be expected to fit; infinity where something
+        can and nothing was measured to, and where nothing is predicted.
         """
         if self._expected is None:
             return math.inf
-        possible = left & (self.chances(measurements, self.pool) > _HARDLY)
         low, high = -1.0 + 1e-9, 1e3
-        if not possible.any():
+        speeds = self._of_possible(measurements, left, None)
+        if speeds is None:
             return low
-        speeds = self.speeds(measurements, self.pool, rivals).of(possible)
         if not math.isfinite(speeds.best):
             return math.inf
         while high - low > _EXACT:
@@ -175,6 +200,13 @@ class Beliefs:
             else:
                 high = middle
         return high
+
+    def _of_possible(
+        self, measurements: Sequence[Measurement], left: Mask, rivals: Sequence[Measurement] | None
+    ) -> Speeds | None:
+        """Of those that are left and can be reckoned with; None: there are none."""
+        possible = left & (self.chances(measurements, self.pool) > _HARDLY)
+        return self.speeds(measurements, self.pool, rivals).of(possible) if possible.any() else None
 
     def memory(self, measurements: Sequence[Measurement], group: Group) -> tuple[Array, Array, float]:
         """Expected log bytes of configs, their deviation, and the log of the limit."""

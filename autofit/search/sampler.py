@@ -102,11 +102,11 @@ class EffectsSampler(BaseSampler):
             return None
         if self._tolerance is None or not any(measurement.fits for measurement in measurements):
             return left, measurements
-        if self.beliefs.surplus(measurements, left) > self._tolerance:
+        if self.beliefs.may_beat(measurements, left, self._tolerance):
             return left, measurements
         for name, those in self._tiers.items():
             within, rivals = left & those, [each for each in measurements if tier(each.config) == name]
-            if within.any() and self.beliefs.surplus(measurements, within, rivals) > self._tolerance:
+            if self.beliefs.may_beat(measurements, within, self._tolerance, rivals):
                 return within, rivals
         return None
 
