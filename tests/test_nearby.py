@@ -78,7 +78,9 @@ def test_changes_are_single_and_legal_and_leave_the_config_out(prediction: predi
 def test_the_faster_ones_come_first_and_what_does_not_fit_last(prediction: predict.Prediction) -> None:
     whole = nearby.changes(prediction)
     assert [each.estimate.step_seconds for each in whole] == sorted(each.estimate.step_seconds for each in whole)
-    tight = nearby.changes(within(prediction, prediction.estimate.high))
+    # Of this one, activations are more than what the libraries take for themselves.
+    larger = predict.ask(tiny.llama_workload(16, 64, vocab_size=2048), PLAIN, gpu="rtx-4090")
+    tight = nearby.changes(within(larger, larger.estimate.high))
     verdicts = [each.estimate.verdict for each in tight]
     assert verdicts == sorted(verdicts, key=("yes", "maybe", "no").index)
     assert {"yes", "no"} <= set(verdicts)

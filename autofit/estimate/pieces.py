@@ -299,7 +299,9 @@ def as_traced(pieces: Pieces) -> Row:
     row: list[tuple[list[Piece], Repeats]] = []
     for piece in pieces.row:
         repeats = pieces.times(piece)
-        if piece.block != CHUNK and row and row[-1][1] == repeats and row[-1][0][-1].phase == piece.phase:
+        before = row[-1][0][-1] if row else None
+        chunks = CHUNK in (piece.block, before and before.block)  # each of which comes as often as its pair says
+        if before and not chunks and row[-1][1] == repeats and before.phase == piece.phase:
             row[-1][0].append(piece)
         else:
             row.append(([piece], repeats))

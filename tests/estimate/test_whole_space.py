@@ -99,6 +99,15 @@ def test_bytes_and_seconds_of_offloading_and_of_chunks_are_those_of_a_full_trace
     assert seconds == pytest.approx(full.step_seconds, rel=0.05)
 
 
+@pytest.mark.parametrize("hardware", [CPU, AMPERE], ids=["cpu", "cuda"])
+def test_chunks_of_a_model_of_few_blocks(hardware: Any) -> None:
+    workload = replace(llama_workload(8, 64, vocab_size=512), traits=None)
+    configs = [settle({"loss": "chunked", "micro_batch_size": size}, workload, hardware) for size in (1, 8)]
+    rough = SpaceEstimator(workload, hardware, UNKNOWN, configs).predict()
+    full = [peak_of(traced(workload, hardware, **config), hardware).nbytes for config in configs]
+    assert rough.allocated == pytest.approx(np.array(full, float), rel=0.06)
+
+
 def test_more_arithmetic_takes_longer() -> None:
     plain, again = _configs(AMPERE, [{}, {"activation_checkpointing": "full"}])
     rough = SpaceEstimator(WORKLOAD, AMPERE, UNKNOWN, [plain, again]).predict()
