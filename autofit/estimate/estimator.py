@@ -23,7 +23,7 @@ from autofit.memory.caching_allocator import replay
 _UNCERTAIN = {"cpu": (0.99, 1.01), "cuda": (0.95, 1.05)}
 _CONTEXT = 500 * MIB  # of CUDA, where the card says nothing else; between 300 and 700 MiB are seen
 # What compiled code needs of the eager operations' memory: of activations and temporaries at the least half; of all at
-# the most 15 % more (a convolutional network on the CPU; language models needed up to 11 % less).
+# the most 15 % more (a convolutional network on the CPU; language models needed up to 27 % less).
 _COMPILED, _COMPILED_MOST = 0.5, 1.15
 
 
