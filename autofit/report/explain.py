@@ -6,7 +6,18 @@ from autofit.core.measurement import Measurement
 from autofit.core.result import Result
 from autofit.report.nothing_fits import nothing_fits_text, tried
 from autofit.report.standing import nearest_misses, relative_speed
-from autofit.report.words import budget_needed, describe, gib, listed, peak_bytes, percent, rate, value, where
+from autofit.report.words import (
+    budget_needed,
+    describe,
+    gib,
+    listed,
+    may_be_missed,
+    peak_bytes,
+    percent,
+    rate,
+    value,
+    where,
+)
 
 _STOPPED_BY = {
     "trials": "The search stopped at its number of trials",
@@ -28,19 +39,10 @@ def explain(result: Result) -> str:
         tried(result),
         _nearest_miss(result),
         f"{_STOPPED_BY.get(result.stopped_by, 'The search ended')}, after {_duration(result.search_seconds)}.",
-        _bound(result),
+        may_be_missed(result.bound),
         *result.notes,
     ]
     return " ".join(sentence for sentence in sentences if sentence)
-
-
-def _bound(result: Result) -> str:
-    """What may have been missed, by what the measurements and predictions say of the rest."""
-    if result.bound is None:
-        return ""
-    if result.bound <= 0:
-        return "Nothing that was left is expected to be faster."
-    return f"Nothing that was left is expected to be more than {percent(result.bound)} faster (at 95 %)."
 
 
 def _winner(result: Result, best: Measurement) -> str:

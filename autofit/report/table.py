@@ -10,7 +10,7 @@ from rich.text import Text
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
 from autofit.report.standing import Standing, standings
-from autofit.report.words import describe, gib, knobs_that_differ, number, peak_bytes, rate, where
+from autofit.report.words import describe, gib, knobs_that_differ, may_be_missed, number, peak_bytes, rate, where
 
 _NOTICED = 0.05  # of a change between exploring and verifying, worth a line
 
@@ -73,6 +73,8 @@ def _below(result: Result, differing: list[str]) -> list[Text]:
     if explored and result.best and abs(explored.throughput / result.best.throughput - 1) > _NOTICED:
         # Else a row would read "10 % slower" beside a figure larger than the best's.
         lines.append(f"What is not verified was measured once, briefly, when the best reached {rate(explored)}.")
+    if result.best is not None and result.bound is not None:
+        lines.append(may_be_missed(result.bound))
     if result.hardware.measured_on:
         lines.append(f"Speed measured on {result.hardware.measured_on}, memory for {result.hardware.name}.")
     lines += result.notes

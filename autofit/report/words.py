@@ -117,6 +117,14 @@ def percent(fraction: float) -> str:
     return f"{fraction:.0%}".replace("%", " %") if fraction >= 0.005 else "less than 1 %"
 
 
+def may_be_missed(bound: float | None) -> str:
+    """What a search may have missed, by what measurements and predictions say of the rest; nothing where none do."""
+    if bound is None:
+        return ""
+    faster = f"more than {percent(bound)} faster" if bound > 0 else "faster"
+    return f"Nothing that was left is expected to be {faster} (at 95 %)."
+
+
 def where(hardware: Hardware, budget: Budget) -> str:
     """The device and what of it may be used."""
     return f"{hardware.name} within {gib(budget.device_bytes)} GiB"

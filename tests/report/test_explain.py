@@ -44,7 +44,7 @@ def test_where_nothing_fits_the_explanation_is_what_would_help(
 
 @pytest.mark.parametrize(
     ("bound", "said"),
-    [(0.021, "more than 2 % faster (at 95 %)"), (-0.2, "is expected to be faster."), (None, "")],
+    [(0.021, "more than 2 % faster (at 95 %)"), (-0.2, "is expected to be faster (at 95 %)"), (None, "")],
 )
 def test_it_says_what_may_have_been_missed(result: Results, bound: float | None, said: str) -> None:
     text = explain(result(bound=bound))

@@ -64,3 +64,9 @@ def test_a_best_that_was_explored_at_another_speed_says_so(
     explored = dataclasses.replace(best, verified=False, samples_per_second=150.0, tokens_per_second=9600.0)
     trials = (*(each for each in result().trials if each.config != best.config), explored)
     assert f"{words} 9,600 tokens/s." in shown(result_table(result(trials=trials)), 120)
+
+
+def test_what_may_have_been_missed_is_told_below(result: Results, shown: Shown) -> None:
+    assert "Nothing that was left" not in shown(result_table(result()), 120)
+    told = shown(result_table(result(bound=0.021)), 120)
+    assert "Nothing that was left is expected to be more than 2 % faster (at 95 %)." in told
