@@ -84,7 +84,7 @@ def search(
     ] = None,
     trials: Annotated[int, typer.Option(help="Probes at most.")] = 40,
     time_limit: Annotated[str | None, typer.Option(metavar="TIME", help="For example 10m.")] = None,
-    tolerance: Annotated[float, typer.Option(help="Share by which configs tie; less is not searched for.")] = 0.03,
+    tolerance: Annotated[float, typer.Option(help="A difference in speed that is none: for ties, and to end.")] = 0.03,
     seed: int = 0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory; default autofit-runs/...")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the search in --out.")] = False,

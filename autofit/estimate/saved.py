@@ -26,13 +26,11 @@ class Stay:
         left: after how many it was in autograd's hands alone, and a newer one, and not a tiny one, was saved. None:
             never, as of what bitsandbytes' int8 layers hold too.
         returns: after how many the backward asked for the one before it, and would fetch it ahead.
-        asked: after how many it asked for this one.
     """
 
     saved: int
     left: int | None = None
     returns: int | None = None
-    asked: int | None = None
 
 
 @dataclass(frozen=True)
@@ -51,9 +49,8 @@ class SavedTensors:
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
         self._recorder = recorder
         self._movable = Movable(model, smallest=0)
-        self._held: dict[
-            int, tuple[int, int]
-        ] = {}  # still held by others: number -> (address, times that it was saved)
+        # Of the storages that others still hold, by number: (address, how often it was saved).
+        self._held: dict[int, tuple[int, int]] = {}
         self._newest: int | None = None
         self._asked: int | None = None  # events before the backward last asked
         self.stays: dict[int, Stay] = {}
@@ -67,9 +64,9 @@ class SavedTensors:
             yield
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Saved:
-        if tensor not in self._movable:
+        number = next(self._recorder.storages_of(tensor), None) if tensor in self._movable else None
+        if number is None:
             return tensor.detach() if tensor.requires_grad else tensor  # or an output would hold itself
-        (number,) = self._recorder.storages_of(tensor)
         self._look()
         address, times = self._held.get(number, (tensor.untyped_storage()._cdata, 0))
         self._held[number] = address, times + 1
@@ -93,7 +90,6 @@ class SavedTensors:
         if isinstance(packed, torch.Tensor):
             return packed
         stay, now = self.stays[packed.number], len(self._recorder.events)
-        if stay.asked is None:
-            stay.returns, stay.asked = now if self._asked is None else self._asked, now
-            self._asked = now
+        if stay.returns is None:
+            stay.returns, self._asked = now if self._asked is None else self._asked, now
         return packed.tensor

@@ -4,6 +4,7 @@ This room knows optuna and never torch. It is handed functions by tune (`Seams`,
 in a test against a formula.
 """
 
+from autofit.search.beliefs import Beliefs
 from autofit.search.choose import best_of_tiers, fastest, finalists, nearest_miss, pick
 from autofit.search.dominance import rules_out
 from autofit.search.effects import Effects, Features
@@ -33,6 +34,7 @@ __all__ = [
     "best_of_tiers",
     "nearest_miss",
     "EffectsSampler",
+    "Beliefs",
     "Expectation",
     "Effects",
     "Features",

@@ -97,6 +97,7 @@ class Beliefs:
         memory_bytes: int | None = None,
         expected: Expectation | None = None,
     ) -> None:
+        self.values, self.memory_order = values, memory_order
         self._expected = expected
         self._memory_bytes = memory_bytes
         self._told: dict[str, tuple[Any, Any]] = {}  # of the pool: after which measurements, what
@@ -106,6 +107,11 @@ class Beliefs:
         self._residuals = Residuals(knobs, self.pool.columns, noise=_SPEED_NOISE)
         self._frugality = _frugality(values, self._features, memory_order)
         self._least = float(min(self.pool.rows @ self._frugality, default=0.0))
+
+    @property
+    def predicted(self) -> bool:
+        """Whether anything is predicted of the pool."""
+        return self._expected is not None
 
     def group(self, configs: Sequence[Config]) -> Group:
         """Configs to ask about."""

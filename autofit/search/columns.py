@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +28,7 @@ class Columns:
         doublings: log2 of the micro-batch, 0 where there is none.
     """
 
-    def __init__(self, configs: Sequence[Config]) -> None:
+    def __init__(self, configs: Sequence[Mapping[str, Value]]) -> None:
         self.knobs = tuple(dict.fromkeys(knob for config in configs for knob in config))
         known: dict[str, dict[tuple[type, Value], int]] = {knob: {} for knob in self.knobs}
         self.codes: Codes = np.empty((len(configs), len(self.knobs)), dtype=np.int32)
@@ -39,7 +41,9 @@ class Columns:
         self.doublings = np.array([math.log2(int(config.get(MICRO_BATCH) or 1)) for config in configs])
 
     def where(self, knob: str, holds: Callable[[Value], bool]) -> Mask:
-        """Which configs have a value of the knob for which something holds."""
+        """Which configs have a value of the knob for which something holds; None where they have none."""
+        if knob not in self.values:
+            return np.full(len(self.codes), holds(None))
         told = np.array([holds(value) for value in self.values[knob]], dtype=bool)
         return np.asarray(told[self.codes[:, self.knobs.index(knob)]])
 
@@ -47,7 +51,5 @@ class Columns:
         """In how many of these knobs each differs from a config."""
         count = np.zeros(len(self.codes), dtype=np.int64)
         for knob in knobs:
-            if knob in self.values:
-                wanted = config.get(knob)
-                count += ~self.where(knob, lambda value, wanted=wanted: value == wanted)  # type: ignore[misc]
+            count += ~self.where(knob, functools.partial(operator.eq, config.get(knob)))
         return count

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-import numpy as np
-
-from autofit.core.config import Config, Value
+from autofit.core.config import Value
 from autofit.search.columns import Columns, Mask
 
 MemoryOrder = Callable[[str, Value], int | None]
@@ -22,32 +20,16 @@ def rules_out(failed: Mapping[str, Value], candidate: Mapping[str, Value], memor
     neither does: without accumulation gradients may live shorter, so across that border nothing is proven. The number
     of accumulation steps itself follows from the batch sizes and takes no memory.
     """
-    if (failed.get(ACCUMULATION) == 1) != (candidate.get(ACCUMULATION) == 1):
-        return False
-    knobs = {*failed, *candidate}
-    return all(_needs_as_much(knob, failed.get(knob), candidate.get(knob), memory_order) for knob in knobs)
+    return bool(ruled_out(failed, Columns([candidate]), memory_order)[0])
 
 
-def ruled_out(failed: Config, candidates: Columns, memory_order: MemoryOrder) -> Mask:
-    """Of many candidates at once, which ones `failed` rules out."""
-    found: Mask = np.ones(len(candidates.codes), dtype=bool)
-    if ACCUMULATION in candidates.values:
-        found &= candidates.where(ACCUMULATION, lambda steps: (steps == 1) == (failed.get(ACCUMULATION) == 1))
-    for knob in candidates.knobs:
-        found &= candidates.where(knob, _AsMuch(knob, failed.get(knob), memory_order))
+def ruled_out(failed: Mapping[str, Value], candidates: Columns, memory_order: MemoryOrder) -> Mask:
+    """The same of many candidates at once."""
+    found = candidates.where(ACCUMULATION, lambda steps: (steps == 1) == (failed.get(ACCUMULATION) == 1))
+    for knob in {*failed, *candidates.knobs}:
+        needs = functools.partial(_needs_as_much, knob, failed.get(knob), memory_order=memory_order)
+        found &= candidates.where(knob, needs)
     return found
-
-
-@dataclass(frozen=True)
-class _AsMuch:
-    """Whether a value needs at least the memory of another."""
-
-    knob: str
-    failed: Value
-    memory_order: MemoryOrder
-
-    def __call__(self, value: Value) -> bool:
-        return _needs_as_much(self.knob, self.failed, value, self.memory_order)
 
 
 def _needs_as_much(knob: str, failed: Value, candidate: Value, memory_order: MemoryOrder) -> bool:

@@ -28,8 +28,7 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import TIERS, tier
 from autofit.search.beliefs import Beliefs
 from autofit.search.columns import Mask
-from autofit.search.dominance import MemoryOrder, ruled_out
-from autofit.search.expectation import Expectation
+from autofit.search.dominance import ruled_out
 
 MEASUREMENT = "measurement"  # the user attribute of a trial that holds Measurement.to_trial()
 
@@ -38,42 +37,26 @@ _LIKELY = 0.7  # to fit: enough for the first probes, of which one that fits tel
 
 
 class EffectsSampler(BaseSampler):
-    """Proposes configs of a pool by what the measurements so far say about the effect of each knob.
+    """Proposes configs of a pool by what is believed of them, given the measurements so far.
 
     Args:
-        values: every value each searched knob takes in the space, expected memory rising.
-        pool: the canonical configs that may be proposed (the refused ones already left out).
-        memory_order: proven ranks of memory, `Technique.memory_order`.
-        memory_bytes: what tensors may take; None when unknown, then it is guessed from what fitted and what did not.
-        expected: what is predicted of the pool; None where nothing is.
+        beliefs: about the canonical configs that may be proposed (the refused ones already left out).
         seed: decides between configs that promise the same.
         tolerance: by what share of the best a config must be expected to be faster to be worth a probe; None: any is.
     """
 
-    def __init__(
-        self,
-        values: Mapping[str, tuple[Value, ...]],
-        pool: Sequence[Config],
-        *,
-        memory_order: MemoryOrder,
-        memory_bytes: int | None = None,
-        expected: Expectation | None = None,
-        seed: int = 0,
-        tolerance: float | None = None,
-    ) -> None:
+    def __init__(self, beliefs: Beliefs, *, seed: int = 0, tolerance: float | None = None) -> None:
+        self.beliefs, pool = beliefs, beliefs.pool.configs
         self.distributions: dict[str, BaseDistribution] = {
-            knob: CategoricalDistribution(each) for knob, each in values.items()
+            knob: CategoricalDistribution(each) for knob, each in beliefs.values.items()
         }
         self._place = {config: place for place, config in enumerate(pool)}
         self._open: Mask = np.ones(len(pool), dtype=bool)  # not yet ruled out; measured ones may be among them
         self._ruled_by: set[Config] = set()
-        self._memory_order = memory_order
         self._seed = seed
-        self._expected = expected
         self._tolerance = tolerance
         tiers = np.array([tier(config) for config in pool])
         self._tiers: dict[str, Mask] = {name: tiers == name for name in TIERS}
-        self.beliefs = Beliefs(values, pool, memory_order=memory_order, memory_bytes=memory_bytes, expected=expected)
         self._by_params = {tuple(config[knob] for knob in self.distributions): config for config in pool}
 
     def left(self, measurements: Sequence[Measurement]) -> Mask:
@@ -82,7 +65,7 @@ class EffectsSampler(BaseSampler):
             failed = measurement.config
             if measurement.outcome is Outcome.OUT_OF_MEMORY and failed not in self._ruled_by:
                 self._ruled_by.add(failed)
-                self._open &= ~ruled_out(failed, self.beliefs.pool.columns, self._memory_order)
+                self._open &= ~ruled_out(failed, self.beliefs.pool.columns, self.beliefs.memory_order)
         left = self._open.copy()
         left[[self._place[each.config] for each in measurements if each.config in self._place]] = False
         return left
@@ -123,7 +106,7 @@ class EffectsSampler(BaseSampler):
         chances, speeds = self.beliefs.chances(measurements, pool), self.beliefs.speeds(measurements, pool, rivals)
         if not math.isfinite(speeds.best):
             likely = left & (chances > _LIKELY)
-            if self._expected is not None and likely.any():
+            if self.beliefs.predicted and likely.any():
                 return pool.configs[int(np.argmax(np.where(likely, speeds.expected.mean, -math.inf)))]
             memory, _, _ = self.beliefs.memory(measurements, pool)
             least = memory - np.log(self.beliefs.works(measurements, pool))

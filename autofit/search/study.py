@@ -20,6 +20,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement
 from autofit.core.rules import Rules
+from autofit.search.beliefs import Beliefs
 from autofit.search.choose import fastest
 from autofit.search.enumeration import Enumeration
 from autofit.search.expectation import Expectation
@@ -108,15 +109,14 @@ def search(
     expected = seams.expect(legal) if len(legal) > 1 else None
     possible = _not_surely_too_large(legal, expected, limits.memory_bytes)
     pool = _worth_weighing(possible, expected, limits.memory_bytes, seed)
-    sampler = EffectsSampler(
+    beliefs = Beliefs(
         _values(space, legal),
         pool,
         memory_order=seams.memory_order,
         memory_bytes=limits.memory_bytes,
         expected=expected,
-        seed=seed,
-        tolerance=limits.tolerance,
     )
+    sampler = EffectsSampler(beliefs, seed=seed, tolerance=limits.tolerance)
     with _quiet():
         study = open_study(_of_space(journal, space), sampler)
         stopped_by = _measure_all(study, sampler, seams, limits, deadline=deadline)

@@ -121,7 +121,7 @@ def chunk_rows(tokens: int, features: int, vocabulary: int) -> int:
 def token_slices(tokens: int, features: int, vocabulary: int) -> Iterator[slice]:
     """The tokens of each chunk."""
     rows = chunk_rows(tokens, features, vocabulary)
-    return (slice(start, start + rows) for start in range(0, tokens, rows))
+    return (slice(start, start + rows) for start in range(0, max(tokens, 1), rows))  # one of none, where none are
 
 
 @dataclass(frozen=True)

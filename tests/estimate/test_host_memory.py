@@ -71,6 +71,12 @@ def test_an_offloaded_optimizer_leaves_weights_and_gradients_on_the_device() -> 
     assert not any(cost.kind == "host" for phase in ("forward", "backward") for cost in moved.costs_of(phase))
 
 
+def test_the_state_on_the_host_is_there_before_the_traced_update() -> None:
+    pytest.importorskip("torchao")
+    names = {cost.name for cost in _traced(optimizer_offload="cpu").costs_of("update") if cost.kind == "host"}
+    assert names == {"aten::_fused_adamw_"}  # and nothing that makes state
+
+
 def test_an_update_on_the_host_is_waited_for_and_copies_beside_the_backward_are_not() -> None:
     pytest.importorskip("torchao")
     moved, workload = _traced(optimizer_offload="cpu"), llama_workload(4, 32, **_WORKLOAD)

@@ -13,6 +13,8 @@ import pytest
 import tiny
 import torch
 from contract import EFFECTIVE_BATCH, Effect
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
@@ -27,7 +29,7 @@ from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.setup import Setup
 from autofit.setup.deferred_logits import Deferral, DeferredLogits, Pending, Step
 from autofit.techniques import refuse, settle, technique_named
-from autofit.techniques.loss import chunk_rows, is_plain, scale_and_cap
+from autofit.techniques.loss import chunk_rows, is_plain, scale_and_cap, token_slices
 from autofit.training.build import build
 from autofit.training.loop import accumulate, train_step
 
@@ -534,3 +536,10 @@ def test_on_a_gpu_the_logits_are_never_there(value: str) -> None:
     logits = 4 * 1024 * 32_000 * 4
     assert peaks["standard"] > 2 * logits
     assert peaks[value] < logits
+
+
+@given(tokens=st.integers(0, 20_000), features=st.integers(1, 4096), vocabulary=st.integers(2, 200_000))
+def test_slices_hold_every_token_once_and_are_never_none(tokens: int, features: int, vocabulary: int) -> None:
+    parts = list(token_slices(tokens, features, vocabulary))
+    assert [place for part in parts for place in range(tokens)[part]] == list(range(tokens))
+    assert parts
