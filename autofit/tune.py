@@ -21,7 +21,7 @@ from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.events import Event, Note, ProbeFinished, ProbeStarted, SearchStarted
 from autofit.core.hardware import GIB, Hardware
-from autofit.core.measurement import Measurement, Outcome, StepSeconds
+from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import SearchOptions
 from autofit.core.result import Result, tier
 from autofit.core.run_directory import RunDirectory, write_whole
@@ -35,6 +35,7 @@ from autofit.probe import Plan, Prober
 from autofit.report import single_changes
 from autofit.search import (
     Expectation,
+    Finals,
     Journal,
     Limits,
     Seams,
@@ -42,6 +43,7 @@ from autofit.search import (
     best_of_tiers,
     finalists,
     nearest_miss,
+    play,
     search,
 )
 
@@ -51,8 +53,6 @@ FREE_FRACTION = 0.8  # of free memory: the default budget of the CPU and of the 
 EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
 # For predicting a space, at most and of a time limit, else it goes without; and how many configs are worth a word.
 EXPECT_SECONDS, EXPECT_SHARE, EXPECT_TOLD = 300.0, 0.3, 1000
-VERIFY_ROUNDS = 2  # best, runner-up, best, runner-up: what disturbs the machine for a while disturbs both
-MOST_VERIFIED = 4
 VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=6.0, compose=False)
 REPORTED_PACKAGES = (
     *("torch", "transformers", "peft", "bitsandbytes", "torchao", "optuna"),
@@ -159,28 +159,19 @@ class _Run:
             self._check_that_probes_ran(outcome.measurements)
         return outcome
 
-    def verify(self, outcome: SearchOutcome) -> _Finals:
-        """Measure the best and the runner-up again, longer, in turn; a finalist that fails gives way to the next.
-
-        A short measurement may flatter, and the most flattered ones rank first: where the verified best turns out
-        slower than a config that was only explored, that one is called up too.
-        """
+    def verify(self, outcome: SearchOutcome) -> Finals:
+        """Measure again, longer, whatever may be the best."""
         if outcome.stopped_by == "interrupt":
-            return _Finals(outcome.measurements, interrupted=True)
-        waiting = list(self._ranked(outcome.measurements))
-        verified: list[Measurement] = []
-        failed: list[Config] = []
-        try:
-            while called := self._called(waiting, verified):
-                waiting = [each for each in waiting if each not in called]
-                rounds = self._measure_in_turn(called)
-                verified += [_joined(of_one) for of_one in rounds.values() if _all_fit(of_one)]
-                failed += [config for config, of_one in rounds.items() if not _all_fit(of_one)]
-        except KeyboardInterrupt:
-            return _Finals(outcome.measurements, interrupted=True)
-        return _Finals(outcome.measurements, tuple(verified), tuple(failed))
+            return Finals(outcome.measurements, interrupted=True)
+        return play(
+            outcome.measurements,
+            outcome.expected,
+            self._verify_one,
+            tolerance=self.options.tolerance,
+            fidelity=techniques.fidelity,
+        )
 
-    def calibrate(self, finals: _Finals) -> None:
+    def calibrate(self, finals: Finals) -> None:
         """Let later predictions know what was measured longest. On a CPU the bytes of tensors are exact as they are."""
         expected = self._expected
         if expected is None:
@@ -200,7 +191,7 @@ class _Run:
             ],
         )
 
-    def result(self, outcome: SearchOutcome, finals: _Finals, seconds: float) -> Result:
+    def result(self, outcome: SearchOutcome, finals: Finals, seconds: float) -> Result:
         """Everything as data."""
         best, runner_up = (*self._ranked(finals.candidates())[:2], None, None)[:2]
         tiers = best_of_tiers(finals.latest(), tolerance=self.options.tolerance, fidelity=techniques.fidelity)
@@ -253,26 +244,11 @@ class _Run:
         count = len(measurements)
         return finalists(measurements, tolerance=self.options.tolerance, fidelity=techniques.fidelity, count=count)
 
-    def _called(self, waiting: list[Measurement], verified: list[Measurement]) -> list[Measurement]:
-        """Who is verified next: two, or whoever that is still missing, or an explored one faster than both."""
-        if len(verified) < 2:
-            return waiting[: 2 - len(verified)]
-        to_beat = max(each.throughput for each in verified) * (1 + self.options.tolerance)
-        faster = [each for each in waiting if each.throughput > to_beat]
-        return faster[:1] if len(verified) < MOST_VERIFIED else []
-
-    def _measure_in_turn(self, called: list[Measurement]) -> dict[Config, list[Measurement]]:
-        rounds: dict[Config, list[Measurement]] = {finalist.config: [] for finalist in called}
-        for _ in range(VERIFY_ROUNDS):
-            for finalist in called:
-                before = rounds[finalist.config]
-                if before and not before[-1].fits:
-                    continue
-                self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
-                seen = self._measure(finalist.config, VERIFY_PLAN, finalist.number)
-                before.append(seen)
-                self._listener(ProbeFinished(dataclasses.replace(seen, verified=seen.fits), None))
-        return rounds
+    def _verify_one(self, finalist: Measurement) -> Measurement:
+        self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
+        seen = self._measure(finalist.config, VERIFY_PLAN, finalist.number)
+        self._listener(ProbeFinished(dataclasses.replace(seen, verified=seen.fits), None))
+        return seen
 
     def _identity(self) -> dict[str, Any]:
         """What must be the same for measurements to be comparable when a search is resumed."""
@@ -304,48 +280,6 @@ class _Run:
             raise ProbeError(
                 f"every probe failed: {reason.strip().splitlines()[-1]}", "See probes/ in the run directory."
             )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Finals:
-    """The explored measurements, the verified ones that take the place of theirs, and the configs that failed it."""
-
-    explored: tuple[Measurement, ...]
-    verified: tuple[Measurement, ...] = ()
-    failed: tuple[Config, ...] = ()
-    interrupted: bool = False
-
-    def candidates(self) -> tuple[Measurement, ...]:
-        """Among whom the best is chosen: the verified, unless the search was interrupted before there were any."""
-        return self.explored if self.interrupted else self.verified
-
-    def latest(self) -> tuple[Measurement, ...]:
-        """Of every config that fits, its latest measurement."""
-        by_config = {each.config: each for each in (*self.explored, *self.verified) if each.fits}
-        return tuple(each for config, each in by_config.items() if config not in self.failed)
-
-
-def _all_fit(rounds: list[Measurement]) -> bool:
-    return len(rounds) == VERIFY_ROUNDS and all(measurement.fits for measurement in rounds)
-
-
-def _joined(rounds: list[Measurement]) -> Measurement:
-    """One verified measurement of several rounds: the mean of their medians, the widest interval, the highest peak."""
-    last = rounds[-1]
-    times = [each.step_seconds for each in rounds if each.step_seconds]
-    median = sum(each.median for each in times) / len(times)
-    ratio = median / (last.step_seconds or times[-1]).median
-    peaks = [each.peak_bytes for each in rounds if each.peak_bytes]
-    return dataclasses.replace(
-        last,
-        step_seconds=StepSeconds(median, min(each.low for each in times), max(each.high for each in times)),
-        samples_per_second=last.samples_per_second and last.samples_per_second / ratio,
-        tokens_per_second=last.tokens_per_second and last.tokens_per_second / ratio,
-        peak_bytes=max(peaks, key=lambda peak: peak.reserved or peak.allocated),
-        seconds=sum(each.seconds for each in rounds),
-        steps=sum(each.steps for each in rounds),
-        verified=True,
-    )
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from autofit.core.result import Result, SavedResult
 from autofit.core.workload import Traits, Workload
 from autofit.memory.catalogue import card
 from autofit.probe import Plan
+from autofit.search.finals import MOST
 
 TRAITS = Traits(parameters=1000, blocks=2, linears=4, attention=False, sdpa=False, batch_norm=False, dropout=False)
 CARD = dataclasses.replace(
@@ -226,7 +227,7 @@ def test_no_more_than_a_few_are_called_up(bench: Bench) -> None:
         return fits(config, 1.0 if verifying else micro + 10.0 + (config["optimizer"] == "sgd") / 2)
 
     bench.search(answer, tolerance=0)
-    assert len(bench.prober.verified) == 2 * tune.MOST_VERIFIED
+    assert len(bench.prober.verified) == 2 * MOST
 
 
 # What is recommended

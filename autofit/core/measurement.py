@@ -82,6 +82,17 @@ class Measurement:
         """Samples per second, 0 where nothing was timed: at equal work the order is that of tokens too."""
         return self.samples_per_second or 0.0
 
+    def taking(self, seconds: float) -> Measurement:
+        """The same with another median step time, the interval and the throughput in proportion."""
+        assert self.step_seconds, "only a step that was timed can be corrected"
+        ratio = self.step_seconds.median / seconds
+        return dataclasses.replace(
+            self,
+            step_seconds=StepSeconds(seconds, self.step_seconds.low / ratio, self.step_seconds.high / ratio),
+            samples_per_second=self.samples_per_second and self.samples_per_second * ratio,
+            tokens_per_second=self.tokens_per_second and self.tokens_per_second * ratio,
+        )
+
     def to_trial(self) -> dict[str, Any]:
         """An element of `trials` in --json."""
         data = dataclasses.asdict(dataclasses.replace(self, config=Config()))

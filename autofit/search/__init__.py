@@ -10,6 +10,7 @@ from autofit.search.dominance import rules_out
 from autofit.search.effects import Effects, Features
 from autofit.search.enumeration import Count, Enumeration
 from autofit.search.expectation import Expectation
+from autofit.search.finals import Finals, play
 from autofit.search.journal import Journal
 from autofit.search.sampler import EffectsSampler
 from autofit.search.space import Offer, Space, SpaceFile, list_spaces, load_space
@@ -31,6 +32,8 @@ __all__ = [
     "fastest",
     "pick",
     "finalists",
+    "Finals",
+    "play",
     "best_of_tiers",
     "nearest_miss",
     "EffectsSampler",

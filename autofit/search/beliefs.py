@@ -160,6 +160,14 @@ class Beliefs:
         means = self.speeds(measurements, self.group([each.config for each in fitting])).expected.mean
         return fitting[int(np.argmax(means))]
 
+    def settled(self, measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
+        """Of every config that fits its latest measurement, with the step time that is expected given all of them."""
+        latest = {each.config: each for each in measurements if each.fits and each.step_seconds}
+        if self._expected is None:
+            return tuple(latest.values())
+        means = self.speeds(measurements, self.group(list(latest))).expected.mean
+        return tuple(each.taking(math.exp(-mean)) for each, mean in zip(latest.values(), means.tolist(), strict=True))
+
     def chances(self, measurements: Sequence[Measurement], group: Group) -> Array:
         """How likely configs are to fit and to work."""
         found: Array = self._once("chances", measurements, group, lambda: self._chances(measurements, group))

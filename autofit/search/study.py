@@ -82,7 +82,8 @@ class SearchOutcome:
     `skipped` counts configs of the space never measured: predicted not to fit, dominated by one that ran out of memory,
     refused. `stopped_by` is "trials", "time", "bound" (nothing left that is expected to be faster), "space" (nothing
     left to measure) or "interrupt". `bound` is how much faster than the best measured one any other is expected to be
-    at the most, at 95 %, as a share of it; None where nothing fits, or nothing is left.
+    at the most, at 95 %, as a share of it; None where nothing fits, or nothing is left. `expected` holds a measurement
+    of every config that fits, with the speed that is expected of it given all of them.
     """
 
     measurements: tuple[Measurement, ...]
@@ -90,6 +91,7 @@ class SearchOutcome:
     stopped_by: str
     space_size: int
     bound: float | None = None
+    expected: tuple[Measurement, ...] = ()
 
 
 def search(
@@ -129,7 +131,8 @@ def search(
     refused = size - enumeration.count().configs
     skipped = {"predicted": len(legal) - len(possible), "dominated": dominated, "refused": refused}
     known = bound if math.isfinite(bound) else None
-    return SearchOutcome(tuple(measurements), skipped, stopped_by, size, known)
+    settled = sampler.beliefs.settled(measurements)
+    return SearchOutcome(tuple(measurements), skipped, stopped_by, size, known, settled)
 
 
 def _not_surely_too_large(

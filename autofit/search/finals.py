@@ -1,0 +1,119 @@
+"""The finals of a search: what may be the best is measured again, longer and in turn, before anyone sees it.
+
+A short measurement may flatter, and the most flattered ones rank first. So who is called is decided by what is expected
+of each config given all measurements, not by its own alone; who wins is decided by the finals alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from autofit.core.config import Config
+from autofit.core.measurement import Measurement, StepSeconds
+from autofit.search.choose import Fidelity, finalists
+
+ROUNDS = 2  # A, B, A, B: what disturbs the machine for a while disturbs all
+FIELD, MOST = 3, 5  # called at once, and in all
+# What is expected to be slower than the first by more than the tolerance and this is not called. On the recorded tables
+# (benchmarks/replay.py) fields of 3, 4 and 6 that were 8 % wide found the same, and one of 2 missed a little.
+_DOUBT = 0.05
+
+
+@dataclass(frozen=True)
+class Finals:
+    """The explored measurements, the verified ones that take the place of theirs, and the configs that failed it."""
+
+    explored: tuple[Measurement, ...]
+    verified: tuple[Measurement, ...] = ()
+    failed: tuple[Config, ...] = ()
+    interrupted: bool = False
+
+    def candidates(self) -> tuple[Measurement, ...]:
+        """Among whom the best is chosen: the verified, unless the search was interrupted before there were any."""
+        return self.explored if self.interrupted else self.verified
+
+    def latest(self) -> tuple[Measurement, ...]:
+        """Of every config that fits, its latest measurement."""
+        by_config = {each.config: each for each in (*self.explored, *self.verified) if each.fits}
+        return tuple(each for config, each in by_config.items() if config not in self.failed)
+
+
+def play(
+    explored: Sequence[Measurement],
+    expected: Sequence[Measurement],
+    measure: Callable[[Measurement], Measurement],
+    *,
+    tolerance: float,
+    fidelity: Fidelity,
+) -> Finals:
+    """Measure again whatever may be the best: at least the best and the runner-up, and whoever takes the place of one
+    that fails, or turns out slower than a config that was only explored.
+
+    Args:
+        expected: of every config that fits, one measurement, with the speed that is expected of it.
+        measure: of a finalist, longer and in a fresh process.
+    """
+    kept = tuple(explored)
+    waiting = list(finalists(expected, tolerance=tolerance, fidelity=fidelity, count=len(expected)))
+    verified: list[Measurement] = []
+    failed: list[Config] = []
+    try:
+        while called := _called(waiting, verified, tolerance):
+            waiting = [each for each in waiting if each not in called]
+            rounds = _in_turn(called, measure)
+            verified += [joined(of_one) for of_one in rounds.values() if _all_fit(of_one)]
+            failed += [config for config, of_one in rounds.items() if not _all_fit(of_one)]
+    except KeyboardInterrupt:
+        return Finals(kept, interrupted=True)
+    return Finals(kept, tuple(verified), tuple(failed))
+
+
+def joined(rounds: Sequence[Measurement]) -> Measurement:
+    """One verified measurement of several rounds: the mean of their medians, the widest interval, the highest peak."""
+    last = rounds[-1]
+    times = [each.step_seconds for each in rounds if each.step_seconds]
+    median = sum(each.median for each in times) / len(times)
+    peaks = [each.peak_bytes for each in rounds if each.peak_bytes]
+    return dataclasses.replace(
+        last.taking(median),
+        step_seconds=StepSeconds(median, min(each.low for each in times), max(each.high for each in times)),
+        peak_bytes=max(peaks, key=lambda peak: peak.reserved or peak.allocated),
+        seconds=sum(each.seconds for each in rounds),
+        steps=sum(each.steps for each in rounds),
+        verified=True,
+    )
+
+
+def _called(waiting: Sequence[Measurement], verified: Sequence[Measurement], tolerance: float) -> list[Measurement]:
+    """Who is measured next: the field, or whoever that is still missing, or one expected to beat all of it."""
+    if not verified:
+        return _field(waiting, tolerance)
+    if len(verified) < 2:
+        return list(waiting[:1])
+    to_beat = max(each.throughput for each in verified) * (1 + tolerance)
+    faster = [each for each in waiting if each.throughput > to_beat]
+    return faster[:1] if len(verified) < MOST else []
+
+
+def _field(waiting: Sequence[Measurement], tolerance: float) -> list[Measurement]:
+    enough = max((each.throughput for each in waiting), default=0.0) * (1 - tolerance - _DOUBT)
+    return [each for place, each in enumerate(waiting) if place < 2 or each.throughput >= enough][:FIELD]
+
+
+def _in_turn(
+    called: Sequence[Measurement], measure: Callable[[Measurement], Measurement]
+) -> dict[Config, list[Measurement]]:
+    """A, B, A, B, never alive together; one that fails is not tried again."""
+    rounds: dict[Config, list[Measurement]] = {finalist.config: [] for finalist in called}
+    for _ in range(ROUNDS):
+        for finalist in called:
+            before = rounds[finalist.config]
+            if not before or before[-1].fits:
+                before.append(measure(finalist))
+    return rounds
+
+
+def _all_fit(rounds: Sequence[Measurement]) -> bool:
+    return len(rounds) == ROUNDS and all(measurement.fits for measurement in rounds)

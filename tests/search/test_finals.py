@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from autofit.core.config import Config
+from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
+from autofit.search import Finals, finals, play
+
+
+def at(name: str, rate: float, *, peak: int = 10) -> Measurement:
+    seconds = 8 / rate if rate else 0.0
+    return Measurement(
+        Config(optimizer=name),
+        Outcome.FITS if rate else Outcome.OUT_OF_MEMORY,
+        step_seconds=StepSeconds(seconds, 0.9 * seconds, 1.1 * seconds) if rate else None,
+        samples_per_second=rate or None,
+        peak_bytes=PeakBytes(peak),
+        seconds=3.0,
+        steps=5,
+    )
+
+
+class Rerun:
+    """Rates by name when measured again, one after the other; 0 is out of memory."""
+
+    def __init__(self, rates: Mapping[str, list[float]]) -> None:
+        self.rates = {name: list(each) for name, each in rates.items()}
+        self.asked: list[str] = []
+
+    def __call__(self, finalist: Measurement) -> Measurement:
+        name = str(finalist.config["optimizer"])
+        self.asked.append(name)
+        return at(name, self.rates[name].pop(0), peak=10 + len(self.asked))
+
+
+Played = Callable[..., tuple[Finals, Rerun]]
+
+
+@pytest.fixture
+def played() -> Played:
+    def run(expected: dict[str, float], again: dict[str, list[float]], tolerance: float = 0.03) -> tuple[Finals, Rerun]:
+        rerun = Rerun(again)
+        those = [at(name, rate) for name, rate in expected.items()]
+        return play(those, those, rerun, tolerance=tolerance, fidelity=lambda config: ()), rerun
+
+    return run
+
+
+def test_all_that_may_be_the_best_are_measured_in_turn(played: Played) -> None:
+    found, rerun = played({"a": 10, "b": 9.6, "c": 9.4, "d": 5}, {name: [9.0, 9.0] for name in "abcd"})
+    assert rerun.asked == ["a", "b", "c", "a", "b", "c"]
+    assert [each.config["optimizer"] for each in found.verified] == ["a", "b", "c"]
+    assert all(each.verified for each in found.verified)
+
+
+def test_a_runner_up_is_measured_however_slow(played: Played) -> None:
+    assert played({"a": 10, "b": 2, "c": 1}, {name: [8.0, 8.0] for name in "abc"})[1].asked == ["a", "b", "a", "b"]
+
+
+def test_the_wider_the_tolerance_the_wider_the_field(played: Played) -> None:
+    again = {name: [10.0, 10.0] for name in "abc"}
+    assert "c" not in played({"a": 10, "b": 9.9, "c": 9}, again, tolerance=0.03)[1].asked
+    assert "c" in played({"a": 10, "b": 9.9, "c": 9}, again, tolerance=0.08)[1].asked
+
+
+def test_who_fails_is_not_tried_again_and_gives_way(played: Played) -> None:
+    found, rerun = played({"a": 10, "b": 8, "c": 7}, {"a": [0.0], "b": [8.0, 8.0], "c": [7.0, 7.0]})
+    assert rerun.asked == ["a", "b", "b", "c", "c"]
+    assert found.failed == (Config(optimizer="a"),)
+    assert {each.config["optimizer"] for each in found.latest()} == {"b", "c"}
+
+
+def test_one_expected_to_beat_all_that_was_verified_is_called_up_until_there_are_enough(played: Played) -> None:
+    names = "abcdefgh"
+    found, rerun = played(
+        {name: 20.0 - place for place, name in enumerate(names)}, {name: [1.0, 1.0] for name in names}
+    )
+    assert len(found.verified) == finals.MOST
+    assert rerun.asked[-2:] == ["e", "e"]
+
+
+def test_nothing_that_fits_is_nothing_to_measure(played: Played) -> None:
+    found, rerun = played({}, {})
+    assert not rerun.asked
+    assert found.candidates() == ()
+
+
+def test_an_interrupt_leaves_what_was_explored() -> None:
+    def interrupted(finalist: Measurement) -> Measurement:
+        raise KeyboardInterrupt
+
+    those = [at("a", 10)]
+    found = play(those, those, interrupted, tolerance=0.03, fidelity=lambda config: ())
+    assert found.interrupted
+    assert found.candidates() == tuple(those)
+
+
+def test_rounds_become_one_figure() -> None:
+    one = finals.joined([at("a", 4.0, peak=30), at("a", 8.0, peak=20)])
+    assert one.step_seconds
+    assert one.step_seconds.median == pytest.approx(1.5)
+    assert (one.step_seconds.low, one.step_seconds.high) == pytest.approx((0.9, 2.2))
+    assert one.samples_per_second == pytest.approx(8 / 1.5)
+    assert (one.seconds, one.steps, one.verified) == (6.0, 10, True)
+    assert one.peak_bytes == PeakBytes(30)
