@@ -111,6 +111,7 @@ class _Run:
     """One search: what was found out about the machine and the workload, and the functions handed to the search."""
 
     def __init__(self, workload: Workload, options: SearchOptions, prober: Prober, listener: Listener) -> None:
+        self._started = time.monotonic()
         self.options = options
         self._prober = prober
         self._listener = listener
@@ -169,6 +170,7 @@ class _Run:
             self._verify_one,
             tolerance=self.options.tolerance,
             fidelity=techniques.fidelity,
+            in_time=lambda: time.monotonic() - self._started < (self.options.time_limit or math.inf),
         )
 
     def calibrate(self, finals: Finals) -> None:

@@ -4,9 +4,9 @@
 
 Nothing is run: a probe of a replay is one of the probes that the table holds of a config, drawn by the seed, so what a
 sampler sees is as noisy as the machine was. What it returns (the fastest that it measured; of autofit's, the one that
-it expects to be) is judged by the median of all of them. A config whose peak is above the budget ran out of memory, for
-the price of its build and first step. Predictions are the estimator's as it stands, with the machine's rates that the
-table recorded.
+it expects to be, and after its finals the fastest of those) is judged by the median of all of them. A config whose peak
+is above the budget ran out of memory, for the price of its build and first step. Predictions are the estimator's as it
+stands, with the machine's rates that the table recorded.
 """
 
 from __future__ import annotations
@@ -147,11 +147,11 @@ def _padded(regrets: list[float]) -> list[float]:
 
 def _first_close(problem: Problem, replay: Replay) -> tuple[int, float, bool]:
     """(probes, seconds, whether) until what would be returned is close; all there were, where it never is."""
-    spent = np.cumsum([seen.seconds for seen in replay.seen])
+    spent = np.cumsum([seen.seconds for seen in (*replay.seen, *replay.finals)])
     for number, regret in enumerate(regrets_of(problem, replay)):
         if regret <= CLOSE:
             return number + 1, float(spent[number]), True
-    return len(replay.seen), float(spent[-1]), False
+    return len(spent), float(spent[-1]), False
 
 
 def _bound_held(problem: Problem, replays: Sequence[Replay]) -> float | None:

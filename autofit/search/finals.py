@@ -7,6 +7,8 @@ of each config given all measurements, not by its own alone; who wins is decided
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,10 +17,16 @@ from autofit.core.measurement import Measurement, StepSeconds
 from autofit.search.choose import Fidelity, finalists
 
 ROUNDS = 2  # A, B, A, B: what disturbs the machine for a while disturbs all
+MOST_ROUNDS = 3  # while it is in doubt who leads; on the recorded tables that halved what two rounds missed
 FIELD, MOST = 3, 5  # called at once, and in all
 # What is expected to be slower than the first by more than the tolerance and this is not called. On the recorded tables
 # (benchmarks/replay.py) fields of 3, 4 and 6 that were 8 % wide found the same, and one of 2 missed a little.
 _DOUBT = 0.05
+# One-sided 95 % quantiles of Student's t by degrees of freedom, from 1.
+_T95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
+_LEAST_NOISE = 0.002  # of a median of many steps: two that agree by chance are no proof that there is none
+
+Rounds = dict[Config, list[Measurement]]  # of each finalist what was measured of it
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,7 @@ class Finals:
 
     def candidates(self) -> tuple[Measurement, ...]:
         """Among whom the best is chosen: the verified, unless the search was interrupted before there were any."""
-        return self.explored if self.interrupted else self.verified
+        return self.explored if self.interrupted and not self.verified else self.verified
 
     def latest(self) -> tuple[Measurement, ...]:
         """Of every config that fits, its latest measurement."""
@@ -47,6 +55,7 @@ def play(
     *,
     tolerance: float,
     fidelity: Fidelity,
+    in_time: Callable[[], bool] = lambda: True,
 ) -> Finals:
     """Measure again whatever may be the best: at least the best and the runner-up, and whoever takes the place of one
     that fails, or turns out slower than a config that was only explored.
@@ -54,20 +63,30 @@ def play(
     Args:
         expected: of every config that fits, one measurement, with the speed that is expected of it.
         measure: of a finalist, longer and in a fresh process.
+        in_time: whether there is time for more than the least.
     """
     kept = tuple(explored)
     waiting = list(finalists(expected, tolerance=tolerance, fidelity=fidelity, count=len(expected)))
     verified: list[Measurement] = []
     failed: list[Config] = []
+    rounds: Rounds = {}
     try:
         while called := _called(waiting, verified, tolerance):
             waiting = [each for each in waiting if each not in called]
-            rounds = _in_turn(called, measure)
-            verified += [joined(of_one) for of_one in rounds.values() if _all_fit(of_one)]
-            failed += [config for config, of_one in rounds.items() if not _all_fit(of_one)]
+            rounds = {finalist.config: [] for finalist in called}
+            _in_turn(called, measure, ROUNDS, rounds)
+            if in_time():
+                _in_turn(_in_doubt(called, rounds, tolerance), measure, MOST_ROUNDS - ROUNDS, rounds)
+            verified += passed(rounds)
+            failed += [config for config, of_one in rounds.items() if not of_one[-1].fits]
     except KeyboardInterrupt:
-        return Finals(kept, interrupted=True)
+        return Finals(kept, (*verified, *passed(rounds)), tuple(failed), interrupted=True)
     return Finals(kept, tuple(verified), tuple(failed))
+
+
+def passed(rounds: Rounds) -> list[Measurement]:
+    """One measurement of each finalist that fitted in all of its rounds, if those are enough."""
+    return [joined(of_one) for of_one in rounds.values() if len(of_one) >= ROUNDS and of_one[-1].fits]
 
 
 def joined(rounds: Sequence[Measurement]) -> Measurement:
@@ -103,17 +122,33 @@ def _field(waiting: Sequence[Measurement], tolerance: float) -> list[Measurement
 
 
 def _in_turn(
-    called: Sequence[Measurement], measure: Callable[[Measurement], Measurement]
-) -> dict[Config, list[Measurement]]:
+    called: Sequence[Measurement], measure: Callable[[Measurement], Measurement], count: int, rounds: Rounds
+) -> None:
     """A, B, A, B, never alive together; one that fails is not tried again."""
-    rounds: dict[Config, list[Measurement]] = {finalist.config: [] for finalist in called}
-    for _ in range(ROUNDS):
+    for _ in range(count):
         for finalist in called:
-            before = rounds[finalist.config]
-            if not before or before[-1].fits:
-                before.append(measure(finalist))
-    return rounds
+            of_one = rounds[finalist.config]
+            if not of_one or of_one[-1].fits:
+                of_one.append(measure(finalist))
 
 
-def _all_fit(rounds: Sequence[Measurement]) -> bool:
-    return len(rounds) == ROUNDS and all(measurement.fits for measurement in rounds)
+def _in_doubt(called: Sequence[Measurement], rounds: Rounds, tolerance: float) -> list[Measurement]:
+    """The leader and those that may, at 95 %, be faster than it by more than the tolerance; empty where none is.
+
+    By Student's t with the spread of all rounds together, in logarithms: the noise of a machine is a share of the time.
+    """
+    times = {
+        config: [math.log(each.step_seconds.median) for each in of_one if each.step_seconds]
+        for config, of_one in rounds.items()
+        if of_one[-1].fits
+    }
+    freedom = sum(len(of_one) - 1 for of_one in times.values())
+    if len(times) < 2 or not freedom:
+        return []
+    variance = sum(statistics.pvariance(of_one) * len(of_one) for of_one in times.values()) / freedom
+    error = math.sqrt(2 * max(variance, _LEAST_NOISE**2) / ROUNDS) * _T95[min(freedom, len(_T95)) - 1]
+    means = {config: statistics.fmean(of_one) for config, of_one in times.items()}
+    first = min(means, key=means.__getitem__)
+    doubtful = [each for each in means if means[each] - error < means[first] - math.log1p(tolerance)]
+    rivals = {first, *doubtful} if set(doubtful) - {first} else set()
+    return [each for each in called if each.config in rivals]

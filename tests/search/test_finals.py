@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
@@ -40,10 +41,12 @@ Played = Callable[..., tuple[Finals, Rerun]]
 
 @pytest.fixture
 def played() -> Played:
-    def run(expected: dict[str, float], again: dict[str, list[float]], tolerance: float = 0.03) -> tuple[Finals, Rerun]:
+    def run(
+        expected: dict[str, float], again: dict[str, list[float]], tolerance: float = 0.03, **others: Any
+    ) -> tuple[Finals, Rerun]:
         rerun = Rerun(again)
         those = [at(name, rate) for name, rate in expected.items()]
-        return play(those, those, rerun, tolerance=tolerance, fidelity=lambda config: ()), rerun
+        return play(those, those, rerun, tolerance=tolerance, fidelity=lambda config: (), **others), rerun
 
     return run
 
@@ -81,6 +84,21 @@ def test_one_expected_to_beat_all_that_was_verified_is_called_up_until_there_are
     assert rerun.asked[-2:] == ["e", "e"]
 
 
+def test_while_it_is_in_doubt_who_leads_there_is_another_round_of_those(played: Played) -> None:
+    noisy = {"a": [10.0, 9.0, 9.5], "b": [9.2, 9.9, 9.4], "c": [5.0, 5.5, 5.0], "d": [1.0, 1.0, 1.0]}
+    expected = {"a": 10, "b": 9.9, "c": 9.8, "d": 1}
+    assert played(expected, noisy)[1].asked == [*"abc", *"abc", *"ab"]
+    assert played(expected, noisy, in_time=lambda: False)[1].asked == [*"abc", *"abc"]
+    clear = {"a": [10.0, 10.1], "b": [9.0, 9.1], "c": [8.0, 8.1]}
+    assert played(expected, clear)[1].asked == [*"abc", *"abc"]
+
+
+def test_a_doubt_within_the_tolerance_is_none(played: Played) -> None:
+    noisy = {"a": [10.0, 9.9, 10.0], "b": [9.9, 10.0, 10.0]}
+    assert len(played({"a": 10, "b": 10}, noisy, tolerance=0.1)[1].asked) == 4
+    assert len(played({"a": 10, "b": 10}, noisy, tolerance=0.0)[1].asked) == 6
+
+
 def test_nothing_that_fits_is_nothing_to_measure(played: Played) -> None:
     found, rerun = played({}, {})
     assert not rerun.asked
@@ -95,6 +113,21 @@ def test_an_interrupt_leaves_what_was_explored() -> None:
     found = play(those, those, interrupted, tolerance=0.03, fidelity=lambda config: ())
     assert found.interrupted
     assert found.candidates() == tuple(those)
+
+
+def test_an_interrupt_after_enough_rounds_keeps_what_they_verified() -> None:
+    rerun, left = Rerun({"a": [10.0, 10.0], "b": [9.0]}), [3]
+
+    def measure(finalist: Measurement) -> Measurement:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return rerun(finalist)
+
+    those = [at("a", 10), at("b", 9)]
+    found = play(those, those, measure, tolerance=0.03, fidelity=lambda config: ())
+    assert found.interrupted
+    assert [each.config["optimizer"] for each in found.candidates()] == ["a"]
 
 
 def test_rounds_become_one_figure() -> None:
