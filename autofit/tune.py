@@ -32,7 +32,7 @@ from autofit.memory.catalogue import card, standing_in_for
 from autofit.models import HuggingFaceModel
 from autofit.offer import space_for
 from autofit.probe import Plan, Prober
-from autofit.report import single_changes
+from autofit.report import drifted, single_changes
 from autofit.search import (
     Expectation,
     Finals,
@@ -54,6 +54,7 @@ EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
 # For predicting a space, at most and of a time limit, else it goes without; and how many configs are worth a word.
 EXPECT_SECONDS, EXPECT_SHARE, EXPECT_TOLD = 300.0, 0.3, 1000
 VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=6.0, compose=False)
+DRIFT_TOLD = 0.05  # what is less lies within what two probes of one config differ by
 REPORTED_PACKAGES = (
     *("torch", "transformers", "peft", "bitsandbytes", "torchao", "optuna"),
     *("triton", "liger-kernel", "flash-attn"),  # on CUDA only, where they are installed
@@ -216,6 +217,7 @@ class _Run:
             nearest_miss=nearest_miss(outcome.measurements) if best is None else None,
             runner_up=runner_up,
             bound=outcome.bound,
+            notes=(drifted(outcome.slowdown),) if outcome.slowdown > DRIFT_TOLD else (),
         )
 
     def _expect(self, configs: Sequence[Config]) -> Expectation | None:

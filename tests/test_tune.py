@@ -230,6 +230,13 @@ def test_no_more_than_a_few_are_called_up(bench: Bench) -> None:
     assert len(bench.prober.verified) == 2 * MOST
 
 
+def test_a_machine_that_changed_its_speed_is_told_of(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bench.search().notes == ()
+    original = tune.search
+    monkeypatch.setattr(tune, "search", lambda *a, **k: dataclasses.replace(original(*a, **k), slowdown=0.2))
+    assert "speed changed by 20 %" in bench.search(out=bench.folder / "other").notes[0]
+
+
 # What is recommended
 
 

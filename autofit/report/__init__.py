@@ -7,12 +7,14 @@ from autofit.report.live import LiveDisplay
 from autofit.report.nothing_fits import nothing_fits_text
 from autofit.report.single_changes import single_changes
 from autofit.report.table import result_table
+from autofit.report.words import drifted
 
 __all__ = [
     "LiveDisplay",
     "around_table",
     "cards_table",
     "doctor_table",
+    "drifted",
     "estimate_table",
     "explain",
     "models_table",

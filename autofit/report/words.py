@@ -112,6 +112,11 @@ def why_not(measurement: Measurement, budget: Budget) -> str:
     return f"{word}: {lines[-1].strip()}" if lines else word
 
 
+def drifted(share: float) -> str:
+    """What the machine itself did during a search."""
+    return f"The machine's speed changed by {percent(share)} during the search; what is compared is corrected for it."
+
+
 def percent(fraction: float) -> str:
     """A fraction as whole percent, never a 0 that is none."""
     return f"{fraction:.0%}".replace("%", " %") if fraction >= 0.005 else "less than 1 %"

@@ -7,6 +7,7 @@ never excludes a config.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.search.choose import fastest
 from autofit.search.columns import MICRO_BATCH, Columns, Mask
 from autofit.search.dominance import MemoryOrder
+from autofit.search.drift import as_now
 from autofit.search.effects import Array, Effects, Features, normal_below, normal_density
 from autofit.search.expectation import Expectation
 from autofit.search.residuals import Mixture, Residuals
@@ -34,7 +36,7 @@ _GUESSED_MEMORY_NOISE = 0.03  # of what effects that only add cannot express
 # Where there are predictions, the effects on memory are of what these are off by: with 0.012 to 0.035 over the recorded
 # tables (benchmarks/tables) that is what was seen on the CPU.
 _OFF_MEMORY, _MEMORY_NOISE = 0.03, 0.01
-_SPEED_NOISE = 0.04  # between two probes of one config, on machines that others use too
+SPEED_NOISE = 0.04  # between two probes of one config, on machines that others use too
 _BEYOND = 0.2  # how far past the limit an out-of-memory is taken to lie; it says only that it lies past it
 _WORKS_DEVIATION, _WORKS_NOISE = 0.5, 0.2  # of 1 for a config that works and 0 for one that does not
 _HARDLY = 0.05  # to fit and to work: what is less likely than that is not reckoned with
@@ -104,7 +106,7 @@ class Beliefs:
         self._features = Features(values)
         self.pool = self.group(pool)
         knobs = [knob for knob, each in values.items() if len(each) > 1]
-        self._residuals = Residuals(knobs, self.pool.columns, noise=_SPEED_NOISE)
+        self._residuals = Residuals(knobs, self.pool.columns, noise=SPEED_NOISE)
         self._frugality = _frugality(values, self._features, memory_order)
         self._least = float(min(self.pool.rows @ self._frugality, default=0.0))
 
@@ -124,7 +126,8 @@ class Beliefs:
         self, measurements: Sequence[Measurement], group: Group, rivals: Sequence[Measurement] | None = None
     ) -> Speeds:
         """How fast configs are expected to be, and the best of some measurements; None: of all."""
-        timed = [(each.config, each.step_seconds.median) for each in measurements if each.fits and each.step_seconds]
+        steady = as_now(measurements, noise=SPEED_NOISE)
+        timed = [(each.config, each.step_seconds.median) for each in steady if each.fits and each.step_seconds]
         at = self.group([config for config, _ in timed])
         values = -np.log([seconds for _, seconds in timed])
         told = {each.config for each in (measurements if rivals is None else rivals)}
@@ -149,22 +152,26 @@ class Beliefs:
         mean = np.zeros(self._features.width)
         mean[1] = _SPEED_SLOPE
         prior = Effects.prior(mean, slope=_SPEED_SLOPE_DEVIATION, value=_SPEED_DEVIATION)
-        means, deviations = prior.learn(at.rows, values, _SPEED_NOISE).predict(group.rows)
+        means, deviations = prior.learn(at.rows, values, SPEED_NOISE).predict(group.rows)
         return Mixture(np.ones(1), means[None, :], np.maximum(deviations, 1e-9)[None, :])
 
     def leader(self, measurements: Sequence[Measurement]) -> Measurement | None:
-        """Which of those that fit is expected to be the fastest, noise of the measurements considered."""
-        fitting = [measurement for measurement in measurements if measurement.fits]
-        if not fitting or self._expected is None:  # effects that only add are too rough to doubt a measurement for
-            return fastest(fitting)
-        means = self.speeds(measurements, self.group([each.config for each in fitting])).expected.mean
-        return fitting[int(np.argmax(means))]
+        """The latest measurement of the config that is expected to be the fastest of those that fit."""
+        best = fastest(self.settled(measurements))
+        return next((each for each in reversed(measurements) if best and each.config == best.config), None)
 
     def settled(self, measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
-        """Of every config that fits its latest measurement, with the step time that is expected given all of them."""
+        """Of every config that fits its latest measurement, with the step time that is expected of it given all.
+
+        Where nothing is predicted that is the mean of its own: effects that only add are too rough to doubt those for.
+        """
         latest = {each.config: each for each in measurements if each.fits and each.step_seconds}
         if self._expected is None:
-            return tuple(latest.values())
+            times: dict[Config, list[float]] = {}
+            for each in as_now(measurements, noise=SPEED_NOISE):
+                if each.fits and each.step_seconds:
+                    times.setdefault(each.config, []).append(each.step_seconds.median)
+            return tuple(each.taking(statistics.geometric_mean(times[config])) for config, each in latest.items())
         means = self.speeds(measurements, self.group(list(latest))).expected.mean
         return tuple(each.taking(math.exp(-mean)) for each, mean in zip(latest.values(), means.tolist(), strict=True))
 

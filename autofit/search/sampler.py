@@ -3,7 +3,8 @@
 Two phases. Until something fits, the fastest of those that are expected to fit, where predictions say which those are,
 and least memory first where they do not: an answer early beats a good one late. From then on the config with the
 largest expected improvement of throughput, times the probability that it fits, times the probability that it works at
-all. What an out-of-memory proves not to fit, what is refused and what is measured already is never proposed.
+all. What an out-of-memory proves not to fit and what is refused is never proposed; what is measured already only to
+see whether the machine is still as fast as it was.
 
 Once nothing is expected to beat the best any more, it looks for the best of each tier in the same way.
 
@@ -29,6 +30,7 @@ from autofit.core.result import TIERS, tier
 from autofit.search.beliefs import Beliefs
 from autofit.search.columns import Mask
 from autofit.search.dominance import ruled_out
+from autofit.search.drift import is_due
 
 MEASUREMENT = "measurement"  # the user attribute of a trial that holds Measurement.to_trial()
 
@@ -94,7 +96,7 @@ class EffectsSampler(BaseSampler):
         return None
 
     def choose(self, measurements: Sequence[Measurement]) -> Config:
-        """The config to measure next, worth it or not.
+        """The config to measure next, worth it or not; now and then the leader again, to see the machine drift.
 
         Raises:
             LookupError: there is none left.
@@ -102,6 +104,9 @@ class EffectsSampler(BaseSampler):
         left, rivals = self.aim(measurements) or (self.left(measurements), measurements)
         if not left.any():
             raise LookupError("every config of the space is measured, refused or proven not to fit")
+        leader = self.beliefs.leader(measurements) if is_due(measurements) else None
+        if leader is not None:
+            return leader.config
         pool = self.beliefs.pool
         chances, speeds = self.beliefs.chances(measurements, pool), self.beliefs.speeds(measurements, pool, rivals)
         if not math.isfinite(speeds.best):

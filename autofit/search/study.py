@@ -20,8 +20,9 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement
 from autofit.core.rules import Rules
-from autofit.search.beliefs import Beliefs
+from autofit.search.beliefs import SPEED_NOISE, Beliefs
 from autofit.search.choose import fastest
+from autofit.search.drift import slowdown
 from autofit.search.enumeration import Enumeration
 from autofit.search.expectation import Expectation
 from autofit.search.journal import Journal, abandon, open_study, record
@@ -83,7 +84,8 @@ class SearchOutcome:
     refused. `stopped_by` is "trials", "time", "bound" (nothing left that is expected to be faster), "space" (nothing
     left to measure) or "interrupt". `bound` is how much faster than the best measured one any other is expected to be
     at the most, at 95 %, as a share of it; None where nothing fits, or nothing is left. `expected` holds a measurement
-    of every config that fits, with the speed that is expected of it given all of them.
+    of every config that fits, with the speed that is expected of it given all of them. `slowdown` is by what share the
+    machine was slower or faster at any time than at the end, as far as repeated measurements tell.
     """
 
     measurements: tuple[Measurement, ...]
@@ -92,12 +94,15 @@ class SearchOutcome:
     space_size: int
     bound: float | None = None
     expected: tuple[Measurement, ...] = ()
+    slowdown: float = 0.0
 
 
 def search(
     space: Space, seams: Seams, *, limits: Limits | None = None, journal: Journal | None = None, seed: int = 0
 ) -> SearchOutcome:
-    """Measure configs of a space, each at most once, until a limit is reached or the user interrupts.
+    """Measure configs of a space until a limit is reached or the user interrupts.
+
+    Each is measured once; in a long search the leader again now and then, to see the machine drift.
 
     Raises:
         InputError: the space contradicts itself, or the journal cannot be continued.
@@ -130,9 +135,15 @@ def search(
     bound = sampler.beliefs.surplus(measurements, left) if left.any() else math.inf
     refused = size - enumeration.count().configs
     skipped = {"predicted": len(legal) - len(possible), "dominated": dominated, "refused": refused}
-    known = bound if math.isfinite(bound) else None
-    settled = sampler.beliefs.settled(measurements)
-    return SearchOutcome(tuple(measurements), skipped, stopped_by, size, known, settled)
+    return SearchOutcome(
+        tuple(measurements),
+        skipped,
+        stopped_by,
+        size,
+        bound=bound if math.isfinite(bound) else None,
+        expected=sampler.beliefs.settled(measurements),
+        slowdown=math.expm1(float(abs(slowdown(measurements, noise=SPEED_NOISE)).max(initial=0.0))),
+    )
 
 
 def _not_surely_too_large(

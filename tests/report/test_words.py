@@ -12,6 +12,7 @@ from autofit.core.measurement import Measurement, Outcome, PeakBytes
 from autofit.report.words import (
     budget_needed,
     describe,
+    drifted,
     gib,
     knobs_that_differ,
     listed,
@@ -98,3 +99,7 @@ def test_the_budget_needed_includes_the_margin_on_cuda_only(measured: Measured) 
 def test_why_a_config_did_not_fit(measured: Measured, changes: dict[str, Any], text: str) -> None:
     reason = {"reason": "needs 2.40 GiB of 2.00 by the reason"}
     assert why_not(measured(0, 2.4, others={**reason, **changes}), BUDGET) == text
+
+
+def test_a_machine_that_drifted_is_told_in_per_cent() -> None:
+    assert "changed by 12 % during" in drifted(0.12)
