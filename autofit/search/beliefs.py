@@ -17,7 +17,8 @@ import numpy as np
 from autofit.core.config import Config, Value
 from autofit.core.measurement import Measurement, Outcome
 from autofit.search.choose import fastest
-from autofit.search.columns import MICRO_BATCH, Columns, Mask
+from autofit.search.columns import MICRO_BATCH, Columns, Mask, Places
+from autofit.search.costs import Costs
 from autofit.search.dominance import MemoryOrder
 from autofit.search.drift import as_now
 from autofit.search.effects import Array, Effects, Features, normal_below, normal_density
@@ -74,7 +75,6 @@ class Group:
     """Configs, and what can be told of them before anything is measured: predictions are logarithms, 0 without any."""
 
     configs: Sequence[Config]
-    columns: Columns
     rows: Array
     nbytes: Array
     speed: Array
@@ -104,9 +104,10 @@ class Beliefs:
         self._memory_bytes = memory_bytes
         self._told: dict[str, tuple[Any, Any]] = {}  # of the pool: after which measurements, what
         self._features = Features(values)
-        self.pool = self.group(pool)
+        self.pool, self.columns = self.group(pool), Columns(pool)
         knobs = [knob for knob, each in values.items() if len(each) > 1]
-        self._residuals = Residuals(knobs, self.pool.columns, noise=SPEED_NOISE)
+        self._residuals = Residuals(knobs, self.columns, noise=SPEED_NOISE)
+        self._costs = Costs(self._features)
         self._frugality = _frugality(values, self._features, memory_order)
         self._least = float(min(self.pool.rows @ self._frugality, default=0.0))
 
@@ -120,7 +121,7 @@ class Beliefs:
         none = np.zeros(len(configs))
         nbytes = none if self._expected is None else self._expected.log_bytes(configs)
         speed = none if self._expected is None else self._expected.log_throughput(configs)
-        return Group(configs, Columns(configs), self._features.rows(configs), nbytes, speed)
+        return Group(configs, self._features.rows(configs), nbytes, speed)
 
     def speeds(
         self, measurements: Sequence[Measurement], group: Group, rivals: Sequence[Measurement] | None = None
@@ -147,7 +148,7 @@ class Beliefs:
 
     def _speed(self, at: Group, values: Array, group: Group) -> Mixture:
         if self._expected is not None:
-            off = self._residuals.predict(at.configs, values - at.speed, group.columns)
+            off = self._residuals.predict(at.configs, values - at.speed, None if group is self.pool else group.configs)
             return replace(off, means=off.means + group.speed)
         mean = np.zeros(self._features.width)
         mean[1] = _SPEED_SLOPE
@@ -184,6 +185,10 @@ class Beliefs:
         memory, deviation, limit = self.memory(measurements, group)
         noise = _GUESSED_MEMORY_NOISE if self._expected is None else _MEMORY_NOISE
         return normal_below((limit - memory) / np.hypot(deviation, noise)) * self.works(measurements, group)
+
+    def cost(self, measurements: Sequence[Measurement], group: Group, places: Places | slice = slice(None)) -> Array:
+        """What a probe of each, or of those at some places, is expected to take in seconds."""
+        return self._costs.seconds(measurements, group.rows[places])
 
     def may_beat(
         self, measurements: Sequence[Measurement], left: Mask, share: float, rivals: Sequence[Measurement] | None = None

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from autofit.core.config import Config, Value
+from autofit.core.config import Value
 
 Mask = npt.NDArray[np.bool_]
+Places = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]
 
 MICRO_BATCH = "micro_batch_size"
@@ -38,7 +37,16 @@ class Columns:
                 value = config.get(knob)
                 self.codes[row, column] = codes.setdefault((type(value), value), len(codes))  # True is not 1
         self.values = {knob: tuple(value for _, value in codes) for knob, codes in known.items()}
-        self.doublings = np.array([math.log2(int(config.get(MICRO_BATCH) or 1)) for config in configs])
+        self.doublings = doublings(configs)
+        self._known = known
+
+    def encoded(self, configs: Sequence[Mapping[str, Value]]) -> Codes:
+        """Other configs by the same codes: [configs, knobs], -1 for a value that none of these has."""
+        rows = [
+            [codes.get((type(value := config.get(knob)), value), -1) for knob, codes in self._known.items()]
+            for config in configs
+        ]
+        return np.array(rows, dtype=np.int32).reshape(len(configs), len(self.knobs))
 
     def where(self, knob: str, holds: Callable[[Value], bool]) -> Mask:
         """Which configs have a value of the knob for which something holds; None where they have none."""
@@ -47,9 +55,7 @@ class Columns:
         told = np.array([holds(value) for value in self.values[knob]], dtype=bool)
         return np.asarray(told[self.codes[:, self.knobs.index(knob)]])
 
-    def differences(self, config: Config, knobs: Sequence[str]) -> npt.NDArray[np.int64]:
-        """In how many of these knobs each differs from a config."""
-        count = np.zeros(len(self.codes), dtype=np.int64)
-        for knob in knobs:
-            count += ~self.where(knob, functools.partial(operator.eq, config.get(knob)))
-        return count
+
+def doublings(configs: Sequence[Mapping[str, Value]]) -> npt.NDArray[np.float64]:
+    """log2 of each micro-batch, 0 where there is none."""
+    return np.array([math.log2(int(config.get(MICRO_BATCH) or 1)) for config in configs])

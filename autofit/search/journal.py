@@ -45,6 +45,25 @@ class Journal:
     identity: Mapping[str, Any] = field(default_factory=dict)
 
 
+class _Backend(JournalFileBackend):
+    """Waits for the disk only where something would be lost: with measurements, which take all lines before along.
+
+    Optuna's own waits with each line, of which a trial has one for each knob: 70 ms for 18 of them were measured.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path = path
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Write lines."""
+        if any("user_attr" in log for log in logs):
+            super().append_logs(logs)
+            return
+        with self._path.open("ab") as file:  # unlocked: there is no other writer
+            file.writelines(json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs)
+
+
 def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
     """The study of a journal, new or as a former process left it; in memory without one.
 
@@ -55,7 +74,7 @@ def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
         return optuna.create_study(direction="maximize", sampler=sampler)
     _repair(journal.path)
     try:
-        storage = JournalStorage(JournalFileBackend(str(journal.path)))
+        storage = JournalStorage(_Backend(journal.path))
         study = optuna.create_study(
             storage=storage, study_name=_STUDY, direction="maximize", sampler=sampler, load_if_exists=True
         )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autofit.core.config import Config
-from autofit.search.columns import MICRO_BATCH, Columns
+from autofit.search.columns import MICRO_BATCH, Codes, Columns, doublings
 from autofit.search.effects import Array
 
 # Standard deviations of errors, and how likely each is before any probe: 0.09 to 0.14 were seen on recorded tables; on
@@ -51,41 +51,65 @@ class Residuals:
 
     def __init__(self, knobs: Sequence[str], pool: Columns, *, noise: float) -> None:
         self._noise = noise
-        self._knobs = [knob for knob in knobs if knob != MICRO_BATCH]
         self._pool = pool
+        self._columns = [place for place, knob in enumerate(pool.knobs) if knob in knobs and knob != MICRO_BATCH]
+        self._all = _Places(pool.codes[:, self._columns], pool.doublings)
         self._likeness: dict[Config, Array] = {}  # of a measured config to each of the pool
 
-    def predict(self, measured: Sequence[Config], values: Array, at: Columns) -> Mixture:
-        """What is expected at these configs, given what was measured.
+    def predict(self, measured: Sequence[Config], values: Array, at: Sequence[Config] | None = None) -> Mixture:
+        """What is expected at some configs, given what was measured.
+
+        The systems of all scales are solved through one decomposition, as there may be tens of thousands of configs:
+        with N the covariance of what does not depend on the scale s, and A how alike the measured are,
+        N^-1/2 A N^-T/2 = Q L Q^T, so that (s^2 A + N)^-1 = N^-T/2 Q (s^2 L + 1)^-1 Q^T N^-1/2.
 
         Args:
             values: logarithms of measured / predicted speed.
+            at: None: all of the pool.
         """
+        count = len(self._pool.codes) if at is None else len(at)
         if not len(values):
-            none = np.zeros((len(_SCALES), len(at.codes)))
+            none = np.zeros((len(_SCALES), count))
             return Mixture(_LIKELY, none, none + _SCALES[:, None])
-        among, there = self._like_all(measured, Columns(measured)), self._like_all(measured, at)
-        noise = np.eye(len(values)) * self._noise**2 + _COMMON**2
-        evidence, means, variances = [], [], []
-        for scale in _SCALES.tolist():
-            lower = np.linalg.inv(np.linalg.cholesky(scale**2 * among + noise))  # small, and applied to all of a pool
-            known, solved = lower @ values, lower @ (scale**2 * there + _COMMON**2)
-            means.append(known @ solved)
-            variances.append(scale**2 + _COMMON**2 - np.einsum("ij,ij->j", solved, solved))
-            evidence.append(-0.5 * known @ known + np.log(np.diag(lower)).sum())
-        weights = _LIKELY * np.exp(np.array(evidence) - max(evidence))
-        deviations = np.sqrt(np.maximum(np.array(variances), 1e-12))
-        return Mixture(weights / weights.sum(), np.array(means), deviations)
+        there = self._like_pool(measured) if at is None else self._places(measured).alike(self._places(at))
+        among = self._places(measured).alike(self._places(measured))
+        lower = np.linalg.cholesky(np.eye(len(values)) * self._noise**2 + _COMMON**2)
+        half = np.linalg.solve(lower, among)
+        spread, turned = np.linalg.eigh(np.linalg.solve(lower, half.T))
+        spread = np.maximum(spread, 0.0)  # of a matrix that is positive but for rounding
+        whole = turned.T @ np.linalg.inv(lower)
+        apart, common, known = whole @ there, whole @ np.full(len(values), _COMMON**2), whole @ values
+        scales = 1 / (_SCALES[:, None] ** 2 * spread + 1)
+        squares = _SCALES[:, None] ** 2
+        means = squares * ((scales * known) @ apart) + ((scales * known) @ common)[:, None]
+        explained = squares**2 * (scales @ np.square(apart)) + 2 * squares * ((scales * common) @ apart)
+        variances = squares + _COMMON**2 - explained - (scales @ np.square(common))[:, None]
+        evidence = 0.5 * (np.log(scales).sum(axis=1) - scales @ np.square(known))
+        weights = _LIKELY * np.exp(evidence - evidence.max())
+        return Mixture(weights / weights.sum(), means, np.sqrt(np.maximum(variances, 1e-12)))
 
-    def _like_all(self, measured: Sequence[Config], configs: Columns) -> Array:
-        """How alike configs are to each measured one, 1 for the same: [measured, configs]."""
-        if configs is not self._pool:
-            return np.array([self._alike(config, configs) for config in measured])
-        for config in measured:
-            if config not in self._likeness:
-                self._likeness[config] = self._alike(config, configs)
+    def _like_pool(self, measured: Sequence[Config]) -> Array:
+        """How alike each config of the pool is to each measured one: [measured, pool]."""
+        new = [config for config in measured if config not in self._likeness]
+        for config in new:
+            self._likeness[config] = self._places([config]).alike(self._all)[0]
         return np.array([self._likeness[config] for config in measured])
 
-    def _alike(self, config: Config, others: Columns) -> Array:
-        apart = np.abs(others.doublings - Columns([config]).doublings)
-        return np.asarray(_ALIKE ** others.differences(config, self._knobs) * _ALIKE_PER_DOUBLING**apart)
+    def _places(self, configs: Sequence[Config]) -> _Places:
+        return _Places(self._pool.encoded(configs)[:, self._columns], doublings(configs))
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Configs by the codes of what they may differ in, and the doublings of their micro-batches."""
+
+    codes: Codes
+    doublings: Array
+
+    def alike(self, others: _Places) -> Array:
+        """How alike each is to each of others, 1 for the same: [these, others]."""
+        rows = []
+        for codes, size in zip(self.codes, self.doublings, strict=True):
+            differences = np.count_nonzero(others.codes != codes, axis=1)
+            rows.append(_ALIKE**differences * _ALIKE_PER_DOUBLING ** np.abs(others.doublings - size))
+        return np.array(rows)

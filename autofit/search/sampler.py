@@ -2,9 +2,10 @@
 
 Two phases. Until something fits, the fastest of those that are expected to fit, where predictions say which those are,
 and least memory first where they do not: an answer early beats a good one late. From then on the config with the
-largest expected improvement of throughput, times the probability that it fits, times the probability that it works at
-all. What an out-of-memory proves not to fit and what is refused is never proposed; what is measured already only to
-see whether the machine is still as fast as it was.
+largest expected improvement of throughput for each second that its probe should take (Snoek et al. 2012, section 3.2),
+times the probability that it fits, times the probability that it works at all. What an out-of-memory proves not to fit
+and what is refused is never proposed; what is measured already only to see whether the machine is still as fast as it
+was.
 
 Once nothing is expected to beat the best any more, it looks for the best of each tier in the same way.
 
@@ -35,6 +36,8 @@ from autofit.search.drift import is_due
 MEASUREMENT = "measurement"  # the user attribute of a trial that holds Measurement.to_trial()
 
 _NO_CHANCE = 1e-3  # to fit: what is below is not worth weighing while anything else is left
+_DEAREST = 100.0  # times what another costs: no probe costs more, so what promises less than that share is not weighed
+_CHEAP = 2.0  # times the cheapest: until something fits, what costs more can wait
 _LIKELY = 0.7  # to fit: enough for the first probes, of which one that fits tells more than one that does not
 
 
@@ -67,7 +70,7 @@ class EffectsSampler(BaseSampler):
             failed = measurement.config
             if measurement.outcome is Outcome.OUT_OF_MEMORY and failed not in self._ruled_by:
                 self._ruled_by.add(failed)
-                self._open &= ~ruled_out(failed, self.beliefs.pool.columns, self.beliefs.memory_order)
+                self._open &= ~ruled_out(failed, self.beliefs.columns, self.beliefs.memory_order)
         left = self._open.copy()
         left[[self._place[each.config] for each in measurements if each.config in self._place]] = False
         return left
@@ -112,15 +115,20 @@ class EffectsSampler(BaseSampler):
         if not math.isfinite(speeds.best):
             likely = left & (chances > _LIKELY)
             if self.beliefs.predicted and likely.any():
-                return pool.configs[int(np.argmax(np.where(likely, speeds.expected.mean, -math.inf)))]
+                cost = self.beliefs.cost(measurements, pool)
+                cheap = likely & (cost <= _CHEAP * cost[likely].min())
+                return pool.configs[int(np.argmax(np.where(cheap, speeds.expected.mean, -math.inf)))]
             memory, _, _ = self.beliefs.memory(measurements, pool)
             least = memory - np.log(self.beliefs.works(measurements, pool))
             return pool.configs[int(np.argmin(np.where(left, least, math.inf)))]
         likely = left & (chances > _NO_CHANCE)
         possible = likely if likely.any() else left
-        score = speeds.of(possible).improvement() * chances[possible]
-        ties = np.random.default_rng((self._seed % 2**32, len(measurements))).random(len(score))
-        return pool.configs[int(np.flatnonzero(possible)[np.lexsort((ties, score))[-1]])]
+        worth = speeds.of(possible).improvement() * chances[possible]
+        near = worth >= min(worth.max(), worth.max() / _DEAREST)  # no improvement may be a little less than none
+        places = np.flatnonzero(possible)[near]
+        score = worth[near] / self.beliefs.cost(measurements, pool, places)
+        ties = places[score == score.max()]
+        return pool.configs[int(np.random.default_rng((self._seed % 2**32, len(measurements))).choice(ties))]
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Optuna asks which parameters are chosen together: all knobs."""

@@ -30,8 +30,9 @@ def order(knob: str, value: Any) -> int | None:
 def test_what_is_asked_of_all_at_once_is_what_is_asked_of_each(many: list[Config], other: Config) -> None:
     columns = Columns(many)
     assert ruled_out(other, columns, order).tolist() == [rules_out(other, each, order) for each in many]
-    differing = columns.differences(other, list(VALUES))
-    assert differing.tolist() == [sum(each[knob] != other[knob] for knob in VALUES) for each in many]
+    assert np.array_equal(columns.encoded(many), columns.codes)
+    same = columns.encoded([other]) == columns.codes
+    assert same.tolist() == [[each[knob] == other[knob] for knob in columns.knobs] for each in many]
     assert columns.where("optimizer", lambda value: value == "sgd").tolist() == [c["optimizer"] == "sgd" for c in many]
 
 
@@ -39,4 +40,10 @@ def test_micro_batches_are_counted_in_doublings() -> None:
     sizes = [Config(micro_batch_size=size) for size in (1, 2, 8, None)]
     assert Columns(sizes).doublings.tolist() == [0, 1, 3, 0]
     assert not len(Columns([]).doublings)
-    assert np.array_equal(Columns([]).differences(sizes[0], ["micro_batch_size"]), [])
+
+
+def test_what_none_of_them_has_is_told_apart_from_all() -> None:
+    columns = Columns([Config(optimizer_in_backward=False), Config(optimizer_in_backward=True)])
+    odd = [Config(optimizer_in_backward=1), Config(optimizer_in_backward=None), Config(optimizer_in_backward=True)]
+    assert columns.encoded(odd).tolist() == [[-1], [-1], [1]]
+    assert Columns([]).encoded(odd).shape == (3, 0)

@@ -66,6 +66,36 @@ def test_optuna_sees_states_that_mean_the_same(journal: Journal) -> None:
     assert open_study(journal, SAMPLER).best_value == 1.5
 
 
+def test_a_journal_is_a_study_that_optuna_s_own_tools_open(tmp_path: Path, formula: Any) -> None:
+    """As optuna-dashboard does it."""
+    problem = formula()
+    outcome = search(problem.space, problem.seams(), limits=Limits(trials=5), journal=Journal(tmp_path / "j.log", {}))
+    file = optuna.storages.journal.JournalFileBackend(str(tmp_path / "j.log"))
+    study = optuna.load_study(study_name=None, storage=optuna.storages.JournalStorage(file))
+    trials = study.get_trials()
+    assert [trial.number for trial in trials] == [0, 1, 2, 3, 4]
+    assert study.best_value == max(each.throughput for each in outcome.measurements)
+    knobs = problem.space.knobs
+    assert [{knob: trial.params[knob] for knob in knobs} for trial in trials] == [
+        {knob: each.config[knob] for knob in knobs} for each in outcome.measurements
+    ]
+
+
+def test_the_disk_is_waited_for_with_each_measurement_and_not_with_each_knob(
+    tmp_path: Path, formula: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[bytes] = []
+
+    def fsync(file: int) -> None:
+        waited.append((tmp_path / "j.log").read_bytes().splitlines()[-1])
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    problem = formula()
+    search(problem.space, problem.seams(), limits=Limits(trials=5), journal=Journal(tmp_path / "j.log", {}))
+    assert len([line for line in waited if b'"measurement"' in line]) == 5
+    assert len(waited) <= 2 * 5  # and what the study itself is
+
+
 def test_without_a_journal_the_study_is_in_memory() -> None:
     study = open_study(None, SAMPLER)
     record(study, study.ask(), measured(0))
@@ -174,13 +204,12 @@ def test_an_identity_is_compared_as_it_is_stored(journal: Journal) -> None:
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from optuna.storages.journal import JournalFileBackend
 sys.path.insert(0, {tests!r})
 from conftest import Formula
 from autofit.search import Journal, Limits, search
 from autofit.search import journal as journal_module
 
-whole, lines = JournalFileBackend.append_logs, 0
+whole, lines = journal_module._Backend.append_logs, 0
 
 def append(self, logs):
     global lines
@@ -193,7 +222,7 @@ def append(self, logs):
         file.flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
-JournalFileBackend.append_logs = append
+journal_module._Backend.append_logs = append
 search(Formula(3).space, Formula(3).seams(), limits=Limits(trials=30), journal=Journal(Path({path!r})), seed=1)
 """
 

@@ -1,0 +1,47 @@
+"""What a probe of a config is expected to cost, so that of two that promise the same the cheaper one comes first.
+
+The logarithm of a probe's seconds is taken to be a sum of effects of its knobs (see `effects`), learnt from the probes
+of the search so far: deep models are built for longer, quantised ones are quantised first, compiled ones compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from autofit.core.measurement import Measurement
+from autofit.search.effects import Array, Effects, Features
+
+_COMPILE, _UNCOMPILED = "compile", "none"
+# Before anything compiled was measured: a small Llama's first compiled step took 40 s where a whole probe takes 3 s.
+_COMPILED = math.log(8)
+_VALUE, _SLOPE, _NOISE = 0.3, 0.15, 0.2  # standard deviations; on the recorded tables knobs cost up to a factor of 1.6
+_FAR = 1.5  # a probe that another process held up tells no more than one that took so much longer (in logarithms)
+
+
+class Costs:
+    """Of configs with these features."""
+
+    def __init__(self, features: Features) -> None:
+        self._features = features
+        mean = np.zeros(features.width)
+        for column, (knob, value) in enumerate(features.names, start=2):
+            mean[column] = _COMPILED if knob == _COMPILE and value not in (_UNCOMPILED, None) else 0.0
+        self._prior = Effects.prior(mean, slope=_SLOPE, value=_VALUE)
+
+    def seconds(self, measurements: Sequence[Measurement], rows: Array) -> Array:
+        """Expected seconds of a probe of each config, up to a factor of all as long as nothing is measured.
+
+        Args:
+            rows: of the configs, as the features have them.
+        """
+        whole = [each for each in measurements if each.fits and each.seconds > 0]  # others end early
+        if not whole:
+            return np.asarray(np.exp(self._prior.expect(rows)))
+        at = self._features.rows([each.config for each in whole])
+        spent = np.log([each.seconds for each in whole])
+        usual = np.median(spent - at @ self._prior.mean) + at @ self._prior.mean
+        learnt = self._prior.learn(at, np.clip(spent, usual - _FAR, usual + _FAR), _NOISE)
+        return np.asarray(np.exp(learnt.expect(rows)))
