@@ -9,7 +9,7 @@ import math
 import platform
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -217,7 +217,7 @@ class _Run:
             nearest_miss=nearest_miss(outcome.measurements) if best is None else None,
             runner_up=runner_up,
             bound=outcome.bound,
-            notes=(drifted(outcome.slowdown),) if outcome.slowdown > DRIFT_TOLD else (),
+            notes=tuple(_notes(outcome, best)),
         )
 
     def _expect(self, configs: Sequence[Config]) -> Expectation | None:
@@ -327,6 +327,13 @@ def _write(result: Result, workload: Workload, directory: RunDirectory, listener
             write_whole(directory.script, script)
             files["script"] = str(directory.script)
     return dataclasses.replace(result, files=files)
+
+
+def _notes(outcome: SearchOutcome, best: Measurement | None) -> Iterator[str]:
+    if outcome.slowdown > DRIFT_TOLD:
+        yield drifted(outcome.slowdown)
+    for warning in best.warnings if best else ():
+        yield f"Of the best config: {warning}"
 
 
 def _silent(_: Event) -> None:

@@ -237,6 +237,11 @@ def test_a_machine_that_changed_its_speed_is_told_of(bench: Bench, monkeypatch: 
     assert "speed changed by 20 %" in bench.search(out=bench.folder / "other").notes[0]
 
 
+def test_what_was_odd_about_the_best_is_told(bench: Bench) -> None:
+    told = bench.search(lambda config, _: fits(config, 1.0, warnings=("it grew warm.",))).notes
+    assert told == ("Of the best config: it grew warm.",)
+
+
 # What is recommended
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from autofit.core.measurement import StepSeconds
 
+_TREND_STEPS = 3  # that all later ones are slower than all earlier ones by chance: 1 in 20 for three against three
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -43,6 +45,18 @@ def interval_of_median(samples: list[float]) -> StepSeconds:
             break
         rank = successes
     return StepSeconds(statistics.median(ordered), ordered[rank], ordered[count - 1 - rank])
+
+
+def slowed_by(samples: list[float]) -> float:
+    """By what share the last third of the steps took longer than the first; 0 where that is no more than their noise.
+
+    A device that grows warm clocks down within a probe; then its later steps are the ones that a training will see.
+    """
+    third = len(samples) // 3
+    if third < _TREND_STEPS:
+        return 0.0
+    early, late = samples[:third], samples[-third:]
+    return statistics.median(late) / statistics.median(early) - 1 if min(late) > max(early) else 0.0
 
 
 def time_steps(step: Callable[[], float], plan: Plan, clock: Callable[[], float]) -> tuple[list[float], bool]:

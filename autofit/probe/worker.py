@@ -25,7 +25,7 @@ from autofit.memory.device import detect, used_bytes_without_context
 from autofit.memory.out_of_memory import is_device_out_of_memory, is_host_out_of_memory
 from autofit.memory.tracker import StorageTracker
 from autofit.probe.limits import guard_cpu, peak_resident_bytes
-from autofit.probe.timing import Plan, interval_of_median, time_steps
+from autofit.probe.timing import Plan, interval_of_median, slowed_by, time_steps
 from autofit.setup import Setup, Technique
 from autofit.techniques import all_techniques, register
 from autofit.training.build import build
@@ -33,6 +33,7 @@ from autofit.training.data import map_tensors
 from autofit.training.inspect import inspect_workload
 from autofit.training.loop import accumulate, train_step, update
 
+_TREND_TOLD = 0.05
 _COMPOSED_MICRO_BATCHES = 4
 _WARM_STEPS = 2  # optimizer state exists only after the first
 _NEAR_MISS = 1.5  # a run over budget goes on up to here, so that the nearest miss can be told in bytes
@@ -223,8 +224,13 @@ class _Probe(ABC):
             compile_seconds=self._compiled() - self.compiled_before,
             steps=len(self.samples),
             composed=self.composed,
-            warnings=tuple(self.setup.warnings) if self.setup else (),
+            warnings=(*(self.setup.warnings if self.setup else ()), *self._trend()),
         )
+
+    def _trend(self) -> Iterator[str]:
+        slower = slowed_by(self.samples)
+        if slower > _TREND_TOLD:
+            yield f"steps took {slower:.0%} longer at the end of the measurement than at its beginning."
 
     @contextmanager
     def watched(self) -> Iterator[None]:

@@ -355,7 +355,7 @@ def test_a_technique_of_ones_own_works_in_the_child(prober: Prober, monkeypatch:
     monkeypatch.setattr(techniques, "_registry", dict(techniques._registry))
     techniques.register(Poisoned())
     seen = measure(prober, tiny.mlp_workload(), {"poisoned": True})
-    assert seen.warnings == ("poisoned is True",)
+    assert "poisoned is True" in seen.warnings
     assert seen.outcome is Outcome.DIVERGED
     assert measure(prober, tiny.mlp_workload(), {"poisoned": False}).fits
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.probe.timing import Plan, interval_of_median, time_steps
+from autofit.probe.timing import Plan, interval_of_median, slowed_by, time_steps
 
 FOREVER = Plan(min_steps=1, max_steps=1000, max_seconds=math.inf, tightness=-1.0)
 
@@ -106,3 +106,20 @@ def test_a_step_that_raises_is_not_hidden() -> None:
     clock: Callable[[], float] = Clock(1.0)
     with pytest.raises(FloatingPointError):
         time_steps(broken, FOREVER, clock)
+
+
+def test_steps_that_only_become_slower_are_noticed() -> None:
+    assert slowed_by([1.0, 1.01, 1.02, 1.04, 1.05, 1.06, 1.10, 1.11, 1.12]) == pytest.approx(1.11 / 1.01 - 1)
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [],
+        [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],  # too few to tell
+        [1.0, 1.2, 1.0, 1.0, 1.0, 1.0, 1.1, 1.1, 1.1],  # one of the first was as slow
+        [1.2, 1.2, 1.2, 1.1, 1.1, 1.1, 1.0, 1.0, 1.0],
+    ],
+)
+def test_noise_and_what_becomes_faster_is_no_slowing_down(samples: list[float]) -> None:
+    assert slowed_by(samples) == 0.0
