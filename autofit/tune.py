@@ -29,11 +29,13 @@ from autofit.core.workload import Workload
 from autofit.estimate import Seen, learn, predict_all
 from autofit.export import train_script
 from autofit.memory.catalogue import card, standing_in_for
+from autofit.memory.other_budgets import other_budgets
 from autofit.models import HuggingFaceModel
 from autofit.offer import space_for
 from autofit.probe import Plan, Prober
 from autofit.report import drifted, single_changes
 from autofit.search import (
+    Evidence,
     Expectation,
     Finals,
     Journal,
@@ -43,6 +45,7 @@ from autofit.search import (
     best_of_tiers,
     finalists,
     nearest_miss,
+    outlook,
     play,
     search,
 )
@@ -200,6 +203,8 @@ class _Run:
         tiers = best_of_tiers(finals.latest(), tolerance=self.options.tolerance, fidelity=techniques.fidelity)
         if best is not None:
             tiers[tier(best.config)] = best  # not one that was only explored, and promised more
+        others = other_budgets(self.budget, self.hardware)
+        around = outlook(self._evidence(outcome, finals, best), others=others, tolerance=self.options.tolerance)
         return Result(
             model=self.workload.name,
             workload=self.workload.summary(),
@@ -218,6 +223,22 @@ class _Run:
             runner_up=runner_up,
             bound=outcome.bound,
             notes=tuple(_notes(outcome, best)),
+            frontier=around.frontier,
+            alternatives=around.alternatives,
+            other_budgets=others,
+            predicted=self._expected is not None,
+        )
+
+    def _evidence(self, outcome: SearchOutcome, finals: Finals, best: Measurement | None) -> Evidence:
+        return Evidence(
+            best=best,
+            measurements=(*finals.explored, *finals.verified),
+            failed=finals.failed,
+            beliefs=outcome.beliefs,
+            expected=self._expected,
+            budget=self.budget,
+            hardware=self.hardware,
+            workload=self.workload,
         )
 
     def _expect(self, configs: Sequence[Config]) -> Expectation | None:

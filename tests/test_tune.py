@@ -322,6 +322,67 @@ def test_refused_configs_are_never_probed(bench: Bench) -> None:
     assert result.skipped["refused"] == 3
 
 
+# What lies around the best
+
+
+def predicting(bench: Bench, rates: Mapping[int, float], off: float = 1.0) -> None:
+    """Predictions of the rates of micro-batches, all off by the same factor, and of a MiB for each sample."""
+
+    def run(function: Any, workload: Workload, hardware: Hardware, configs: Any, *, log: str, timeout: float) -> Any:
+        sizes = [int(str(config["micro_batch_size"])) for config in configs]
+        return [size * MIB for size in sizes], [8 / rates[size] * off for size in sizes]
+
+    bench.prober.run = run  # type: ignore[method-assign]
+
+
+def test_the_frontier_reaches_beyond_the_budget(bench: Bench) -> None:
+    """4 of 8 MiB fit: the next ones are only predicted, and as much off as predictions were seen to be."""
+    rates = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}
+    predicting(bench, rates, off=0.5)
+    result = bench.search(by_micro_batch({**rates, 8: 0.0}), mem=4 / 1024)
+    points = result.frontier["full"]
+    assert [round(point.peak_bytes / MIB) for point in points] == [1, 2, 4, 8]
+    assert [point.samples_per_second for point in points] == pytest.approx([1.0, 2.0, 4.0, 8.0], rel=0.05)
+    fitted = {trial.config for trial in result.trials if trial.fits}
+    assert [point.measured for point in points] == [point.config in fitted for point in points]
+    assert not points[-1].measured
+    found = {each.why: result.fastest_within(each.device_bytes)["full"] for each in result.other_budgets}
+    assert {why: point and point.config["micro_batch_size"] for why, point in found.items()} == {
+        "half of it": 2,
+        "a quarter more": 4,
+        "twice as much": 8,
+    }
+    changes = {each.value: each for each in result.alternatives if each.knob == "micro_batch_size"}
+    assert {value: each.fits for value, each in changes.items()} == {1: True, 2: True, 8: False}
+    assert len(changes) == len(result.alternatives)
+    assert result.predicted
+    assert "(twice as much): " in autofit.explain(result)
+    assert "% faster with micro-batch 8x1 (predicted)" in autofit.explain(result)
+
+
+def test_what_failed_when_verified_is_on_no_frontier(bench: Bench) -> None:
+    rates = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}
+    predicting(bench, rates)
+    result = bench.search(by_micro_batch(rates, verified={8: 0.0}))
+    assert [point.config["micro_batch_size"] for point in result.frontier["full"]] == [1, 2, 4]
+
+
+def test_without_predictions_nothing_is_said_of_larger_budgets(bench: Bench) -> None:
+    result = bench.search(by_micro_batch({1: 1.0, 2: 2.0, 4: 0.0, 8: 0.0}), mem=2 / 1024)
+    assert not result.predicted
+    assert all(point.measured for point in result.frontier["full"])
+    assert "twice as much" not in autofit.explain(result)
+    assert "half of it): 50 % slower with micro-batch 1x8 (measured)" in autofit.explain(result)
+
+
+def test_an_interrupted_search_has_a_frontier_of_what_it_saw(bench: Bench) -> None:
+    bench.prober.interrupt_at = 2
+    result = bench.search()
+    assert result.best
+    assert {point.config for point in result.frontier["full"]} <= {trial.config for trial in result.trials}
+    assert result.fastest_within(GIB)["full"]
+
+
 # Limits, interrupts, resuming
 
 

@@ -31,6 +31,10 @@ class Budget:
             return self.device_bytes
         return int(self.device_bytes * (1 - self.margin)) - context_bytes
 
+    def bytes_for(self, peak_bytes: int, device: str) -> int:
+        """The budget that a peak, the context included, would just have fitted."""
+        return peak_bytes if device == "cpu" else int(peak_bytes / (1 - self.margin))
+
 
 def gib_to_bytes(gib: float | str, name: str = "the memory budget") -> int:
     """Bytes of a size in GiB as a user gives it.

@@ -45,6 +45,11 @@ class PeakBytes:
     device: int | None = None
     resident: int | None = None
 
+    @property
+    def held_bytes(self) -> int:
+        """What is held against the budget: that of the device where there is one, else that of tensors."""
+        return self.device or self.reserved or self.allocated
+
 
 @dataclass(frozen=True)
 class Measurement:

@@ -6,13 +6,14 @@ The only place that knows how a result looks as YAML (`result.yaml`) and as JSON
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError
+from autofit.core.frontier import Alternative, OtherBudget, Point, fastest_within
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement
 from autofit.core.strict_yaml import dump, load_mapping
@@ -35,6 +36,8 @@ class Result:
     `workload` is Workload.summary(); `source` says how models/ can make the workload again (empty for one that lives
     in the user's process). `skipped` counts configs never probed: predicted, dominated, refused. `bound` is how much
     faster than the best measured one any other config is expected to be at the most, at 95 %, as a share of it.
+    `frontier` is by tier the most throughput for each amount of memory, also beyond the budget; `alternatives` are the
+    best config with one knob changed; `predicted` says whether configs never measured had a part in both.
     """
 
     model: str
@@ -56,6 +59,15 @@ class Result:
     files: Mapping[str, str | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     bound: float | None = None
+    frontier: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
+    alternatives: tuple[Alternative, ...] = ()
+    other_budgets: tuple[OtherBudget, ...] = ()
+    predicted: bool = False
+
+    def fastest_within(self, device_bytes: int) -> dict[str, Point | None]:
+        """By tier what a budget of so many bytes would run, by all that was measured and predicted."""
+        usable = replace(self.budget, device_bytes=device_bytes).cap_bytes(self.hardware.device)
+        return {name: fastest_within(self.frontier.get(name, ()), usable) for name in TIERS}
 
     def to_json(self) -> dict[str, Any]:
         """The one object that `autofit search --json` prints."""
@@ -67,11 +79,18 @@ class Result:
             "skipped": {name: self.skipped.get(name, 0) for name in ("predicted", "dominated", "refused")},
             "stopped_by": self.stopped_by,
             "nearest_miss": self.nearest_miss.to_trial() if self.nearest_miss else None,
+            "frontier": {name: [point.to_dict() for point in self.frontier.get(name, ())] for name in TIERS},
+            "alternatives": [each.to_dict() for each in self.alternatives],
+            "other_budgets": [self._other_budget(each) for each in self.other_budgets],
             "space_size": self.space_size,
             "search_seconds": round(self.search_seconds, 3),
             "versions": dict(self.versions),
             "files": {name: self.files.get(name) for name in ("result", "script", "report")},
         }
+
+    def _other_budget(self, other: OtherBudget) -> dict[str, Any]:
+        runs = self.fastest_within(other.device_bytes)
+        return {**asdict(other), "runs": {name: point and point.to_dict() for name, point in runs.items()}}
 
     def to_yaml(self) -> str:
         """The text of result.yaml.

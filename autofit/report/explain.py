@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
+from autofit.report.more_memory import other_budget_lines
 from autofit.report.nothing_fits import nothing_fits_text, tried
 from autofit.report.standing import nearest_misses, relative_speed
+from autofit.report.what_knobs_buy import knob_lines
 from autofit.report.words import (
     budget_needed,
     describe,
@@ -22,27 +24,37 @@ from autofit.report.words import (
 _STOPPED_BY = {
     "trials": "The search stopped at its number of trials",
     "time": "The search stopped at its time limit",
-    "bound": "The search stopped because nothing left could be faster",
+    "bound": "The search stopped because nothing left is expected to be faster by more than the tolerance",
     "space": "The search went through the whole space",
     "interrupt": "The search was interrupted",
 }
 
 
 def explain(result: Result) -> str:
-    """Why the best config is the best; what would help where nothing fits."""
+    """Why the best config is the best, what each knob buys, what ruled out the rest, and what other budgets would run;
+    what would help where nothing fits."""
     if result.best is None:
         return nothing_fits_text(result).plain
-    sentences = [
-        _winner(result, result.best),
-        _gain(result, result.best),
-        _runner_up(result, result.best),
-        tried(result),
-        _nearest_miss(result),
-        f"{_STOPPED_BY.get(result.stopped_by, 'The search ended')}, after {_duration(result.search_seconds)}.",
-        may_be_missed(result.bound),
-        *result.notes,
+    paragraphs = [
+        _sentences(_winner(result, result.best), _gain(result, result.best), _runner_up(result, result.best)),
+        _list("What each knob buys, if it alone is changed:", knob_lines(result)),
+        _sentences(tried(result), _end(result), may_be_missed(result.bound), _nearest_miss(result)),
+        _list("With other budgets:", other_budget_lines(result)),
+        _sentences(*result.notes),
     ]
-    return " ".join(sentence for sentence in sentences if sentence)
+    return "\n\n".join(each for each in paragraphs if each)
+
+
+def _sentences(*each: str) -> str:
+    return " ".join(filter(None, each))
+
+
+def _list(title: str, lines: list[str]) -> str:
+    return "\n".join([title, *(f"  - {line}" for line in lines)]) if lines else ""
+
+
+def _end(result: Result) -> str:
+    return f"{_STOPPED_BY.get(result.stopped_by, 'The search ended')}, after {_duration(result.search_seconds)}."
 
 
 def _winner(result: Result, best: Measurement) -> str:
@@ -85,7 +97,7 @@ def _nearest_miss(result: Result) -> str:
     needed = budget_needed(miss, result.hardware, result.budget) if miss else None
     if miss is None or needed is None or needed <= result.budget.device_bytes:
         return ""
-    return f"The nearest miss needs a budget of {gib(needed)} GiB: {describe(miss.config)}."
+    return f"The nearest miss needs a budget of at least {gib(needed)} GiB: {describe(miss.config)}."
 
 
 def _duration(seconds: float) -> str:

@@ -6,23 +6,39 @@ import math
 
 from rich.text import Text
 
+from autofit.core.frontier import Point
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
+from autofit.report.more_memory import least_that_fits, other_budget_lines
 from autofit.report.standing import nearest_misses
-from autofit.report.words import OUTCOMES, budget_needed, describe, gib, where
+from autofit.report.words import OUTCOMES, budget_needed, describe, gib, source, where
 
 
 def nothing_fits_text(result: Result) -> Text:
     """What was tried, the nearest miss, and what would help. A Text, so that no bracket in it is taken for markup."""
     lines = [f"Nothing fits: {result.model} on {where(result.hardware, result.budget)}.", tried(result)]
     miss = result.nearest_miss or next(iter(nearest_misses(result.trials)), None)
+    least = least_that_fits(result)
     if miss is not None:
         lines.append(f"The nearest miss {_need(miss, result)}: {describe(miss.config)}.")
-    helps = _what_helps(result, miss)
+    if least is not None:
+        lines.append(_smallest(least, result))
+    helps = _what_helps(result, _enough(result, miss, least))
     if helps:
         lines += ["What would help:", *(f"  - {each}" for each in helps)]
+    others = other_budget_lines(result)
+    if others:
+        lines += ["With other budgets:", *(f"  - {each}" for each in others)]
     return Text("\n".join(lines))
+
+
+def _smallest(least: tuple[int, Point], result: Result) -> str:
+    size, point = least
+    config = f"{describe(point.config)} {source(point.measured)}"
+    if size <= result.budget.device_bytes:  # the search ended before it came to that
+        return f"Not measured, but expected to fit: {config}."
+    return f"The smallest budget in which anything is expected to fit is {gib(size)} GiB: {config}."
 
 
 def tried(result: Result) -> str:
@@ -35,6 +51,8 @@ def tried(result: Result) -> str:
         "ruled out by prediction": result.skipped.get("predicted", 0),
         "refused beforehand": result.skipped.get("refused", 0),
     }
+    left = result.space_size - len(result.trials) - sum(skipped.values())
+    skipped["not expected to be faster" if result.stopped_by == "bound" else "not reached"] = max(0, left)
     others = "".join(f"; {count:,} {word}" for word, count in skipped.items() if count)
     outcomes = f": {measured}" if measured else ""
     return f"Of {result.space_size:,} configs {len(result.trials)} were measured{outcomes}{others}."
@@ -44,17 +62,23 @@ def _need(miss: Measurement, result: Result) -> str:
     needed = budget_needed(miss, result.hardware, result.budget)
     if needed is None or needed <= result.budget.device_bytes:
         return f"needs more than {gib(result.budget.device_bytes)} GiB"
-    return f"needs a budget of {gib(needed)} GiB"
+    return f"needs a budget of at least {gib(needed)} GiB"  # far above the budget a probe is stopped before its peak
 
 
-def _what_helps(result: Result, miss: Measurement | None) -> list[str]:
+def _enough(result: Result, miss: Measurement | None, least: tuple[int, Point] | None) -> int | None:
+    """The budget that should be enough: what is expected to be, or that of the nearest miss."""
+    needed = budget_needed(miss, result.hardware, result.budget) if miss else None
+    enough = least[0] if least else needed
+    return enough if enough and enough > result.budget.device_bytes else None
+
+
+def _what_helps(result: Result, enough: int | None) -> list[str]:
     helps = []
     cpu = result.hardware.device == "cpu"
-    needed = budget_needed(miss, result.hardware, result.budget) if miss else None
-    if needed and needed > result.budget.device_bytes:
+    if enough:
         # A tenth of a GiB more than the peak, up to the next one; finer below 1 GiB, where a tenth is a lot.
-        grain = 10 if needed >= GIB else 100
-        helps.append(f"{'--mem' if cpu else '--gpu-mem'} {math.ceil(needed / GIB * grain) / grain:g}")
+        grain = 10 if enough >= GIB else 100
+        helps.append(f"{'--mem' if cpu else '--gpu-mem'} {math.ceil(enough / GIB * grain) / grain:g}")
     length = result.workload.get("sequence_length")
     if length and length > 128:
         helps.append(f"--seq-len {length // 2}, if the data allows shorter samples")

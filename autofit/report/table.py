@@ -9,6 +9,7 @@ from rich.text import Text
 
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
+from autofit.report.more_memory import other_budget_lines
 from autofit.report.standing import Standing, standings
 from autofit.report.words import describe, gib, knobs_that_differ, may_be_missed, number, peak_bytes, rate, where
 
@@ -75,6 +76,9 @@ def _below(result: Result, differing: list[str]) -> list[Text]:
         lines.append(f"What is not verified was measured once, briefly, when the best reached {rate(explored)}.")
     if result.best is not None and result.bound is not None:
         lines.append(may_be_missed(result.bound))
+    others = other_budget_lines(result)
+    if others:
+        lines += ["With other budgets:", *(f"  - {line}" for line in others)]
     if result.hardware.measured_on:
         lines.append(f"Speed measured on {result.hardware.measured_on}, memory for {result.hardware.name}.")
     lines += result.notes

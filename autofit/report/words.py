@@ -46,6 +46,15 @@ def describe(config: Mapping[str, Any], knobs: Collection[str] | None = None) ->
     return ", ".join(_knob(config, name) for name in on or named)
 
 
+def changes(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """What of a config is not as in another one, in a few words each; what is off here, too."""
+    named = (name for name in config if config[name] != other.get(name))
+    told_as = (
+        "lora_rank" if name == "lora_targets" else name for name in named if name != "gradient_accumulation_steps"
+    )
+    return [_knob(config, name) for name in dict.fromkeys(told_as)]
+
+
 def _knob(config: Mapping[str, Any], name: str) -> str:
     if config[name] in _SILENT or name not in _SHORT:
         return f"{name} {value(config[name])}"
@@ -88,19 +97,14 @@ def gib(size: int) -> str:
 
 
 def peak_bytes(measurement: Measurement) -> int | None:
-    """The peak that is held against the budget: of the device where there is one, else of tensors."""
-    peak = measurement.peak_bytes
-    if peak is None:
-        return None
-    return peak.device or peak.reserved or peak.allocated
+    """The peak that is held against the budget, where it was watched."""
+    return measurement.peak_bytes.held_bytes if measurement.peak_bytes else None
 
 
 def budget_needed(measurement: Measurement, hardware: Hardware, budget: Budget) -> int | None:
     """The budget in bytes under which the peak of a measurement would have fitted; None if it was never told."""
     peak = peak_bytes(measurement)
-    if peak is None or hardware.device == "cpu":
-        return peak
-    return int(peak / (1 - budget.margin))
+    return None if peak is None else budget.bytes_for(peak, hardware.device)
 
 
 def why_not(measurement: Measurement, budget: Budget) -> str:
@@ -120,6 +124,25 @@ def drifted(share: float) -> str:
 def percent(fraction: float) -> str:
     """A fraction as whole percent, never a 0 that is none."""
     return f"{fraction:.0%}".replace("%", " %") if fraction >= 0.005 else "less than 1 %"
+
+
+def speed(ratio: float) -> str:
+    """How fast against something else."""
+    if abs(ratio - 1) < 0.005:
+        return "as fast"
+    return f"{percent(1 - ratio)} slower" if ratio < 1 else f"{percent(ratio - 1)} faster"
+
+
+def more_or_less(size: int, than: int) -> str:
+    """How much memory against something else."""
+    if abs(size - than) < 0.005 * than:
+        return "the same memory"
+    return f"{gib(abs(size - than))} GiB {'less' if size < than else 'more'}"
+
+
+def source(measured: bool) -> str:
+    """Where a figure comes from."""
+    return "(measured)" if measured else "(predicted)"
 
 
 def may_be_missed(bound: float | None) -> str:

@@ -11,7 +11,9 @@ from autofit.search.effects import Effects, Features
 from autofit.search.enumeration import Count, Enumeration
 from autofit.search.expectation import Expectation
 from autofit.search.finals import Finals, play
+from autofit.search.foresight import Evidence
 from autofit.search.journal import Journal
+from autofit.search.outlook import Outlook, outlook
 from autofit.search.sampler import EffectsSampler
 from autofit.search.space import Offer, Space, SpaceFile, list_spaces, load_space
 from autofit.search.study import Limits, Seams, SearchOutcome, search
@@ -39,6 +41,9 @@ __all__ = [
     "EffectsSampler",
     "Beliefs",
     "Expectation",
+    "Evidence",
+    "Outlook",
+    "outlook",
     "Effects",
     "Features",
     "rules_out",

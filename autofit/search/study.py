@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import optuna
 from optuna.study import Study
@@ -85,7 +85,7 @@ class SearchOutcome:
     left to measure) or "interrupt". `bound` is how much faster than the best measured one any other is expected to be
     at the most, at 95 %, as a share of it; None where nothing fits, or nothing is left. `expected` holds a measurement
     of every config that fits, with the speed that is expected of it given all of them. `slowdown` is by what share the
-    machine was slower or faster at any time than at the end, as far as repeated measurements tell.
+    machine was slower or faster at any time than at the end, as far as repeated measurements tell. `beliefs` are the last ones.
     """
 
     measurements: tuple[Measurement, ...]
@@ -95,6 +95,7 @@ class SearchOutcome:
     bound: float | None = None
     expected: tuple[Measurement, ...] = ()
     slowdown: float = 0.0
+    beliefs: Beliefs | None = field(default=None, compare=False, repr=False)
 
 
 def search(
@@ -143,6 +144,7 @@ def search(
         bound=bound if math.isfinite(bound) else None,
         expected=sampler.beliefs.settled(measurements),
         slowdown=math.expm1(float(abs(slowdown(measurements, noise=SPEED_NOISE)).max(initial=0.0))),
+        beliefs=beliefs,
     )
 
 

@@ -24,6 +24,13 @@ def test_the_cap_never_passes_the_budget(device: int, margin: float, context: in
     assert Budget(device, 1, margin).cap_bytes("cuda", context) <= device
 
 
+@given(peak=st.integers(1, 2**45), margin=st.floats(0, 0.9))
+def test_the_budget_for_a_peak_just_holds_it(peak: int, margin: float) -> None:
+    needed = Budget(1, 1, margin).bytes_for(peak, "cuda")
+    assert Budget(needed, 1, margin).cap_bytes("cuda") == pytest.approx(peak, abs=2)
+    assert Budget(1, 1, margin).bytes_for(peak, "cpu") == peak
+
+
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_budget_of_nothing(size: int) -> None:
     with pytest.raises(InputError, match=f"a budget of {size} bytes holds nothing"):

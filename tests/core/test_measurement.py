@@ -93,3 +93,10 @@ def test_only_fits_fits_and_nothing_timed_is_no_throughput(outcome: Outcome) -> 
     assert measurement.throughput == 0.0
     assert measurement.to_measured()["step_seconds"] is None
     assert measurement.to_measured()["peak_gib"] is None
+
+
+@pytest.mark.parametrize(
+    ("peak", "held"), [(PeakBytes(3), 3), (PeakBytes(3, 4), 4), (PeakBytes(3, 4, 5), 5), (PeakBytes(3, resident=9), 3)]
+)
+def test_what_is_held_against_the_budget(peak: PeakBytes, held: int) -> None:
+    assert peak.held_bytes == held

@@ -9,6 +9,7 @@ import pytest
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError
+from autofit.core.frontier import Alternative, OtherBudget, Point
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.result import SCHEMA, TIERS, Result, SavedResult, tier
@@ -104,8 +105,8 @@ def test_without_a_best_there_is_nothing_to_write() -> None:
 def test_the_json_has_the_keys_of_the_contract() -> None:
     data = json.loads(json.dumps(result(nearest_miss=MISS).to_json()))
     assert list(data) == [
-        *("schema", "best", "tiers", "trials", "skipped", "stopped_by", "nearest_miss", "space_size", "search_seconds"),
-        *("versions", "files"),
+        *("schema", "best", "tiers", "trials", "skipped", "stopped_by", "nearest_miss", "frontier", "alternatives"),
+        *("other_budgets", "space_size", "search_seconds", "versions", "files"),
     ]
     assert data["best"] == {"config": dict(BEST.config), "measured": BEST.to_measured()}
     assert data["skipped"] == {"predicted": 0, "dominated": 2, "refused": 0}
@@ -113,6 +114,40 @@ def test_the_json_has_the_keys_of_the_contract() -> None:
     assert data["nearest_miss"]["outcome"] == "out_of_memory"
     assert data["search_seconds"] == 12.346
     assert data["files"] == {"result": "x/result.yaml", "script": None, "report": None}
+
+
+def point(gib: float, rate: float, measured: bool = False) -> Point:
+    return Point(Config(lora_rank=8), int(gib * GIB), rate, None, measured)
+
+
+def test_what_a_budget_would_run() -> None:
+    """22.8 of 24 GiB may be used, 95 % of it."""
+    points = (point(10, 1.0), point(22.8, 2.0, measured=True), point(30, 3.0))
+    whole = result(frontier={"full": (), "lora": points})
+    found = {gib: whole.fastest_within(gib * GIB) for gib in (10, 11, 23, 24, 32)}
+    assert [each["lora"] and each["lora"].samples_per_second for each in found.values()] == [None, 1.0, 1.0, 2.0, 3.0]
+    assert [each["full"] for each in found.values()] == [None] * 5
+    assert list(found[10]) == list(TIERS)
+
+
+def test_the_json_tells_what_other_budgets_would_run() -> None:
+    points = (point(10, 1.0), point(20, 2.0, measured=True))
+    other = Alternative("precision", Config(precision="fp32"), Outcome.OUT_OF_MEMORY, 30 * GIB, 1.0, None, False)
+    smaller = OtherBudget("the next smaller card", 16 * GIB, "A card")
+    data = json.loads(
+        json.dumps(result(frontier={"lora": points}, alternatives=(other,), other_budgets=(smaller,)).to_json())
+    )
+    assert data["frontier"] == {"full": [], "lora": [each.to_dict() for each in points], "qlora": []}
+    assert [each["measured"] for each in data["frontier"]["lora"]] == [False, True]
+    assert data["alternatives"] == [other.to_dict()]
+    assert data["other_budgets"] == [
+        {
+            "why": "the next smaller card",
+            "device_bytes": 16 * GIB,
+            "card": "A card",
+            "runs": {"full": None, "lora": points[0].to_dict(), "qlora": None},
+        }
+    ]
 
 
 def test_the_json_of_a_search_in_which_nothing_fits() -> None:

@@ -9,6 +9,7 @@ from rich.console import Console, RenderableType
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
+from autofit.core.frontier import Alternative, Point
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.result import Result
@@ -44,6 +45,18 @@ def measurement(
     return Measurement(
         **{"config": OFF.replace(**knobs), "peak_bytes": PeakBytes(int(gib * GIB)), **seen, **(others or {})}
     )
+
+
+def point_on_frontier(rate: float, gib: float, *, seen: bool = False, **knobs: Any) -> Point:
+    """A predicted point, or a measured one, of that many samples a second and GiB."""
+    return Point(OFF.replace(**knobs), int(gib * GIB), rate, rate * 64, seen)
+
+
+def single_change(knob: str, value: Any, rate: float, gib: float | None, *, seen: bool = False) -> Alternative:
+    """The best config but for a knob; one that does not fit is larger than 2 GiB, or nobody knows how large."""
+    config = OFF.replace(precision="bf16-mixed", **SMALL).replace(**{knob: value})
+    outcome = Outcome.OUT_OF_MEMORY if gib is None or gib > 2 else Outcome.FITS
+    return Alternative(knob, config, outcome, None if gib is None else int(gib * GIB), rate, rate * 64, seen)
 
 
 def search_result(**changes: Any) -> Result:
@@ -93,6 +106,18 @@ def result() -> Callable[..., Result]:
 def measured() -> Callable[..., Measurement]:
     """A measurement by samples per second, peak in GiB and knobs."""
     return measurement
+
+
+@pytest.fixture(scope="session")
+def point() -> Callable[..., Point]:
+    """A point of a frontier by samples per second, GiB and knobs."""
+    return point_on_frontier
+
+
+@pytest.fixture(scope="session")
+def change() -> Callable[..., Alternative]:
+    """The best config with one knob changed."""
+    return single_change
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from autofit.core.frontier import Alternative, OtherBudget, Point
+from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
 from autofit.report import explain
@@ -19,7 +21,7 @@ def test_every_part_of_the_story_is_told(result: Results) -> None:
         "The first config that fitted reached 3,200 tokens/s: the best is 2.04 times as fast.",
         "The runner-up is 2 % slower; against it the best differs in precision (bf16-mixed instead of bf16).",
         "Of 23 configs 8 were measured: 5 fit, 2 out of memory, 1 refused; 12 ruled out",
-        "The nearest miss needs a budget of 2.40 GiB: fp32, micro-batch 8x1",
+        "The nearest miss needs a budget of at least 2.40 GiB: fp32, micro-batch 8x1",
         "The search went through the whole space, after 1 min 23 s.",
     ):
         assert sentence in text
@@ -50,3 +52,37 @@ def test_it_says_what_may_have_been_missed(result: Results, bound: float | None,
     text = explain(result(bound=bound))
     assert said in text
     assert ("Nothing that was left" in text) == (bound is not None)
+
+
+def test_each_part_is_a_paragraph(
+    result: Results, change: Callable[..., Alternative], point: Callable[..., Point]
+) -> None:
+    small = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
+    here = point(100, 1.5, seen=True, precision="bf16-mixed", **small)
+    text = explain(
+        result(
+            alternatives=(change("activation_checkpointing", "full", 88, 1.1),),
+            frontier={"full": (here, point(110, 3.0, precision="bf16-mixed", micro_batch_size=8))},
+            other_budgets=(OtherBudget("twice as much", 4 * GIB),),
+            predicted=True,
+            notes=("Something to know.",),
+        )
+    )
+    best, knobs, rest, others, notes = text.split("\n\n")
+    assert best.startswith("The best config for tiny-llama")
+    assert knobs.splitlines() == [
+        "What each knob buys, if it alone is changed:",
+        "  - activation_checkpointing full instead of none: 12 % slower, 0.40 GiB less (predicted)",
+    ]
+    assert rest.startswith("Of 23 configs 8 were measured")
+    assert others.splitlines() == [
+        "With other budgets:",
+        "  - 4.00 GiB (twice as much): 10 % faster with micro-batch 8x1 (predicted)",
+    ]
+    assert notes == "Something to know."
+
+
+def test_where_nothing_is_known_nothing_is_said(result: Results) -> None:
+    text = explain(result())
+    assert "What each knob buys" not in text
+    assert "other budgets" not in text

@@ -3,12 +3,16 @@
 import dataclasses
 from collections.abc import Callable
 
+from autofit.core.frontier import OtherBudget, Point
+from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import Result
 from autofit.report import nothing_fits_text
+from autofit.report.nothing_fits import tried
 
 Results = Callable[..., Result]
 Measured = Callable[..., Measurement]
+Points = Callable[..., Point]
 NOTHING = {"best": None, "runner_up": None, "tiers": {}}
 
 
@@ -18,7 +22,7 @@ def test_the_nearest_miss_and_what_would_help_are_named(result: Results, measure
     text = nothing_fits_text(result(**NOTHING, trials=trials, workload=workload)).plain
     assert "Nothing fits: tiny-llama on a test's CPU within 2.00 GiB." in text
     assert "Of 23 configs 2 were measured: 2 out of memory; 12 ruled out" in text
-    assert "The nearest miss needs a budget of 2.43 GiB: bf16, micro-batch 1x8" in text
+    assert "The nearest miss needs a budget of at least 2.43 GiB: bf16, micro-batch 1x8" in text
     for help in ("--mem 2.5\n", "--seq-len 1024", "--space lora", "--set activation_checkpointing=full"):
         assert help in text
 
@@ -32,7 +36,7 @@ def test_what_was_tried_already_is_not_proposed(result: Results, measured: Measu
 def test_on_cuda_the_margin_is_part_of_what_is_needed(result: Results, measured: Measured) -> None:
     hardware = dataclasses.replace(result().hardware, device="cuda", name="A card")
     text = nothing_fits_text(result(**NOTHING, trials=(measured(0, 3.8),), hardware=hardware)).plain
-    assert "needs a budget of 4.00 GiB" in text
+    assert "needs a budget of at least 4.00 GiB" in text
     assert "--gpu-mem 4" in text
 
 
@@ -52,3 +56,32 @@ def test_other_outcomes_are_counted_apart(result: Results, measured: Measured) -
     diverged = measured(others={"outcome": Outcome.DIVERGED, "peak_bytes": None, "reason": "the loss is nan"})
     text = nothing_fits_text(result(**NOTHING, trials=(diverged, measured(0, 2.4)))).plain
     assert "1 out of memory, 1 diverged" in text
+
+
+def test_the_smallest_budget_is_told_where_it_is_predicted(result: Results, measured: Measured, point: Points) -> None:
+    least = point(5, 2.71, precision="bf16")
+    made = result(**NOTHING, trials=(measured(0, 2.43),), frontier={"full": (least, point(9, 5.0))})
+    text = nothing_fits_text(made).plain
+    assert "The smallest budget in which anything is expected to fit is 2.71 GiB: bf16, micro-batch 8x1" in text
+    assert "sdpa attention (predicted)." in text
+    assert "--mem 2.8\n" in text  # not what the nearest miss had taken when it was stopped
+
+
+def test_what_was_never_reached_but_should_fit_is_told(result: Results, measured: Measured, point: Points) -> None:
+    made = result(**NOTHING, trials=(measured(0, 2.43),), frontier={"full": (point(5, 1.2, precision="bf16"),)})
+    text = nothing_fits_text(made).plain
+    assert "Not measured, but expected to fit: bf16" in text
+    assert "--mem" not in text
+
+
+def test_other_budgets_are_told(result: Results, measured: Measured, point: Points) -> None:
+    others = (OtherBudget("twice as much", 4 * GIB),)
+    frontier = {"full": (point(5, 2.71, precision="bf16"),)}
+    made = result(**NOTHING, trials=(measured(0, 2.43),), frontier=frontier, other_budgets=others, predicted=True)
+    assert "With other budgets:\n  - 4.00 GiB (twice as much): 320 tokens/s with bf16" in nothing_fits_text(made).plain
+
+
+def test_what_was_left_is_counted(result: Results) -> None:
+    for stopped_by, words in (("trials", "not reached"), ("bound", "not expected to be faster")):
+        text = tried(result(space_size=30, stopped_by=stopped_by))
+        assert text.endswith(f"12 ruled out by what another one proved; 3 refused beforehand; 7 {words}.")

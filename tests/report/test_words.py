@@ -11,15 +11,19 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes
 from autofit.report.words import (
     budget_needed,
+    changes,
     describe,
     drifted,
     gib,
     knobs_that_differ,
     listed,
+    more_or_less,
     number,
     peak_bytes,
     percent,
     rate,
+    source,
+    speed,
     why_not,
 )
 
@@ -103,3 +107,39 @@ def test_why_a_config_did_not_fit(measured: Measured, changes: dict[str, Any], t
 
 def test_a_machine_that_drifted_is_told_in_per_cent() -> None:
     assert "changed by 12 % during" in drifted(0.12)
+
+
+def test_changes_are_told_in_few_words_also_what_is_off() -> None:
+    best = Config(
+        precision="bf16",
+        micro_batch_size=8,
+        gradient_accumulation_steps=1,
+        loss="chunked",
+        lora_rank=8,
+        lora_targets="attention",
+    )
+    assert changes(best, best) == []
+    assert changes(best.replace(micro_batch_size=2, gradient_accumulation_steps=4), best) == ["micro-batch 2x4"]
+    assert changes(best.replace(loss="standard", lora_targets="all-linear"), best) == [
+        "loss standard",
+        "LoRA 8 all-linear",
+    ]
+    assert changes(best.replace(lora_rank=0, lora_targets=None), best) == ["lora_rank 0"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "told"),
+    [(0.88, "12 % slower"), (1.14, "14 % faster"), (0.996, "as fast"), (1.004, "as fast"), (2, "100 % faster")],
+)
+def test_speeds_against_another(ratio: float, told: str) -> None:
+    assert speed(ratio) == told
+
+
+def test_sizes_against_another() -> None:
+    assert more_or_less(3 * GIB, 4 * GIB) == "1.00 GiB less"
+    assert more_or_less(9 * GIB // 2, 4 * GIB) == "0.50 GiB more"
+    assert more_or_less(4 * GIB + 1000, 4 * GIB) == "the same memory"
+
+
+def test_figures_say_where_they_come_from() -> None:
+    assert (source(True), source(False)) == ("(measured)", "(predicted)")

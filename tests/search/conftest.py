@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from autofit.core.budget import Budget
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError
+from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.rules import Rules
-from autofit.search import Offer, Seams, Space
+from autofit.core.workload import Workload
+from autofit.search import Evidence, Expectation, Limits, Offer, Seams, Space, fastest, search
 
 EFFECTIVE_BATCH = 32
 KNOBS: dict[str, tuple[Value, ...]] = {
@@ -134,6 +137,38 @@ class Formula:
             memory_order=memory_order,
             on_finished=lambda measurement, best: self.finished.append((measurement, best)),
         )
+
+
+def gather(problem: Formula, *, trials: int = 12, memory_off: float = 1.0, speed_off: float = 1.0) -> Evidence:
+    """A search with predictions that are all off by the same, and what there is to say after it."""
+
+    def expect(configs: Sequence[Config]) -> Expectation:
+        nbytes = [problem.memory(config) / memory_off for config in configs]
+        return Expectation.of(
+            configs, nbytes, [EFFECTIVE_BATCH / problem.speed(config) * speed_off for config in configs]
+        )
+
+    budget = Budget(int(problem.budget), GIB)
+    seams = dataclasses.replace(problem.seams(), expect=expect)
+    found = search(problem.space, seams, limits=Limits(trials=trials, memory_bytes=budget.device_bytes))
+    return Evidence(
+        best=fastest(found.measurements),
+        measurements=found.measurements,
+        failed=(),
+        beliefs=found.beliefs,
+        expected=expect(problem.configs),
+        budget=budget,
+        hardware=Hardware("cpu", "a CPU", 8 * GIB, 8 * GIB, 8 * GIB, 2),
+        workload=Workload(
+            model=dict, batch=lambda n: n, effective_batch_size=EFFECTIVE_BATCH, unit="tokens", sequence_length=64
+        ),
+    )
+
+
+@pytest.fixture
+def searched() -> Callable[..., Evidence]:
+    """What a search of a formula saw, predictions being off by some factors."""
+    return gather
 
 
 @pytest.fixture

@@ -1,0 +1,91 @@
+"""What more or less memory would run: the next sizes of cards, or half and twice the budget, and a little more."""
+
+from __future__ import annotations
+
+from autofit.core.frontier import OtherBudget, Point, fastest_within
+from autofit.core.measurement import Measurement
+from autofit.core.result import Result
+from autofit.report.standing import latest_by_config, relative_speed
+from autofit.report.words import changes, describe, gib, listed, number, source, speed
+
+_MOST_CHANGES = 3  # told one by one; beyond that the whole config reads easier
+_FASTER = 1.005
+
+
+def other_budget_lines(result: Result) -> list[str]:
+    """A line for each budget and what is known of it, tier by tier. The speed is that of the device here."""
+    known = [name for name, points in result.frontier.items() if points]
+    lines = []
+    for other in result.other_budgets:
+        told: dict[str, list[str]] = {}
+        for name in known:
+            told.setdefault(_of_tier(name, other, result), []).append(name)
+        for text, tiers in told.items():
+            which = "" if tiers == known else f", {listed(tiers)}"
+            lines += [f"{_size(other)}{which}: {text}"] if text else []
+    return lines
+
+
+def least_that_fits(result: Result) -> tuple[int, Point] | None:
+    """The smallest budget in which anything was measured, or is expected, to fit; and what."""
+    first = [points[0] for points in result.frontier.values() if points]
+    if not first:
+        return None
+    least = min(first, key=lambda point: point.peak_bytes)
+    return result.budget.bytes_for(least.peak_bytes, result.hardware.device), least
+
+
+def _size(other: OtherBudget) -> str:
+    card = f", such as {other.card}" if other.card else ""
+    return f"{gib(other.device_bytes)} GiB ({other.why}{card})"
+
+
+def _of_tier(tier: str, other: OtherBudget, result: Result) -> str:
+    tell = _larger if other.device_bytes > result.budget.device_bytes else _smaller
+    return tell(result.fastest_within(other.device_bytes)[tier], tier, result)
+
+
+def _larger(point: Point | None, tier: str, result: Result) -> str:
+    """What more memory would bring; where nothing was predicted, nothing is known of it."""
+    if point is None or not result.predicted:
+        return ""
+    here, leader = fastest_within(result.frontier[tier], _usable(result)), result.tiers.get(tier)
+    if leader is None:  # a tier of which nothing was measured to fit
+        return "" if here else f"{_rate(point)} with {describe(point.config)} {source(point.measured)}"
+    faster = point != here and _ratio(point, leader, result) > _FASTER
+    return _compared(point, leader, result) if faster else "no gain is expected"
+
+
+def _smaller(point: Point | None, tier: str, result: Result) -> str:
+    leader = result.tiers.get(tier)
+    if leader is None:
+        return ""
+    if point is None:
+        return "nothing is expected to fit" if result.predicted else ""
+    if point.config == leader.config:
+        return "what is the best here fits there, too"
+    return _compared(point, leader, result)
+
+
+def _usable(result: Result) -> int:
+    return result.budget.cap_bytes(result.hardware.device)
+
+
+def _ratio(point: Point, leader: Measurement, result: Result) -> float:
+    """Against the best of its tier, which may only have been explored; of what was measured as the table has it."""
+    assert result.best, "where a tier has a best, there is one"
+    if point.measured:
+        return relative_speed(latest_by_config(result)[point.config], result) / relative_speed(leader, result)
+    return point.samples_per_second / (result.best.throughput * relative_speed(leader, result))
+
+
+def _compared(point: Point, leader: Measurement, result: Result) -> str:
+    told = changes(point.config, leader.config)
+    different = ", ".join(told) if len(told) <= _MOST_CHANGES else describe(point.config)
+    return f"{speed(_ratio(point, leader, result))} with {different} {source(point.measured)}"
+
+
+def _rate(point: Point) -> str:
+    if point.tokens_per_second:
+        return f"{number(point.tokens_per_second)} tokens/s"
+    return f"{number(point.samples_per_second)} samples/s"

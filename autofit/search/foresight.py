@@ -1,0 +1,130 @@
+"""What is believed of configs that a search never measured, as points of memory and throughput: predictions, corrected
+by what the measurements showed them to be off by. Only where the space was predicted; nothing is made up of effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from autofit.core.budget import Budget
+from autofit.core.config import Config
+from autofit.core.frontier import Point
+from autofit.core.hardware import Hardware
+from autofit.core.measurement import Measurement, Outcome
+from autofit.core.result import TIERS, tier
+from autofit.core.workload import Workload
+from autofit.search.beliefs import SPEED_NOISE, Beliefs, Group
+from autofit.search.dominance import ruled_out
+from autofit.search.drift import as_now
+from autofit.search.effects import Array
+from autofit.search.expectation import Expectation
+
+_LIKELY_TO_WORK = 0.5
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a search saw, and what it was about.
+
+    best: None where nothing fits. measurements: in their order, the verified ones last. failed: configs that fitted at
+    first and did not when verified. beliefs, expected: None where nothing is predicted.
+    """
+
+    best: Measurement | None
+    measurements: Sequence[Measurement]
+    failed: Sequence[Config]
+    beliefs: Beliefs | None
+    expected: Expectation | None
+    budget: Budget
+    hardware: Hardware
+    workload: Workload
+
+    @cached_property
+    def latest(self) -> dict[Config, Measurement]:
+        """By config the last that was measured of it, but for those that failed when verified.
+
+        What was only explored is brought to the level of the verified runs: the machine may have become faster or
+        slower in between.
+        """
+        levelled = zip(self.measurements, as_now(self.measurements, noise=SPEED_NOISE), strict=True)
+        latest = {each.config: each if each.verified else now for each, now in levelled}
+        return {config: each for config, each in latest.items() if config not in self.failed}
+
+    @property
+    def usable_bytes(self) -> int:
+        """What may be taken of the budget, the context included."""
+        return self.budget.cap_bytes(self.hardware.device)
+
+
+def leading(expected: Expectation, most: int) -> list[Config]:
+    """Of each tier at most so many, those first that are predicted to be the nearest to its frontier."""
+    configs = list(expected.nbytes)
+    nbytes = np.fromiter(expected.nbytes.values(), dtype=float, count=len(configs))
+    seconds = np.array([expected.seconds.get(config, np.nan) for config in configs], dtype=float)
+    known = np.isfinite(nbytes) & np.isfinite(seconds) & (nbytes > 0) & (seconds > 0)
+    tiers = np.array([TIERS.index(tier(config)) for config in configs])
+    found: list[Config] = []
+    for number in range(len(TIERS)):
+        places = np.flatnonzero(known & (tiers == number))
+        places = places[np.lexsort((seconds[places], nbytes[places]))]
+        behind = seconds[places] / np.minimum.accumulate(seconds[places])
+        found += [configs[place] for place in places[np.argsort(behind, kind="stable")[:most]].tolist()]
+    return found
+
+
+def believed(configs: Iterable[Config], evidence: Evidence) -> dict[Config, Point]:
+    """What configs are believed to take and to reach: those that are predicted, were not measured or lacked nothing but
+    memory, and probably work."""
+    beliefs, known = evidence.beliefs, evidence.measurements
+    asked = [config for config in configs if _can_be_told(config, evidence)]
+    if beliefs is None or not asked:
+        return {}
+    group = beliefs.group(asked)
+    nbytes = _peaks(np.exp(beliefs.memory(known, group)[0]), evidence)
+    _raise_what_cannot_fit(nbytes, group, evidence)
+    steps = np.exp(beliefs.speeds(known, group).expected.mean)
+    works = beliefs.works(known, group) > _LIKELY_TO_WORK
+    rows = zip(asked, nbytes.tolist(), steps.tolist(), works.tolist(), strict=True)
+    return {config: _point(config, size, rate, evidence.workload) for config, size, rate, work in rows if work}
+
+
+def _can_be_told(config: Config, evidence: Evidence) -> bool:
+    measured = evidence.latest.get(config)
+    if config in evidence.failed or (measured and measured.outcome is not Outcome.OUT_OF_MEMORY):
+        return False
+    expected = evidence.expected
+    if expected is None:
+        return False
+    figures = expected.nbytes.get(config, np.nan), expected.seconds.get(config, np.nan)
+    return all(np.isfinite(each) and each > 0 for each in figures)
+
+
+def _peaks(allocated: Array, evidence: Evidence) -> Array:
+    """As they are held against the budget: on a GPU what the allocator takes for the tensors, and the context."""
+    if evidence.hardware.device == "cpu":
+        return allocated
+    peaks = [each.peak_bytes for each in evidence.latest.values() if each.fits and each.peak_bytes]
+    shares = [peak.reserved / peak.allocated for peak in peaks if peak.reserved and peak.allocated]
+    contexts = [peak.device - peak.reserved for peak in peaks if peak.device and peak.reserved]
+    context = float(np.median(contexts)) if contexts else evidence.hardware.context_bytes
+    return allocated * (float(np.median(shares)) if shares else 1.0) + context
+
+
+def _raise_what_cannot_fit(nbytes: Array, group: Group, evidence: Evidence) -> None:
+    """What ran out of memory needs more than there is, and so does what must need as much."""
+    assert evidence.beliefs, "without them there are no sizes to raise"
+    for missed in evidence.latest.values():
+        if missed.outcome is Outcome.OUT_OF_MEMORY:
+            took = missed.peak_bytes.held_bytes if missed.peak_bytes else 0
+            as_much = ruled_out(missed.config, group.columns, evidence.beliefs.memory_order)
+            nbytes[as_much] = np.maximum(nbytes[as_much], max(took, evidence.usable_bytes + 1))
+
+
+def _point(config: Config, nbytes: float, steps_per_second: float, workload: Workload) -> Point:
+    rate = steps_per_second * workload.effective_batch_size
+    length = workload.sequence_length if workload.unit == "tokens" else None
+    return Point(config, int(nbytes), rate, rate * length if length else None, measured=False)
