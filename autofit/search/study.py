@@ -85,7 +85,8 @@ class SearchOutcome:
     left to measure) or "interrupt". `bound` is how much faster than the best measured one any other is expected to be
     at the most, at 95 %, as a share of it; None where nothing fits, or nothing is left. `expected` holds a measurement
     of every config that fits, with the speed that is expected of it given all of them. `slowdown` is by what share the
-    machine was slower or faster at any time than at the end, as far as repeated measurements tell. `beliefs` are the last ones.
+    machine was slower or faster at any time than at the end, as far as repeated measurements tell. `beliefs` are those
+    of the whole space, to be asked with these measurements.
     """
 
     measurements: tuple[Measurement, ...]

@@ -45,11 +45,11 @@ def test_more_memory_may_bring_nothing(result: Results, point: Points, here: Poi
 
 
 def test_of_what_was_not_predicted_nothing_is_told(result: Results, point: Points, here: Point) -> None:
-    less = point(70, 0.9, seen=True, precision="bf16", **SMALL)
+    less = point(50 / 1.02, 0.9, seen=True, **SMALL)  # explored at 50 when the best reached 102
     assert told(result, MORE, here, predicted=False) == []
     assert told(result, LESS, here, predicted=False) == []
     assert told(result, LESS, less, here, predicted=False) == [
-        "1.00 GiB (half of it): 30 % slower with bf16 (measured)"
+        "1.00 GiB (half of it): 51 % slower with fp32 (measured)"
     ]
 
 

@@ -1,0 +1,149 @@
+"""How right a search is about other budgets and about what each knob buys: replayed on tables of everything.
+
+`python -m benchmarks.replay_outlook [TABLE ...] [--seeds N] [--json]`
+
+Searches are replayed as in `benchmarks.replay`, at budgets in which 30, 50 and 70 % of the configs fit. After each, the
+fastest config that it names for half, five quarters and twice the budget is held against the table: whether it fits
+there, how far the speed said of it is from its own, and how much slower it is than the fastest that fits. So is what it
+predicts of every single change of the best config: its speed against the best's, its peak, and whether it fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autofit import techniques
+from autofit.core.budget import Budget
+from autofit.core.frontier import fastest_within
+from autofit.core.hardware import Hardware
+from autofit.core.result import TIERS, tier
+from autofit.core.workload import Workload
+from autofit.memory.other_budgets import other_budgets
+from autofit.search import Evidence, Limits, Outlook, Seams, outlook, search
+from benchmarks.rank_tables import TABLES
+from benchmarks.record_table import Table
+from benchmarks.replay import Known
+from benchmarks.replay_samplers import Problem, Replay
+
+_PROBES, _TOLERANCE = 40, 0.03  # autofit's defaults
+_KNOBS = "single changes of a knob"
+Row = dict[str, Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Replay, and print what it came to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", type=Path, default=sorted(TABLES.glob("*.json")))
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    rows: list[Row] = []
+    for path in given.tables:
+        known = Known.of(Table.read(path))
+        for budget in known.budgets():
+            problem = known.problem(budget)
+            for seed in range(given.seeds):
+                rows += judged(problem, known.table.hardware, seed)
+    found = summary(rows)
+    print(json.dumps(found, indent=1) if given.json else report(found))
+
+
+def judged(problem: Problem, hardware: Hardware, seed: int) -> Iterator[Row]:
+    """What one search says of what it did not measure, beside the truth."""
+    run = Replay(problem, random.Random(seed), _PROBES)
+    seams = Seams(
+        probe=lambda number, config, best: run.probe(config),
+        rules=problem.rules,
+        memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
+        on_finished=lambda measurement, best: None,
+        expect=lambda configs: problem.expected,
+    )
+    limits = Limits(trials=_PROBES, memory_bytes=problem.budget, tolerance=_TOLERANCE)
+    found = search(problem.space, seams, limits=limits, seed=seed)
+    evidence = Evidence(
+        best=max((each for each in found.measurements if each.fits), key=lambda each: each.throughput, default=None),
+        measurements=found.measurements,
+        failed=(),
+        beliefs=found.beliefs,
+        expected=problem.expected,
+        budget=Budget(problem.budget, hardware.host_memory_bytes),
+        hardware=hardware,
+        workload=Workload(model=dict, batch=lambda count: count, effective_batch_size=problem.samples),
+    )
+    around = outlook(evidence, others=other_budgets(evidence.budget, hardware), tolerance=_TOLERANCE)
+    yield from _of_budgets(around, evidence, problem)
+    yield from _of_knobs(around, evidence, problem)
+
+
+def _of_budgets(around: Outlook, evidence: Evidence, problem: Problem) -> Iterator[Row]:
+    for other in other_budgets(evidence.budget, evidence.hardware):
+        for name in TIERS:
+            within = [
+                problem.throughput(config)
+                for config, row in problem.rows.items()
+                if tier(config) == name and row.step_seconds and (row.peak_bytes or 0) <= other.device_bytes
+            ]
+            point = fastest_within(around.frontier[name], other.device_bytes)
+            if point and within:
+                true = problem.throughput(point.config)
+                yield {
+                    "of": f"{other.why}, {'measured' if point.measured else 'predicted'}",
+                    "fits": (problem.rows[point.config].peak_bytes or 0) <= other.device_bytes,
+                    "speed_off": abs(point.samples_per_second / true - 1),
+                    "regret": 1 - true / max(within),
+                }
+            elif point or within:
+                yield {"of": f"{other.why}, whether anything fits", "fits": False}
+
+
+def _of_knobs(around: Outlook, evidence: Evidence, problem: Problem) -> Iterator[Row]:
+    best = evidence.best
+    for each in around.alternatives:
+        row = problem.rows[each.config]
+        if best and not each.measured and row.step_seconds and row.peak_bytes and each.samples_per_second:
+            said = each.samples_per_second / best.throughput
+            true = problem.throughput(each.config) / problem.throughput(best.config)
+            yield {
+                "of": _KNOBS,
+                "fits": each.fits == (row.peak_bytes <= problem.budget),
+                "speed_off": abs(said / true - 1),
+                "peak_off": abs((each.peak_bytes or 0) / row.peak_bytes - 1),
+            }
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Row]:
+    """By what it is of: how many, the share that fits as said, the median and the 95th percentile of what is off."""
+    found = {}
+    for name in dict.fromkeys(row["of"] for row in rows):
+        of_one = [row for row in rows if row["of"] == name]
+        told: Row = {"count": len(of_one), "fits": float(np.mean([row["fits"] for row in of_one]))}
+        for key in ("speed_off", "regret", "peak_off"):
+            figures = [row[key] for row in of_one if key in row]
+            if figures:
+                told |= {key: float(np.median(figures)), f"{key}_95": float(np.percentile(figures, 95))}
+        found[name] = told
+    return found
+
+
+def report(found: dict[str, Row]) -> str:
+    """The summary as text: medians, and 95th percentiles in brackets."""
+    lines = []
+    for name, row in sorted(found.items()):
+        figures = "".join(
+            f", {key.replace('_', ' ')} {row[key]:.1%} ({row[f'{key}_95']:.1%})"
+            for key in ("speed_off", "regret", "peak_off")
+            if key in row
+        )
+        lines.append(f"{name}: {row['count']}, as said whether it fits {row['fits']:.1%}{figures}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
