@@ -85,3 +85,8 @@ def test_what_was_left_is_counted(result: Results) -> None:
     for stopped_by, words in (("trials", "not reached"), ("bound", "not expected to be faster")):
         text = tried(result(space_size=30, stopped_by=stopped_by))
         assert text.endswith(f"12 ruled out by what another one proved; 3 refused beforehand; 7 {words}.")
+
+
+def test_a_config_that_was_measured_again_counts_once(result: Results) -> None:
+    trials = result().trials
+    assert tried(result(trials=(*trials, trials[2]))) == tried(result())
