@@ -43,8 +43,8 @@ def _smallest(least: tuple[int, Point], result: Result) -> str:
 
 def tried(result: Result) -> str:
     """How many configs there were, how many were measured with what outcome, and why the others were not."""
-    latest = {each.config: each.outcome for each in result.trials}  # the leader of a long search is measured again
-    counts = {word: list(latest.values()).count(outcome) for outcome, word in OUTCOMES.items()}
+    seen = {(each.config, each.outcome) for each in result.trials}  # a long search measures its leader again
+    counts = {word: sum(each is outcome for _, each in seen) for outcome, word in OUTCOMES.items()}
     words = {"fits": "fit"}  # of several
     measured = ", ".join(f"{count} {words.get(word, word)}" for word, count in counts.items() if count)
     skipped = {
@@ -52,11 +52,11 @@ def tried(result: Result) -> str:
         "ruled out by prediction": result.skipped.get("predicted", 0),
         "refused beforehand": result.skipped.get("refused", 0),
     }
-    left = result.space_size - len(latest) - sum(skipped.values())
+    left = result.space_size - len(seen) - sum(skipped.values())
     skipped["not expected to be faster" if result.stopped_by == "bound" else "not reached"] = max(0, left)
     others = "".join(f"; {count:,} {word}" for word, count in skipped.items() if count)
     outcomes = f": {measured}" if measured else ""
-    return f"Of {result.space_size:,} configs {len(latest)} were measured{outcomes}{others}."
+    return f"Of {result.space_size:,} configs {len(seen)} were measured{outcomes}{others}."
 
 
 def _need(miss: Measurement, result: Result) -> str:

@@ -17,7 +17,8 @@ from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import TIERS, tier
 from autofit.core.workload import Workload
-from autofit.search.beliefs import SPEED_NOISE, Beliefs, Group
+from autofit.search.beliefs import SPEED_NOISE, Beliefs
+from autofit.search.columns import Columns
 from autofit.search.dominance import ruled_out
 from autofit.search.drift import as_now
 from autofit.search.effects import Array
@@ -85,7 +86,7 @@ def believed(configs: Iterable[Config], evidence: Evidence) -> dict[Config, Poin
         return {}
     group = beliefs.group(asked)
     nbytes = _peaks(np.exp(beliefs.memory(known, group)[0]), evidence)
-    _raise_what_cannot_fit(nbytes, group, evidence)
+    _raise_what_cannot_fit(nbytes, asked, evidence)
     steps = np.exp(beliefs.speeds(known, group).expected.mean)
     works = beliefs.works(known, group) > _LIKELY_TO_WORK
     rows = zip(asked, nbytes.tolist(), steps.tolist(), works.tolist(), strict=True)
@@ -114,14 +115,15 @@ def _peaks(allocated: Array, evidence: Evidence) -> Array:
     return allocated * (float(np.median(shares)) if shares else 1.0) + context
 
 
-def _raise_what_cannot_fit(nbytes: Array, group: Group, evidence: Evidence) -> None:
+def _raise_what_cannot_fit(nbytes: Array, configs: Sequence[Config], evidence: Evidence) -> None:
     """What ran out of memory needs more than there is, and so does what must need as much."""
     assert evidence.beliefs, "without them there are no sizes to raise"
-    for missed in evidence.latest.values():
-        if missed.outcome is Outcome.OUT_OF_MEMORY:
-            took = missed.peak_bytes.held_bytes if missed.peak_bytes else 0
-            as_much = ruled_out(missed.config, group.columns, evidence.beliefs.memory_order)
-            nbytes[as_much] = np.maximum(nbytes[as_much], max(took, evidence.usable_bytes + 1))
+    missed = [each for each in evidence.latest.values() if each.outcome is Outcome.OUT_OF_MEMORY]
+    columns = Columns(configs if missed else ())
+    for each in missed:
+        took = each.peak_bytes.held_bytes if each.peak_bytes else 0
+        as_much = ruled_out(each.config, columns, evidence.beliefs.memory_order)
+        nbytes[as_much] = np.maximum(nbytes[as_much], max(took, evidence.usable_bytes + 1))
 
 
 def _point(config: Config, nbytes: float, steps_per_second: float, workload: Workload) -> Point:
