@@ -9,21 +9,22 @@ from autofit.report.standing import latest_by_config, relative_speed
 from autofit.report.words import changes, describe, gib, listed, number, source, speed
 
 _MOST_CHANGES = 3  # told one by one; beyond that the whole config reads easier
-_FASTER = 1.005
+_FASTER = 1.01  # what gains less is no gain: predictions are not that good
 
 
 def other_budget_lines(result: Result) -> list[str]:
-    """A line for each budget and what is known of it, tier by tier. The speed is that of the device here."""
+    """A line for what is known of each budget, tier by tier. The speed is that of the device here."""
     known = [name for name, points in result.frontier.items() if points]
-    lines = []
+    sizes: dict[str, list[str]] = {}
     for other in result.other_budgets:
         told: dict[str, list[str]] = {}
         for name in known:
             told.setdefault(_of_tier(name, other, result), []).append(name)
         for text, tiers in told.items():
-            which = "" if tiers == known else f", {listed(tiers)}"
-            lines += [f"{_size(other)}{which}: {text}"] if text else []
-    return lines
+            if text:
+                line = f": {text}" if tiers == known else f", {listed(tiers)}: {text}"
+                sizes.setdefault(line, []).append(_size(other))
+    return [f"{listed(each)}{line}" for line, each in sizes.items()]
 
 
 def least_that_fits(result: Result) -> tuple[int, Point] | None:
@@ -52,8 +53,9 @@ def _larger(point: Point | None, tier: str, result: Result) -> str:
     here, leader = fastest_within(result.frontier[tier], _usable(result)), result.tiers.get(tier)
     if leader is None:  # a tier of which nothing was measured to fit
         return "" if here else f"{_rate(point)} with {describe(point.config)} {source(point.measured)}"
-    faster = point != here and _ratio(point, leader, result) > _FASTER
-    return _compared(point, leader, result) if faster else "no gain is expected"
+    ratio = _ratio(point, leader, result)
+    gains = ratio > _FASTER and (here is None or point.samples_per_second > here.samples_per_second * _FASTER)
+    return f"{speed(ratio)} with {_different(point, leader)}" if gains else "no gain is expected"
 
 
 def _smaller(point: Point | None, tier: str, result: Result) -> str:
@@ -64,7 +66,9 @@ def _smaller(point: Point | None, tier: str, result: Result) -> str:
         return "nothing is expected to fit" if result.predicted else ""
     if point.config == leader.config:
         return "what is the best here fits there, too"
-    return _compared(point, leader, result)
+    ratio = _ratio(point, leader, result)
+    # Faster ones are among those that tied with the best, and learn less faithfully.
+    return f"{speed(ratio) if ratio < 1 else 'no slower'} with {_different(point, leader)}"
 
 
 def _usable(result: Result) -> int:
@@ -79,10 +83,10 @@ def _ratio(point: Point, leader: Measurement, result: Result) -> float:
     return point.samples_per_second / (result.best.throughput * relative_speed(leader, result))
 
 
-def _compared(point: Point, leader: Measurement, result: Result) -> str:
+def _different(point: Point, leader: Measurement) -> str:
     told = changes(point.config, leader.config)
     different = ", ".join(told) if len(told) <= _MOST_CHANGES else describe(point.config)
-    return f"{speed(_ratio(point, leader, result))} with {different} {source(point.measured)}"
+    return f"{different} {source(point.measured)}"
 
 
 def _rate(point: Point) -> str:

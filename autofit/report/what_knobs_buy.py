@@ -10,13 +10,13 @@ from autofit.core.result import Result
 from autofit.report.standing import latest_by_config, relative_speed
 from autofit.report.words import OUTCOMES, gib, listed, more_or_less, peak_bytes, source, speed, value
 
-_WORTH_A_WORD = 0.01  # by how much a guess must be faster than a fact to be told beside it
+_WORTH_A_WORD = 0.01  # by how much a guess must be faster than a fact, or than the best, to be told beside it
 _NOTHING = 0.005
 
 
 @dataclass(frozen=True)
 class _Change:
-    """A single change, and the speed it leaves: 0 where it does not fit."""
+    """A single change, and the speed it leaves; 0 where none is known."""
 
     alternative: Alternative
     speed: float
@@ -29,7 +29,7 @@ def knob_lines(result: Result) -> list[str]:
     changes = [_Change(each, _speed(each, result)) for each in result.alternatives]
     by_knob = itertools.groupby(changes, key=lambda each: each.alternative.knob)
     told = [_told(list(of_one)) for _, of_one in by_knob]
-    told.sort(key=lambda each: max(change.speed for change in each))
+    told.sort(key=lambda each: max(change.speed if change.alternative.fits else 0.0 for change in each))
     idle = [each[0].alternative.knob for each in told if all(_buys_nothing(change, result) for change in each)]
     lines = [_line(each, result) for each in told if each[0].alternative.knob not in idle]
     return [*lines, *([f"nothing, as far as is known: {listed(idle)}"] if idle else [])]
@@ -39,19 +39,23 @@ def _speed(alternative: Alternative, result: Result) -> float:
     assert result.best, "there is a best to compare with"
     if alternative.fits and alternative.measured:  # as the table has it
         return relative_speed(latest_by_config(result)[alternative.config], result)
-    return (alternative.samples_per_second or 0.0) / result.best.throughput if alternative.fits else 0.0
+    return (alternative.samples_per_second or 0.0) / result.best.throughput
 
 
 def _told(changes: list[_Change]) -> list[_Change]:
-    """Of one knob: the best that was measured; the best that is predicted where that is better; else the least miss."""
+    """Of one knob: the best that was measured; the best that is predicted where that is better; else the least miss.
+    And the least of what would be faster than the best but does not fit."""
     fitting = sorted((each for each in changes if each.alternative.fits), key=lambda each: -each.speed)
+    misses = sorted((each for each in changes if not each.alternative.fits), key=_peak)
     if not fitting:
-        return [min(changes, key=lambda each: each.alternative.peak_bytes or 2**63)]
-    measured = next((each for each in fitting if each.alternative.measured), None)
-    first = fitting[0]
-    if measured is None or measured is first:
-        return [first]
-    return [measured, first] if first.speed > measured.speed + _WORTH_A_WORD else [measured]
+        return misses[:1]
+    measured = next((each for each in fitting if each.alternative.measured), fitting[0])
+    told = [measured] if fitting[0].speed <= measured.speed + _WORTH_A_WORD else [measured, fitting[0]]
+    return told + [each for each in misses if each.speed > 1 + _WORTH_A_WORD][:1]
+
+
+def _peak(change: _Change) -> int:
+    return change.alternative.peak_bytes or 2**63
 
 
 def _buys_nothing(change: _Change, result: Result) -> bool:
@@ -75,7 +79,8 @@ def _figures(change: _Change, result: Result) -> str:
     elif each.measured:
         told = f"does not fit, took {gib(each.peak_bytes)} GiB"
     else:
-        told = f"would need {gib(result.budget.bytes_for(each.peak_bytes, result.hardware.device))} GiB"
+        faster = f"{speed(change.speed)}, but " if change.speed > 1 + _NOTHING else ""
+        told = f"{faster}would need {gib(result.budget.bytes_for(each.peak_bytes, result.hardware.device))} GiB"
     return f"{told} {source(each.measured)}"
 
 

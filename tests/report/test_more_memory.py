@@ -20,7 +20,8 @@ MORE, LESS = OtherBudget("twice as much", 4 * GIB), OtherBudget("half of it", GI
 
 def told(result: Results, other: OtherBudget, *full: Point, **changes: Any) -> list[str]:
     frontier = {"full": full, "lora": changes.pop("lora", ()), "qlora": ()}
-    return other_budget_lines(result(**{"frontier": frontier, "other_budgets": (other,), "predicted": True, **changes}))
+    others = {"other_budgets": (other,), "predicted": True}
+    return other_budget_lines(result(**{"frontier": frontier, **others, **changes}))
 
 
 @pytest.fixture
@@ -42,6 +43,21 @@ def test_more_memory_may_bring_nothing(result: Results, point: Points, here: Poi
     assert told(result, MORE, here, point(100.2, 3.0)) == nothing
     assert told(result, MORE, here, point(110, 1.9)) == nothing  # which fits already
     assert told(result, MORE, here, point(90, 5.0)) == nothing
+
+
+def test_budgets_of_which_the_same_is_told_share_a_line(result: Results, point: Points, here: Point) -> None:
+    more = point(114, 2.4, precision="bf16", **SMALL)
+    others = (LESS, OtherBudget("a quarter more", int(2.5 * GIB)), MORE)
+    (less, more_memory) = told(result, MORE, here, more, other_budgets=others)
+    assert less == "1.00 GiB (half of it): nothing is expected to fit"
+    assert more_memory == "2.50 GiB (a quarter more) and 4.00 GiB (twice as much): 14 % faster with bf16 (predicted)"
+
+
+def test_what_tied_with_the_best_is_not_called_faster_for_less_memory(
+    result: Results, point: Points, here: Point
+) -> None:
+    tied = point(102, 0.9, precision="bf16", **SMALL)
+    assert told(result, LESS, tied) == ["1.00 GiB (half of it): no slower with bf16 (predicted)"]
 
 
 def test_of_what_was_not_predicted_nothing_is_told(result: Results, point: Points, here: Point) -> None:

@@ -76,6 +76,21 @@ def test_where_no_change_fits_the_least_that_is_needed_is_told(result: Results, 
     ]
 
 
+def test_what_only_memory_forbids_is_told_beside_what_fits(result: Results, change: Change) -> None:
+    assert lines(
+        result,
+        change("precision", "bf16", 90, 1.4),
+        change("precision", "fp8", 112, 2.6),
+        change("precision", "tf32", 120, 2.8),
+        change("precision", "fp32", 50, 2.2),
+    ) == [
+        "precision bf16 instead of bf16-mixed: 10 % slower, 0.10 GiB less (predicted); "
+        "fp8: 12 % faster, but would need 2.60 GiB (predicted)"
+    ]
+    (line,) = lines(result, change("precision", "fp8", 112, 2.6))
+    assert line == "precision fp8 instead of bf16-mixed: 12 % faster, but would need 2.60 GiB (predicted)"
+
+
 def test_on_a_gpu_the_margin_is_part_of_what_is_needed(result: Results, change: Change) -> None:
     made = result(alternatives=(change("precision", "fp32", 50, 3.8),))
     on_gpu = replace(made, hardware=replace(made.hardware, device="cuda"))
