@@ -37,7 +37,8 @@ class Traits:
     there are linear layers inside attention modules, `sdpa` whether the forward calls PyTorch's fused attention.
     `splits` is whether the loss of a batch is the weighted mean of its slices' losses; `batch_norm` whether slices
     change the statistics of normalisation layers. `head` is whether the model is one of transformers whose loss is a
-    cross-entropy over a linear output head, which `loss` can compute without holding all logits.
+    cross-entropy over a linear output head, which `loss` can compute without holding all logits. `fingerprint` is the
+    same for workloads that take the same memory and time; None where the user's code cannot be told apart.
     """
 
     parameters: int
@@ -50,6 +51,7 @@ class Traits:
     head: bool = False
     splits: bool = True
     notes: tuple[str, ...] = ()
+    fingerprint: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

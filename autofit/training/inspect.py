@@ -26,6 +26,7 @@ from autofit.setup.blocks import repeated_blocks
 from autofit.setup.layers import is_linear
 from autofit.training.build import build
 from autofit.training.data import map_tensors, sample_count, weighted_slices
+from autofit.training.fingerprint import fingerprint
 from autofit.training.loop import compute_loss
 from autofit.training.skeleton import skeleton_from
 
@@ -46,7 +47,7 @@ def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int) 
     """
     with blamed_on("the model factory"):
         model = skeleton_from(workload.model)
-    traits = _structure(model)
+    traits = _replace(_structure(model), fingerprint=_fingerprint(workload, model))
     if workload.source.get("kind") in _KNOWN_TO_SPLIT:
         return traits
     if traits.parameters * 4 > budget_bytes // 2:
@@ -76,6 +77,13 @@ def _structure(model: nn.Module) -> Traits:
         dropout=any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in modules),
         head=_has_head(model),
     )
+
+
+def _fingerprint(workload: Workload, model: nn.Module) -> str | None:
+    try:
+        return fingerprint(workload, model)
+    except Exception:  # it reads the user's code and settings, which may be anything; nothing is measured by it
+        return None
 
 
 def _has_head(model: nn.Module) -> bool:

@@ -41,6 +41,20 @@ def test_a_plain_transformer() -> None:
     )
 
 
+def test_workloads_are_told_apart_where_they_can_be() -> None:
+    told = [look(each()).fingerprint for each in (tiny.mlp_workload, tiny.mlp_workload, tiny.transformer_workload)]
+    assert told[0] == told[1] != told[2]
+    assert None not in told
+
+    def endless() -> nn.Module:
+        model = tiny.MLP()
+        model.odd = {}
+        model.odd["itself"] = model.odd
+        return model
+
+    assert look(replace(tiny.mlp_workload(), model=endless)).fingerprint is None
+
+
 def test_a_convolutional_network() -> None:
     traits = look(tiny.conv_workload())
     assert (traits.blocks, traits.linears, traits.attention, traits.sdpa) == (3, 1, False, False)
@@ -194,7 +208,7 @@ def test_no_more_samples_are_asked_for_than_the_batch_has() -> None:
 
     look(replace(tiny.mlp_workload(3), batch=batch))
     look(replace(tiny.mlp_workload(300), batch=batch))
-    assert asked == [3, 4]
+    assert asked == [1, 3, 1, 4]  # the one sample is for telling workloads apart
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16"])
