@@ -23,6 +23,7 @@ ALLOWED = {
     "export": {"core"},
     "report": {"core"},
     "models": {"core"},
+    "store": {"core"},
     "offer": {"search", "techniques"},
     "tune": {"offer", "probe", "estimate", "export", "report", "models"},
     "stored": {"tune"},

@@ -8,6 +8,7 @@
      +- NothingFitsError  no config of the space fits the budget           exit 3
      +- ProbeError        probes could not run at all                      exit 4
      +- OutOfMemoryError  training cannot go on in this memory             exit 3
+     +- StoreError        the store of measurements cannot be used         (a search goes on without it)
 
 A message says what is wrong and what was given; the remedy says what to do.
 """
@@ -55,6 +56,10 @@ class ProbeError(AutofitError):
     """Probes cannot run here: no such device, or the child processes do not start."""
 
     exit_code = 4
+
+
+class StoreError(AutofitError):
+    """The store of measurements cannot be read or written."""
 
 
 class DivergedError(InputError):
