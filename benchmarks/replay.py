@@ -1,6 +1,6 @@
 """How far a search's answer is from the true best, and what it cost: searches replayed on tables of everything.
 
-`python -m benchmarks.replay [TABLE ...] [--sampler NAME ...] [--budget GIB ...] [--probes N] [--seeds N] [--json]`
+`python -m benchmarks.replay [TABLE ...] [--sampler NAME ...] [--budget GIB ...] [--probes N] [--seeds N] [--known N]`
 
 Nothing is run: a probe of a replay is one of the probes that the table holds of a config, drawn by the seed, so what a
 sampler sees is as noisy as the machine was. What it returns (the fastest that it measured; of autofit's, the one that
@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget", nargs="*", type=float, help="GiB; default: where 30, 50 and 70 %% of configs fit")
     parser.add_argument("--probes", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--known", type=int, default=0, help="measurements that autofit has of an earlier search")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     found = []
@@ -59,7 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for budget in [each * GIB for each in given.budget] if given.budget else known.budgets():
             problem = known.problem(int(budget))
             for name in given.sampler:
-                replays = [replay_samplers.replay(name, problem, seed, given.probes) for seed in range(given.seeds)]
+                replays = [
+                    replay_samplers.replay(name, problem, seed, given.probes, known=given.known)
+                    for seed in range(given.seeds)
+                ]
                 figures = summary(problem, replays)
                 found.append({"table": path.stem, "budget_gib": budget / GIB, "sampler": name, **figures})
                 if not given.json:
@@ -118,6 +122,7 @@ def summary(problem: Problem, replays: Sequence[Replay]) -> dict[str, Any]:
         "close": sum(found for _, _, found in until) / len(until),
         "probes_until_close": statistics.mean(probes for probes, _, _ in until),
         "seconds_until_close": statistics.mean(seconds for _, seconds, _ in until),
+        "probes": statistics.mean(len(replay.seen) for replay in replays),
         "out_of_memory": statistics.mean(_out_of_memory(replay) for replay in replays),
         "bound_held": _bound_held(problem, replays),
         "seeds": len(replays),
@@ -179,6 +184,7 @@ def line(figures: Mapping[str, Any]) -> str:
         f"{figures['table']:11s} {figures['budget_gib']:6.3f} GiB {figures['sampler']:12s} mean regret % {regrets}"
         f" | 95th of 15: {100 * figures['regret_95']['15']:5.1f} | within 2 %: {100 * figures['close']:4.0f} %,"
         f" {figures['probes_until_close']:5.1f} probes {figures['seconds_until_close']:6.1f} s"
+        f" | before finals: {figures['probes']:4.1f} probes"
         f" | out of memory {100 * figures['out_of_memory']:3.0f} %{held}"
     )
 
@@ -197,7 +203,7 @@ def _mean(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     def over(values: Iterable[float]) -> float:
         return statistics.fmean(values)
 
-    numbers = ("close", "probes_until_close", "seconds_until_close", "out_of_memory", "budget_gib")
+    numbers = ("close", "probes_until_close", "seconds_until_close", "probes", "out_of_memory", "budget_gib")
     bounds = [each["bound_held"] for each in found if each["bound_held"] is not None]
     mean: dict[str, Any] = {name: over(each[name] for each in found) for name in numbers}
     for name in ("mean_regret", "regret_95"):

@@ -20,10 +20,11 @@ from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.rules import Rules
-from autofit.search import Expectation, Limits, Seams, Space, fastest, finals, play, search
+from autofit.search import Expectation, Known, Limits, Seams, Space, fastest, finals, known_from, play, search
 from benchmarks.record_table import Row
 
 _TOLERANCE = 0.03  # autofit's default
+_SLOWER = 1.15  # on the day of what is known beforehand
 _ASKED = 50  # times as often as there are probes: samplers that know no rules propose the same config again and again
 _POPULATION = 10  # of NSGA-II, whose default of 50 would be random over as few probes as these
 
@@ -83,6 +84,7 @@ class Replay:
     problem: Problem
     chance: random.Random
     most: int
+    known: tuple[Known, ...] = ()
     seen: list[Measurement] = field(default_factory=list)
     finals: list[Measurement] = field(default_factory=list)
     leaders: list[Config | None] = field(default_factory=list)
@@ -112,11 +114,20 @@ class Replay:
         return seen
 
 
-def replay(name: str, problem: Problem, seed: int, probes: int) -> Replay:
-    """A search by the sampler of that name."""
-    run = Replay(problem, random.Random(seed), probes)
+def replay(name: str, problem: Problem, seed: int, probes: int, *, known: int = 0) -> Replay:
+    """A search by the sampler of that name; autofit's with so many measurements of an earlier search, where known."""
+    run = Replay(problem, random.Random(seed), probes, _of_an_earlier_day(problem, seed, known) if known else ())
     SAMPLERS[name](run, seed)
     return run
+
+
+def _of_an_earlier_day(problem: Problem, seed: int, count: int) -> tuple[Known, ...]:
+    """What a search of autofit's would have left in the store that measured so many, when the machine was slower."""
+    run = Replay(problem, random.Random(f"before {seed}"), count)
+    _autofit(run, seed, tolerance=None)
+    seen = [each.taking(each.step_seconds.median * _SLOWER) if each.step_seconds else each for each in run.seen]
+    known = [known_from(each, 1, then=problem.budget, now=problem.budget, exact=True) for each in seen]
+    return tuple(each for each in known if each is not None)
 
 
 def _autofit(run: Replay, seed: int, tolerance: float | None = _TOLERANCE) -> None:
@@ -127,6 +138,7 @@ def _autofit(run: Replay, seed: int, tolerance: float | None = _TOLERANCE) -> No
         memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
         on_finished=lambda measurement, best: run.leaders.append(best.config if best else None),
         expect=lambda configs: problem.expected,
+        known=run.known,
     )
     limits = Limits(trials=run.most, memory_bytes=problem.budget, tolerance=tolerance)
     found = search(problem.space, seams, limits=limits, seed=seed)

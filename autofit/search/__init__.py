@@ -13,6 +13,7 @@ from autofit.search.expectation import Expectation
 from autofit.search.finals import Finals, play
 from autofit.search.foresight import Evidence
 from autofit.search.journal import Journal
+from autofit.search.known import Known, known_from
 from autofit.search.outlook import Outlook, outlook
 from autofit.search.sampler import EffectsSampler
 from autofit.search.space import Offer, Space, SpaceFile, list_spaces, load_space
@@ -23,6 +24,8 @@ __all__ = [
     "Seams",
     "Limits",
     "Journal",
+    "Known",
+    "known_from",
     "SearchOutcome",
     "Space",
     "SpaceFile",

@@ -23,6 +23,7 @@ from autofit.search.dominance import MemoryOrder
 from autofit.search.drift import as_now
 from autofit.search.effects import Array, Effects, Features, normal_below, normal_density
 from autofit.search.expectation import Expectation
+from autofit.search.known import Past
 from autofit.search.residuals import Mixture, Residuals
 
 # What is expected before any probe, as natural logarithms, each with how sure that is. Without predictions, chosen on
@@ -88,6 +89,7 @@ class Beliefs:
         memory_order: proven ranks of memory, `Technique.memory_order`.
         memory_bytes: what tensors may take; None when unknown, then it is guessed from what fitted and what did not.
         expected: what is predicted of the pool; None where nothing is.
+        past: what earlier searches measured.
     """
 
     def __init__(
@@ -98,8 +100,10 @@ class Beliefs:
         memory_order: MemoryOrder,
         memory_bytes: int | None = None,
         expected: Expectation | None = None,
+        past: Past | None = None,
     ) -> None:
         self.values, self.memory_order = values, memory_order
+        self.past = past or Past()
         self._expected = expected
         self._memory_bytes = memory_bytes
         self._told: dict[str, tuple[Any, Any]] = {}  # of the pool: after which measurements, what
@@ -112,9 +116,9 @@ class Beliefs:
         self._least = float(min(self.pool.rows @ self._frugality, default=0.0))
 
     @property
-    def predicted(self) -> bool:
-        """Whether anything is predicted of the pool."""
-        return self._expected is not None
+    def informed(self) -> bool:
+        """Whether anything is predicted of the pool, or known to fit."""
+        return self._expected is not None or bool(self.past.fits)
 
     def group(self, configs: Sequence[Config]) -> Group:
         """Configs to ask about."""
@@ -129,10 +133,10 @@ class Beliefs:
         """How fast configs are expected to be, and the best of some measurements; None: of all."""
         steady = as_now(measurements, noise=SPEED_NOISE)
         timed = [(each.config, each.step_seconds.median) for each in steady if each.fits and each.step_seconds]
-        at = self.group([config for config, _ in timed])
-        values = -np.log([seconds for _, seconds in timed])
+        at = self.group([*(config for config, _ in timed), *self.past.configs])
+        values = np.concatenate([-np.log([seconds for _, seconds in timed]), self.past.speeds])
         told = {each.config for each in (measurements if rivals is None else rivals)}
-        among = [config in told for config in at.configs]
+        among = [config in told for config, _ in timed] + [False] * len(self.past.configs)
         best = float(self._speed(at, values, at).mean[among].max(initial=-math.inf))
         found = self._once("speeds", measurements, group, lambda: self._speed(at, values, group))
         return Speeds(found, best)
@@ -147,13 +151,15 @@ class Beliefs:
         return self._told[what][1]
 
     def _speed(self, at: Group, values: Array, group: Group) -> Mixture:
+        noise = self.past.noise(len(values) - len(self.past.configs), SPEED_NOISE)
         if self._expected is not None:
-            off = self._residuals.predict(at.configs, values - at.speed, None if group is self.pool else group.configs)
+            asked = None if group is self.pool else group.configs
+            off = self._residuals.predict(at.configs, values - at.speed, asked, noise=noise)
             return replace(off, means=off.means + group.speed)
         mean = np.zeros(self._features.width)
         mean[1] = _SPEED_SLOPE
         prior = Effects.prior(mean, slope=_SPEED_SLOPE_DEVIATION, value=_SPEED_DEVIATION)
-        means, deviations = prior.learn(at.rows, values, SPEED_NOISE).predict(group.rows)
+        means, deviations = prior.learn(at.rows, values, noise).predict(group.rows)
         return Mixture(np.ones(1), means[None, :], np.maximum(deviations, 1e-9)[None, :])
 
     def leader(self, measurements: Sequence[Measurement]) -> Measurement | None:
@@ -241,7 +247,9 @@ class Beliefs:
             for measurement in measurements
             if measurement.fits and measurement.peak_bytes and measurement.peak_bytes.allocated > 0
         ]
+        known += self.past.sizes
         failed = [measurement.config for measurement in measurements if measurement.outcome is Outcome.OUT_OF_MEMORY]
+        failed += self.past.outgrew
         limit = self._limit(measurements)
         noise = _GUESSED_MEMORY_NOISE if self._expected is None else _MEMORY_NOISE
         at = self.group([config for config, _ in known])
@@ -278,13 +286,15 @@ class Beliefs:
 
     def works(self, measurements: Sequence[Measurement], group: Group) -> Array:
         """The probability that a config works if it fits: what crashes, hangs or diverges is avoided, not forbidden."""
-        works = [measurement.outcome in (Outcome.FITS, Outcome.OUT_OF_MEMORY) for measurement in measurements]
+        tried = [(each.config, each.outcome in (Outcome.FITS, Outcome.OUT_OF_MEMORY)) for each in measurements]
+        tried += self.past.works
+        works = [worked for _, worked in tried]
         if all(works):  # the common case, in which the answer is known
             return np.ones(len(group.configs))
         mean = np.zeros(self._features.width)
         mean[0] = 1.0
         prior = Effects.prior(mean, intercept=_WORKS_DEVIATION, slope=1e-6, value=_WORKS_DEVIATION)
-        rows = self._features.rows([measurement.config for measurement in measurements])
+        rows = self._features.rows([config for config, _ in tried])
         effects = prior.learn(rows, np.array(works, dtype=float), _WORKS_NOISE)
         return np.clip(effects.predict(group.rows)[0], 0.02, 1.0)
 

@@ -79,16 +79,20 @@ class Effects:
         return cls(mean, deviations**2, np.zeros((0, len(mean))))
 
     def learn(self, rows: Array, values: Array, noise: Array | float) -> Effects:
-        """The effects after measuring `values` at `rows`, each with that standard deviation of its noise."""
+        """The effects after measuring `values` at `rows`, with the covariance of their noise or its standard deviation
+        in each."""
         if not len(values):
             return self
         # The gain form needs one small system of the size of the measurements, and keeps a zero variance zero.
         spread = rows * self.prior_variances - (rows @ self.known.T) @ self.known
-        system = spread @ rows.T + np.diag(np.broadcast_to(np.square(noise), len(values)))
-        lower = np.linalg.cholesky(system)
-        known = np.linalg.solve(lower, spread)
-        mean = self.mean + np.linalg.solve(lower, values - rows @ self.mean) @ known
-        return Effects(mean, self.prior_variances, np.vstack([self.known, known]))
+        errors = noise if np.ndim(noise) == 2 else np.diag(np.broadcast_to(np.square(noise), len(values)))
+        lower = np.linalg.cholesky(spread @ rows.T + errors)
+        gain = np.linalg.solve(lower, spread)
+        mean = self.mean + np.linalg.solve(lower, values - rows @ self.mean) @ gain
+        known = np.vstack([self.known, gain])
+        if len(known) > len(mean):  # as many rows as columns say the same
+            known = np.linalg.qr(known, mode="r")
+        return Effects(mean, self.prior_variances, known)
 
     def expect(self, rows: Array) -> Array:
         """The mean of the quantity at each row."""

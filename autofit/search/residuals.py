@@ -56,7 +56,14 @@ class Residuals:
         self._all = _Places(pool.codes[:, self._columns], pool.doublings)
         self._likeness: dict[Config, Array] = {}  # of a measured config to each of the pool
 
-    def predict(self, measured: Sequence[Config], values: Array, at: Sequence[Config] | None = None) -> Mixture:
+    def predict(
+        self,
+        measured: Sequence[Config],
+        values: Array,
+        at: Sequence[Config] | None = None,
+        *,
+        noise: Array | None = None,
+    ) -> Mixture:
         """What is expected at some configs, given what was measured.
 
         The systems of all scales are solved through one decomposition, as there may be tens of thousands of configs:
@@ -66,6 +73,7 @@ class Residuals:
         Args:
             values: logarithms of measured / predicted speed.
             at: None: all of the pool.
+            noise: the covariance of the values' errors, where these are not independent.
         """
         count = len(self._pool.codes) if at is None else len(at)
         if not len(values):
@@ -73,7 +81,8 @@ class Residuals:
             return Mixture(_LIKELY, none, none + _SCALES[:, None])
         there = self._like_pool(measured) if at is None else self._places(measured).alike(self._places(at))
         among = self._places(measured).alike(self._places(measured))
-        lower = np.linalg.cholesky(np.eye(len(values)) * self._noise**2 + _COMMON**2)
+        errors = np.eye(len(values)) * self._noise**2 if noise is None else noise
+        lower = np.linalg.cholesky(errors + _COMMON**2)
         half = np.linalg.solve(lower, among)
         spread, turned = np.linalg.eigh(np.linalg.solve(lower, half.T))
         spread = np.maximum(spread, 0.0)  # of a matrix that is positive but for rounding

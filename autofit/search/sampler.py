@@ -58,6 +58,7 @@ class EffectsSampler(BaseSampler):
         self._place = {config: place for place, config in enumerate(pool)}
         self._open: Mask = np.ones(len(pool), dtype=bool)  # not yet ruled out; measured ones may be among them
         self._ruled_by: set[Config] = set()
+        self._not_outgrown = beliefs.past.not_outgrown(beliefs.columns, beliefs.memory_order)
         self._seed = seed
         self._tolerance = tolerance
         tiers = np.array([tier(config) for config in pool])
@@ -65,13 +66,16 @@ class EffectsSampler(BaseSampler):
         self._by_params = {tuple(config[knob] for knob in self.distributions): config for config in pool}
 
     def left(self, measurements: Sequence[Measurement]) -> Mask:
-        """Which configs of the pool are neither measured nor proven not to fit."""
+        """Which configs of the pool are neither measured nor proven not to fit.
+
+        What earlier searches proved counts once something fits: where nothing does, the nearest miss is measured anew.
+        """
         for measurement in measurements:
             failed = measurement.config
             if measurement.outcome is Outcome.OUT_OF_MEMORY and failed not in self._ruled_by:
                 self._ruled_by.add(failed)
                 self._open &= ~ruled_out(failed, self.beliefs.columns, self.beliefs.memory_order)
-        left = self._open.copy()
+        left = self._open & self._not_outgrown if any(each.fits for each in measurements) else self._open.copy()
         left[[self._place[each.config] for each in measurements if each.config in self._place]] = False
         return left
 
@@ -114,7 +118,7 @@ class EffectsSampler(BaseSampler):
         chances, speeds = self.beliefs.chances(measurements, pool), self.beliefs.speeds(measurements, pool, rivals)
         if not math.isfinite(speeds.best):
             likely = left & (chances > _LIKELY)
-            if self.beliefs.predicted and likely.any():
+            if self.beliefs.informed and likely.any():
                 cost = self.beliefs.cost(measurements, pool)
                 cheap = likely & (cost <= _CHEAP * cost[likely].min())
                 return pool.configs[int(np.argmax(np.where(cheap, speeds.expected.mean, -math.inf)))]

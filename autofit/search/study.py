@@ -26,6 +26,7 @@ from autofit.search.drift import slowdown
 from autofit.search.enumeration import Enumeration
 from autofit.search.expectation import Expectation
 from autofit.search.journal import Journal, abandon, open_study, record
+from autofit.search.known import Known, Past
 from autofit.search.sampler import EffectsSampler, measurements_of
 from autofit.search.space import Space
 
@@ -44,6 +45,7 @@ class Seams:
     on_finished: is told each measurement, and the best one that fits so far.
     on_started: is told the number of legal configs, before the first one is measured.
     expect: what is predicted of configs, or None.
+    known: what earlier searches measured, by which the first probes are chosen; none of it is in the outcome.
     """
 
     probe: Callable[[int, Config, float | None], Measurement]
@@ -52,6 +54,7 @@ class Seams:
     on_finished: Callable[[Measurement, Measurement | None], None]
     on_started: Callable[[int], None] = lambda size: None
     expect: Callable[[Sequence[Config]], Expectation | None] = lambda configs: None
+    known: Sequence[Known] = ()
 
 
 @dataclass(frozen=True)
@@ -116,14 +119,16 @@ def search(
     size = enumeration.count(refused=True).configs
     seams.on_started(len(legal))
     expected = seams.expect(legal) if len(legal) > 1 else None
-    possible = _not_surely_too_large(legal, expected, limits.memory_bytes)
-    pool = _worth_weighing(possible, expected, limits.memory_bytes, seed)
+    past = _of_legal(seams.known, legal)
+    possible = _with(past.fits, legal, _not_surely_too_large(legal, expected, limits.memory_bytes))
+    pool = _with(past.fits, legal, _worth_weighing(possible, expected, limits.memory_bytes, seed))
     beliefs = Beliefs(
         _values(space, legal),
         pool,
         memory_order=seams.memory_order,
         memory_bytes=limits.memory_bytes,
         expected=expected,
+        past=past,
     )
     sampler = EffectsSampler(beliefs, seed=seed, tolerance=limits.tolerance)
     with _quiet():
@@ -158,6 +163,20 @@ def _not_surely_too_large(
         return configs
     left = [config for config in configs if not expected.surely_exceeds(config, memory_bytes)]
     return left or configs
+
+
+def _of_legal(known: Sequence[Known], legal: Sequence[Config]) -> Past:
+    """What is known of the configs of this search; of others, nothing is expected that they could be held against."""
+    possible = set(legal) if known else ()
+    return Past([each for each in known if each.config in possible])
+
+
+def _with(seen: set[Config], legal: Sequence[Config], chosen: Sequence[Config]) -> Sequence[Config]:
+    """The chosen ones of the legal configs, and those that were seen to fit, whatever is predicted; in their order."""
+    if len(chosen) == len(legal) or not seen:
+        return chosen
+    wanted = seen.union(chosen)
+    return [config for config in legal if config in wanted]
 
 
 def _worth_weighing(
