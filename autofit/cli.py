@@ -30,6 +30,7 @@ from autofit.report import (
     LiveDisplay,
     around_table,
     cards_table,
+    cleared_text,
     doctor_table,
     estimate_table,
     models_table,
@@ -88,6 +89,9 @@ def search(
     seed: int = 0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory; default autofit-runs/...")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the search in --out.")] = False,
+    no_store: Annotated[
+        bool, typer.Option("--no-store", help="Know nothing of earlier searches, and keep nothing for later ones.")
+    ] = False,
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run a model's own code.")] = False,
@@ -114,7 +118,7 @@ def search(
     try:
         with LiveDisplay(stderr, quiet=quiet) as listener:
             result = _heavy("autofit.fit", "search")(
-                model, listener=listener, time_limit=limit, out=out, resume=resume, **about
+                model, listener=listener, time_limit=limit, out=out, resume=resume, store=not no_store, **about
             )
     except ProbeError as error:
         if gpu_mem is None and gpu is None:
@@ -283,14 +287,13 @@ def train(
 @app.command()
 def doctor(
     device: Annotated[str | None, typer.Option(help="cuda or cpu; default: CUDA where there is a card.")] = None,
+    clear_store: Annotated[bool, typer.Option("--clear-store", help="Forget what searches have measured.")] = False,
     as_json: Json = False,
 ) -> int:
     """What this machine offers: device, budget, and which techniques are available."""
-    data = _heavy("autofit.doctor", "examine")(device)
-    if as_json:
-        _print_json(data)
-    else:
-        _stdout().print(doctor_table(data))
+    shown: Callable[[Any], Any] = cleared_text if clear_store else doctor_table
+    data = _heavy("autofit.doctor", "clear_store")() if clear_store else _heavy("autofit.doctor", "examine")(device)
+    _print_json(data) if as_json else _stdout().print(shown(data), soft_wrap=clear_store, markup=False)
     return 0
 
 

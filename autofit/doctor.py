@@ -7,18 +7,19 @@ import importlib.metadata
 from typing import Any
 
 from autofit import techniques
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, StoreError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import search_options
 from autofit.core.workload import Workload
 from autofit.estimate import calibration_for
 from autofit.probe import Prober
 from autofit.setup import Technique
+from autofit.store import Count, Store
 from autofit.tune import budget_for, versions
 
 
 def examine(device: str | None = None) -> dict[str, Any]:
-    """Plain data on hardware, budget in GiB, versions, and every technique with its values.
+    """Plain data on hardware, budget in GiB, versions, what is stored, and every technique with its values.
 
     Raises:
         InputError: there is no such kind of device; ProbeError: the device asked for is not there.
@@ -33,8 +34,32 @@ def examine(device: str | None = None) -> dict[str, Any]:
         "budget_gib": round(budget.device_bytes / GIB, 2),
         "versions": versions(),
         "calibration": dataclasses.asdict(calibration_for(hardware)),
+        "store": _stored(),
         "techniques": [_availability(technique.name, hardware) for technique in techniques.all_techniques()],
     }
+
+
+def clear_store() -> dict[str, Any]:
+    """Forget what searches have measured; how much that was, None where it could not be read.
+
+    Raises:
+        StoreError: it cannot be removed.
+    """
+    store = Store()
+    return {"schema": 1, "cleared": {"path": str(store.path), **_counted(store.clear())}}
+
+
+def _stored() -> dict[str, Any]:
+    """What searches can start from, or why they cannot."""
+    store = Store()
+    try:
+        return {"path": str(store.path), **_counted(store.count()), "trouble": None}
+    except StoreError as error:
+        return {"path": str(store.path), **_counted(None), "trouble": str(error)}
+
+
+def _counted(count: Count | None) -> dict[str, int | None]:
+    return dataclasses.asdict(count) if count else {"measurements": None, "models": None}
 
 
 def _availability(name: str, hardware: Hardware) -> dict[str, Any]:

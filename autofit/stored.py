@@ -24,7 +24,7 @@ from autofit.core.workload import Workload
 from autofit.training.fingerprint import Code, facts_of
 from autofit.tune import versions
 
-_NOT_WHAT_IS_FOUND = {"out", "resume", "probe_timeout"}
+_NOT_WHAT_IS_FOUND = {"out", "resume", "probe_timeout", "store"}
 
 
 def key_of(workload: Workload, options: SearchOptions) -> str:

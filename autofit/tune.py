@@ -28,6 +28,7 @@ from autofit.core.run_directory import RunDirectory, write_whole
 from autofit.core.workload import Workload
 from autofit.estimate import Seen, learn, predict_all
 from autofit.export import train_script
+from autofit.knowledge import Knowledge, subject_of
 from autofit.memory.catalogue import card, standing_in_for
 from autofit.memory.other_budgets import other_budgets
 from autofit.models import HuggingFaceModel
@@ -78,8 +79,8 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
     with RunDirectory(out, resume=options.resume) as directory:
         try:
             with Prober(directory.probes, options.probe_timeout) as prober:
-                run = _Run(workload, options, prober, listener or _silent)
-                outcome = run.explore(directory.journal)
+                run = _Run(workload, options, prober, directory=directory, listener=listener or _silent)
+                outcome = run.explore()
                 finals = run.verify(outcome)
         except BaseException:  # Ctrl-C too
             directory.discard_if_unused(keep_folder=named)
@@ -114,10 +115,13 @@ def budget_for(options: SearchOptions, hardware: Hardware) -> Budget:
 class _Run:
     """One search: what was found out about the machine and the workload, and the functions handed to the search."""
 
-    def __init__(self, workload: Workload, options: SearchOptions, prober: Prober, listener: Listener) -> None:
+    def __init__(
+        self, workload: Workload, options: SearchOptions, prober: Prober, *, directory: RunDirectory, listener: Listener
+    ) -> None:
         self._started = time.monotonic()
         self.options = options
         self._prober = prober
+        self._directory = directory
         self._listener = listener
         target = card(options.gpu) if options.gpu else None  # a name that does not exist is told at once
         memory = options.mem if options.mem is not None else options.gpu_mem
@@ -130,26 +134,39 @@ class _Run:
         self.hardware = standing_in_for(hardware, target) if target else hardware
         self.workload = dataclasses.replace(workload, traits=traits)
         self.budget = budget_for(options, self.hardware)
+        self._cap_bytes = self.budget.cap_bytes(self.hardware.device, self.hardware.context_bytes)
+        self._knowledge = Knowledge(
+            subject_of(self.workload, hardware, versions()) if options.store else None,
+            self._cap_bytes,
+            exact=hardware.device == "cpu",
+            run=directory.path,
+            tell=lambda text: listener(Note(text)),
+        )
         for note in traits.notes:
             listener(Note(note))
+        if options.store and traits.fingerprint is None:
+            listener(
+                Note("this model's code cannot be told from another's: what was measured before is not looked up.")
+            )
         self._expected: Expectation | None = None
         self.space = space_for(options, self.workload, self.hardware)
 
-    def explore(self, journal: Path) -> SearchOutcome:
+    def explore(self) -> SearchOutcome:
         """Probe configs of the space until a limit is reached."""
         seams = Seams(
             probe=self._probe,
             rules=techniques.rules(self.workload, self.hardware),
             memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
-            on_finished=lambda measurement, best: self._listener(ProbeFinished(measurement, best)),
+            on_finished=self._finished,
             on_started=lambda size: started(size),
             expect=self._expect,
+            known=self._knowledge.known(resumed=self.options.resume),
         )
         time_limit = self.options.time_limit
         limits = Limits(
             trials=self.options.trials,
             time_limit=time_limit and time_limit * EXPLORE_SHARE,
-            memory_bytes=self.budget.cap_bytes(self.hardware.device, self.hardware.context_bytes),
+            memory_bytes=self._cap_bytes,
             tolerance=self.options.tolerance,
         )
 
@@ -157,7 +174,7 @@ class _Run:
             trials = min(size, limits.trials)
             self._listener(SearchStarted(self.workload.name, self.hardware, self.budget, size, trials, time_limit))
 
-        kept = Journal(journal, self._identity())
+        kept = Journal(self._directory.journal, self._identity())
         outcome = search(self.space, seams, limits=limits, journal=kept, seed=self.options.seed)
         if outcome.stopped_by != "interrupt":
             self._check_that_there_was_something(outcome)
@@ -264,6 +281,10 @@ class _Run:
     def _measure(self, config: Config, plan: Plan, number: int) -> Measurement:
         return self._prober.measure(self.workload, config, self.hardware, self.budget, plan=plan, number=number)
 
+    def _finished(self, measurement: Measurement, best: Measurement | None) -> None:
+        self._knowledge.keep(measurement)
+        self._listener(ProbeFinished(measurement, best))
+
     def _ranked(self, measurements: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
         """Those that fit, in the order in which they would be recommended."""
         count = len(measurements)
@@ -272,6 +293,7 @@ class _Run:
     def _verify_one(self, finalist: Measurement) -> Measurement:
         self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
         seen = self._measure(finalist.config, VERIFY_PLAN, finalist.number)
+        self._knowledge.keep(seen, plan="verified")
         self._listener(ProbeFinished(dataclasses.replace(seen, verified=seen.fits), None))
         return seen
 

@@ -1,6 +1,7 @@
 """The command line: answers, exit codes, and one sentence for whatever is wrong with the input."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -430,6 +431,27 @@ def test_doctor(run: Run) -> None:
     assert "optimizer" in plain.out
     assert plain.err == ""
     assert run("doctor", "--device", "tpu", "--json").code == 2
+
+
+@pytest.mark.usefixtures("shared_zygote", "here")
+def test_a_search_starts_from_what_another_measured_until_that_is_cleared(run: Run) -> None:
+    known = r"earlier searches measured \d configs?: they tell where to start \(--no-store leaves them out\)"
+    search = ("search", "--model", "mine.py:good", "--mem", "1", "--set", "micro_batch_size=2,4", "--json")
+    search += ("--set", "precision=fp32", "--set", "optimizer=adamw", "--set", "optimizer_in_backward=false")
+    assert "earlier searches" not in run(*search, "--no-store", "--out", "unknown").err
+    first = run(*search, "--out", "first")
+    assert "earlier searches" not in first.err
+    again = run(*search, "--out", "again")
+    assert re.search(known, again.err)
+    assert again.json["trials"] != first.json["trials"]
+    assert {each["number"] for each in again.json["trials"]} <= {0, 1}
+    assert "earlier searches" not in run(*search, "--no-store", "--out", "alone").err
+
+    told = run("doctor", "--clear-store").out
+    assert told.startswith("removed ")
+    assert " measurements of 1 model from " in told
+    assert run("doctor", "--clear-store", "--json").json["cleared"]["measurements"] == 0
+    assert "earlier searches" not in run(*search, "--out", "after").err
 
 
 def test_no_arguments_are_a_request_for_help(run: Run) -> None:

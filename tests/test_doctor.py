@@ -1,15 +1,19 @@
 """What this machine offers, told without opening the device in this process."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from autofit import techniques
+from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.hardware import GIB
-from autofit.doctor import examine
+from autofit.core.measurement import Measurement, Outcome
+from autofit.doctor import clear_store, examine
+from autofit.store import Store, Stored, Subject
 
 pytestmark = pytest.mark.usefixtures("shared_zygote")
 
@@ -17,11 +21,32 @@ pytestmark = pytest.mark.usefixtures("shared_zygote")
 def test_what_there_is() -> None:
     found = examine("cpu")
     assert json.loads(json.dumps(found)) == found
-    assert found.keys() == {"schema", "hardware", "budget_gib", "versions", "calibration", "techniques"}
+    assert found.keys() == {"schema", "hardware", "budget_gib", "versions", "calibration", "store", "techniques"}
     hardware = found["hardware"]
     assert hardware["device"] == "cpu"
     assert 0.5 < found["budget_gib"] / (hardware["host_free_bytes"] / GIB) < 0.81
     assert found["versions"]["torch"] == torch.__version__
+
+
+def test_what_is_stored_is_counted_and_can_be_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    store = Store()
+    nothing = {"path": str(store.path), "measurements": 0, "models": 0}
+    assert examine("cpu")["store"] == nothing | {"trouble": None}
+    seen = Stored(Measurement(Config(), Outcome.FITS), 1, "here", "one")
+    for workload in ("a", "a", "b"):
+        store.add(Subject("a CPU", "torch 1", workload, "mlp"), seen)
+    there = {"path": str(store.path), "measurements": 3, "models": 2}
+    assert examine("cpu")["store"] == there | {"trouble": None}
+    assert clear_store() == {"schema": 1, "cleared": there}
+    assert clear_store() == {"schema": 1, "cleared": nothing}
+
+    store.path.write_bytes(b"not a database" * 100)
+    found = examine("cpu")["store"]
+    assert found["measurements"] is None
+    assert "is damaged" in found["trouble"]
+    assert clear_store()["cleared"]["measurements"] is None
+    assert examine("cpu")["store"] == nothing | {"trouble": None}
 
 
 def values_of(found: dict[str, Any], name: str) -> dict[Any, dict[str, Any]]:

@@ -117,7 +117,13 @@ class Bench(SimpleNamespace):
             self.prober.answer = answer
         workload = options.pop("workload", None) or tiny.mlp_workload(8)
         listener = options.pop("listener", None)
-        given = {"space": str(self.folder / "space.yaml"), "mem": 1, "out": self.folder / "run", **options}
+        given = {
+            "space": str(self.folder / "space.yaml"),
+            "mem": 1,
+            "out": self.folder / "run",
+            "store": False,
+            **options,
+        }
         return tune.run_search(workload, search_options(**given), listener)
 
     def space(self, **knobs: Any) -> None:

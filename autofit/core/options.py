@@ -35,6 +35,7 @@ class SearchOptions(BaseModel):
     seed: int = 0
     out: Path | None = None
     resume: bool = False
+    store: bool = True  # start from what earlier searches measured, and keep what this one does
     probe_timeout: float = 600.0
 
     @field_validator("gpu_mem", "mem", "host_mem", mode="before")

@@ -2,7 +2,7 @@
 
 from autofit.report.estimate_table import around_table, cards_table, estimate_table
 from autofit.report.explain import explain
-from autofit.report.listings import doctor_table, models_table, spaces_table
+from autofit.report.listings import cleared_text, doctor_table, models_table, spaces_table
 from autofit.report.live import LiveDisplay
 from autofit.report.nothing_fits import nothing_fits_text
 from autofit.report.single_changes import single_changes
@@ -13,6 +13,7 @@ __all__ = [
     "LiveDisplay",
     "around_table",
     "cards_table",
+    "cleared_text",
     "doctor_table",
     "drifted",
     "estimate_table",

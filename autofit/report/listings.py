@@ -28,6 +28,7 @@ def doctor_table(data: Mapping[str, Any]) -> RenderableType:
         f"{hardware['cores']} cores",
         "versions": ", ".join(f"{name} {version}" for name, version in data["versions"].items()),
         "predictions": _calibration(data["calibration"]),
+        "store": data["store"]["trouble"] or f"{_stored(data['store'])} in {data['store']['path']}",
     }
     for name, text in rows.items():
         facts.add_row(Text(name, style="bold"), Text(text))
@@ -47,6 +48,19 @@ def _calibration(known: Mapping[str, Any]) -> str:
     memory = f"memory was {known['memory']:.3f} times what was predicted" if known["memory"] != 1.0 else ""
     told = " and ".join(filter(None, (memory, times))) or "as predicted"
     return f"{told} (median of {known['count']} measurements)"
+
+
+def cleared_text(data: Mapping[str, Any]) -> str:
+    """What `--clear-store` removed."""
+    cleared = data["cleared"]
+    what = "what could not be read" if cleared["measurements"] is None else _stored(cleared)
+    return f"removed {what} from {cleared['path']}"
+
+
+def _stored(counts: Mapping[str, Any]) -> str:
+    """Measurements that searches start from."""
+    numbers = [f"{counts[what]:,} {what[:-1] if counts[what] == 1 else what}" for what in ("measurements", "models")]
+    return " of ".join(numbers)
 
 
 def _rows_of_values(values: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:

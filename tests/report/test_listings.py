@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autofit.core.hardware import GIB, Hardware
-from autofit.report import doctor_table, models_table, spaces_table
+from autofit.report import cleared_text, doctor_table, models_table, spaces_table
 
 Shown = Callable[..., str]
 
@@ -21,6 +21,7 @@ DOCTOR: dict[str, Any] = {
     "budget_gib": 140.0,
     "versions": {"torch": "2.13.0", "peft": "0.21.2"},
     "calibration": {"memory": 1.04, "spread": None, "seconds": 1.25, "count": 6},
+    "store": {"path": "/cache/[x].sqlite", "measurements": 1234, "models": 1, "trouble": None},
     "techniques": [
         {"name": "precision", "values": [standing("fp32"), standing("bf16"), standing("fp16-mixed", searched=False)]},
         {"name": "lora_rank", "values": [standing(0), standing(8, package="[peft]", reason="8 needs [peft]")]},
@@ -40,12 +41,27 @@ def test_doctor_shows_device_budget_and_reasons(shown: Shown) -> None:
         "torch 2.13.0, peft 0.21.2",
     ):
         assert words in text
+    assert "1,234 measurements of 1 model in /cache/[x].sqlite" in text
     assert "fp32, bf16" in text
     assert "torch 2.13.0" in text
     assert "available, but not searched on this device" in text
     assert "8 needs [peft]" in text
     assert "null" in text
     assert "derived from others" in text
+
+
+def test_doctor_tells_why_the_store_cannot_be_used(shown: Shown) -> None:
+    broken = DOCTOR | {"store": DOCTOR["store"] | {"measurements": None, "trouble": "the store is damaged."}}
+    assert "the store is damaged." in shown(doctor_table(broken), 140)
+
+
+def test_what_was_cleared() -> None:
+    def told(measurements: int | None, models: int | None) -> str:
+        return cleared_text({"cleared": {"path": "/x", "measurements": measurements, "models": models}})
+
+    assert told(2, 1) == "removed 2 measurements of 1 model from /x"
+    assert told(0, 0) == "removed 0 measurements of 0 models from /x"
+    assert told(None, None) == "removed what could not be read from /x"
 
 
 def test_models_show_their_size_and_where_weights_are(shown: Shown) -> None:
