@@ -113,6 +113,7 @@ def test_what_a_function_closes_over_matters() -> None:
         ({"set": {"precision": ("fp32",)}}, False),
         ({"out": Path("elsewhere")}, True),
         ({"probe_timeout": 5.0}, True),
+        ({"store": False}, True),
     ],
     ids=str,
 )

@@ -1,7 +1,9 @@
 """What joins a search together: who is verified, what is recommended, what is written. Probes are a formula here."""
 
 import dataclasses
+import json
 import math
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +26,7 @@ from autofit.core.workload import Traits, Workload
 from autofit.memory.catalogue import card
 from autofit.probe import Plan
 from autofit.search.finals import MOST
+from autofit.store import Store
 
 TRAITS = Traits(parameters=1000, blocks=2, linears=4, attention=False, sdpa=False, batch_norm=False, dropout=False)
 CARD = dataclasses.replace(
@@ -560,6 +563,99 @@ def test_an_unknown_card_is_told_before_the_device_is_asked(bench: Bench) -> Non
     bench.prober.look = None  # type: ignore[assignment,method-assign]
     with pytest.raises(InputError, match=r"unknown GPU 'rtx-4091'\. Did you mean 'rtx-409"):
         bench.search(gpu="rtx-4091", mem=None)
+
+
+# The store
+
+
+@pytest.fixture
+def stored(bench: Bench) -> Bench:
+    """A bench whose searches keep what they measure."""
+    bench.prober.traits = dataclasses.replace(TRAITS, fingerprint="f00")
+    return bench
+
+
+def again(bench: Bench, name: str, **options: Any) -> Result:
+    bench.prober.asked.clear()
+    return bench.search(store=True, out=bench.folder / name, **options)
+
+
+def plans() -> list[tuple[Any, str]]:
+    """The micro-batches and plans of all that is stored."""
+    with sqlite3.connect(Store().path) as file:
+        rows = file.execute("SELECT config, plan FROM measurements ORDER BY id").fetchall()
+    file.close()
+    return [(json.loads(config)["micro_batch_size"], plan) for config, plan in rows]
+
+
+def test_a_second_search_begins_with_the_best_of_the_first_and_reports_nothing_else_of_it(stored: Bench) -> None:
+    first = again(stored, "first", trials=2)
+    assert stored.prober.explored == [1, 8]
+    assert plans() == [(1, "explored"), (8, "explored"), *[(8, "verified"), (1, "verified")] * 2]
+    second = again(stored, "second", trials=1)
+    assert stored.prober.explored == [8]
+    assert [trial.config["micro_batch_size"] for trial in second.trials] == [8]
+    assert second.best
+    assert first.best
+    assert second.best.config == first.best.config
+    assert second.runner_up is None
+
+
+def test_without_the_store_nothing_is_known_and_nothing_kept(stored: Bench) -> None:
+    again(stored, "first", trials=3)
+    before = plans()
+    stored.search(trials=1, out=stored.folder / "second")
+    assert stored.prober.explored[-1] == 1
+    assert plans() == before
+
+
+def test_an_interrupt_and_an_error_lose_nothing_of_what_was_measured(stored: Bench) -> None:
+    stored.prober.interrupt_at = 2
+    assert again(stored, "first").stopped_by == "interrupt"
+    assert plans() == [(1, "explored"), (8, "explored")]
+
+    def answer(config: Config, _: bool) -> Measurement:
+        if len(stored.prober.asked) == 2:
+            raise ProbeError("the zygote is gone.")
+        return fits(config, 1.0)
+
+    with pytest.raises(ProbeError):
+        again(stored, "second", answer=answer)
+    assert len(plans()) == 3
+
+
+def test_a_search_that_is_resumed_knows_what_others_measured_and_its_own_from_its_journal(stored: Bench) -> None:
+    said: list[Event] = []
+    again(stored, "run", trials=2, listener=said.append)
+    again(stored, "run", trials=4, resume=True, listener=said.append)
+    assert not any("earlier searches" in event.text for event in said if isinstance(event, Note))
+    assert sorted(size for size, plan in plans() if plan == "explored") == [1, 2, 4, 8]
+    again(stored, "other", trials=1, listener=said.append)
+    assert Note("earlier searches measured 4 configs: they tell where to start (--no-store leaves them out)") in said
+
+
+def test_another_budget_is_answered_by_the_same_measurements(stored: Bench) -> None:
+    again(stored, "large")
+    small = again(stored, "small", mem=5 * MIB / GIB)  # the 4 takes 4 MiB
+    assert stored.prober.explored[0] == 4
+    assert 8 not in stored.prober.explored
+    assert small.skipped["dominated"] == 1
+
+
+def test_a_card_that_stands_for_another_is_found_by_what_it_is(stored: Bench) -> None:
+    stored.prober.hardware = CARD
+    said: list[Event] = []
+    again(stored, "first", mem=None, gpu_mem=24, trials=2)
+    again(stored, "second", mem=None, gpu="rtx-4090", trials=1, listener=said.append)
+    assert any("earlier searches measured 2 configs" in event.text for event in said if isinstance(event, Note))
+
+
+def test_a_model_that_cannot_be_told_from_others_is_told_of(bench: Bench) -> None:
+    said: list[Event] = []
+    again(bench, "first", trials=1, listener=said.append)
+    (note,) = [event.text for event in said if isinstance(event, Note)]
+    assert note.startswith("this model's code cannot be told from another's")
+    assert not Store().path.exists()
 
 
 # What is written and told

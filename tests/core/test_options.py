@@ -16,6 +16,7 @@ def test_the_defaults() -> None:
     assert (options.trials, options.time_limit, options.tolerance, options.margin) == (40, None, 0.03, 0.05)
     assert options.wanted_device is None
     assert dict(options.set) == {}
+    assert options.store
 
 
 @pytest.mark.parametrize(

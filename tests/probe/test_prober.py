@@ -25,6 +25,7 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
 from autofit.probe import Plan, Prober
 from autofit.setup import Setup, Stage, Technique
+from autofit.training.loader import workload_from
 
 BUDGET = Budget(GIB, 4 * GIB)
 QUICK = Plan(min_steps=2, max_steps=2)
@@ -411,6 +412,14 @@ def test_a_device_that_is_not_there(prober: Prober) -> None:
 def test_a_look_tells_the_traits(prober: Prober) -> None:
     _, traits = prober.look(tiny.transformer_workload(), "cpu", GIB)
     assert (traits.blocks, traits.splits, traits.batch_norm) == (3, True, False)
+
+
+def test_workloads_are_told_apart_alike_in_every_process(prober: Prober) -> None:
+    living = workload_from(tiny.MLP(), [tiny.mlp_workload().batch(4)], tiny.classify)
+    told = [prober.look(each, "cpu", GIB)[1].fingerprint for each in (living, living, tiny.mlp_workload())]
+    assert told[0] == told[1] == told[2]
+    other = workload_from(tiny.MLP(), [tiny.mlp_workload().batch(4)], lambda model, batch: model(batch[0]).mean())
+    assert prober.look(other, "cpu", GIB)[1].fingerprint not in (None, told[0])
 
 
 def test_a_look_at_a_factory_that_raises_blames_it(prober: Prober) -> None:

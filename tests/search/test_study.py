@@ -19,7 +19,18 @@ from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.measurement import Measurement
 from autofit.core.result import tier
-from autofit.search import Expectation, Journal, Limits, Seams, Space, fastest, rules_out, search
+from autofit.search import (
+    Expectation,
+    Journal,
+    Known,
+    Limits,
+    Seams,
+    Space,
+    fastest,
+    known_from,
+    rules_out,
+    search,
+)
 from autofit.search import study as study_module
 
 
@@ -328,3 +339,119 @@ def test_where_nothing_fits_or_nothing_is_left_there_is_no_bound(formula: Any) -
     nothing = formula(share=0.0)
     nothing.budget = 1.0
     assert run(nothing, 3).bound is None
+
+
+# What earlier searches measured
+
+
+def _known(problem: Any, measurements: Sequence[Measurement], slower: float = 1.15) -> list[Known]:
+    """The measurements as the store hands them over on a day when the machine was slower."""
+    budget = int(problem.budget)
+    then = [each.taking(each.step_seconds.median * slower) if each.step_seconds else each for each in measurements]
+    found = [known_from(each, 1, then=budget, now=budget, exact=True) for each in then]
+    return [each for each in found if each is not None]
+
+
+@pytest.mark.parametrize("predicted", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_first_probe_is_of_the_best_that_is_known(formula: Any, seed: int, predicted: bool) -> None:
+    problem = formula(seed, noise=0.02)
+    before = run(problem, 25, seed=seed).measurements
+    known = fastest(before)
+    seams = _expected(problem) if predicted else problem.seams()
+    limits = Limits(trials=1, memory_bytes=int(problem.budget))
+    found = search(problem.space, replace(seams, known=_known(problem, before)), limits=limits).measurements[0]
+    assert known is not None
+    assert found.fits
+    assert problem.speed(found.config) > 0.95 * problem.speed(known.config)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_same_search_again_takes_few_probes(formula: Any, seed: int) -> None:
+    problem = formula(seed, share=0.5, noise=0.02)
+    limits = Limits(trials=100, memory_bytes=int(problem.budget), tolerance=0.1)
+    first = search(problem.space, _expected(problem), limits=limits)
+    known = replace(_expected(problem), known=_known(problem, first.measurements))
+    second = search(problem.space, known, limits=limits)
+    assert (first.stopped_by, second.stopped_by) == ("bound", "bound")
+    assert len(second.measurements) <= min(3, len(first.measurements))  # one for each tier, and one in doubt
+    assert regret(problem, second.measurements) < 0.1
+
+
+def test_what_is_known_is_no_part_of_the_outcome_and_is_measured_again(formula: Any) -> None:
+    problem = formula(2, noise=0.02)
+    before = run(problem, 6).measurements
+    problem.probed.clear()
+    outcome = search(
+        problem.space,
+        replace(problem.seams(), known=_known(problem, before, slower=2.0)),
+        limits=Limits(trials=10, memory_bytes=int(problem.budget)),
+    )
+    assert [each.config for each in outcome.measurements] == problem.probed
+    assert [each.number for each in outcome.measurements] == list(range(10))
+    assert {each.config for each in before if each.fits} & set(problem.probed)
+    assert {each.config for each in outcome.expected} <= set(problem.probed)
+    for each in outcome.expected:  # by today's machine
+        assert each.throughput == pytest.approx(problem.speed(each.config), rel=0.15)
+
+
+def test_what_is_proven_not_to_fit_is_left_out_once_something_fits(formula: Any) -> None:
+    problem = formula(1, share=0.15)
+    before = run(problem, 60).measurements
+    missed = [each.config for each in before if not each.fits]
+    problem.probed.clear()
+    seams = replace(problem.seams(), known=_known(problem, before))
+    outcome = search(problem.space, seams, limits=Limits(trials=20, memory_bytes=int(problem.budget)))
+    order = problem.seams().memory_order
+    first = next(each.number for each in outcome.measurements if each.fits)
+    assert first == 0
+    assert not any(rules_out(miss, config, order) for miss in missed for config in problem.probed)
+    assert outcome.skipped["dominated"] >= len(missed)
+
+
+def test_where_all_is_known_not_to_fit_the_nearest_miss_is_measured_again(formula: Any) -> None:
+    problem = formula(3, share=0.0)
+    problem.budget = 0.9 * min(map(problem.memory, problem.configs))
+    before = run(problem, 3).measurements
+    assert not any(each.fits for each in before)
+    seams = replace(problem.seams(), known=_known(problem, before))
+    again = search(problem.space, seams, limits=Limits(trials=3, memory_bytes=int(problem.budget)))
+    assert min(map(problem.memory, problem.probed[-3:])) == min(map(problem.memory, problem.configs))
+    assert again.skipped["dominated"] == run(problem, 3).skipped["dominated"]
+
+
+def test_what_is_known_of_other_spaces_says_nothing(formula: Any) -> None:
+    problem = formula(4)
+    others = [config.replace(precision="fp8") for config in problem.configs[:20]]
+    known = [Known(config, step_seconds=1e-6, peak_bytes=10**14, outgrew=True, proven=True) for config in others]
+    without = run(formula(4), 10)
+    limits = Limits(trials=10, memory_bytes=int(problem.budget))
+    assert search(problem.space, replace(problem.seams(), known=known), limits=limits) == without
+
+
+def test_what_was_seen_to_fit_is_weighed_whatever_is_predicted_of_it(
+    formula: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study_module, "_WEIGHED", 5)
+    problem = formula(5, share=0.9)
+
+    def poorly(configs: Sequence[Config]) -> Expectation:
+        """All much too large, and the fastest ones slow."""
+        seconds = [problem.speed(config) for config in configs]
+        return Expectation.of(configs, [3 * problem.budget for _ in configs], seconds)
+
+    best = max((config for config in problem.configs if problem.fits(config)), key=problem.speed)
+    known = _known(problem, [problem.probe(0, best)])
+    seams = replace(problem.seams(), expect=poorly, known=known)
+    outcome = search(problem.space, seams, limits=Limits(trials=1, memory_bytes=int(problem.budget)))
+    assert [each.config for each in outcome.measurements] == [best]
+
+
+def test_a_journal_goes_on_with_what_is_known(tmp_path: Path, formula: Any) -> None:
+    problem = formula(6, noise=0.02)
+    seams = replace(problem.seams(), known=_known(problem, run(formula(6), 20).measurements))
+    limits, journal = Limits(trials=4, memory_bytes=int(problem.budget)), Journal(tmp_path / "journal.log")
+    first = search(problem.space, seams, limits=limits, journal=journal)
+    again = search(problem.space, seams, limits=replace(limits, trials=8), journal=journal)
+    assert again.measurements[:4] == first.measurements
+    assert again == search(problem.space, seams, limits=replace(limits, trials=8))
