@@ -177,7 +177,8 @@ def reached(*, smoke: bool) -> list[Reached]:
 
 
 def _search(out: Path, shape: dict[str, int], fixed: dict[str, Any], *, trials: int) -> Measurement:
-    result = autofit.search("tiny-llama", device="cpu", mem=4, space="full", trials=trials, out=out, set=fixed, **shape)
+    about: dict[str, Any] = {"device": "cpu", "mem": 4, "space": "full", "store": False, **shape}
+    result = autofit.search("tiny-llama", trials=trials, out=out, set=fixed, **about)
     if result.best is None:
         raise NothingFitsError("the benchmark needs a config that fits.")
     return result.best

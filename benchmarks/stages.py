@@ -76,9 +76,17 @@ def search(bench: Bench, seconds: float) -> Outcome:
     if bench.smoke:
         wanted = ["--model", "tiny-llama", "--device", "cpu", "--mem", "1", "--seq-len", "32", "--effective-batch", "4"]
         wanted += ["--trials", "2", "--space", "exact"]
-    limit = ["--time-limit", f"{max(1, int(seconds * 0.8))}s", "--out", str(bench.run), "--json", "--quiet"]
+    limit = [
+        "--time-limit",
+        f"{max(1, int(seconds * 0.8))}s",
+        "--out",
+        str(bench.run),
+        "--json",
+        "--quiet",
+        "--no-store",
+    ]
     resume = ["--resume"] if (bench.run / "journal.log").exists() else []
-    done = _run([sys.executable, "-m", "autofit", "search", *wanted, *limit, *resume], seconds)
+    done = _run([sys.executable, "-m", "autofit", "search", "--no-store", *wanted, *limit, *resume], seconds)
     if done is None:
         return "timed out", {}
     answer = json.loads(done.stdout)

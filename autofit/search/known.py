@@ -19,8 +19,8 @@ from autofit.search.dominance import MemoryOrder, ruled_out
 from autofit.search.effects import Array
 
 # Standard deviations of logarithms: of what all speeds of an earlier search are off by together, and of what each is
-# off by beside the noise that every measurement has. In replays (`python -m benchmarks.replay --known 10`) searches took
-# 2.8 probes; with 0.4 for a day, or 0 or 0.06 for its own, 2.7 to 3.0, and regret was the same.
+# off by beside the noise of every measurement. In replays (benchmarks/replay.py, --known 10, on a day 15 % slower) a
+# day of 0 ended searches too soon (regret 0.5 %, not 0.1 %); 0.4, or 0 or 0.06 of their own, changed little.
 _DAY, _OWN = 0.15, 0.03
 _MOST_TIMED = 64  # speeds of earlier searches, the fastest that fit: each makes weighing a large space slower
 

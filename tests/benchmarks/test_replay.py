@@ -86,6 +86,19 @@ def test_with_right_predictions_the_first_probe_is_the_best_and_with_wrong_ones_
     assert regrets_of(wrong, replay_one("autofit", wrong, 0, 8))[-1] == 0.0
 
 
+def test_what_an_earlier_search_measured_corrects_wrong_predictions_before_the_first_probe() -> None:
+    wrong = _problem(500, lambda row: 2.5 if row.config["precision"] == "bf16" else 1.0)
+    alone, told = (replay_one("autofit", wrong, 0, 8, known=count) for count in (0, 6))
+    assert regrets_of(wrong, alone)[0] > 0.1
+    assert regrets_of(wrong, told)[0] == 0.0
+    assert len(told.seen) < len(alone.seen)
+    assert {each.config for each in told.known} > {each.config for each in told.seen}
+    timed = [each for each in told.known if each.step_seconds]
+    shares = [each.step_seconds * wrong.throughput(each.config) / 8 for each in timed if each.step_seconds]
+    assert shares
+    assert all(1.15 * 0.95 <= share * 1.0001 <= 1.15 * 1.06 for share in shares)  # a slower day, and its noise
+
+
 def test_tools_that_search_the_micro_batch_alone_leave_all_else_at_its_default() -> None:
     problem = _problem(budget=500)
     up = [
@@ -110,7 +123,9 @@ def test_a_table_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         {**about, "rates": asdict(UNKNOWN)}, [replace(row, config=c) for row, c in zip(rows, configs, strict=True)]
     )
     table.write(path)
-    replay.main([str(path), "--sampler", "autofit", "halving", "--seeds", "2", "--probes", "4", "--json"])
+    replay.main(
+        [str(path), "--sampler", "autofit", "halving", "--seeds", "2", "--probes", "4", "--known", "2", "--json"]
+    )
     found = json.loads(capsys.readouterr().out)
     assert [each["sampler"] for each in found] == ["autofit", "halving"] * 3
     assert [each["fitting"] for each in found[::2]] == [1, 3, 3]  # two need the same
