@@ -91,7 +91,7 @@ class Effects:
         mean = self.mean + np.linalg.solve(lower, values - rows @ self.mean) @ gain
         known = np.vstack([self.known, gain])
         if len(known) > len(mean):  # as many rows as columns say the same
-            known = np.linalg.qr(known, mode="r")
+            known = np.asarray(np.linalg.qr(known, mode="r"))
         return Effects(mean, self.prior_variances, known)
 
     def expect(self, rows: Array) -> Array:

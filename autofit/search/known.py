@@ -22,7 +22,7 @@ from autofit.search.effects import Array
 # off by beside the noise of every measurement. In replays (benchmarks/replay.py, --known 10, on a day 15 % slower) a
 # day of 0 ended searches too soon (regret 0.5 %, not 0.1 %); 0.4, or 0 or 0.06 of their own, changed little.
 _DAY, _OWN = 0.15, 0.03
-_MOST_TIMED = 64  # speeds of earlier searches, the fastest that fit: each makes weighing a large space slower
+_MOST_TIMED = 48  # speeds of earlier searches, the fastest that fit: each makes weighing a large space slower
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,10 @@ class Past:
         self._timed = _timed(known)
         self.configs = [each.config for each in self._timed]
         self.speeds: Array = -np.log([each.seconds for each in self._timed])
-        self.sizes = [(each.config, each.peak_bytes) for each in known if each.peak_bytes]
-        self.outgrew = [each.config for each in known if each.outgrew and not each.peak_bytes]
-        self.works = [(each.config, each.works) for each in known]
+        sizes = {each.config: each.peak_bytes for each in known if each.peak_bytes}  # the same on every day
+        self.sizes = list(sizes.items())
+        self.outgrew = list({each.config: None for each in known if each.outgrew and each.config not in sizes})
+        self.works = list({each.config: each.works for each in known}.items())
         self.fits = {each.config for each in known if each.works and not each.outgrew}
 
     def noise(self, measured: int, noise: float) -> Array:

@@ -167,8 +167,8 @@ def _not_surely_too_large(
 
 def _of_legal(known: Sequence[Known], legal: Sequence[Config]) -> Past:
     """What is known of the configs of this search; of others, nothing is expected that they could be held against."""
-    possible = set(legal) if known else ()
-    return Past([each for each in known if each.config in possible])
+    own = {config: config for config in legal} if known else {}  # the same ones are found faster than equal ones
+    return Past([dataclasses.replace(each, config=own[each.config]) for each in known if each.config in own])
 
 
 def _with(seen: set[Config], legal: Sequence[Config], chosen: Sequence[Config]) -> Sequence[Config]:

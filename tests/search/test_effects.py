@@ -80,6 +80,32 @@ def test_learning_in_two_parts_is_learning_at_once() -> None:
         np.testing.assert_allclose(one, two, rtol=1e-4)
 
 
+def test_of_many_measurements_no_more_is_kept_than_there_are_columns() -> None:
+    features = Features(VALUES)
+    rows = np.repeat(features.rows(CONFIGS), 3, axis=0)
+    values = np.repeat([truth(config) for config in CONFIGS], 3) + np.tile([-0.05, 0.0, 0.05], len(CONFIGS))
+    often = prior(features).learn(rows, values, 0.1)
+    once = prior(features).learn(features.rows(CONFIGS), values[1::3], 0.1 / math.sqrt(3))
+    assert len(rows) > len(often.known) == features.width
+    for one, two in zip(often.predict(rows), once.predict(rows), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-4)
+
+
+def test_noise_may_be_common_to_some_measurements() -> None:
+    features = Features(VALUES)
+    rows, values = features.rows(CONFIGS), np.array([truth(config) for config in CONFIGS])
+    apart = prior(features).learn(rows[:4], values[:4], np.full(4, 0.05))
+    alike = prior(features).learn(rows[:4], values[:4], np.eye(4) * 0.05**2)
+    np.testing.assert_allclose(alike.predict(rows), apart.predict(rows))
+    # What two are off by together says nothing of how they differ.
+    off = values[:4] + np.array([0.0, 0.0, 3.0, 3.0])
+    together = np.eye(4) * 0.01**2
+    together[2:, 2:] += 5.0**2
+    mean, _ = prior(features).learn(rows[:4], off, together).predict(rows)
+    assert mean[3] - mean[2] == pytest.approx(values[3] - values[2], abs=0.05)
+    assert mean[:2] == pytest.approx(values[:2], abs=0.05)
+
+
 def test_the_normal_distribution() -> None:
     z = np.array([-40.0, -1.0, 0.0, 1.0])
     assert normal_below(z) == pytest.approx([0.0, 0.158655, 0.5, 0.841345], abs=1e-6)
