@@ -129,12 +129,6 @@ def _own_code() -> str:
     return found.hexdigest()[:16]
 
 
-def _added_code() -> str:
-    """Of techniques of the user's own."""
-    code = Code()
-    return digest(json.dumps([code.of(type(each)) for each in techniques.added_techniques()], default=str))
-
-
 def _text(facts: Mapping[str, Any]) -> str:
     return json.dumps(facts, sort_keys=True)
 

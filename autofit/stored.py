@@ -20,9 +20,9 @@ from autofit.core import cache
 from autofit.core.errors import InputError
 from autofit.core.options import SearchOptions
 from autofit.core.result import SavedResult
+from autofit.core.versions import versions
 from autofit.core.workload import Workload
 from autofit.training.fingerprint import Code, facts_of
-from autofit.tune import versions
 
 _NOT_WHAT_IS_FOUND = {"out", "resume", "probe_timeout", "store"}
 

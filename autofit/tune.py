@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib.metadata
 import math
-import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import autofit
 from autofit import techniques
 from autofit.core.budget import Budget, gib_to_bytes
 from autofit.core.config import Config
@@ -24,17 +21,17 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import SearchOptions
 from autofit.core.result import Result, tier
-from autofit.core.run_directory import RunDirectory, write_whole
+from autofit.core.run_directory import RunDirectory
+from autofit.core.versions import versions
 from autofit.core.workload import Workload
 from autofit.estimate import Seen, learn, predict_all
-from autofit.export import train_script
+from autofit.handover import hand_over
 from autofit.knowledge import Knowledge, subject_of
 from autofit.memory.catalogue import card, standing_in_for
 from autofit.memory.other_budgets import other_budgets
-from autofit.models import HuggingFaceModel
 from autofit.offer import space_for
 from autofit.probe import Plan, Prober
-from autofit.report import drifted, single_changes
+from autofit.report import drifted
 from autofit.search import (
     Evidence,
     Expectation,
@@ -59,10 +56,6 @@ EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
 EXPECT_SECONDS, EXPECT_SHARE, EXPECT_TOLD = 300.0, 0.3, 1000
 VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=6.0, compose=False)
 DRIFT_TOLD = 0.05  # what is less lies within what two probes of one config differ by
-REPORTED_PACKAGES = (
-    *("torch", "transformers", "peft", "bitsandbytes", "torchao", "optuna"),
-    *("triton", "liger-kernel", "flash-attn"),  # on CUDA only, where they are installed
-)
 
 
 def run_search(workload: Workload, options: SearchOptions, listener: Listener | None = None) -> Result:
@@ -87,7 +80,7 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
             raise
         run.calibrate(finals)
         result = run.result(outcome, finals, time.monotonic() - start)
-        return _write(result, run.workload, directory, listener or _silent)
+        return hand_over(result, run.workload, directory, tell=lambda text: (listener or _silent)(Note(text)))
 
 
 def budget_for(options: SearchOptions, hardware: Hardware) -> Budget:
@@ -327,49 +320,6 @@ class _Run:
             raise ProbeError(
                 f"every probe failed: {reason.strip().splitlines()[-1]}", "See probes/ in the run directory."
             )
-
-
-@functools.cache
-def versions() -> dict[str, str]:
-    """Versions that a result depends on."""
-    found = {"autofit": autofit.__version__, "python": platform.python_version()}
-    for package in REPORTED_PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # optional on some machines, and then it took no part
-    return found
-
-
-def _write(result: Result, workload: Workload, directory: RunDirectory, listener: Listener) -> Result:
-    """Write result.yaml and, where the model is one of transformers, train.py."""
-    files: dict[str, str | None] = {"result": None, "script": None, "report": None}
-    result = dataclasses.replace(result, run_directory=str(directory.path))
-    if result.best is None:
-        return dataclasses.replace(result, files=files)
-    write_whole(directory.result, result.to_yaml())
-    files["result"] = str(directory.result)
-    model = workload.model
-    if isinstance(model, HuggingFaceModel):
-        try:
-            script = train_script(
-                model=result.model,
-                workload=result.workload,
-                source=result.source,
-                model_config=model.config,
-                config=result.best.config,
-                measured=result.best.to_measured(),
-                versions=result.versions,
-                changes=single_changes(result),
-                hardware={**result.hardware.to_dict(), "budget_gib": round(result.budget.device_bytes / GIB, 3)},
-            )
-        except InputError as error:
-            listener(Note(str(error)))
-            script = None
-        if script:
-            write_whole(directory.script, script)
-            files["script"] = str(directory.script)
-    return dataclasses.replace(result, files=files)
 
 
 def _notes(outcome: SearchOutcome, best: Measurement | None) -> Iterator[str]:

@@ -25,6 +25,7 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import SearchOptions
 from autofit.core.run_directory import write_whole
+from autofit.core.versions import versions
 from autofit.core.workload import Workload
 from autofit.estimate import rates_for
 from autofit.estimate.rates import UNKNOWN
@@ -32,7 +33,7 @@ from autofit.estimate.space import SpaceEstimator
 from autofit.models import resolve
 from autofit.offer import legal_configs
 from autofit.probe import Plan, Prober
-from autofit.tune import budget_for, versions
+from autofit.tune import budget_for
 from benchmarks.memory_models import MODELS
 
 # Shorter than a search's probes, since each is done several times, and long enough for a median that means something.

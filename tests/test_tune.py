@@ -737,9 +737,3 @@ def test_a_run_in_use_is_refused(bench: Bench) -> None:
         return fits(config, 1.0)
 
     assert bench.search(answer, trials=1).best
-
-
-def test_versions_name_what_a_result_depends_on() -> None:
-    found = tune.versions()
-    assert found["autofit"] == autofit.__version__
-    assert {"python", "torch", "transformers", "optuna"} <= found.keys()
