@@ -1,6 +1,7 @@
 """How far a search's answer is from the true best, and what it cost: searches replayed on tables of everything.
 
-`python -m benchmarks.replay [TABLE ...] [--sampler NAME ...] [--budget GIB ...] [--probes N] [--seeds N] [--known N]`
+`python -m benchmarks.replay [TABLE ...] [--sampler NAME ...] [--budget GIB ...] [--probes N] [--seeds N] [--known N]
+[--workers N]`
 
 Nothing is run: a probe of a replay is one of the probes that the table holds of a config, drawn by the seed, so what a
 sampler sees is as noisy as the machine was. What it returns (the fastest that it measured; of autofit's, the one that
@@ -36,7 +37,7 @@ from autofit.training.inspect import inspect_workload
 from benchmarks import replay_samplers
 from benchmarks.rank_tables import TABLES
 from benchmarks.record_table import Table, workload_named
-from benchmarks.replay_samplers import SAMPLERS, Problem, Replay
+from benchmarks.replay_samplers import AUTOFIT, SAMPLERS, Problem, Replay
 
 SHARES = (0.3, 0.5, 0.7)  # of the configs fit in the budgets that are replayed where none is given
 CLOSE = 0.02  # of the true best: what counts as found
@@ -47,21 +48,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Replay, and print what it came to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", type=Path, default=sorted(TABLES.glob("*.json")))
-    parser.add_argument("--sampler", nargs="*", choices=list(SAMPLERS), default=list(SAMPLERS), metavar="NAME")
+    parser.add_argument("--sampler", nargs="*", choices=list(SAMPLERS), metavar="NAME")
     parser.add_argument("--budget", nargs="*", type=float, help="GiB; default: where 30, 50 and 70 %% of configs fit")
     parser.add_argument("--probes", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--known", type=int, default=0, help="measurements that autofit has of an earlier search")
+    parser.add_argument("--workers", type=int, default=1, help="of autofit's probes at a time, on a device each")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
+    samplers = given.sampler or [name for name in SAMPLERS if given.workers == 1 or name in AUTOFIT]
+    if given.workers < 1 or (given.workers > 1 and not set(samplers) <= set(AUTOFIT)):
+        parser.error(f"only {' and '.join(AUTOFIT)} can have several workers.")
     found = []
     for path in given.tables:
         known = Known.of(Table.read(path))
         for budget in [each * GIB for each in given.budget] if given.budget else known.budgets():
             problem = known.problem(int(budget))
-            for name in given.sampler:
+            for name in samplers:
                 replays = [
-                    replay_samplers.replay(name, problem, seed, given.probes, known=given.known)
+                    replay_samplers.replay(name, problem, seed, given.probes, known=given.known, workers=given.workers)
                     for seed in range(given.seeds)
                 ]
                 figures = summary(problem, replays)
@@ -123,6 +128,7 @@ def summary(problem: Problem, replays: Sequence[Replay]) -> dict[str, Any]:
         "probes_until_close": statistics.mean(probes for probes, _, _ in until),
         "seconds_until_close": statistics.mean(seconds for _, seconds, _ in until),
         "probes": statistics.mean(len(replay.seen) for replay in replays),
+        "seconds": statistics.mean(replay.ended[len(replay.seen) - 1] for replay in replays),
         "out_of_memory": statistics.mean(_out_of_memory(replay) for replay in replays),
         "bound_held": _bound_held(problem, replays),
         "seeds": len(replays),
@@ -152,11 +158,10 @@ def _padded(regrets: list[float]) -> list[float]:
 
 def _first_close(problem: Problem, replay: Replay) -> tuple[int, float, bool]:
     """(probes, seconds, whether) until what would be returned is close; all there were, where it never is."""
-    spent = np.cumsum([seen.seconds for seen in (*replay.seen, *replay.finals)])
     for number, regret in enumerate(regrets_of(problem, replay)):
         if regret <= CLOSE:
-            return number + 1, float(spent[number]), True
-    return len(spent), float(spent[-1]), False
+            return number + 1, replay.ended[number], True
+    return len(replay.ended), replay.ended[-1], False
 
 
 def _bound_held(problem: Problem, replays: Sequence[Replay]) -> float | None:
@@ -184,7 +189,7 @@ def line(figures: Mapping[str, Any]) -> str:
         f"{figures['table']:11s} {figures['budget_gib']:6.3f} GiB {figures['sampler']:12s} mean regret % {regrets}"
         f" | 95th of 15: {100 * figures['regret_95']['15']:5.1f} | within 2 %: {100 * figures['close']:4.0f} %,"
         f" {figures['probes_until_close']:5.1f} probes {figures['seconds_until_close']:6.1f} s"
-        f" | before finals: {figures['probes']:4.1f} probes"
+        f" | before finals: {figures['probes']:4.1f} probes {figures['seconds']:6.1f} s"
         f" | out of memory {100 * figures['out_of_memory']:3.0f} %{held}"
     )
 
@@ -203,7 +208,7 @@ def _mean(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     def over(values: Iterable[float]) -> float:
         return statistics.fmean(values)
 
-    numbers = ("close", "probes_until_close", "seconds_until_close", "probes", "out_of_memory", "budget_gib")
+    numbers = ("close", "probes_until_close", "seconds_until_close", "probes", "seconds", "out_of_memory", "budget_gib")
     bounds = [each["bound_held"] for each in found if each["bound_held"] is not None]
     mean: dict[str, Any] = {name: over(each[name] for each in found) for name in numbers}
     for name in ("mean_regret", "regret_95"):

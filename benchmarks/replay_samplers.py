@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import heapq
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,20 @@ from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.rules import Rules
-from autofit.search import Expectation, Known, Limits, Seams, Space, fastest, finals, known_from, play, search
+from autofit.search import (
+    Crew,
+    Expectation,
+    Known,
+    Limits,
+    Probe,
+    Seams,
+    Space,
+    fastest,
+    finals,
+    known_from,
+    play,
+    search,
+)
 from benchmarks.record_table import Row
 
 _TOLERANCE = 0.03  # autofit's default
@@ -77,16 +91,20 @@ class Problem:
 class Replay:
     """One search: what it saw, in order. A config that is asked for again costs nothing and tells nothing new.
 
-    `finals` came after those, of configs measured before. `leaders` are what it would return after each probe, if that
-    is not just the fastest that it measured; `bound` is how much faster, as a share, it said that any other can be.
+    `finals` came after those, of configs measured before. `ended` says at which second each of either ended, with as
+    many `workers` before the finals, each as fast as if it were alone. `leaders` are what it would return after each
+    probe, if that is not just the fastest that it measured; `bound` is how much faster, as a share, it said that any
+    other can be.
     """
 
     problem: Problem
     chance: random.Random
     most: int
     known: tuple[Known, ...] = ()
+    workers: int = 1
     seen: list[Measurement] = field(default_factory=list)
     finals: list[Measurement] = field(default_factory=list)
+    ended: list[float] = field(default_factory=list)
     leaders: list[Config | None] = field(default_factory=list)
     bound: float | None = None
 
@@ -100,12 +118,14 @@ class Replay:
         if known is None:
             known = self.problem.measure(config, len(self.seen), self.chance)
             self.seen.append(known)
+            self._spend(known.seconds)
         return known
 
     def again(self, finalist: Measurement) -> Measurement:
         """Measure what was measured before."""
         seen = self.problem.measure(finalist.config, finalist.number, self.chance)
         self.finals.append(seen)
+        self._spend(seen.seconds)
         rounds: finals.Rounds = {}
         for each in self.finals:
             rounds.setdefault(each.config, []).append(each)
@@ -113,10 +133,36 @@ class Replay:
         self.leaders.append(best.config if best else self.leaders[-1])
         return seen
 
+    def _spend(self, seconds: float) -> None:
+        self.ended.append(seconds + (self.ended[-1] if self.ended else 0.0))
 
-def replay(name: str, problem: Problem, seed: int, probes: int, *, known: int = 0) -> Replay:
-    """A search by the sampler of that name; autofit's with so many measurements of an earlier search, where known."""
-    run = Replay(problem, random.Random(seed), probes, _of_an_earlier_day(problem, seed, known) if known else ())
+
+class SimulatedCrew:
+    """Workers whose probes end in the order of the seconds that the table holds of them."""
+
+    def __init__(self, probe: Probe, size: int) -> None:
+        self.size, self.now = size, 0.0
+        self._probe = probe
+        self._running: list[tuple[float, int, Measurement]] = []
+
+    def start(self, number: int, config: Config, best_seconds: float | None) -> None:
+        seen = self._probe(number, config, best_seconds)
+        heapq.heappush(self._running, (self.now + seen.seconds, number, seen))
+
+    def wait(self) -> tuple[int, Measurement]:
+        self.now, number, seen = heapq.heappop(self._running)
+        return number, seen
+
+    def end(self) -> list[tuple[int, Measurement]]:
+        return []
+
+
+def replay(name: str, problem: Problem, seed: int, probes: int, *, known: int = 0, workers: int = 1) -> Replay:
+    """A search by the sampler of that name; autofit's with so many workers, and so many measurements of an earlier
+    search."""
+    run = Replay(problem, random.Random(seed), probes, workers=workers)
+    if known:
+        run.known = _of_an_earlier_day(problem, seed, known)
     SAMPLERS[name](run, seed)
     return run
 
@@ -131,14 +177,25 @@ def _of_an_earlier_day(problem: Problem, seed: int, count: int) -> tuple[Known, 
 
 
 def _autofit(run: Replay, seed: int, tolerance: float | None = _TOLERANCE) -> None:
-    problem = run.problem
+    problem, crews = run.problem, []
+
+    def hire(probe: Probe) -> Crew:
+        crews.append(SimulatedCrew(probe, run.workers))
+        return crews[0]
+
+    def finished(measured: Measurement, best: Measurement | None) -> None:
+        run.seen.append(measured)
+        run.ended.append(crews[0].now)
+        run.leaders.append(best.config if best else None)
+
     seams = Seams(
-        probe=lambda number, config, best: run.probe(config),
+        probe=lambda number, config, best: problem.measure(config, number, run.chance),
         rules=problem.rules,
         memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
-        on_finished=lambda measurement, best: run.leaders.append(best.config if best else None),
+        on_finished=finished,
         expect=lambda configs: problem.expected,
         known=run.known,
+        crew=hire,
     )
     limits = Limits(trials=run.most, memory_bytes=problem.budget, tolerance=tolerance)
     found = search(problem.space, seams, limits=limits, seed=seed)
@@ -226,6 +283,7 @@ def _halving(run: Replay, seed: int) -> None:
             return
 
 
+AUTOFIT = ("autofit", "autofit-on")  # those that can have several workers
 SAMPLERS: dict[str, Callable[[Replay, int], None]] = {
     "autofit": _autofit,
     "autofit-on": functools.partial(_autofit, tolerance=None),

@@ -6,6 +6,7 @@ in a test against a formula.
 
 from autofit.search.beliefs import Beliefs
 from autofit.search.choose import best_of_tiers, fastest, finalists, nearest_miss, pick
+from autofit.search.crew import Alone, Crew, Probe, Threads
 from autofit.search.dominance import rules_out
 from autofit.search.effects import Effects, Features
 from autofit.search.enumeration import Count, Enumeration
@@ -23,6 +24,10 @@ __all__ = [
     "search",
     "Seams",
     "Limits",
+    "Probe",
+    "Crew",
+    "Alone",
+    "Threads",
     "Journal",
     "Known",
     "known_from",

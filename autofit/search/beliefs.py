@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from autofit.core.config import Config, Value
-from autofit.core.measurement import Measurement, Outcome
+from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.search.choose import fastest
 from autofit.search.columns import MICRO_BATCH, Columns, Mask, Places
 from autofit.search.costs import Costs
@@ -43,6 +43,7 @@ _BEYOND = 0.2  # how far past the limit an out-of-memory is taken to lie; it say
 _WORKS_DEVIATION, _WORKS_NOISE = 0.5, 0.2  # of 1 for a config that works and 0 for one that does not
 _HARDLY = 0.05  # to fit and to work: what is less likely than that is not reckoned with
 _AT_MOST = 0.05  # what may be faster yet with that probability is no reason to go on
+_MORE_LIKELY = 0.5  # than not
 _EXACT = 1e-4
 
 
@@ -181,6 +182,19 @@ class Beliefs:
             return tuple(each.taking(statistics.geometric_mean(times[config])) for config, each in latest.items())
         means = self.speeds(measurements, self.group(list(latest))).expected.mean
         return tuple(each.taking(math.exp(-mean)) for each, mean in zip(latest.values(), means.tolist(), strict=True))
+
+    def most_likely(self, measurements: Sequence[Measurement], configs: Sequence[Config]) -> list[Measurement]:
+        """What probes of configs would most likely show; their numbers, which no measurement has, are below 0."""
+        group = self.group(configs)
+        seconds = np.exp(-self.speeds(measurements, group).expected.mean).tolist()
+        sizes = np.exp(self.memory(measurements, group)[0]).astype(int).tolist()
+        fits = (self.chances(measurements, group) >= _MORE_LIKELY).tolist()
+        return [
+            Measurement(config, Outcome.FITS, -1 - at, StepSeconds(*[seconds[at]] * 3), peak_bytes=PeakBytes(sizes[at]))
+            if fits[at]
+            else Measurement(config, Outcome.OUT_OF_MEMORY, -1 - at)
+            for at, config in enumerate(configs)
+        ]
 
     def chances(self, measurements: Sequence[Measurement], group: Group) -> Array:
         """How likely configs are to fit and to work."""

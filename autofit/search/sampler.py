@@ -71,8 +71,8 @@ class EffectsSampler(BaseSampler):
         What earlier searches proved counts once something fits: where nothing does, the nearest miss is measured anew.
         """
         for measurement in measurements:
-            failed = measurement.config
-            if measurement.outcome is Outcome.OUT_OF_MEMORY and failed not in self._ruled_by:
+            failed = measurement.config if _is_proof(measurement) else None
+            if failed and failed not in self._ruled_by:
                 self._ruled_by.add(failed)
                 self._open &= ~ruled_out(failed, self.beliefs.columns, self.beliefs.memory_order)
         left = self._open & self._not_outgrown if any(each.fits for each in measurements) else self._open.copy()
@@ -86,6 +86,20 @@ class EffectsSampler(BaseSampler):
     def config(self, params: Mapping[str, Any]) -> Config:
         """The canonical Config of a trial's params."""
         return self._by_params[tuple(params[knob] for knob in self.distributions)]
+
+    def running(self, study: Study) -> list[Config]:
+        """The configs that are being measured: of a study's trials that are asked for and not told yet."""
+        trials = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        whole = [each.params for each in trials if len(each.params) == len(self.distributions)]  # not the one asked for
+        return [self.config(params) for params in whole]
+
+    def believed(self, measurements: Sequence[Measurement], running: Sequence[Config]) -> list[Measurement]:
+        """The measurements, and of each config that is being measured what its own is expected to be.
+
+        So nothing is proposed twice, and what is much like it only where that tells more (the "kriging believer" of
+        Ginsbourger et al. 2010).
+        """
+        return [*measurements, *(self.beliefs.most_likely(measurements, running) if running else ())]
 
     def aim(self, measurements: Sequence[Measurement]) -> tuple[Mask, Sequence[Measurement]] | None:
         """Which configs to choose from, and the measurements whose best they are to beat; None: nothing is worth it."""
@@ -142,7 +156,7 @@ class EffectsSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Optuna asks for all knobs of the next trial."""
-        return self._params(self.choose(measurements_of(study)))
+        return self._params(self.choose(self.believed(measurements_of(study), self.running(study))))
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -152,6 +166,11 @@ class EffectsSampler(BaseSampler):
 
     def _params(self, config: Config) -> dict[str, Value]:
         return {knob: config[knob] for knob in self.distributions}
+
+
+def _is_proof(measurement: Measurement) -> bool:
+    """Whether others that need as much cannot fit; what is only expected (`believed`) proves nothing."""
+    return measurement.outcome is Outcome.OUT_OF_MEMORY and measurement.number >= 0
 
 
 def measurements_of(study: Study) -> list[Measurement]:

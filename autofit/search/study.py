@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import random
 import time
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 
 import optuna
 from optuna.study import Study
+from optuna.trial import Trial
 
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError
@@ -22,6 +24,7 @@ from autofit.core.measurement import Measurement
 from autofit.core.rules import Rules
 from autofit.search.beliefs import SPEED_NOISE, Beliefs
 from autofit.search.choose import fastest
+from autofit.search.crew import Alone, Crew, Probe
 from autofit.search.drift import slowdown
 from autofit.search.enumeration import Enumeration
 from autofit.search.expectation import Expectation
@@ -46,15 +49,19 @@ class Seams:
     on_started: is told the number of legal configs, before the first one is measured.
     expect: what is predicted of configs, or None.
     known: what earlier searches measured, by which the first probes are chosen; none of it is in the outcome.
+    on_probe: is told each config that begins to be measured, with its number.
+    crew: makes of `probe` who measures, and how many at a time.
     """
 
-    probe: Callable[[int, Config, float | None], Measurement]
+    probe: Probe
     rules: Rules
     memory_order: Callable[[str, Value], int | None]
     on_finished: Callable[[Measurement, Measurement | None], None]
     on_started: Callable[[int], None] = lambda size: None
     expect: Callable[[Sequence[Config]], Expectation | None] = lambda configs: None
     known: Sequence[Known] = ()
+    on_probe: Callable[[int, Config], None] = lambda number, config: None
+    crew: Callable[[Probe], Crew] = Alone
 
 
 @dataclass(frozen=True)
@@ -133,7 +140,7 @@ def search(
     sampler = EffectsSampler(beliefs, seed=seed, tolerance=limits.tolerance)
     with _quiet():
         study = open_study(_of_space(journal, space), sampler)
-        stopped_by = _measure_all(study, sampler, seams, limits, deadline=deadline)
+        stopped_by = _Exploration(study, sampler, seams, limits, deadline=deadline).run()
         measurements = measurements_of(study)
     measured = {measurement.config for measurement in measurements}
     never = sum(config not in measured for config in pool)
@@ -192,36 +199,73 @@ def _worth_weighing(
     return [configs[place] for place in sorted([0, *others])]
 
 
-def _measure_all(study: Study, sampler: EffectsSampler, seams: Seams, limits: Limits, *, deadline: float) -> str:
-    """Measure until something stops it; what did."""
-    try:
-        while True:
-            measurements = measurements_of(study)
-            if not sampler.left(measurements).any():
-                return "space"
-            if len(measurements) >= limits.trials:
-                return "trials"
-            if sampler.aim(measurements) is None:
-                return "bound"
-            if time.monotonic() >= deadline:
-                return "time"
-            _measure_next(study, sampler, seams, measurements)
-    except KeyboardInterrupt:
-        return "interrupt"
+class _Exploration:
+    """Configs are measured, as many at a time as the crew can, until something stops it."""
 
+    def __init__(self, study: Study, sampler: EffectsSampler, seams: Seams, limits: Limits, *, deadline: float) -> None:
+        self._study, self._sampler, self._seams = study, sampler, seams
+        self._limits, self._deadline = limits, deadline
+        self._crew = seams.crew(seams.probe)
+        self._running: dict[int, Trial] = {}  # by the number of its measurement
 
-def _measure_next(study: Study, sampler: EffectsSampler, seams: Seams, measurements: Sequence[Measurement]) -> None:
-    best = fastest(measurements)
-    number = measurements[-1].number + 1 if measurements else 0
-    trial = study.ask(sampler.distributions)
-    try:
-        seconds = best.step_seconds.median if best and best.step_seconds else None
-        measured = seams.probe(number, sampler.config(trial.params), seconds)
+    def run(self) -> str:
+        """Measure; what stopped it."""
+        try:
+            while True:
+                stopped_by = None
+                while len(self._running) < self._crew.size and not (stopped_by := self._enough()):
+                    self._start()
+                if not self._running:
+                    assert stopped_by, "only an end leaves nobody measuring"
+                    return stopped_by
+                self._finish()
+        except KeyboardInterrupt:
+            return "interrupt"
+        finally:
+            self._end()
+
+    def _enough(self) -> str | None:
+        """Why no further probe is started now; what those that run will show may change it."""
+        measurements = measurements_of(self._study)
+        believed = self._sampler.believed(measurements, self._sampler.running(self._study))
+        if not self._sampler.left(believed).any():
+            return "space"
+        if len(believed) >= self._limits.trials:
+            return "trials"
+        if self._sampler.aim(believed) is None:
+            return "bound"
+        return "time" if time.monotonic() >= self._deadline else None
+
+    def _start(self) -> None:
+        measurements = measurements_of(self._study)
+        best = fastest(measurements)
+        taken = {each.number for each in measurements} | set(self._running)
+        number = next(each for each in itertools.count() if each not in taken)
+        trial = self._study.ask(self._sampler.distributions)
+        self._running[number] = trial
+        config = self._sampler.config(trial.params)
+        self._seams.on_probe(number, config)
+        self._crew.start(number, config, best.step_seconds.median if best and best.step_seconds else None)
+
+    def _finish(self) -> None:
+        number, measured = self._crew.wait()
+        measured = self._record(number, measured)
+        self._seams.on_finished(measured, self._sampler.beliefs.leader(measurements_of(self._study)))
+
+    def _record(self, number: int, measured: Measurement) -> Measurement:
         measured = dataclasses.replace(measured, number=number)
-        record(study, trial, measured)
-    finally:
-        abandon(study, trial.number)  # does nothing after `record`
-    seams.on_finished(measured, sampler.beliefs.leader([*measurements, measured]))
+        record(self._study, self._running[number], measured)
+        del self._running[number]
+        return measured
+
+    def _end(self) -> None:
+        """What is still being measured is given up, what has just been is kept."""
+        try:
+            for number, measured in self._crew.end():
+                self._record(number, measured)
+        finally:
+            for trial in self._running.values():
+                abandon(self._study, trial.number)  # does nothing after `record`
 
 
 def _values(space: Space, configs: Sequence[Config]) -> dict[str, tuple[Value, ...]]:

@@ -146,3 +146,21 @@ def test_what_a_search_says_of_the_rest_is_held_against_the_truth() -> None:
     for run in runs:
         run.probe(second)
     assert summary(problem, runs)["bound_held"] == 0.5  # the best that is left is 1.5 / 1.25 as fast
+
+
+def test_workers_are_simulated_side_by_side_each_as_fast_as_alone() -> None:
+    problem = _problem(2000, lambda row: 2.5 if row.config["precision"] == "bf16" else 1.0)
+    one, two, again = (replay_one("autofit-on", problem, 0, 8, workers=workers) for workers in (1, 2, 2))
+    assert two.seen == again.seen
+    assert [len(each.seen) for each in (one, two)] == [8, 8]
+    assert one.ended[-1] == sum(each.seconds for each in one.seen)
+    assert two.ended == sorted(two.ended)
+    assert two.ended[0] == two.ended[1] == 10.0  # a probe that fits takes that long
+    assert two.ended[-1] == one.ended[-1] / 2
+    assert summary(problem, [two])["seconds"] == two.ended[-1]
+
+
+def test_only_autofit_is_replayed_with_workers(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        replay.main(["--sampler", "tpe", "--workers", "2"])
+    assert "autofit" in capsys.readouterr().err

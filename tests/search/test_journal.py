@@ -168,11 +168,13 @@ def test_a_lock_of_the_dead_is_removed(journal: Journal) -> None:
     assert [path.name for path in journal.path.parent.iterdir()] == ["journal.log"]
 
 
-def test_a_trial_left_running_is_given_up(journal: Journal) -> None:
-    open_study(journal, SAMPLER).ask()
+def test_trials_left_running_are_given_up(journal: Journal) -> None:
     study = open_study(journal, SAMPLER)
-    assert [trial.state.name for trial in study.get_trials()] == ["FAIL"]
-    assert measurements_of(study) == []
+    first, *_ = [study.ask() for _ in range(3)]
+    record(study, first, measured(0))
+    study = open_study(journal, SAMPLER)
+    assert [trial.state.name for trial in study.get_trials()] == ["COMPLETE", "FAIL", "FAIL"]
+    assert measurements_of(study) == [measured(0)]
 
 
 def test_a_trial_that_was_measured_but_not_finished_is_finished(journal: Journal) -> None:

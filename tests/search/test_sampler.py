@@ -147,3 +147,35 @@ def test_an_unknown_parameter_is_an_error(formula: Any) -> None:
     study = optuna.create_study(sampler=sampler_of(formula()))
     with pytest.raises(LookupError, match="dropout"):
         study.ask().suggest_float("dropout", 0, 1)
+
+
+def test_what_is_being_measured_is_not_proposed_and_its_figures_are_expected(formula: Any) -> None:
+    problem = formula(5, share=0.3)
+    sampler = sampler_of(problem, memory_bytes=int(problem.budget))
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    measurements = run(sampler, problem, 10)
+    for measured in measurements:
+        trial = study.ask(sampler.distributions)
+        trial.set_user_attr(MEASUREMENT, measured.to_trial())
+        study.tell(trial, 1.0)
+    asked = [sampler.config(study.ask(sampler.distributions).params) for _ in range(6)]
+    assert len({*asked, *(each.config for each in measurements)}) == 16
+    assert sampler.running(study) == asked
+
+    believed = sampler.believed(measurements, asked)
+    assert believed[:10] == measurements
+    for config, expected in zip(asked, believed[10:], strict=True):
+        assert expected.config == config
+        assert expected.number < 0
+        if expected.fits:
+            assert expected.step_seconds
+            assert expected.step_seconds.median == pytest.approx(32 / problem.speed(config), rel=0.4)
+
+
+def test_an_out_of_memory_that_is_only_expected_rules_nothing_out(formula: Any) -> None:
+    problem = formula(1)
+    sampler = sampler_of(problem, memory_bytes=int(problem.budget))
+    smallest = min(problem.configs, key=problem.memory)
+    expected = Measurement(smallest, Outcome.OUT_OF_MEMORY, -1)
+    assert len(sampler.candidates([expected])) == len(problem.configs) - 1
+    assert len(sampler.candidates([Measurement(smallest, Outcome.OUT_OF_MEMORY, 0)])) < len(problem.configs) - 1
