@@ -87,6 +87,9 @@ def search(
     time_limit: Annotated[str | None, typer.Option(metavar="TIME", help="For example 10m.")] = None,
     tolerance: Annotated[float, typer.Option(help="A difference in speed that is none: for ties, and to end.")] = 0.03,
     seed: int = 0,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="Probes at a time; default: one on each card like card 0; a CPU: 1.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory; default autofit-runs/...")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the search in --out.")] = False,
     no_store: Annotated[
@@ -118,7 +121,14 @@ def search(
     try:
         with LiveDisplay(stderr, quiet=quiet) as listener:
             result = _heavy("autofit.fit", "search")(
-                model, listener=listener, time_limit=limit, out=out, resume=resume, store=not no_store, **about
+                model,
+                listener=listener,
+                time_limit=limit,
+                workers=workers,
+                out=out,
+                resume=resume,
+                store=not no_store,
+                **about,
             )
     except ProbeError as error:
         if gpu_mem is None and gpu is None:

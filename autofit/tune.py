@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import math
 import re
@@ -30,21 +32,27 @@ from autofit.knowledge import Knowledge, subject_of
 from autofit.memory.catalogue import card, standing_in_for
 from autofit.memory.other_budgets import other_budgets
 from autofit.offer import space_for
-from autofit.probe import Plan, Prober
+from autofit.parallel import check_memory, cores_of_each, described, explored, places_for, seen_by_each
+from autofit.probe import Plan, Prober, Workers
 from autofit.report import drifted
 from autofit.search import (
+    Alone,
+    Crew,
     Evidence,
     Expectation,
     Finals,
     Journal,
     Limits,
+    Probe,
     Seams,
     SearchOutcome,
+    Threads,
     best_of_tiers,
     finalists,
     nearest_miss,
     outlook,
     play,
+    play_tiers,
     search,
 )
 
@@ -127,15 +135,14 @@ class _Run:
         self.hardware = standing_in_for(hardware, target) if target else hardware
         self.workload = dataclasses.replace(workload, traits=traits)
         self.budget = budget_for(options, self.hardware)
+        self._places = places_for(options.workers, hardware, prober)
+        free_bytes = int(self.hardware.host_free_bytes * FREE_FRACTION)
+        check_memory(self._places, self.budget, free_bytes, given=not self._by_default)
+        self._explorers: Prober | Workers = prober
         self._cap_bytes = self.budget.cap_bytes(self.hardware.device, self.hardware.context_bytes)
-        self._knowledge = Knowledge(
-            subject_of(self.workload, hardware, versions()) if options.store else None,
-            self._cap_bytes,
-            exact=hardware.device == "cpu",
-            run=directory.path,
-            tell=lambda text: listener(Note(text)),
-        )
-        for note in traits.notes:
+        self._knowledge = self._knowledge_on(seen_by_each(self._places, hardware))
+        self._finalists_knowledge = self._knowledge_on(hardware) if cores_of_each(self._places) else self._knowledge
+        for note in (*traits.notes, *([described(self._places, hardware)] if self._places else ())):
             listener(Note(note))
         if options.store and traits.fingerprint is None:
             listener(
@@ -144,8 +151,30 @@ class _Run:
         self._expected: Expectation | None = None
         self.space = space_for(options, self.workload, self.hardware)
 
+    def _knowledge_on(self, hardware: Hardware) -> Knowledge:
+        return Knowledge(
+            subject_of(self.workload, hardware, versions()) if self.options.store else None,
+            self._cap_bytes,
+            exact=hardware.device == "cpu",
+            run=self._directory.path,
+            tell=lambda text: self._listener(Note(text)),
+        )
+
     def explore(self) -> SearchOutcome:
         """Probe configs of the space until a limit is reached."""
+        with contextlib.ExitStack() as ends:
+            crew: Callable[[Probe], Crew] = Alone
+            if places := self._places[: self.options.trials]:
+                workers = ends.enter_context(Workers(places, self._directory.probes, self.options.probe_timeout))
+                self._explorers = workers
+                crew = functools.partial(Threads, size=len(places), stop=workers.close)
+            outcome = self._search(Journal(self._directory.journal, self._identity()), crew)
+        if outcome.stopped_by != "interrupt":
+            self._check_that_there_was_something(outcome)
+            self._check_that_probes_ran(outcome.measurements)
+        return outcome
+
+    def _search(self, journal: Journal, crew: Callable[[Probe], Crew]) -> SearchOutcome:
         seams = Seams(
             probe=self._probe,
             rules=techniques.rules(self.workload, self.hardware),
@@ -154,6 +183,8 @@ class _Run:
             on_started=lambda size: started(size),
             expect=self._expect,
             known=self._knowledge.known(resumed=self.options.resume),
+            on_probe=lambda number, config: self._listener(ProbeStarted(number, config)),
+            crew=crew,
         )
         time_limit = self.options.time_limit
         limits = Limits(
@@ -167,30 +198,31 @@ class _Run:
             trials = min(size, limits.trials)
             self._listener(SearchStarted(self.workload.name, self.hardware, self.budget, size, trials, time_limit))
 
-        kept = Journal(self._directory.journal, self._identity())
-        outcome = search(self.space, seams, limits=limits, journal=kept, seed=self.options.seed)
-        if outcome.stopped_by != "interrupt":
-            self._check_that_there_was_something(outcome)
-            self._check_that_probes_ran(outcome.measurements)
-        return outcome
+        return search(self.space, seams, limits=limits, journal=journal, seed=self.options.seed)
 
     def verify(self, outcome: SearchOutcome) -> Finals:
         """Measure again, longer, whatever may be the best."""
         if outcome.stopped_by == "interrupt":
             return Finals(outcome.measurements, interrupted=True)
-        return play(
+        tolerance, fidelity = self.options.tolerance, techniques.fidelity
+        elsewhere = cores_of_each(self._places) is not None
+        finals = play(
             outcome.measurements,
             outcome.expected,
             self._verify_one,
-            tolerance=self.options.tolerance,
-            fidelity=techniques.fidelity,
+            tolerance=tolerance,
+            fidelity=fidelity,
             in_time=lambda: time.monotonic() - self._started < (self.options.time_limit or math.inf),
+            elsewhere=elsewhere,
         )
+        if not elsewhere or finals.interrupted:
+            return finals
+        return play_tiers(finals, outcome.expected, self._verify_one, tolerance=tolerance, fidelity=fidelity)
 
     def calibrate(self, finals: Finals) -> None:
         """Let later predictions know what was measured longest. On a CPU the bytes of tensors are exact as they are."""
         expected = self._expected
-        if expected is None:
+        if expected is None or cores_of_each(self._places):  # predicted for fewer cores than finalists run on
             return
         on_cpu = self.hardware.device == "cpu"
         learn(
@@ -210,7 +242,8 @@ class _Run:
     def result(self, outcome: SearchOutcome, finals: Finals, seconds: float) -> Result:
         """Everything as data."""
         best, runner_up = (*self._ranked(finals.candidates())[:2], None, None)[:2]
-        tiers = best_of_tiers(finals.latest(), tolerance=self.options.tolerance, fidelity=techniques.fidelity)
+        known = finals.verified if cores_of_each(self._places) and finals.verified else finals.latest()
+        tiers = best_of_tiers(known, tolerance=self.options.tolerance, fidelity=techniques.fidelity)
         if best is not None:
             tiers[tier(best.config)] = best  # not one that was only explored, and promised more
         others = other_budgets(self.budget, self.hardware)
@@ -232,7 +265,7 @@ class _Run:
             nearest_miss=nearest_miss(outcome.measurements) if best is None else None,
             runner_up=runner_up,
             bound=outcome.bound,
-            notes=tuple(_notes(outcome, best)),
+            notes=(*_notes(outcome, best), *([explored(self._places)] if cores_of_each(self._places) else ())),
             frontier=around.frontier,
             alternatives=around.alternatives,
             other_budgets=others,
@@ -242,7 +275,7 @@ class _Run:
     def _evidence(self, outcome: SearchOutcome, finals: Finals, best: Measurement | None) -> Evidence:
         return Evidence(
             best=best,
-            measurements=(*finals.explored, *finals.verified),
+            measurements=(*(finals.levelled() if cores_of_each(self._places) else finals.explored), *finals.verified),
             failed=finals.failed,
             beliefs=outcome.beliefs,
             expected=self._expected,
@@ -257,7 +290,7 @@ class _Run:
         if len(configs) > EXPECT_TOLD:
             self._listener(Note(f"predicting {len(configs):,} configs before the first probe"))
         try:
-            nbytes, seconds = self._prober.run(
+            nbytes, seconds = self._explorers.run(  # on as many cores as probes run on
                 predict_all, self.workload, self.hardware, configs, log="estimate.log", timeout=timeout
             )
         except (InputError, ProbeError) as error:
@@ -268,11 +301,10 @@ class _Run:
         return self._expected
 
     def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement:
-        self._listener(ProbeStarted(number, config))
-        return self._measure(config, Plan(best_seconds=best_seconds), number)
+        return self._measure(self._explorers, config, Plan(best_seconds=best_seconds), number)
 
-    def _measure(self, config: Config, plan: Plan, number: int) -> Measurement:
-        return self._prober.measure(self.workload, config, self.hardware, self.budget, plan=plan, number=number)
+    def _measure(self, prober: Prober | Workers, config: Config, plan: Plan, number: int) -> Measurement:
+        return prober.measure(self.workload, config, self.hardware, self.budget, plan=plan, number=number)
 
     def _finished(self, measurement: Measurement, best: Measurement | None) -> None:
         self._knowledge.keep(measurement)
@@ -285,8 +317,8 @@ class _Run:
 
     def _verify_one(self, finalist: Measurement) -> Measurement:
         self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
-        seen = self._measure(finalist.config, VERIFY_PLAN, finalist.number)
-        self._knowledge.keep(seen, plan="verified")
+        seen = self._measure(self._prober, finalist.config, VERIFY_PLAN, finalist.number)
+        self._finalists_knowledge.keep(seen, plan="verified")
         self._listener(ProbeFinished(dataclasses.replace(seen, verified=seen.fits), None))
         return seen
 
@@ -301,6 +333,7 @@ class _Run:
             "margin": self.budget.margin,
             "space": {knob: list(values) for knob, values in self.space.knobs.items()},
             "torch": importlib.metadata.version("torch"),
+            "cores_of_each_worker": cores_of_each(self._places),
         }
 
     def _check_that_there_was_something(self, outcome: SearchOutcome) -> None:

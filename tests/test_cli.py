@@ -178,7 +178,7 @@ def test_the_json_of_a_search(run: Run) -> None:
     answer = run(*PLAIN, "--trials", "2", "--json").json
     assert answer.keys() == {
         *("schema", "best", "tiers", "trials", "skipped", "stopped_by", "nearest_miss", "space_size", "search_seconds"),
-        *("versions", "files"),
+        *("frontier", "alternatives", "other_budgets", "notes", "versions", "files"),
     }
     assert answer["schema"] == 1
     assert shape(answer["best"]["measured"]) == MEASURED

@@ -94,6 +94,9 @@ class FakeProber:
         seen = self.answer(config, plan == tune.VERIFY_PLAN)
         return dataclasses.replace(seen, number=number, seconds=1.0)
 
+    def cards(self) -> tuple[str, ...]:
+        return ("0",)
+
     def run(self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
         """Asked to predict configs, it knows nothing."""
         unknown = [math.nan] * len(arguments[1])

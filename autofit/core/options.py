@@ -33,6 +33,7 @@ class SearchOptions(BaseModel):
     time_limit: float | None = None
     tolerance: float = 0.03
     seed: int = 0
+    workers: int | None = None
     out: Path | None = None
     resume: bool = False
     store: bool = True  # start from what earlier searches measured, and keep what this one does
@@ -77,6 +78,8 @@ class SearchOptions(BaseModel):
             raise InputError(f"the tolerance must be a fraction from 0 to below 1, not {self.tolerance}.")
         if self.trials < 1:
             raise InputError(f"the number of trials must be at least 1, not {self.trials}.")
+        if self.workers is not None and self.workers < 1:
+            raise InputError(f"the number of workers must be at least 1, not {self.workers}.")
         if self.time_limit is not None and not self.time_limit > 0:
             raise InputError(f"the time limit must be more than 0 s, not {self.time_limit}.", "For example 10m.")
         if self.resume and self.out is None:

@@ -84,6 +84,7 @@ class Result:
             "other_budgets": [self._other_budget(each) for each in self.other_budgets],
             "space_size": self.space_size,
             "search_seconds": round(self.search_seconds, 3),
+            "notes": list(self.notes),
             "versions": dict(self.versions),
             "files": {name: self.files.get(name) for name in ("result", "script", "report")},
         }

@@ -70,6 +70,18 @@ def _cuda() -> Hardware:
     )
 
 
+def visible_cards() -> tuple[str, ...]:
+    """What CUDA_VISIBLE_DEVICES calls each card that can be seen, card 0 first; nothing is opened.
+
+    Of instances of a card (MIG) CUDA shows a process but one, so all that are named there are told.
+    """
+    named = [each.strip() for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if named[0].startswith("MIG-"):
+        return tuple(filter(None, named))
+    count = torch.cuda.device_count()
+    return tuple(named[:count] if named[0] else map(str, range(count)))
+
+
 def used_bytes_without_context() -> int:
     """What other processes hold on card 0, from nvidia-smi: it opens no context. 0 where it is not installed."""
     command = shutil.which("nvidia-smi")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import dataclasses
 import io
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,13 +31,15 @@ from autofit.core.errors import AutofitError, InputError, ProbeError
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Traits, Workload
+from autofit.probe.place import Place
 from autofit.probe.timing import Plan
 from autofit.probe.wire import Died, Job, Ready, Returned, TimedOut, receive, send
-from autofit.probe.worker import Request, look, look_around, measure, serve
+from autofit.probe.worker import Request, look, look_around, look_at_card, look_for_cards, measure, serve
 from autofit.techniques import added_techniques
 
 _START_SECONDS = 300.0
 _LOOK_SECONDS = 600.0
+_PICKLING = threading.Lock()  # pickling runs the user's code, which need not bear being run in several threads
 
 
 class Prober:
@@ -44,12 +48,13 @@ class Prober:
     Args:
         log_directory: where each probe's output goes, `NNNN.log`; None: a temporary one.
         timeout: seconds a probe may take; the first may take twice that, since it warms caches.
+        place: where they run; None: on all that this process may use.
 
     Raises:
         ProbeError: the zygote cannot be started.
     """
 
-    def __init__(self, log_directory: Path | None = None, timeout: float = 600.0) -> None:
+    def __init__(self, log_directory: Path | None = None, timeout: float = 600.0, place: Place | None = None) -> None:
         self._temporary = tempfile.TemporaryDirectory() if log_directory is None else None
         self._logs = log_directory or Path(self._temporary.name if self._temporary else "")
         self._timeout = timeout
@@ -61,7 +66,10 @@ class Prober:
         # Ask NVML whether there is a GPU: the plain check opens CUDA, which does not survive the forks to come.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         set_defaults(environment)
-        with (self._logs / "zygote.log").open("ab") as log, theirs:
+        self._log = f"zygote-{place.number}.log" if place else "zygote.log"
+        place = place or Place(0)
+        place.lay_down(environment)
+        with (self._logs / self._log).open("ab") as log, theirs, place.entered():
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "autofit.probe.zygote", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -82,8 +90,14 @@ class Prober:
     ) -> None:
         self.close()
 
+    def hang_up(self) -> None:
+        """Tell the zygote to end, and whoever waits for its answer in another thread not to."""
+        with contextlib.suppress(OSError):  # the zygote has ended, or this was called before
+            self._connection.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """End the zygote and its child; safe to call twice."""
+        self.hang_up()  # closing alone would neither wake a thread that receives nor tell the zygote meanwhile
         self._connection.close()
         if not self._ready:
             self._process.kill()  # it has no child yet, and would import for seconds before it looked
@@ -101,8 +115,21 @@ class Prober:
         Raises:
             ProbeError: the device is not there, or the child died.
         """
-        answer = self._call(look_around, (device,), None, self._logs / "look.log", _LOOK_SECONDS)
-        hardware: Hardware = self._looked(answer)
+        hardware: Hardware = self._look(look_around, device)
+        return hardware
+
+    def cards(self) -> tuple[str, ...]:
+        """What CUDA_VISIBLE_DEVICES calls the visible cards, card 0 first; raises as `detect` does."""
+        found: tuple[str, ...] = self._look(look_for_cards)
+        return found
+
+    def detect_idle(self, card: str) -> Hardware:
+        """What one of the visible cards is, which nobody else may be using.
+
+        Raises:
+            ProbeError: others use it, or as of `detect`.
+        """
+        hardware: Hardware = self._look(look_at_card, card)
         return hardware
 
     def look(self, workload: Workload, device: str | None, budget_bytes: int | None) -> tuple[Hardware, Traits]:
@@ -111,9 +138,7 @@ class Prober:
         Raises:
             InputError: the workload is wrong; ProbeError: the device is not there, or the child died.
         """
-        arguments = (device, budget_bytes)
-        answer = self._looked(self._call(look, arguments, workload, self._logs / "look.log", _LOOK_SECONDS))
-        hardware, traits = answer
+        hardware, traits = self._look(look, device, budget_bytes, workload=workload)
         return hardware, traits
 
     def measure(
@@ -153,7 +178,8 @@ class Prober:
             raise ProbeError(f"its process ended: {_death(answer)}.", self._log_hint(log))
         return answer
 
-    def _looked(self, answer: Any) -> Any:
+    def _look(self, function: Callable[..., Any], *arguments: Any, workload: Workload | None = None) -> Any:
+        answer = self._call(function, arguments, workload, self._logs / "look.log", _LOOK_SECONDS)
         if isinstance(answer, AutofitError):
             raise answer
         if isinstance(answer, TimedOut):
@@ -177,13 +203,14 @@ class Prober:
             send(self._connection, Job(payload, str(log), timeout))
             answer = receive(self._connection)
         except (EOFError, OSError) as error:
-            raise ProbeError("the process that starts probes ended.", self._log_hint("zygote.log")) from error
+            raise ProbeError("the process that starts probes ended.", self._log_hint(self._log)) from error
         return pickle.loads(answer.payload) if isinstance(answer, Returned) else answer
 
     def _pickle(self, workload: Workload | None) -> bytes:
         if self._pickled is None or self._pickled[0] is not workload:
             try:
-                self._pickled = workload, _pickle(workload)
+                with _PICKLING:
+                    self._pickled = workload, _pickle(workload)
             except Exception as error:  # pickling runs the user's code, which may raise anything
                 message = f"the workload cannot be sent to a probe process: {type(error).__name__}: {error}."
                 remedy = "Give factories that hold no open files, locks or device handles: autofit.Workload(model=...)."
@@ -193,11 +220,11 @@ class Prober:
     def _wait_until_ready(self) -> None:
         if self._ready:
             return
-        self._connection.settimeout(_START_SECONDS)
         try:
+            self._connection.settimeout(_START_SECONDS)
             message = receive(self._connection)
-        except (EOFError, TimeoutError) as error:
-            raise ProbeError("the process that starts probes did not start.", self._log_hint("zygote.log")) from error
+        except (EOFError, OSError) as error:
+            raise ProbeError("the process that starts probes did not start.", self._log_hint(self._log)) from error
         assert isinstance(message, Ready)
         self._connection.settimeout(None)
         self._ready = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import time
 import traceback
@@ -16,12 +17,12 @@ import torch
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.errors import AutofitError, InputError, RefusedError
+from autofit.core.errors import AutofitError, InputError, ProbeError, RefusedError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes
 from autofit.core.workload import Traits, Workload
 from autofit.memory.allocations import AllocationRecord
-from autofit.memory.device import detect, used_bytes_without_context
+from autofit.memory.device import detect, used_bytes_without_context, visible_cards
 from autofit.memory.out_of_memory import is_device_out_of_memory, is_host_out_of_memory
 from autofit.memory.tracker import StorageTracker
 from autofit.probe.limits import guard_cpu, peak_resident_bytes
@@ -36,6 +37,7 @@ from autofit.training.loop import accumulate, train_step, update
 _TREND_TOLD = 0.05
 _COMPOSED_MICRO_BATCHES = 4
 _WARM_STEPS = 2  # optimizer state exists only after the first
+_IDLE = GIB  # of a card in use by others, such as a desktop: what computes takes more
 _NEAR_MISS = 1.5  # a run over budget goes on up to here, so that the nearest miss can be told in bytes
 
 
@@ -75,6 +77,20 @@ def serve(function: Callable[..., Any], workload: bytes, arguments: bytes) -> An
 def look_around(_: Workload | None, device: str | None) -> Hardware:
     """The hardware alone."""
     return detect(device)
+
+
+def look_for_cards(_: Workload | None) -> tuple[str, ...]:
+    """What CUDA_VISIBLE_DEVICES calls the cards that are visible."""
+    return visible_cards()
+
+
+def look_at_card(_: Workload | None, card: str) -> Hardware:
+    """One of the visible cards; a ProbeError where others use it."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = card
+    used = used_bytes_without_context()
+    if used > _IDLE:
+        raise ProbeError(f"others use {used / GIB:.1f} GiB of card {card}.")
+    return detect("cuda")
 
 
 def look(workload: Workload, device: str | None, budget_bytes: int | None) -> tuple[Hardware, Traits]:

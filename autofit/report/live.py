@@ -31,11 +31,10 @@ class LiveDisplay:
         self._live: Live | None = None
         self._started: SearchStarted | None = None
         self._start = 0.0
-        self._probing: ProbeStarted | None = None
-        self._probing_since = 0.0
+        self._probing: dict[int, tuple[ProbeStarted, float]] = {}  # by number, with the time when it began
         self._best: Measurement | None = None
         self._counts: Counter[Outcome] = Counter()
-        self._done = 0
+        self._done, self._last = 0, -1
 
     def __enter__(self) -> LiveDisplay:
         if self._console.is_terminal and not self._quiet:
@@ -65,17 +64,23 @@ class LiveDisplay:
         if isinstance(event, SearchStarted):
             self._started, self._start = event, time.monotonic()
         elif isinstance(event, ProbeStarted):
-            self._probing, self._probing_since = event, time.monotonic()
+            self._probing[event.number] = event, time.monotonic()
         elif isinstance(event, ProbeFinished):
-            if not self._verifying:
+            if not self._verifying(event):
                 self._counts[event.measurement.outcome] += 1
-                self._done = event.measurement.number + 1
-            self._probing = None
+                self._count_done(event.measurement.number)
+            self._probing.pop(event.measurement.number, None)
             self._best = event.best or self._best
 
-    @property
-    def _verifying(self) -> bool:
-        return self._probing is not None and self._probing.verifying
+    def _count_done(self, number: int) -> None:
+        """Numbers count from before a search was resumed, and the last to begin may be the first to end."""
+        self._last = max(self._last, number)
+        running = sum(each < self._last and each != number for each in self._probing)
+        self._done = max(self._done, self._last + 1 - running)
+
+    def _verifying(self, event: ProbeFinished) -> bool:
+        begun = self._probing.get(event.measurement.number)
+        return begun is not None and begun[0].verifying
 
     def _line(self, event: Event) -> str | None:
         """The plain line of an event; None for those that say nothing by themselves."""
@@ -90,7 +95,7 @@ class LiveDisplay:
         measurement = event.measurement
         total = f" of {self._started.trials}" if self._started else ""
         name = f"probe {measurement.number + 1}"  # counts on where a search is resumed
-        label = f"verifying {name}" if self._verifying else f"{name}{total}"
+        label = f"verifying {name}" if self._verifying(event) else f"{name}{total}"
         better = event.best is not None and (self._best is None or event.best.config != self._best.config)
         mark = " (best so far)" if better and event.best and event.best.config == measurement.config else ""
         return f"{label}: {self._seen(measurement)}{mark} - {describe(measurement.config)}"
@@ -116,9 +121,10 @@ class LiveDisplay:
     def _rows(self, started: SearchStarted) -> dict[str, RenderableType]:
         now = time.monotonic()
         rows: dict[str, RenderableType] = {"on": where(started.hardware, started.budget)}
-        if self._probing is not None:
-            doing = "verifying" if self._verifying else "probing"
-            rows[doing] = f"{now - self._probing_since:.0f} s, {describe(self._probing.config)}"
+        probing = tuple(self._probing.values())  # a copy: the panel is redrawn in a thread of its own
+        if probing:
+            doing = "verifying" if probing[0][0].verifying else "probing"
+            rows[doing] = "\n".join(f"{now - since:.0f} s, {describe(event.config)}" for event, since in probing)
         if self._best is not None:
             rows["best"] = f"{rate(self._best)}, {describe(self._best.config)}"
             rows["memory"] = self._memory_bar(self._best, started)

@@ -11,7 +11,7 @@ from autofit.search.dominance import rules_out
 from autofit.search.effects import Effects, Features
 from autofit.search.enumeration import Count, Enumeration
 from autofit.search.expectation import Expectation
-from autofit.search.finals import Finals, play
+from autofit.search.finals import Finals, play, play_tiers
 from autofit.search.foresight import Evidence
 from autofit.search.journal import Journal
 from autofit.search.known import Known, known_from
@@ -44,6 +44,7 @@ __all__ = [
     "finalists",
     "Finals",
     "play",
+    "play_tiers",
     "best_of_tiers",
     "nearest_miss",
     "EffectsSampler",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, StepSeconds
+from autofit.core.result import tier
 from autofit.search.choose import Fidelity, finalists
 
 ROUNDS = 2  # A, B, A, B: what disturbs the machine for a while disturbs all
@@ -22,6 +23,7 @@ FIELD, MOST = 3, 5  # called at once, and in all
 # What is expected to be slower than the first by more than the tolerance and this is not called. On the recorded tables
 # (benchmarks/replay.py) fields of 3, 4 and 6 that were 8 % wide found the same, and one of 2 missed a little.
 _DOUBT = 0.05
+_ELSEWHERE = 0.1  # and this where it was explored on fewer cores: taken, not measured, since the order may differ there
 # One-sided 95 % quantiles of Student's t by degrees of freedom, from 1.
 _T95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 _LEAST_NOISE = 0.002  # of a median of many steps: two that agree by chance are no proof that there is none
@@ -42,6 +44,15 @@ class Finals:
         """Among whom the best is chosen: the verified, unless the search was interrupted before there were any."""
         return self.explored if self.interrupted and not self.verified else self.verified
 
+    def levelled(self) -> tuple[Measurement, ...]:
+        """The explored measurements at the pace of the verified: faster by what those measured again have gained."""
+        before = {each.config: each.throughput for each in self.explored if each.fits}
+        gains = [each.throughput / before[each.config] for each in self.verified if before.get(each.config)]
+        by = statistics.geometric_mean(gains) if gains else 1.0
+        return tuple(
+            each.taking(each.step_seconds.median / by) if each.step_seconds else each for each in self.explored
+        )
+
     def latest(self) -> tuple[Measurement, ...]:
         """Of every config that fits, its latest measurement."""
         by_config = {each.config: each for each in (*self.explored, *self.verified) if each.fits}
@@ -56,6 +67,7 @@ def play(
     tolerance: float,
     fidelity: Fidelity,
     in_time: Callable[[], bool] = lambda: True,
+    elsewhere: bool = False,
 ) -> Finals:
     """Measure again whatever may be the best: at least the best and the runner-up, and whoever takes the place of one
     that fails, or turns out slower than a config that was only explored.
@@ -64,6 +76,8 @@ def play(
         expected: of every config that fits, one measurement, with the speed that is expected of it.
         measure: of a finalist, longer and in a fresh process.
         in_time: whether there is time for more than the least.
+        elsewhere: whether `measure` measures on more cores than was explored on: more may be the best there, and what
+            was only explored cannot be compared with what it measures.
     """
     kept = tuple(explored)
     waiting = list(finalists(expected, tolerance=tolerance, fidelity=fidelity, count=len(expected)))
@@ -71,7 +85,7 @@ def play(
     failed: list[Config] = []
     rounds: Rounds = {}
     try:
-        while called := _called(waiting, verified, tolerance):
+        while called := _called(waiting, verified, tolerance, elsewhere=elsewhere):
             waiting = [each for each in waiting if each not in called]
             rounds = {finalist.config: [] for finalist in called}
             _in_turn(called, measure, ROUNDS, rounds)
@@ -105,20 +119,53 @@ def joined(rounds: Sequence[Measurement]) -> Measurement:
     )
 
 
-def _called(waiting: Sequence[Measurement], verified: Sequence[Measurement], tolerance: float) -> list[Measurement]:
+def play_tiers(
+    finals: Finals,
+    expected: Sequence[Measurement],
+    measure: Callable[[Measurement], Measurement],
+    *,
+    tolerance: float,
+    fidelity: Fidelity,
+) -> Finals:
+    """Measure again the best of each tier of which nothing was verified yet, so that all tiers can be compared."""
+    order = finalists(expected, tolerance=tolerance, fidelity=fidelity, count=len(expected))
+    waiting = [each for each in order if each.config not in finals.failed]
+    verified, failed = list(finals.verified), list(finals.failed)
+    try:
+        while called := _next_tier(waiting, verified):
+            waiting.remove(called)
+            rounds: Rounds = {called.config: []}
+            _in_turn([called], measure, ROUNDS, rounds)
+            verified += passed(rounds)
+            failed += [config for config, of_one in rounds.items() if not of_one[-1].fits]
+    except KeyboardInterrupt:
+        return Finals(finals.explored, tuple(verified), tuple(failed), interrupted=True)
+    return Finals(finals.explored, tuple(verified), tuple(failed))
+
+
+def _next_tier(waiting: Sequence[Measurement], verified: Sequence[Measurement]) -> Measurement | None:
+    known = {tier(each.config) for each in verified}
+    return next((each for each in waiting if tier(each.config) not in known), None)
+
+
+def _called(
+    waiting: Sequence[Measurement], verified: Sequence[Measurement], tolerance: float, *, elsewhere: bool
+) -> list[Measurement]:
     """Who is measured next: the field, or whoever that is still missing, or one expected to beat all of it."""
     if not verified:
-        return _field(waiting, tolerance)
+        return _field(waiting, tolerance + _ELSEWHERE, MOST) if elsewhere else _field(waiting, tolerance, FIELD)
     if len(verified) < 2:
         return list(waiting[:1])
+    if elsewhere:
+        return []
     to_beat = max(each.throughput for each in verified) * (1 + tolerance)
     faster = [each for each in waiting if each.throughput > to_beat]
     return faster[:1] if len(verified) < MOST else []
 
 
-def _field(waiting: Sequence[Measurement], tolerance: float) -> list[Measurement]:
+def _field(waiting: Sequence[Measurement], tolerance: float, most: int) -> list[Measurement]:
     enough = max((each.throughput for each in waiting), default=0.0) * (1 - tolerance - _DOUBT)
-    return [each for place, each in enumerate(waiting) if place < 2 or each.throughput >= enough][:FIELD]
+    return [each for place, each in enumerate(waiting) if place < 2 or each.throughput >= enough][:most]
 
 
 def _in_turn(

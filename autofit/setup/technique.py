@@ -66,6 +66,10 @@ class Technique:
         """Whether parts of the run go through torch.compile, which nothing may watch by a dispatch mode then."""
         return False
 
+    def keeps_on_host(self, value: Value) -> bool:
+        """Whether the value keeps part of what a GPU trains in the host's memory."""
+        return False
+
     def exact(self, value: Value, workload: Workload) -> bool:
         """Whether the value is the same mathematics as `off`, up to rounding and random draws."""
         return value == self.off

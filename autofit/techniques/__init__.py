@@ -130,4 +130,9 @@ def fidelity(config: Config) -> tuple[int, ...]:
     return (full, *(_registry[name].fidelity(config.get(name)) for name in order if name in _registry))
 
 
+def keeps_on_host(config: Config) -> bool:
+    """Whether any of a config's values keeps part of what a GPU trains in the host's memory."""
+    return any(each.keeps_on_host(config.get(each.name, each.off)) for each in all_techniques())
+
+
 _discover()

@@ -27,6 +27,9 @@ class ActivationOffload(Technique):
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         return (self.off,) if hardware.device == "cpu" else self.values
 
+    def keeps_on_host(self, value: Value) -> bool:
+        return value != self.off
+
     def exact(self, value: Value, workload: Workload) -> bool:
         return True
 

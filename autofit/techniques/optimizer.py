@@ -87,6 +87,9 @@ class Optimizer(Technique):
     def compiles(self, value: Value) -> bool:
         return value in _COMPILED
 
+    def keeps_on_host(self, value: Value) -> bool:
+        return value == "paged-adamw-8bit"
+
     def exact(self, value: Value, workload: Workload) -> bool:
         return value in ("adamw", "adamw-foreach")
 

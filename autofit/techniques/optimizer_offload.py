@@ -44,6 +44,9 @@ class OptimizerOffload(Technique):
     def package(self, value: Value) -> str:
         return "torch" if value == self.off else "torchao"
 
+    def keeps_on_host(self, value: Value) -> bool:
+        return value != self.off
+
     def exact(self, value: Value, workload: Workload) -> bool:
         return True
 

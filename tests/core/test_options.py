@@ -13,6 +13,7 @@ from autofit.core.options import search_options, seconds_of
 
 def test_the_defaults() -> None:
     options = search_options()
+    assert options.workers is None
     assert (options.trials, options.time_limit, options.tolerance, options.margin) == (40, None, 0.03, 0.05)
     assert options.wanted_device is None
     assert dict(options.set) == {}
@@ -73,6 +74,7 @@ def test_every_pair_of_words_about_the_device_agrees_or_is_refused() -> None:
         ({"margin": float("nan")}, "the margin must be a fraction from 0 to below 1, not nan. For example 0.05."),
         ({"tolerance": -0.1}, "the tolerance must be a fraction from 0 to below 1, not -0.1."),
         ({"trials": 0}, "the number of trials must be at least 1, not 0."),
+        ({"workers": 0}, "the number of workers must be at least 1, not 0."),
         ({"time_limit": 0}, "the time limit must be more than 0 s, not 0.0. For example 10m."),
         ({"time_limit": "0s"}, "the time limit must be more than 0 s, not 0.0. For example 10m."),
         ({"time_limit": float("nan")}, "the time limit must be more than 0 s, not nan. For example 10m."),

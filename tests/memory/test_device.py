@@ -102,3 +102,24 @@ def test_a_card() -> None:
     assert hardware.memory_bytes == torch.cuda.mem_get_info(0)[1]
     assert hardware.capability == torch.cuda.get_device_capability(0)
     assert 0 <= hardware.context_bytes < 2 * GIB
+
+
+@pytest.mark.parametrize(
+    ("told", "count", "cards"),
+    [
+        (None, 3, ("0", "1", "2")),
+        ("2,3", 2, ("2", "3")),
+        ("GPU-5a1, GPU-7b2", 2, ("GPU-5a1", "GPU-7b2")),
+        ("1,-1,0", 1, ("1",)),  # CUDA sees none of what follows one that is not there
+        ("", 0, ()),
+        ("MIG-1f,MIG-2e", 1, ("MIG-1f", "MIG-2e")),  # of instances of a card a process sees but one
+    ],
+)
+def test_the_visible_cards_by_the_names_they_were_made_visible_by(
+    monkeypatch: pytest.MonkeyPatch, told: str | None, count: int, cards: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if told is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert device.visible_cards() == cards

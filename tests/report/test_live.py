@@ -106,3 +106,32 @@ def test_an_error_in_between_gives_the_terminal_back(events: list[Event]) -> Non
 
 def test_before_the_search_has_started_there_is_something_to_see() -> None:
     assert "looking at the model" in played([], terminal=True)
+
+
+def test_of_probes_side_by_side_each_is_shown_and_those_that_ended_are_counted(events: list[Event]) -> None:
+    search, _, begun, first, *_ = events
+    assert isinstance(begun, ProbeStarted)
+    assert isinstance(first, ProbeFinished)
+    others = [dataclasses.replace(begun, number=number) for number in (1, 2)]
+    third = ProbeFinished(dataclasses.replace(first.measurement, number=2), first.best)
+    for running in ([begun], [begun, *others]):
+        panel = played([search, *running], terminal=True).rpartition("\u256d")[2]  # as it was drawn last
+        assert panel.count(" s, fp32") == len(running)
+    ended = played([search, begun, *others, third], terminal=True)
+    assert "1 of 4, 1 fits" in ended
+    assert "3 of 4" not in ended
+    assert "3 of 4, 3 fits" in played([search, begun, *others, third, first, _of(first, 1)], terminal=True)
+    assert "probe 3 of 4: fits" in played([search, begun, *others, third], terminal=False)
+
+
+def test_of_a_resumed_search_what_was_measured_before_is_counted(events: list[Event]) -> None:
+    search, _, begun, first, *_ = events
+    assert isinstance(begun, ProbeStarted)
+    assert isinstance(first, ProbeFinished)
+    later = [dataclasses.replace(begun, number=number) for number in (2, 3)]
+    assert "3 of 4, 1 fits" in played([search, *later, _of(first, 3)], terminal=True)
+
+
+def _of(event: Event, number: int) -> ProbeFinished:
+    assert isinstance(event, ProbeFinished)
+    return ProbeFinished(dataclasses.replace(event.measurement, number=number), event.best)

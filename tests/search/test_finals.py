@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
-from autofit.search import Finals, finals, play
+from autofit.search import Finals, finals, play, play_tiers
 
 
 def at(name: str, rate: float, *, peak: int = 10) -> Measurement:
@@ -138,3 +139,42 @@ def test_rounds_become_one_figure() -> None:
     assert one.samples_per_second == pytest.approx(8 / 1.5)
     assert (one.seconds, one.steps, one.verified) == (6.0, 10, True)
     assert one.peak_bytes == PeakBytes(30)
+
+
+def test_what_was_explored_on_fewer_cores_has_a_wider_field_and_calls_nobody_up_by_its_figures() -> None:
+    rerun = Rerun({name: [1.0] * 3 for name in "abcdef"})
+    those = [at(name, rate) for name, rate in {"a": 10, "b": 9.5, "c": 9.0, "d": 8.5, "e": 8.4, "f": 8.0}.items()]
+    found = play(those, those, rerun, tolerance=0.03, fidelity=lambda config: (), elsewhere=True)
+    assert set(rerun.asked) == set("abcde")
+    assert len(found.verified) == 5
+
+
+def test_the_best_of_each_tier_that_has_none_verified_is_measured_again() -> None:
+    verified = (at("a", 10),)
+    lora = [Measurement(Config(optimizer=name, lora_rank=8), Outcome.FITS, samples_per_second=1.0) for name in "bc"]
+    order: list[str] = []
+
+    def measure(finalist: Measurement) -> Measurement:
+        name = str(finalist.config["optimizer"])
+        order.append(name)
+        seen = at(name, 0 if name == "b" else 3.0)
+        return dataclasses.replace(seen, config=finalist.config)
+
+    found = play_tiers(
+        Finals((at("a", 10), *lora), verified),
+        (at("a", 10), *lora),
+        measure,
+        tolerance=0.03,
+        fidelity=lambda config: (),
+    )
+    assert order == ["b", "c", "c"]
+    assert [each.config["optimizer"] for each in found.verified] == ["a", "c"]
+    assert found.failed == (lora[0].config,)
+
+
+def test_what_was_explored_on_fewer_cores_is_brought_to_the_pace_of_the_verified() -> None:
+    missed = at("c", 0)
+    found = Finals((at("a", 10), at("b", 5), missed), (at("a", 40),)).levelled()
+    assert [each.throughput for each in found] == [40, 20, 0]
+    assert found[2] == missed
+    assert Finals((at("a", 10),)).levelled() == (at("a", 10),)
