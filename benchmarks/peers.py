@@ -236,7 +236,7 @@ def time_in_turn(answers: Sequence[Answer], measure: Callable[[Config], Measurem
                 if seen and seen.fits:
                     answer.rates.append(seen.throughput)
                 elif seen:
-                    answer.config, answer.reason = None, f"its answer does not train: {OUTCOMES[seen.outcome]}"
+                    answer.config, answer.reason = None, f"at the effective batch it ends: {OUTCOMES[seen.outcome]}"
         configs = configs[1:] + configs[:1]
 
 
@@ -277,8 +277,8 @@ def _line(answer: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     name = f"autofit, {answer['tool']}" if answer["tool"] in SPACES else answer["tool"]
     spent = f"{answer['tried']:2d} tried, {answer['out_of_memory']:2d} out of memory, {answer['seconds']:4.0f} s"
     if not answer["config"]:
-        size = f"batch size {answer['batch_size']}, " if answer["batch_size"] else ""
-        return f"  {name:20s} {spent} | fits nothing: {size}{answer['reason']}"
+        said = f"says {answer['batch_size']}, but" if answer["batch_size"] else "fits nothing:"
+        return f"  {name:20s} {spent} | {said} {answer['reason']}"
     rate = f"{number(statistics.median(answer['rates']))} samples/s"
     compared = [f"{space} {_words(of[answer['tool']])}" for space, of in found.items() if answer["tool"] in of]
     against = f" | {', '.join(compared)}" if compared else ""
