@@ -9,9 +9,9 @@ import psutil
 DEADLINE = 60.0  # seconds: far beyond what anything here takes, also on a busy machine
 
 
-def wait_until(true: Callable[[], object], what: str) -> None:
+def wait_until(true: Callable[[], object], what: str, seconds: float = DEADLINE) -> None:
     """Poll until it is true."""
-    end = time.monotonic() + DEADLINE
+    end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, f"waited in vain until {what}"
         time.sleep(0.02)

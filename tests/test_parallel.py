@@ -108,7 +108,7 @@ class Machine:
     """Stands in for a Prober and for Workers: a step takes so long by micro-batch, `slower` for the workers."""
 
     def __init__(self, hardware: Hardware) -> None:
-        self.hardware = hardware
+        self.hardware, self.traits = hardware, TRAITS
         self.seconds = {1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0}
         self.places: tuple[Place, ...] = ()
         self.explored: list[Config] = []
@@ -124,7 +124,7 @@ class Machine:
         pass
 
     def look(self, *_: object) -> tuple[Hardware, Traits]:
-        return self.hardware, TRAITS
+        return self.hardware, self.traits
 
     def cards(self) -> tuple[str, ...]:
         return ("0", "1")
@@ -196,7 +196,7 @@ class Bench(SimpleNamespace):
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eight_cores: None) -> Iterator[Bench]:
-    made = Bench(folder=tmp_path, machine=Machine(tiny.CPU))
+    made = Bench(folder=tmp_path, machine=Machine(dataclasses.replace(tiny.CPU, cores=len(CORES))))
     monkeypatch.setattr(tune, "Prober", lambda logs, timeout: made.machine)
     monkeypatch.setattr(tune, "Workers", lambda places, logs, timeout: FakeWorkers(made.machine, places))
     knobs = "  micro_batch_size: [1, 2, 4, 8]\n  lora_rank: [0, 8]\n  lora_targets: [all-linear]\n"
@@ -304,6 +304,22 @@ def test_on_cards_a_search_is_resumed_with_as_many_workers_as_there_are_now(benc
     assert len(bench.search(gpu_mem=24, workers=1, trials=4, tolerance=0.0, resume=True).trials) == 4
 
 
+def test_later_searches_know_what_was_measured_on_as_many_cores(bench: Bench) -> None:
+    bench.machine.traits = dataclasses.replace(TRAITS, fingerprint="of this model")
+    known: list[str] = []
+
+    def listener(event: Event) -> None:
+        if isinstance(event, Note) and event.text.startswith("earlier searches measured"):
+            known.append(event.text.split(":")[0])
+
+    first = bench.search(mem=1, workers=2, tolerance=0.0, listener=listener)
+    assert len(first.trials) == 8
+    verified = len(set(bench.machine.verified))
+    for folder, workers in (("again", 2), ("fewer", 4), ("alone", None)):
+        bench.search(mem=1, workers=workers, trials=1, out=bench.folder / folder, listener=listener)
+    assert known == [f"earlier searches measured {count} configs" for count in (8, verified)]  # of four nothing was
+
+
 def test_an_interrupted_search_of_workers_answers_with_what_it_has(bench: Bench) -> None:
     def interrupt(event: Event) -> None:
         if isinstance(event, ProbeStarted) and event.number == 3:
@@ -386,7 +402,8 @@ def test_ctrl_c_ends_two_probes_on_cores_of_their_own_and_keeps_what_was_measure
     (tmp_path / "mine.py").write_text(WORKLOAD.format(folder=str(tmp_path)))
     (tmp_path / "hang").write_text("4")  # a look, a prediction and two probes go on
     search = start(tmp_path)
-    wait_until(lambda: len(list(tmp_path.glob("*.hanging"))) == 2, "two probes hang")
+    # Three zygotes start one after the other where the machine is busy.
+    wait_until(lambda: len(list(tmp_path.glob("*.hanging"))) == 2, "two probes hang", seconds=180.0)
     hanging = [number_in(path) for path in tmp_path.glob("*.hanging")]
     family = descendants(search.pid)
     assert set(hanging) < set(family)
