@@ -6,6 +6,7 @@ never excludes a config.
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -90,7 +91,6 @@ class Beliefs:
         memory_order: proven ranks of memory, `Technique.memory_order`.
         memory_bytes: what tensors may take; None when unknown, then it is guessed from what fitted and what did not.
         expected: what is predicted of the pool; None where nothing is.
-        past: what earlier searches measured.
     """
 
     def __init__(
@@ -101,10 +101,9 @@ class Beliefs:
         memory_order: MemoryOrder,
         memory_bytes: int | None = None,
         expected: Expectation | None = None,
-        past: Past | None = None,
     ) -> None:
         self.values, self.memory_order = values, memory_order
-        self.past = past or Past()
+        self.past = Past()
         self._expected = expected
         self._memory_bytes = memory_bytes
         self._told: dict[str, tuple[Any, Any]] = {}  # of the pool: after which measurements, what
@@ -115,6 +114,12 @@ class Beliefs:
         self._costs = Costs(self._features)
         self._frugality = _frugality(values, self._features, memory_order)
         self._least = float(min(self.pool.rows @ self._frugality, default=0.0))
+
+    def knowing(self, past: Past) -> Beliefs:
+        """The same, with what earlier searches measured."""
+        found = copy.copy(self)
+        found.past, found._told = past, {}
+        return found
 
     @property
     def informed(self) -> bool:

@@ -135,8 +135,7 @@ def search(
         memory_order=seams.memory_order,
         memory_bytes=limits.memory_bytes,
         expected=expected,
-        past=past,
-    )
+    ).knowing(past)
     sampler = EffectsSampler(beliefs, seed=seed, tolerance=limits.tolerance)
     with _quiet():
         study = open_study(_of_space(journal, space), sampler)
