@@ -36,10 +36,10 @@ from autofit.core.errors import ProbeError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.run_directory import write_whole
+from autofit.core.versions import versions
 from autofit.core.workload import Workload
 from autofit.probe import Plan, Prober
 from autofit.report.words import OUTCOMES, describe, number
-from autofit.tune import versions
 from benchmarks import peer_deepspeed, peer_tools
 from benchmarks.peer_tools import Found
 from benchmarks.rank_tables import TABLES
