@@ -314,10 +314,12 @@ def test_later_searches_know_what_was_measured_on_as_many_cores(bench: Bench) ->
 
     first = bench.search(mem=1, workers=2, tolerance=0.0, listener=listener)
     assert len(first.trials) == 8
-    verified = len(set(bench.machine.verified))
-    for folder, workers in (("again", 2), ("fewer", 4), ("alone", None)):
+    for folder, workers in (("again", 2), ("fewer", 4)):
         bench.search(mem=1, workers=workers, trials=1, out=bench.folder / folder, listener=listener)
-    assert known == [f"earlier searches measured {count} configs" for count in (8, verified)]  # of four nothing was
+    assert known == ["earlier searches measured 8 configs"]  # with the same cores each; with others, nothing yet
+    verified = len(set(bench.machine.verified))
+    bench.search(mem=1, trials=1, out=bench.folder / "alone", listener=listener)
+    assert known[1:] == [f"earlier searches measured {verified} configs"]
 
 
 def test_an_interrupted_search_of_workers_answers_with_what_it_has(bench: Bench) -> None:
