@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from autofit.core.estimate import Estimate
     from autofit.core.result import Result
     from autofit.core.workload import Workload
+    from autofit.exports import export
     from autofit.fit import Trained, explain, fit, search
     from autofit.hf_trainer import TrainerSetup, training_arguments
     from autofit.predict import estimate
@@ -30,6 +31,7 @@ __all__ = [
     "estimate",
     "explain",
     "training_arguments",
+    "export",
     "register",
     "Workload",
     "Config",
@@ -60,6 +62,7 @@ _HOMES = {
     "Result": "autofit.core.result",
     "Estimate": "autofit.core.estimate",
     "estimate": "autofit.predict",
+    "export": "autofit.exports",
 }
 
 

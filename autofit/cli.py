@@ -18,12 +18,11 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from autofit.core.config import Value
 from autofit.core.environment import set_defaults
 from autofit.core.errors import AutofitError, InputError, NothingFitsError, ProbeError
 from autofit.core.events import Note
-from autofit.core.options import seconds_of
-from autofit.core.strict_yaml import parse
+from autofit.core.options import parse_settings, seconds_of
+from autofit.export.tools import describe_tools
 from autofit.models import describe_presets
 from autofit.models.config_json import is_hub_id
 from autofit.report import (
@@ -37,6 +36,7 @@ from autofit.report import (
     nothing_fits_text,
     result_table,
     spaces_table,
+    tools_table,
 )
 
 INTERRUPTED = 130
@@ -295,6 +295,29 @@ def train(
 
 
 @app.command()
+def export(
+    result: Annotated[Path | None, typer.Argument(metavar="RESULT.yaml")] = None,
+    to: Annotated[str, typer.Option(metavar="TOOL", help="Such as axolotl; list: all of them.")] = "list",
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write; default: stdout.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail where the tool would run another config.")] = False,
+    tool_version: Annotated[str | None, typer.Option(metavar="V", help="Of the tool; default: the newest.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Write the config of a result for another training tool."""
+    if to == "list":
+        return _listed("tools", describe_tools(), tools_table, as_json)
+    if result is None:
+        raise InputError("there is nothing to export.", "Give a RESULT.yaml.")
+    made = _heavy("autofit.exports", "export")(result, to=to, output=output, strict=strict, tool_version=tool_version)
+    if as_json:
+        _print_json(made.to_json())
+    else:
+        print("" if output else made.text, end="")
+        Console(stderr=True, soft_wrap=True).print(made.told, end="", markup=False, highlight=False)
+    return 0
+
+
+@app.command()
 def doctor(
     device: Annotated[str | None, typer.Option(help="cuda or cpu; default: CUDA where there is a card.")] = None,
     clear_store: Annotated[bool, typer.Option("--clear-store", help="Forget what searches have measured.")] = False,
@@ -310,12 +333,7 @@ def doctor(
 @app.command()
 def models(as_json: Json = False) -> int:
     """The models known by name."""
-    rows = describe_presets()
-    if as_json:
-        _print_json({"schema": 1, "models": rows})
-    else:
-        _stdout().print(models_table(rows))
-    return 0
+    return _listed("models", describe_presets(), models_table, as_json)
 
 
 @app.command()
@@ -327,23 +345,6 @@ def spaces(as_json: Json = False) -> int:
     else:
         _stdout().print(spaces_table(data["spaces"], data["counted_for"]))
     return 0
-
-
-def parse_settings(settings: list[str]) -> dict[str, tuple[Value, ...]]:
-    """The `--set knob=value[,value...]` options as values of YAML.
-
-    Raises:
-        InputError: not of that form, or a knob given twice.
-    """
-    found: dict[str, tuple[Value, ...]] = {}
-    for setting in settings:
-        knob, equals, values = setting.partition("=")
-        if not equals or not knob.strip() or not values.strip():
-            raise InputError(f"--set {setting!r} is not knob=value.", "For example --set precision=bf16,fp32.")
-        if knob.strip() in found:
-            raise InputError(f"--set {knob.strip()} is given twice.", "Write all its values in one, with commas.")
-        found[knob.strip()] = tuple(parse(value, f"--set {setting}") for value in values.split(","))
-    return found
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -387,6 +388,11 @@ def _tell(message: str, remedy: str, as_json: bool) -> None:
 def _heavy(module: str, name: str) -> Any:
     """What a command needs of a room that loads torch or optuna."""
     return getattr(importlib.import_module(module), name)
+
+
+def _listed(name: str, rows: list[dict[str, Any]], table: Callable[..., Any], as_json: bool) -> int:
+    _print_json({"schema": 1, name: rows}) if as_json else _stdout().print(table(rows))
+    return 0
 
 
 def _stdout() -> Console:

@@ -14,16 +14,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autofit import stored
-from autofit.core.errors import InputError, NothingFitsError, unknown
+from autofit.core.errors import InputError, unknown
 from autofit.core.events import Event, Note, ProbeFinished
-from autofit.core.hardware import GIB
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.options import SearchOptions, search_options
 from autofit.core.result import Result, SavedResult
 from autofit.core.run_directory import write_whole
 from autofit.core.workload import Workload
 from autofit.models import resolve
-from autofit.report import explain
+from autofit.report import explain, nothing_fits
 from autofit.training import checkpoint
 from autofit.training.loader import Peek, batches_of, length_of, training_workload, workload_from
 from autofit.training.metrics import Bar
@@ -266,18 +265,6 @@ def log_event(event: Event) -> None:
         _log.warning(event.text)
     elif isinstance(event, ProbeFinished):
         _log.info("probe %d: %s", event.measurement.number + 1, event.measurement.outcome.value)
-
-
-def nothing_fits(result: Result) -> NothingFitsError:
-    """The error that says by how much the nearest config missed the budget."""
-    budget = f"{result.budget.device_bytes / GIB:.2f} GiB"
-    miss = result.nearest_miss
-    if miss is None or miss.peak_bytes is None:
-        return NothingFitsError(f"no config of the space could be run in {budget}.", "See the run directory's probes/.")
-    needs = f"the nearest needs {miss.peak_bytes.allocated / GIB:.2f} GiB"
-    return NothingFitsError(
-        f"no config that was tried fits {budget}: {needs}.", "Allow more memory, a wider space, or more trials."
-    )
 
 
 def _only_for_living_models(loader: Any, loss: Any) -> None:

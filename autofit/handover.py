@@ -1,4 +1,4 @@
-"""What a search leaves in its run directory for whoever goes on with it: the result, and a script that runs it."""
+"""What a search leaves in its run directory for whoever goes on with it: the result, a script that runs it, exports."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from autofit.core.result import Result
 from autofit.core.run_directory import RunDirectory, write_whole
 from autofit.core.workload import Workload
 from autofit.export import train_script
+from autofit.exports import export_all
 from autofit.models import HuggingFaceModel
 from autofit.report import single_changes
 
 
 def hand_over(result: Result, workload: Workload, directory: RunDirectory, *, tell: Callable[[str], None]) -> Result:
-    """Write result.yaml and, where the model is one of transformers, train.py; the result says where they are."""
-    files: dict[str, str | None] = {"result": None, "script": None, "report": None}
+    """Write result.yaml, exports and, of a model of transformers, train.py; the result says where they are."""
+    files: dict[str, str | None] = {"result": None, "script": None, "exports": None, "report": None}
     result = dataclasses.replace(result, run_directory=str(directory.path))
     if result.best is None:
         return dataclasses.replace(result, files=files)
@@ -43,4 +44,6 @@ def hand_over(result: Result, workload: Workload, directory: RunDirectory, *, te
         if script:
             write_whole(directory.script, script)
             files["script"] = str(directory.script)
+    export_all(result, model, directory.exports, tell=tell)
+    files["exports"] = str(directory.exports)
     return dataclasses.replace(result, files=files)

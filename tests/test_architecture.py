@@ -26,7 +26,8 @@ ALLOWED = {
     "store": {"core"},
     "offer": {"search", "techniques"},
     "knowledge": {"store", "search", "training"},
-    "handover": {"export", "report", "models"},
+    "exports": {"training", "export", "report", "models"},
+    "handover": {"exports"},
     "parallel": {"probe"},
     "tune": {"offer", "knowledge", "parallel", "probe", "estimate", "handover"},
     "stored": {"tune"},
@@ -39,7 +40,7 @@ ALLOWED = {
     "spaces": {"tune"},
     "cli": {"train", "nearby", "doctor", "spaces"},
     "__main__": {"cli"},
-    "__init__": {"fit", "hf_trainer", "predict"},
+    "__init__": {"fit", "hf_trainer", "predict", "exports"},
 }
 HEAVY_ONLY_WHERE_APPLIED = ("bitsandbytes", "torchao", "peft", "liger_kernel")
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -12,9 +12,10 @@ import pytest
 import tiny
 import torch
 
-from autofit.cli import main, parse_settings
+from autofit.cli import main
 from autofit.core.errors import InputError
 from autofit.core.estimate import PARTS
+from autofit.core.options import parse_settings
 from autofit.core.result import SavedResult
 from autofit.core.run_directory import RunDirectory
 
@@ -192,7 +193,7 @@ def test_the_json_of_a_search(run: Run) -> None:
     assert answer["stopped_by"] == "trials"
     assert answer["nearest_miss"] is None
     assert answer["versions"]["torch"]
-    assert shape(answer["files"]) == {"result": str, "script": str, "report": None}
+    assert shape(answer["files"]) == {"result": str, "script": str, "exports": str, "report": None}
 
 
 @pytest.mark.usefixtures("shared_zygote", "here")

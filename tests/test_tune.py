@@ -311,7 +311,7 @@ def test_nothing_fits(bench: Bench) -> None:
     assert result.nearest_miss.config["micro_batch_size"] == 1
     assert not bench.prober.verified
     assert result.skipped["dominated"] == 2  # 1 proves it for 2 and 4, but not for 8, which accumulates nothing
-    assert result.files == {"result": None, "script": None, "report": None}
+    assert result.files == {"result": None, "script": None, "exports": None, "report": None}
     assert not (bench.folder / "run" / "result.yaml").exists()
 
 
@@ -695,8 +695,10 @@ def test_the_run_directory(bench: Bench) -> None:
     result = bench.search(workload=tiny.llama_workload(8))
     run = bench.folder / "run"
     assert result.run_directory == str(run)
-    assert result.files == {"result": str(run / "result.yaml"), "script": str(run / "train.py"), "report": None}
-    assert {path.name for path in run.iterdir()} == {".lock", "probes", "journal.log", "result.yaml", "train.py"}
+    files = {"result": str(run / "result.yaml"), "script": str(run / "train.py"), "exports": str(run / "exports")}
+    assert result.files == {**files, "report": None}
+    names = {".lock", "probes", "journal.log", "result.yaml", "train.py", "exports"}
+    assert {path.name for path in run.iterdir()} == names
     compile((run / "train.py").read_text(), "train.py", "exec")
     saved = SavedResult.load(run / "result.yaml")
     assert result.best

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from autofit.core.budget import gib_to_bytes
 from autofit.core.config import Value
 from autofit.core.errors import InputError, unknown
+from autofit.core.strict_yaml import parse
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "": 1}
 
@@ -123,6 +124,23 @@ def search_options(**given: Any) -> SearchOptions:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "an option"
         raise InputError(f"{name} cannot be {first['input']!r}: {first['msg'].lower()}.") from error
+
+
+def parse_settings(settings: list[str]) -> dict[str, tuple[Value, ...]]:
+    """The `--set knob=value[,value...]` options as values of YAML.
+
+    Raises:
+        InputError: not of that form, or a knob given twice.
+    """
+    found: dict[str, tuple[Value, ...]] = {}
+    for setting in settings:
+        knob, equals, values = setting.partition("=")
+        if not equals or not knob.strip() or not values.strip():
+            raise InputError(f"--set {setting!r} is not knob=value.", "For example --set precision=bf16,fp32.")
+        if knob.strip() in found:
+            raise InputError(f"--set {knob.strip()} is given twice.", "Write all its values in one, with commas.")
+        found[knob.strip()] = tuple(parse(value, f"--set {setting}") for value in values.split(","))
+    return found
 
 
 def seconds_of(text: str) -> float:

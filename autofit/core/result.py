@@ -86,7 +86,7 @@ class Result:
             "search_seconds": round(self.search_seconds, 3),
             "notes": list(self.notes),
             "versions": dict(self.versions),
-            "files": {name: self.files.get(name) for name in ("result", "script", "report")},
+            "files": {name: self.files.get(name) for name in ("result", "script", "exports", "report")},
         }
 
     def _other_budget(self, other: OtherBudget) -> dict[str, Any]:
@@ -141,6 +141,7 @@ class SavedResult:
     hardware: Mapping[str, Any]
     config: Config
     measured: Mapping[str, Any]
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> SavedResult:
@@ -157,7 +158,7 @@ class SavedResult:
             )
         if data["autofit"] != SCHEMA:
             raise InputError(f"{path} has schema {data['autofit']}; this autofit reads schema {SCHEMA}.")
-        optional = [key for key in ("source", "hardware", "measured") if data.get(key) is not None]
+        optional = [key for key in ("source", "hardware", "measured", "versions") if data.get(key) is not None]
         for key in ("workload", "config", *optional):
             if not isinstance(data[key], dict):
                 raise InputError(f"{path}: {key} must be a mapping.", "Write it again with autofit search.")
@@ -168,4 +169,5 @@ class SavedResult:
             hardware=data.get("hardware") or {},
             config=Config(data["config"]),
             measured=data.get("measured") or {},
+            versions=data.get("versions") or {},
         )

@@ -28,6 +28,7 @@ class RunDirectory:
         self.path = path.expanduser().absolute()
         self.result = self.path / "result.yaml"
         self.script = self.path / "train.py"
+        self.exports = self.path / "exports"
         self.report = self.path / "report.html"
         self.journal = self.path / "journal.log"
         self.probes = self.path / "probes"

@@ -1,4 +1,7 @@
-"""The head of the emitted script: what was measured, where, with which versions, and how to run it."""
+"""The head of the emitted script: what was measured, where, with which versions, and how to run it.
+
+The sentence of what was measured is also that of every export.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ def head(
     used = [f"{name} {plain(versions[name])}" if name in versions else name for name in packages]
     by = f" (autofit {plain(versions['autofit'])})" if "autofit" in versions else ""
     blocks = [
-        _wrapped(f"{_measured(hardware, measured)} It needs {_listed(used)}{by}."),
+        _wrapped(f"{measured_sentence(hardware, measured)} It needs {_listed(used)}{by}."),
         *(["\n".join(["Measured against it, with one knob changed:", *map(_item, changes)])] if changes else []),
         "    python train.py --data FILE --weights DIRECTORY --output DIRECTORY",
     ]
     return "\n\n".join(blocks)
 
 
-def _measured(hardware: Mapping[str, Any], measured: Mapping[str, Any] | None) -> str:
+def measured_sentence(hardware: Mapping[str, Any], measured: Mapping[str, Any] | None) -> str:
     """One or two sentences of figures."""
     where = f"on {plain(hardware.get('measured_on') or hardware.get('name', 'an unknown device'))}"
     if hardware.get("measured_on"):

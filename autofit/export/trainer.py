@@ -15,10 +15,11 @@ from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import CLASSIFICATION_TASKS
+from autofit.export.departure import Departure
 from autofit.export.knobs import is_off
 
 _HALF = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
-_OPTIMIZERS = {
+OPTIMIZERS = {
     "adamw": "adamw_torch_fused",
     "adamw-foreach": "adamw_torch",
     "adamw-8bit": "adamw_bnb_8bit",
@@ -28,14 +29,12 @@ _OPTIMIZERS = {
     "adafactor": "adafactor",
     "sgd": "sgd",
 }
-_EMBEDDINGS = (
-    "optimizer {value}: Trainer keeps the state of embeddings in 32 bits, which takes more memory than measured."
-)
-_OPTIMIZER_NOTES = {
+_EMBEDDINGS = "Trainer keeps the state of embeddings in 32 bits, which takes more memory than measured"
+_OPTIMIZERS_INSTEAD = {
     "adamw-8bit": _EMBEDDINGS,
     "paged-adamw-8bit": _EMBEDDINGS,
-    "adamw-4bit": "optimizer adamw-4bit: Trainer scales its state in blocks of 256, where it was measured with 128.",
-    "adamw-fp8": "optimizer adamw-fp8: Trainer has none; torchao's 8-bit AdamW takes its place, with as many bytes.",
+    "adamw-4bit": "Trainer scales its state in blocks of 256, where it was measured with 128",
+    "adamw-fp8": "Trainer has none; torchao's 8-bit AdamW takes its place, with as many bytes",
 }
 # Liger's own names, which it leaves out where a kind of model has no such part.
 _LIGER_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu", "relu_squared")
@@ -45,8 +44,8 @@ _LIGER_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu", "relu_squ
 class TrainerKeywords:
     """Keywords of TrainingArguments, of from_pretrained, of LoraConfig and of BitsAndBytesConfig; dtypes by name.
 
-    `trained_dtype` is what adapters, and heads trained whole, are held in; `notes` say what Trainer does otherwise
-    than what was measured, in one sentence each.
+    `trained_dtype` is what adapters, and heads trained whole, are held in; `departures` are what Trainer does otherwise
+    than what was measured.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -54,7 +53,12 @@ class TrainerKeywords:
     lora: Mapping[str, Any] = field(default_factory=dict)
     quantization: Mapping[str, Any] = field(default_factory=dict)
     trained_dtype: str = ""
-    notes: tuple[str, ...] = ()
+    departures: tuple[Departure, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The departures, a sentence each."""
+        return tuple(map(str, self.departures))
 
     def joined(self, other: TrainerKeywords) -> TrainerKeywords:
         """Both together."""
@@ -64,7 +68,7 @@ class TrainerKeywords:
             lora={**self.lora, **other.lora},
             quantization={**self.quantization, **other.quantization},
             trained_dtype=self.trained_dtype or other.trained_dtype,
-            notes=self.notes + other.notes,
+            departures=self.departures + other.departures,
         )
 
 
@@ -87,27 +91,22 @@ def trainer_keywords(case: TrainerCase) -> TrainerKeywords:
     """
     together = _always(case)
     for name, value in case.config.items():
-        if name in _KNOBS:
-            together = together.joined(_KNOBS[name](case))
+        if name in TRAINER_KNOBS:
+            together = together.joined(TRAINER_KNOBS[name](case))
         elif not is_off(value):
-            together = together.joined(_note(f"{name} {value}: Trainer does not know this knob, and runs without it."))
+            together = together.joined(_departs(case, name, "Trainer does not know this knob, and runs without it"))
     return together
 
 
-def _note(text: str) -> TrainerKeywords:
-    return TrainerKeywords(notes=(text,))
+def _departs(case: TrainerCase, knob: str, instead: str, *, may_not_fit: bool = False) -> TrainerKeywords:
+    return TrainerKeywords(departures=(Departure(knob, case.config[knob], instead, may_not_fit),))
 
 
 def _always(case: TrainerCase) -> TrainerKeywords:
-    """Batch sizes, the device, and autofit's defaults of learning where Trainer has others (it clips at 1.0)."""
-    micro, steps = _batch_sizes(case)
+    """The device, and autofit's defaults of learning where Trainer has others (it clips at 1.0)."""
     learning = Hyperparameters()
-    alike = "gradient_accumulation_steps: Trainer weighs micro-batches alike for this task, autofit by their labels."
     return TrainerKeywords(
         arguments={
-            "per_device_train_batch_size": micro,
-            "per_device_eval_batch_size": micro,
-            "gradient_accumulation_steps": steps,
             "learning_rate": learning.lr,
             "lr_scheduler_type": learning.schedule,
             "weight_decay": learning.weight_decay,
@@ -115,12 +114,29 @@ def _always(case: TrainerCase) -> TrainerKeywords:
             "remove_unused_columns": False,
             "use_cpu": case.device == "cpu",
         },
-        notes=(alike,) if case.task == "masked-lm" and steps > 1 else (),
     )
 
 
-def _batch_sizes(case: TrainerCase) -> tuple[int, int]:
-    """The micro-batch and how many of them make a step."""
+def _micro_batch(case: TrainerCase) -> TrainerKeywords:
+    micro, _ = batch_sizes(case)
+    return TrainerKeywords(arguments={"per_device_train_batch_size": micro, "per_device_eval_batch_size": micro})
+
+
+def _accumulation(case: TrainerCase) -> TrainerKeywords:
+    _, steps = batch_sizes(case)
+    told = TrainerKeywords(arguments={"gradient_accumulation_steps": steps})
+    if case.task == "masked-lm" and steps > 1:
+        alike = "Trainer weighs micro-batches alike for this task, autofit by their labels"
+        return told.joined(_departs(case, "gradient_accumulation_steps", alike))
+    return told
+
+
+def batch_sizes(case: TrainerCase) -> tuple[int, int]:
+    """The micro-batch and how many of them make a step.
+
+    Raises:
+        InputError: they are lacking, or do not make the effective batch.
+    """
     sizes = []
     for name in ("micro_batch_size", "gradient_accumulation_steps"):
         size = case.config[name]
@@ -136,7 +152,7 @@ def _batch_sizes(case: TrainerCase) -> tuple[int, int]:
 
 
 def _elsewhere(case: TrainerCase) -> TrainerKeywords:
-    """For knobs that `_always`, or another knob's function, takes care of."""
+    """For knobs that another knob's function takes care of."""
     return TrainerKeywords()
 
 
@@ -149,46 +165,55 @@ def _precision(case: TrainerCase) -> TrainerKeywords:
         name = value.removesuffix("-mixed")
         return TrainerKeywords(arguments={name: True}, model={"dtype": dtype}, trained_dtype="float32")
     if value in ("bf16", "fp8"):
-        notes = []
+        told = TrainerKeywords(model={"dtype": "bfloat16"}, trained_dtype="bfloat16")
         if value == "fp8":
-            notes.append("precision fp8: Trainer multiplies in bfloat16, which is slower than measured.")
+            slower = "Trainer multiplies in bfloat16, which is slower than measured"
+            told = told.joined(_departs(case, "precision", slower))
         if case.task == "image-classification":
-            notes.append(f"precision {value}: Trainer leaves images in float32; give pixel_values in bfloat16.")
-        return TrainerKeywords(model={"dtype": "bfloat16"}, trained_dtype="bfloat16", notes=tuple(notes))
+            left = "Trainer leaves images in float32; give pixel_values in bfloat16"
+            told = told.joined(_departs(case, "precision", left))
+        return told
     # Said on a GPU, because compiling switches tf32 on where nothing is said.
     arguments = {} if case.device == "cpu" else {"tf32": value == "tf32"}
     return TrainerKeywords(arguments=arguments, model={"dtype": "float32"}, trained_dtype="float32")
 
 
-def _activations(case: TrainerCase) -> TrainerKeywords:
-    """Checkpointing and offloading, which Trainer knows for the inputs of checkpointed blocks only."""
-    value = str(case.config["activation_checkpointing"])
-    offloaded = case.config["activation_offload"] != "none"
+def _checkpointing(case: TrainerCase) -> TrainerKeywords:
+    knob = "activation_checkpointing"
+    value = str(case.config[knob])
+    if value.startswith("budget-"):
+        setting = f"torch._functorch.config.activation_memory_budget = {value.removeprefix('budget-')}"
+        why = f"Trainer has no argument for it and keeps more for the backward; set {setting} yourself"
+        return _departs(case, knob, why, may_not_fit=True)
     if value not in ("full", "alternate", "selective"):
-        notes = []
-        if value.startswith("budget-"):
-            share = value.removeprefix("budget-")
-            setting = f"torch._functorch.config.activation_memory_budget = {share}"
-            notes.append(f"activation_checkpointing {value}: Trainer has no argument for it; set {setting} yourself.")
-        if offloaded:
-            where = "Trainer offloads the inputs of checkpointed blocks only, and needs more memory than measured"
-            notes.append(f"activation_offload cpu: {where}.")
-        return TrainerKeywords(notes=tuple(notes))
+        return TrainerKeywords()
     together = TrainerKeywords()
     options: dict[str, Any] = {"use_reentrant": False}
     if value == "selective":
-        less = "it checkpoints blocks whole, with less memory and more time than measured"
-        together = _note(f"activation_checkpointing selective: Trainer cannot keep the outputs of products; {less}.")
+        less = (
+            "Trainer cannot keep the outputs of products; it checkpoints blocks whole, with less memory and more time"
+        )
+        together = _departs(case, knob, f"{less} than measured")
     elif value == "alternate":
         options["every_n_layers"] = 2
         why = "Trainer begins with the first block, so of an odd number it checkpoints one more than was measured"
-        together = _note(f"activation_checkpointing alternate: {why}.")
-    if offloaded:
+        together = _departs(case, knob, why)
+    if case.config["activation_offload"] != "none":
         options["offload"] = True
-        why = "Trainer's copies run between the computations, not beside them, which is slower than measured"
-        together = together.joined(_note(f"activation_offload cpu: {why}."))
     arguments = {"activation_checkpointing": True, "activation_checkpointing_kwargs": options}
     return together.joined(TrainerKeywords(arguments=arguments))
+
+
+def _offload(case: TrainerCase) -> TrainerKeywords:
+    """Trainer knows it for the inputs of checkpointed blocks only, as an option of their checkpointing."""
+    knob = "activation_offload"
+    if case.config[knob] == "none":
+        return TrainerKeywords()
+    if case.config["activation_checkpointing"] in ("full", "alternate", "selective"):
+        slower = "Trainer's copies run between the computations, not beside them, which is slower than measured"
+        return _departs(case, knob, slower)
+    more = "Trainer offloads the inputs of checkpointed blocks only, and needs more memory than measured"
+    return _departs(case, knob, more, may_not_fit=True)
 
 
 def _lora(case: TrainerCase) -> TrainerKeywords:
@@ -223,16 +248,24 @@ def _quantization(case: TrainerCase) -> TrainerKeywords:
 
 def _optimizer(case: TrainerCase) -> TrainerKeywords:
     value = str(case.config["optimizer"])
-    notes = [_OPTIMIZER_NOTES[value].format(value=value)] if value in _OPTIMIZER_NOTES else []
+    if value not in OPTIMIZERS:
+        return _departs(
+            case, "optimizer", "Trainer is given none of your own here, and runs its AdamW", may_not_fit=True
+        )
+    told = TrainerKeywords(arguments={"optim": OPTIMIZERS[value]})
+    instead = _OPTIMIZERS_INSTEAD.get(value)
     if value == "adamw-foreach" and case.device == "cpu":
-        notes.append("optimizer adamw-foreach: on a CPU Trainer's AdamW updates weight by weight, in more time.")
-    return TrainerKeywords(arguments={"optim": _OPTIMIZERS[value]}, notes=tuple(notes))
+        instead = "on a CPU Trainer's AdamW updates weight by weight, in more time"
+    if instead is None or (instead is _EMBEDDINGS and case.config["lora_rank"]):  # frozen embeddings have no state
+        return told
+    return told.joined(_departs(case, "optimizer", instead, may_not_fit=instead is _EMBEDDINGS))
 
 
 def _unknown_to_trainer(name: str, consequence: str) -> Callable[[TrainerCase], TrainerKeywords]:
     def knob(case: TrainerCase) -> TrainerKeywords:
-        value = case.config[name]
-        return TrainerKeywords() if is_off(value) else _note(f"{name} {str(value).lower()}: {consequence}.")
+        if is_off(case.config[name]):
+            return TrainerKeywords()
+        return _departs(case, name, f"{consequence}, and needs more memory than measured", may_not_fit=True)
 
     return knob
 
@@ -242,8 +275,8 @@ def _compile(case: TrainerCase) -> TrainerKeywords:
     if value == "none":
         return TrainerKeywords()
     how = "block by block, as measured, it does with ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=1 in the environment"
-    note = f"compile {value}: Trainer compiles the model as one; {how}."
-    return TrainerKeywords(arguments={"torch_compile": True, "torch_compile_mode": value}, notes=(note,))
+    told = TrainerKeywords(arguments={"torch_compile": True, "torch_compile_mode": value})
+    return told.joined(_departs(case, "compile", f"Trainer compiles the model as one; {how}"))
 
 
 def _attention(case: TrainerCase) -> TrainerKeywords:
@@ -254,10 +287,9 @@ def _attention(case: TrainerCase) -> TrainerKeywords:
         return TrainerKeywords(model={"attn_implementation": "eager"})
     if case.flash_attn:
         return TrainerKeywords(model={"attn_implementation": "flash_attention_2"})
-    note = (
-        "attention flash: without flash-attn, PyTorch takes its own flash kernel where it can, and another elsewhere."
-    )
-    return TrainerKeywords(model={"attn_implementation": "sdpa"}, notes=(note,))
+    why = "without flash-attn, PyTorch takes its own flash kernel where it can, and another elsewhere"
+    told = TrainerKeywords(model={"attn_implementation": "sdpa"})
+    return told.joined(_departs(case, "attention", why, may_not_fit=True))
 
 
 def _liger(case: TrainerCase) -> TrainerKeywords:
@@ -273,31 +305,28 @@ def _liger(case: TrainerCase) -> TrainerKeywords:
 def _loss(case: TrainerCase) -> TrainerKeywords:
     if case.config["loss"] != "chunked":  # `fused` is one of Liger's
         return TrainerKeywords()
-    return _note("loss chunked: Trainer holds the logits of all tokens, and needs more memory than measured.")
+    more = "Trainer holds the logits of all tokens, and needs more memory than measured"
+    return _departs(case, "loss", more, may_not_fit=True)
 
 
 # A new technique adds its row here; without one, `trainer_keywords` says that Trainer runs without it.
-_KNOBS: dict[str, Callable[[TrainerCase], TrainerKeywords]] = {
+TRAINER_KNOBS: dict[str, Callable[[TrainerCase], TrainerKeywords]] = {
     "precision": _precision,
-    "micro_batch_size": _elsewhere,
-    "gradient_accumulation_steps": _elsewhere,
-    "activation_checkpointing": _activations,
-    "activation_offload": _elsewhere,
+    "micro_batch_size": _micro_batch,
+    "gradient_accumulation_steps": _accumulation,
+    "activation_checkpointing": _checkpointing,
+    "activation_offload": _offload,
     "lora_rank": _lora,
     "lora_targets": _elsewhere,
     "lora_alpha": _elsewhere,
     "lora_dropout": _elsewhere,
     "quantization": _quantization,
     "optimizer": _optimizer,
-    "optimizer_offload": _unknown_to_trainer(
-        "optimizer_offload", "Trainer keeps the optimizer's state on the device, and needs more memory than measured"
-    ),
+    "optimizer_offload": _unknown_to_trainer("optimizer_offload", "Trainer keeps the optimizer's state on the device"),
     "optimizer_in_backward": _unknown_to_trainer(
-        "optimizer_in_backward", "Trainer holds all gradients until the update, and needs more memory than measured"
+        "optimizer_in_backward", "Trainer holds all gradients until the update"
     ),
-    "parameter_offload": _unknown_to_trainer(
-        "parameter_offload", "Trainer keeps frozen weights on the device, and needs more memory than measured"
-    ),
+    "parameter_offload": _unknown_to_trainer("parameter_offload", "Trainer keeps frozen weights on the device"),
     "compile": _compile,
     "attention": _attention,
     "loss": _loss,

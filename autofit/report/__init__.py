@@ -2,9 +2,9 @@
 
 from autofit.report.estimate_table import around_table, cards_table, estimate_table
 from autofit.report.explain import explain
-from autofit.report.listings import cleared_text, doctor_table, models_table, spaces_table
+from autofit.report.listings import cleared_text, doctor_table, models_table, spaces_table, tools_table
 from autofit.report.live import LiveDisplay
-from autofit.report.nothing_fits import nothing_fits_text
+from autofit.report.nothing_fits import nothing_fits, nothing_fits_text
 from autofit.report.single_changes import single_changes
 from autofit.report.table import result_table
 from autofit.report.words import drifted
@@ -19,8 +19,10 @@ __all__ = [
     "estimate_table",
     "explain",
     "models_table",
+    "nothing_fits",
     "nothing_fits_text",
     "result_table",
     "single_changes",
     "spaces_table",
+    "tools_table",
 ]

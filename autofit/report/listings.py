@@ -1,4 +1,4 @@
-"""Tables of plain data: what this machine offers, the models known by name, the search spaces."""
+"""Tables of plain data: what this machine offers, the models known by name, the search spaces, tools."""
 
 from __future__ import annotations
 
@@ -91,6 +91,15 @@ def spaces_table(rows: Sequence[Mapping[str, Any]], counted_for: str) -> Rendera
         number = f"{row['configs']:,}" if row["counted"] == "exactly" else f"at most {row['configs']:,}"
         table.add_row(Text(row["name"]), Text(number), Text(" ".join(row["description"].split())))
     return Group(table, Text(f"configs: legal ones, {counted_for}."))
+
+
+def tools_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """The tools that configs are exported to: name, versions, what they train, how an export is used."""
+    table = _table("tool", "keys of", "trains", "used by")
+    for row in rows:
+        cells = (row["name"], ", ".join(row["versions"]), ", ".join(row["tasks"]) or "anything", row["run"])
+        table.add_row(*map(Text, cells))
+    return table
 
 
 def _table(*titles: str) -> Table:

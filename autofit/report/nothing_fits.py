@@ -6,6 +6,7 @@ import math
 
 from rich.text import Text
 
+from autofit.core.errors import NothingFitsError
 from autofit.core.frontier import Point
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement
@@ -13,6 +14,18 @@ from autofit.core.result import Result
 from autofit.report.more_memory import least_that_fits, other_budget_lines
 from autofit.report.standing import nearest_misses
 from autofit.report.words import OUTCOMES, budget_needed, describe, gib, source, where
+
+
+def nothing_fits(result: Result) -> NothingFitsError:
+    """The error that says by how much the nearest config missed the budget."""
+    budget = f"{result.budget.device_bytes / GIB:.2f} GiB"
+    miss = result.nearest_miss
+    if miss is None or miss.peak_bytes is None:
+        return NothingFitsError(f"no config of the space could be run in {budget}.", "See the run directory's probes/.")
+    needs = f"the nearest needs {miss.peak_bytes.allocated / GIB:.2f} GiB"
+    return NothingFitsError(
+        f"no config that was tried fits {budget}: {needs}.", "Allow more memory, a wider space, or more trials."
+    )
 
 
 def nothing_fits_text(result: Result) -> Text:

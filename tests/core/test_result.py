@@ -113,7 +113,7 @@ def test_the_json_has_the_keys_of_the_contract() -> None:
     assert [trial["number"] for trial in data["trials"]] == [7, 8]
     assert data["nearest_miss"]["outcome"] == "out_of_memory"
     assert data["search_seconds"] == 12.346
-    assert data["files"] == {"result": "x/result.yaml", "script": None, "report": None}
+    assert data["files"] == {"result": "x/result.yaml", "script": None, "exports": None, "report": None}
 
 
 def point(gib: float, rate: float, measured: bool = False) -> Point:

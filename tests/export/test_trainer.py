@@ -154,7 +154,7 @@ def test_every_value_is_told_or_noted(knob: str, value: Any) -> None:
 
 
 def test_masked_language_models_are_noted_for_their_uneven_micro_batches() -> None:
-    assert told(case={"task": "masked-lm"}).notes[0].startswith("gradient_accumulation_steps: ")
+    assert told(case={"task": "masked-lm"}).notes[0].startswith("gradient_accumulation_steps 4: ")
     assert not told(case={"task": "masked-lm"}, gradient_accumulation_steps=1).notes
 
 

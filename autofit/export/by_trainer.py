@@ -1,0 +1,79 @@
+"""What tools that are built on transformers' Trainer have in common: knobs told in Trainer's own arguments.
+
+`trainer` holds the mapping; here it becomes a tool's share of each knob, off values written out, because the defaults
+of these tools differ: TRL and LLaMA-Factory checkpoint unless told not to, TRL loads weights in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autofit.core.errors import InputError
+from autofit.export.found import Found
+from autofit.export.tool import Request, Told
+from autofit.export.trainer import TRAINER_KNOBS, TrainerCase, TrainerKeywords, batch_sizes
+
+Share = Callable[[Request], Told]
+RENAMED = "5.23.0"  # of transformers, where gradient_checkpointing became activation_checkpointing
+OFF: Mapping[str, Mapping[str, Any]] = {
+    "precision": {"bf16": False, "fp16": False},
+    "activation_checkpointing": {"activation_checkpointing": False},
+    "compile": {"torch_compile": False},
+    "kernels": {"use_liger_kernel": False},
+}
+
+
+def trainer_case(request: Request) -> TrainerCase:
+    """The config as `trainer` wants it; flash-attn is taken to be where it was when this was measured."""
+    found = request.found
+    return TrainerCase(
+        config=request.config,
+        device=found.device,
+        task=found.task,
+        effective_batch_size=found.effective_batch_size,
+        flash_attn="flash-attn" in found.versions,
+    )
+
+
+def keywords(request: Request, knob: str) -> TrainerKeywords:
+    """What Trainer, from_pretrained, LoraConfig and BitsAndBytesConfig are told of one knob."""
+    return TRAINER_KNOBS[knob](trainer_case(request))
+
+
+def arguments(knob: str) -> Share:
+    """The share of a knob that is told in TrainingArguments alone."""
+
+    def share(request: Request) -> Told:
+        said = keywords(request, knob)
+        return Told({**OFF.get(knob, {}), **said.arguments}, said.departures)
+
+    return share
+
+
+def unknown(knob: str, instead: str, *, may_not_fit: bool = True) -> Share:
+    """The share of a knob that the tool has nothing for; `instead` is what it does."""
+
+    def share(request: Request) -> Told:
+        off = request.found.off.get(knob)
+        return (
+            Told()
+            if request.config[knob] == off
+            else Told({}, (request.departs(knob, instead, may_not_fit=may_not_fit),))
+        )
+
+    return share
+
+
+def batches_fit(found: Found) -> str | None:
+    """For `refuse`: what is wrong with the batch sizes, or None."""
+    try:
+        batch_sizes(trainer_case(Request(found, "")))
+    except InputError as error:
+        return error.message
+    return None
+
+
+def lora_alpha(request: Request) -> float:
+    """The scale of adapters, worked out where the config holds null."""
+    return request.config["lora_alpha"] or 2 * int(request.config["lora_rank"] or 0)  # type: ignore[return-value]

@@ -1,0 +1,45 @@
+"""The registry of tools: every module of this package that makes a TOOL is one, nothing else to edit."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from typing import Any
+
+from autofit.core.errors import unknown
+from autofit.export.tool import Tool
+
+
+@functools.cache
+def all_tools() -> tuple[Tool, ...]:
+    """Every tool that configs are exported to, by the alphabet."""
+    modules = (importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__))
+    tools = [module.TOOL for module in modules if hasattr(module, "TOOL")]
+    return tuple(sorted(tools, key=lambda tool: tool.name))
+
+
+def describe_tools() -> list[dict[str, Any]]:
+    """Name, title, versions and tasks of every tool, and how an export is used: `autofit export --to list --json`."""
+    return [
+        {
+            "name": tool.name,
+            "title": tool.title,
+            "versions": list(tool.versions),
+            "tasks": list(tool.tasks),
+            "run": tool.run,
+        }
+        for tool in all_tools()
+    ]
+
+
+def tool_named(name: str) -> Tool:
+    """The tool of that name.
+
+    Raises:
+        InputError: there is none; names the nearest one.
+    """
+    for tool in all_tools():
+        if tool.name == name:
+            return tool
+    raise unknown("tool", name, [tool.name for tool in all_tools()])

@@ -1,0 +1,74 @@
+"""What a search found, as exporters are given it: a Llama of 8B, with any knob changed."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from autofit.core.config import Config
+from autofit.export.found import Found
+from autofit.techniques import all_techniques
+
+OFF = {technique.name: technique.off for technique in all_techniques()}
+SIZES = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+TARGETS = {"attention": ATTENTION, "all-linear": LINEAR, "all-linear+head": (*LINEAR, "lm_head")}
+MEASURED = {
+    "tokens_per_second": 5120.3,
+    "samples_per_second": 2.5,
+    "step_seconds": {"median": 3.2, "low": 3.1, "high": 3.3},
+    "peak_gib": {"allocated": 20.1, "reserved": 21.0, "device": 21.6},
+    "verified": True,
+}
+VERSIONS = {"autofit": "0.1.0", "python": "3.12.3", "torch": "2.13.0", "transformers": "5.23.0", "optuna": "5.0.0"}
+LORA = {"precision": "bf16", "lora_rank": 16, "lora_targets": "all-linear"}
+
+# What every tool's own parser is to accept.
+CASES: dict[str, dict[str, Any]] = {
+    "full": {"precision": "bf16", "activation_checkpointing": "full"},
+    "lora": LORA,
+    "qlora": {**LORA, "quantization": "nf4", "optimizer": "adamw-8bit", "activation_checkpointing": "full"},
+    "compiled": {"precision": "bf16-mixed", "compile": "default", "loss": "chunked"},
+}
+
+
+def found(device: str = "cuda", task: str = "causal-lm", others: dict[str, Any] | None = None, **knobs: Any) -> Found:
+    """A found config; `others` are fields of Found."""
+    config = Config({**OFF, **SIZES, **knobs})
+    fields: dict[str, Any] = {
+        "model": "llama-3.1-8b",
+        "config": config,
+        "hardware": {"device": device, "name": "NVIDIA H200", "budget_gib": 24.0},
+        "task": task,
+        "sequence_length": 2048,
+        "effective_batch_size": 8,
+        "measured": MEASURED,
+        "versions": VERSIONS,
+        "weights": "meta-llama/Llama-3.1-8B",
+        "outputs": ("lm_head",) if config["lora_targets"] == "all-linear+head" else (),
+        "targets": TARGETS.get(str(config["lora_targets"]), ()),
+        "off": OFF,
+    }
+    return Found(**{**fields, **(others or {})})
+
+
+def configs() -> st.SearchStrategy[dict[str, Any]]:
+    """Any value of any knob beside any other, as far as they mean something together."""
+    knobs = {
+        technique.name: st.sampled_from((technique.off, *technique.values))
+        for technique in all_techniques()
+        if technique.values
+    }
+    numbers = {
+        "lora_rank": st.sampled_from((0, 8, 64)),
+        "lora_alpha": st.sampled_from((None, 4, 16, 32.5)),
+        "lora_dropout": st.sampled_from((None, 0.1)),
+        "channels": st.sampled_from((None, "last")),  # a technique of one's own
+    }
+    return st.fixed_dictionaries({**knobs, **numbers}).map(_settled)
+
+
+def _settled(knobs: dict[str, Any]) -> dict[str, Any]:
+    if not knobs["lora_rank"]:
+        return {**knobs, "lora_targets": None, "lora_alpha": None, "lora_dropout": None, "quantization": "none"}
+    return {**knobs, "lora_targets": knobs["lora_targets"] or "all-linear"}

@@ -1,0 +1,168 @@
+"""Every tool: nothing of a config is dropped in silence, and the head tells what was measured."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from found import CASES, LORA, OFF, configs, found
+from hypothesis import given, settings
+
+from autofit.core.errors import InputError
+from autofit.export.tool import Export, Request, Told, Tool, nested, write
+from autofit.export.tools import all_tools, tool_named
+
+TOOLS = [tool.name for tool in all_tools()]
+# Their null is worked out from other knobs, and may be what is given.
+FREE = ("lora_targets", "lora_alpha", "lora_dropout", "micro_batch_size", "gradient_accumulation_steps")
+
+
+def exported(name: str, case: str) -> Export:
+    given_ = found(**CASES[case])
+    reason = tool_named(name).why_not(given_)
+    if reason:
+        pytest.skip(reason)
+    return write(tool_named(name), given_)
+
+
+def said(made: Export) -> str:
+    """The text of an export's files on one line; that of JSON is its first key."""
+    texts = [
+        " ".join(json.loads(text).get("_comment", ())) if file.endswith(".json") else text.replace("#", "")
+        for file, text in made.files.items()
+    ]
+    return " ".join(" ".join(texts).split())
+
+
+@pytest.mark.parametrize("name", TOOLS)
+@given(knobs=configs())
+@settings(max_examples=60)
+def test_every_knob_is_told_by_keys_or_named_as_a_departure(name: str, knobs: dict[str, Any]) -> None:
+    given_ = found(**knobs)
+    try:
+        made = write(tool_named(name), given_)
+    except InputError:  # a combination that the tool refuses as a whole
+        return
+    departures = {each.knob for each in made.departures}
+    for knob, value in given_.config.items():
+        if value == OFF.get(knob) or knob in departures:
+            continue
+        assert made.keys[knob], f"{knob} {value} is neither told nor named"
+        share = tool_named(name).knobs[knob]
+        if knob not in FREE and not share(Request(given_, made.version)).anyway:
+            off = found(**{**knobs, knob: OFF[knob]})
+            assert share(Request(off, made.version)).keys != made.keys[knob], (
+                f"{knob} {value} is told as if it were off"
+            )
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_technique_of_ones_own_is_a_departure(name: str) -> None:
+    made = write(tool_named(name), found(**LORA, channels="last"))
+    (departure,) = (each for each in made.departures if each.knob == "channels")
+    assert departure.may_not_fit
+    assert str(departure) in said(made)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", TOOLS)
+def test_the_head_says_what_was_measured_where_and_by_what(name: str, case: str) -> None:
+    made = exported(name, case)
+    text = said(made)
+    assert "Measured on NVIDIA H200, within 24 GiB and verified in longer runs: 5,120 tokens per second" in text
+    assert f"{tool_named(name).title} {tool_named(name).versions[-1]}" in text
+    assert "torch 2.13.0" in text
+    assert "The loss: " in text
+    for each in made.departures:
+        assert str(each) in text
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", TOOLS)
+def test_files_hold_every_key_that_a_knob_is_told_by(name: str, case: str) -> None:
+    made = exported(name, case)
+    file, text = next(iter(made.files.items()))
+    if file.endswith(".py") or name in ("transformers", "unsloth"):
+        return  # their own tests read what is no plain data
+    held = json.loads(text) if file.endswith(".json") else yaml.safe_load(text)
+    for keys in made.keys.values():
+        for path, value in keys.items():
+            place = held
+            for part in path.split("."):
+                place = place[part]
+            assert place == value, path
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_no_yaml_holds_a_number_that_its_parser_takes_for_text(name: str) -> None:
+    made = exported(name, "qlora")
+    for file, text in made.files.items():
+        if file.endswith(".yaml"):
+            assert not [value for value in _leaves(yaml.safe_load(text)) if isinstance(value, str) and "e-" in value]
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for each in value.values() for leaf in _leaves(each)]
+    return [leaf for each in value for leaf in _leaves(each)] if isinstance(value, list) else [value]
+
+
+def test_what_a_tool_forgets_is_said_for_it() -> None:
+    forgetful = Tool(
+        name="forgetful",
+        title="Forgetful",
+        versions=("1.0", "2.0"),
+        run="forget",
+        knobs={"compile": lambda request: Told({"compile": False})},
+        fixed=lambda request: {},
+        files=lambda document: {"forgetful.yaml": "\n".join(document.head)},
+    )
+    assert {each.knob for each in write(forgetful, found()).departures} == {
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+    }
+    made = write(forgetful, found(compile="default"))
+    assert {"compile", "micro_batch_size", "gradient_accumulation_steps"} == {each.knob for each in made.departures}
+    said = next(each for each in made.departures if each.knob == "compile")
+    assert str(said) == "compile default: Forgetful has nothing for it, and runs without it."
+    assert said.told.endswith("It may no longer fit.")
+
+
+def test_keys_of_paths_lie_inside_each_other() -> None:
+    assert nested({"a.b": 1, "c": 2, "a.d.e": 3}) == {"a": {"b": 1, "d": {"e": 3}}, "c": 2}
+
+
+def test_versions_choose_the_keys() -> None:
+    tool = tool_named("transformers")
+    assert tool.schema(None) == tool.versions[-1]
+    assert tool.schema("5.20.1") == "5.16.1"
+    assert tool.schema("6.0") == tool.versions[-1]
+    with pytest.raises(InputError, match=r"the keys of transformers 4\.30 are not known"):
+        tool.schema("4.30")
+    with pytest.raises(InputError, match="'newest' is not a version"):
+        tool.schema("newest")
+
+
+def test_what_a_tool_cannot_train_is_refused() -> None:
+    with pytest.raises(InputError, match=r"transformers trains causal-lm, .*, and this is custom"):
+        write(tool_named("transformers"), found(task="custom"))
+    with pytest.raises(InputError, match="is not the effective batch of 16"):
+        write(tool_named("transformers"), found(others={"effective_batch_size": 16}))
+
+
+def test_a_registry_that_knows_no_such_tool_names_the_nearest() -> None:
+    with pytest.raises(InputError, match="Did you mean 'transformers'"):
+        tool_named("transformer")
+
+
+def test_an_export_is_plain_data() -> None:
+    made = write(tool_named("transformers"), found(loss="chunked"))
+    data = json.loads(json.dumps(made.to_json()))
+    assert data["departures"] == [
+        {
+            "knob": "loss",
+            "value": "chunked",
+            "instead": "Trainer holds the logits of all tokens, and needs more memory than measured",
+            "may_not_fit": True,
+        }
+    ]
