@@ -53,8 +53,10 @@ def shared_zygote(prober: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"autofit.{room}.Prober", lambda *_: contextlib.nullcontext(prober))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `gpu` on a machine without CUDA."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what is marked `gpu` on a machine without CUDA, and leave out `tools` where nobody asks for it."""
+    if "tools" not in config.option.markexpr:
+        items[:] = [item for item in items if not item.get_closest_marker("tools")]
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

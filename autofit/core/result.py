@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from autofit.core import trials
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError
@@ -92,6 +93,18 @@ class Result:
     def _other_budget(self, other: OtherBudget) -> dict[str, Any]:
         runs = self.fastest_within(other.device_bytes)
         return {**asdict(other), "runs": {name: point and point.to_dict() for name, point in runs.items()}}
+
+    def trials_csv(self) -> str:
+        """All trials as CSV, one column a knob or a figure."""
+        return trials.to_csv(self.trials)
+
+    def trials_dataframe(self) -> Any:
+        """All trials as a pandas.DataFrame.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        return trials.to_dataframe(self.trials)
 
     def to_yaml(self) -> str:
         """The text of result.yaml.

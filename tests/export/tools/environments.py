@@ -1,0 +1,90 @@
+"""Environments of other tools: what each one's own parser needs, and what it must refuse.
+
+Each is made on top of the packages that run the tests, which it sees behind its own, so that torch is never installed.
+"""
+
+import os
+import subprocess
+import sysconfig
+import venv
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Environment:
+    """`packages` come with what they need (`torch` is held as it is), those of `alone` without."""
+
+    alone: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    # What makes a file wrong: its text -> another text.
+    wrong: tuple[Callable[[str], str], ...] = ()
+
+
+def key(yaml: str) -> Callable[[str], str]:
+    """Adds a line to a YAML file."""
+    return lambda text: f"{text}\n{yaml}\n"
+
+
+def instead(before: str, after: str) -> Callable[[str], str]:
+    """Replaces what the file is sure to hold."""
+
+    def replaced(text: str) -> str:
+        assert before in text, before
+        return text.replace(before, after, 1)
+
+    return replaced
+
+
+ENVIRONMENTS = {
+    "axolotl": Environment(
+        alone=("axolotl==0.19.0",),
+        packages=(
+            *("transformers==5.16.1", "accelerate==1.13.0", "datasets==4.8.4", "pydantic==2.12.5", "peft==0.20.0"),
+            *("trl==1.9.0", "evaluate==0.4.1", "wandb", "addict", "pillow"),
+        ),
+        wrong=(
+            key("micro_batch: 2"),
+            instead("optimizer: adamw", "optimizer: adamv"),
+            key("load_in_8bit: true\nload_in_4bit: true\nadapter: qlora"),
+        ),
+    ),
+    "deepspeed": Environment(
+        packages=("deepspeed==0.19.8",),
+        wrong=(
+            instead('"gradient_clipping"', '"gradient_clip"'),
+            instead('"stage": ', '"stages": '),
+            instead('"device": "none"', '"device": "gpu"'),
+        ),
+    ),
+    "llamafactory": Environment(
+        alone=("llamafactory==0.9.5", "antlr4-python3-runtime==4.9.3"),
+        packages=(
+            *("transformers==5.6.0", "accelerate==1.11.0", "datasets==4.0.0", "peft==0.18.1", "trl==0.24.0"),
+            "omegaconf",
+        ),
+        wrong=(key("max_seq_length: 512"), instead("optim: adamw", "optim: adamv"), key("lora_rank: four")),
+    ),
+}
+
+
+def made(environment: Environment, folder: Path) -> Path:
+    """The interpreter of a new environment; raises CalledProcessError where something cannot be installed."""
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    site = next((folder / "lib").glob("python*/site-packages"))
+    (site / "zz_inherited.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    held = folder / "held.txt"
+    held.write_text("torch==2.13.0\n")
+    pip = [str(python), "-m", "pip", "install", "-q", "-c", str(held)]
+    for names in (environment.packages, ("--no-deps", *environment.alone) if environment.alone else ()):
+        if names:
+            subprocess.run([*pip, *names], check=True, timeout=600, env=environment_variables())
+    return python
+
+
+def environment_variables() -> dict[str, str]:
+    """Those of the tests, without what would bring in their tree or a network."""
+
+    return {**os.environ, "DS_BUILD_OPS": "0", "PYTHONPATH": "", "HF_HUB_OFFLINE": "1"}

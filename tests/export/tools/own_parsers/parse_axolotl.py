@@ -1,0 +1,33 @@
+"""axolotl's own validation of a config, on a machine without a GPU.
+
+Said in place of hardware: one Ampere card. Our check adds what axolotl drops in silence, keys and optimizers it does
+not know.
+"""
+
+from pathlib import Path
+
+import yaml
+from axolotl.utils.config import prepare_plugins, validate_config
+from axolotl.utils.dict import DictDefault
+from axolotl.utils.schemas.config import AxolotlInputConfig
+from axolotl.utils.schemas.enums import CustomSupportedOptimizers
+from transformers.training_args import OptimizerNames
+
+CARD = {"bf16": True, "tf32": True, "fp8": False, "n_gpu": 1, "n_node": 1, "compute_capability": "sm_80"}
+
+
+def parse(path):
+    given = yaml.safe_load(Path(path).read_text())
+    config = DictDefault(given)
+    prepare_plugins(config)
+    checked = validate_config(config, capabilities=CARD, env_capabilities={"torch_version": "2.13.0"})
+    known = set(AxolotlInputConfig.model_fields)
+    if given.get("plugins"):
+        from axolotl.integrations.config import merge_input_args
+
+        known |= set(merge_input_args()[1].model_fields)
+    assert set(given) <= known, f"our check: axolotl knows no {sorted(set(given) - known)}"
+    optimizers = {each.value for each in (*CustomSupportedOptimizers, *OptimizerNames)}
+    assert given["optimizer"] in optimizers, f"our check: axolotl knows no optimizer {given['optimizer']}"
+    for name in ("learning_rate", "micro_batch_size", "gradient_accumulation_steps", "sequence_len"):
+        assert checked[name] == given[name], f"axolotl makes {checked[name]!r} of {name} {given[name]!r}"
