@@ -1,0 +1,28 @@
+"""`tune validate` of torchtune. Our check adds the keys that its recipes read, of which it looks at components alone."""
+
+import inspect
+import re
+from importlib.resources import files
+
+from omegaconf import OmegaConf
+from torchtune import config
+
+READ = {"output_dir", "tokenizer", "dataset", "seed", "shuffle", "model", "checkpointer", "resume_from_checkpoint"}
+READ |= {"batch_size", "epochs", "optimizer", "loss", "max_steps_per_epoch", "gradient_accumulation_steps", "compile"}
+READ |= {"clip_grad_norm", "device", "dtype", "metric_logger", "log_every_n_steps", "log_peak_memory_stats", "profiler"}
+READ |= {"enable_activation_checkpointing", "enable_activation_offloading"}
+FULL, LORA = {"optimizer_in_bwd"}, {"lr_scheduler", "save_adapter_weights_only"}
+
+
+def parse(path):
+    given = OmegaConf.load(path)
+    config.validate(given)
+    adapters = ".lora_" in given.model._component_
+    name = f"{'lora' if adapters else 'full'}_finetune_single_device.py"
+    recipe = files("recipes").joinpath(name).read_text()
+    known = READ | (LORA if adapters else FULL)
+    unknown = set(given) - known
+    assert not unknown, f"our check: the recipe reads no {sorted(unknown)}"
+    missing = set(re.findall(r"cfg\.([a-z_]+)\b(?!\()", recipe)) - set(given) - {"get", "lr_scheduler"}
+    assert not missing - {"profiler"}, f"our check: the recipe wants {sorted(missing)}"
+    assert inspect.isfunction(config.instantiate)
