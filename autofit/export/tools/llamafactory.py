@@ -114,7 +114,12 @@ def _loss(request: Request) -> Told:
     if value == "chunked":
         why = "LLaMA-Factory holds the logits of all tokens; with enable_liger_kernel it never does"
         return Told(_liger(request), (request.departs("loss", why, may_not_fit=True),))
-    return Told(_liger(request))
+    return Told(_liger(request), anyway=kernels)
+
+
+def _kernels(request: Request) -> Told:
+    """On already where the loss is fused."""
+    return Told(_liger(request), anyway=request.text("loss") == "fused")
 
 
 def _attention(request: Request) -> Told:
@@ -171,6 +176,6 @@ TOOL = Tool(
         "compile": arguments("compile"),
         "attention": _attention,
         "loss": _loss,
-        "kernels": lambda request: Told(_liger(request)),
+        "kernels": _kernels,
     },
 )

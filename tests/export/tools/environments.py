@@ -66,6 +66,48 @@ ENVIRONMENTS = {
         ),
         wrong=(key("max_seq_length: 512"), instead("optim: adamw", "optim: adamv"), key("lora_rank: four")),
     ),
+    "torchtune": Environment(
+        alone=("torchao==0.13.0",),
+        packages=("torchtune==0.6.1",),
+        wrong=(
+            key("micro_batch_size: 2"),
+            instead("torchtune.models.llama3_1.llama3_1_8b", "torchtune.models.llama3_1.llama3_1_9b"),
+            instead("torch.optim.AdamW\n", "torch.optim.AdamW\n  learning_rate: 1\n"),
+        ),
+    ),
+    "litgpt": Environment(
+        alone=("litgpt==0.5.13",),
+        packages=("lightning==2.6.6", "jsonargparse[signatures]", "requests"),
+        wrong=(
+            instead("precision: bf16-true", "precision: bf17-true"),
+            instead("micro_batch_size", "micro_batch"),
+            instead("torch.optim.AdamW", "torch.optim.AdamV"),
+        ),
+    ),
+    "lightning": Environment(
+        packages=("lightning==2.6.6", "jsonargparse[signatures]"),
+        wrong=(
+            instead("accumulate_grad_batches", "accumulate_batches"),
+            instead("precision: bf16-true", "precision: bf17-true"),
+            instead("devices: 1", "devices: {one: 1}"),
+        ),
+    ),
+    "unsloth": Environment(
+        alone=("unsloth==2026.10.9",),
+        wrong=(
+            instead("load_in_8bit=", "load_8bit="),
+            instead("full_finetuning=", "finetuning="),
+        ),
+    ),
+    "torchtitan": Environment(
+        alone=("triton",),
+        packages=("torchtitan==0.3.0",),
+        wrong=(
+            instead("local_batch_size=", "batch_size="),
+            instead('dtype="bfloat16"', 'dtype="bfloat17"'),
+            instead("FullAC.Config()", "FullAC.Config(every=2)"),
+        ),
+    ),
 }
 
 

@@ -40,10 +40,10 @@ def test_its_own_parser_takes_what_is_exported_and_refuses_what_is_wrong(
     name, python = tool
     good, bad = [], []
     for case, knobs in CASES.items():
-        file, text = next(iter(write(tool_named(name), found("cpu", **knobs)).files.items()))
-        good.append(tmp_path / case / file)
-        good[-1].parent.mkdir(parents=True)
-        good[-1].write_text(text)
+        for file, text in write(tool_named(name), found("cpu", **knobs)).files.items():
+            good.append(tmp_path / case / file)
+            good[-1].parent.mkdir(parents=True, exist_ok=True)
+            good[-1].write_text(text)
     for number, spoil in enumerate(ENVIRONMENTS[name].wrong):
         bad.append(tmp_path / f"wrong{number}" / good[0].name)
         bad[-1].parent.mkdir()

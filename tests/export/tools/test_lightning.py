@@ -1,0 +1,21 @@
+"""Lightning: the Trainer's section, for any model; the rest is the module's."""
+
+from typing import Any
+
+import yaml
+from found import CASES, found
+
+from autofit.export.tool import write
+from autofit.export.tools import tool_named
+
+
+def test_the_trainers_section_holds_precision_and_accumulation() -> None:
+    made = write(tool_named("lightning"), found(**CASES["full"]))
+    trainer: dict[str, Any] = yaml.safe_load(made.files["lightning.yaml"])["trainer"]
+    assert (trainer["precision"], trainer["accumulate_grad_batches"], trainer["devices"]) == ("bf16-true", 4, 1)
+    assert {each.knob for each in made.departures} == {"micro_batch_size", "activation_checkpointing"}
+
+
+def test_any_model_can_be_trained_with_it() -> None:
+    made = write(tool_named("lightning"), found("cpu", "custom", {"weights": "x"}))
+    assert yaml.safe_load(made.files["lightning.yaml"])["trainer"]["accelerator"] == "cpu"
