@@ -99,6 +99,18 @@ ENVIRONMENTS = {
             instead("full_finetuning=", "finetuning="),
         ),
     ),
+    "ludwig": Environment(
+        alone=("--ignore-requires-python", "ludwig==0.17.10"),  # it asks for Python 3.12
+        packages=(
+            *("jsonschema", "dataclasses-json", "retry", "tabulate", "torchmetrics", "torchinfo", "absl-py"),
+            *("xlrd", "openpyxl", "lxml", "requests", "py-cpuinfo"),
+        ),
+        wrong=(
+            instead("enable_gradient_checkpointing", "gradient_checkpointing"),
+            instead("type: adamw", "type: adamv"),
+            instead("batch_size: 2", "batch_size: two"),
+        ),
+    ),
     "torchtitan": Environment(
         alone=("triton",),
         packages=("torchtitan==0.3.0",),
