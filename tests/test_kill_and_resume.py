@@ -62,6 +62,7 @@ class Searches:
                 *("env", "--default-signal=INT"),
                 *(sys.executable, "-m", "autofit", "search", "--model", str(self.folder / "mine.py:make")),
                 *("--device", "cpu", "--mem", "1", "--trials", str(TRIALS), "--out", str(self.folder / "run")),
+                *("--tolerance", "0"),  # or a noisy machine may be sure of its best after three probes
                 *("--json", *settings, *more),
             ],
             stdout=subprocess.PIPE,
