@@ -318,6 +318,22 @@ def export(
 
 
 @app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR [RUN_DIR]", help="A run; two are compared.")],
+    form: Annotated[
+        str | None, typer.Option("--format", metavar="html|svg|png|md", help="Default html; of two runs a table.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of pictures a directory; default: in the run directory.")
+    ] = None,
+) -> int:
+    """Write the report of a search again, its pictures or a summary; or tell two searches apart."""
+    told = _heavy("autofit.report.run_report", "report")(runs, form, output)
+    print(told) if isinstance(told, str) else _stdout().print(told)
+    return 0
+
+
+@app.command()
 def doctor(
     device: Annotated[str | None, typer.Option(help="cuda or cpu; default: CUDA where there is a card.")] = None,
     clear_store: Annotated[bool, typer.Option("--clear-store", help="Forget what searches have measured.")] = False,

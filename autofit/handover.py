@@ -1,4 +1,4 @@
-"""What a search leaves in its run directory for whoever goes on with it: the result, a script that runs it, exports."""
+"""What a search leaves in its run directory for who goes on with it: result, script, exports, report."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from autofit.core.errors import InputError
 from autofit.core.hardware import GIB
+from autofit.core.record import Record
 from autofit.core.result import Result
 from autofit.core.run_directory import RunDirectory, write_whole
 from autofit.core.workload import Workload
@@ -14,6 +15,7 @@ from autofit.export import train_script
 from autofit.exports import export_all
 from autofit.models import HuggingFaceModel
 from autofit.report import single_changes
+from autofit.report.html import report_page
 
 
 def hand_over(result: Result, workload: Workload, directory: RunDirectory, *, tell: Callable[[str], None]) -> Result:
@@ -47,3 +49,16 @@ def hand_over(result: Result, workload: Workload, directory: RunDirectory, *, te
     export_all(result, model, directory.exports, tell=tell)
     files["exports"] = str(directory.exports)
     return dataclasses.replace(result, files=files)
+
+
+def hand_over_report(record: Record, directory: RunDirectory, *, tell: Callable[[str], None]) -> Result:
+    """Write result.json and report.html; the result says where they are."""
+    files = {**record.result.files, "report": str(directory.report)}
+    whole = dataclasses.replace(record, result=dataclasses.replace(record.result, files=files))
+    write_whole(directory.record, whole.to_text())
+    try:
+        write_whole(directory.report, report_page(whole, directory.path))
+    except Exception as error:  # hours of measurements are not lost for a picture
+        tell(f"the report could not be drawn ({type(error).__name__}: {error}); `autofit report` tries again.")
+        return record.result
+    return whole.result

@@ -22,18 +22,20 @@ from autofit.core.events import Event, Note, ProbeFinished, ProbeStarted, Search
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import SearchOptions
+from autofit.core.record import Record
 from autofit.core.result import Result, tier
 from autofit.core.run_directory import RunDirectory
 from autofit.core.versions import versions
 from autofit.core.workload import Workload
 from autofit.estimate import Seen, learn, predict_all
-from autofit.handover import hand_over
+from autofit.handover import hand_over, hand_over_report
 from autofit.knowledge import Knowledge, subject_of
 from autofit.memory.catalogue import card, standing_in_for
 from autofit.memory.other_budgets import other_budgets
 from autofit.offer import space_for
 from autofit.parallel import check_memory, cores_of_each, described, explored, places_for, seen_by_each
 from autofit.probe import Plan, Prober, Workers
+from autofit.recording import recorded
 from autofit.report import drifted
 from autofit.search import (
     Alone,
@@ -83,12 +85,13 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
                 run = _Run(workload, options, prober, directory=directory, listener=listener or _silent)
                 outcome = run.explore()
                 finals = run.verify(outcome)
+                record = run.record(run.result(outcome, finals, time.monotonic() - start))
         except BaseException:  # Ctrl-C too
             directory.discard_if_unused(keep_folder=named)
             raise
         run.calibrate(finals)
-        result = run.result(outcome, finals, time.monotonic() - start)
-        return hand_over(result, run.workload, directory, tell=lambda text: (listener or _silent)(Note(text)))
+        result = hand_over(record.result, run.workload, directory, tell=run.tell)
+        return hand_over_report(dataclasses.replace(record, result=result), directory, tell=run.tell)
 
 
 def budget_for(options: SearchOptions, hardware: Hardware) -> Budget:
@@ -271,6 +274,14 @@ class _Run:
             other_budgets=others,
             predicted=self._expected is not None,
         )
+
+    def record(self, result: Result) -> Record:
+        """The result with all that a report needs."""
+        return recorded(result, self.options, workload=self.workload, expected=self._expected, prober=self._prober)
+
+    def tell(self, text: str) -> None:
+        """Let the user know something, in one sentence."""
+        self._listener(Note(text))
 
     def _evidence(self, outcome: SearchOutcome, finals: Finals, best: Measurement | None) -> Evidence:
         return Evidence(

@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 import autofit
-from autofit import offer, tune
+from autofit import handover, offer, tune
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
@@ -21,8 +21,10 @@ from autofit.core.events import Event, Note, ProbeFinished, ProbeStarted, Search
 from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.options import SearchOptions, search_options
+from autofit.core.record import Record
 from autofit.core.result import Result, SavedResult
 from autofit.core.workload import Traits, Workload
+from autofit.estimate import timelines
 from autofit.memory.catalogue import card
 from autofit.probe import Plan
 from autofit.search.finals import MOST
@@ -98,7 +100,9 @@ class FakeProber:
         return ("0",)
 
     def run(self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
-        """Asked to predict configs, it knows nothing."""
+        """Asked to predict configs, it knows nothing; asked to follow a step, it cannot."""
+        if function is timelines:
+            return [None for _ in arguments[1]]
         unknown = [math.nan] * len(arguments[1])
         return unknown, unknown
 
@@ -311,7 +315,9 @@ def test_nothing_fits(bench: Bench) -> None:
     assert result.nearest_miss.config["micro_batch_size"] == 1
     assert not bench.prober.verified
     assert result.skipped["dominated"] == 2  # 1 proves it for 2 and 4, but not for 8, which accumulates nothing
-    assert result.files == {"result": None, "script": None, "exports": None, "report": None}
+    report = bench.folder / "run" / "report.html"
+    assert result.files == {"result": None, "script": None, "exports": None, "report": str(report)}
+    assert "Nothing fits" in report.read_text()
     assert not (bench.folder / "run" / "result.yaml").exists()
 
 
@@ -341,6 +347,8 @@ def predicting(bench: Bench, rates: Mapping[int, float], off: float = 1.0) -> No
     """Predictions of the rates of micro-batches, all off by the same factor, and of a MiB for each sample."""
 
     def run(function: Any, workload: Workload, hardware: Hardware, configs: Any, *, log: str, timeout: float) -> Any:
+        if function is timelines:
+            raise ProbeError("it took too long.")
         sizes = [int(str(config["micro_batch_size"])) for config in configs]
         return [size * MIB for size in sizes], [8 / rates[size] * off for size in sizes]
 
@@ -695,10 +703,10 @@ def test_the_run_directory(bench: Bench) -> None:
     result = bench.search(workload=tiny.llama_workload(8))
     run = bench.folder / "run"
     assert result.run_directory == str(run)
-    files = {"result": str(run / "result.yaml"), "script": str(run / "train.py"), "exports": str(run / "exports")}
-    assert result.files == {**files, "report": None}
-    names = {".lock", "probes", "journal.log", "result.yaml", "train.py", "exports"}
-    assert {path.name for path in run.iterdir()} == names
+    names = {"result": "result.yaml", "script": "train.py", "exports": "exports", "report": "report.html"}
+    assert result.files == {name: str(run / file) for name, file in names.items()}
+    left = {".lock", "probes", "journal.log", "result.json", *names.values()}
+    assert {path.name for path in run.iterdir()} == left
     compile((run / "train.py").read_text(), "train.py", "exec")
     saved = SavedResult.load(run / "result.yaml")
     assert result.best
@@ -707,6 +715,30 @@ def test_the_run_directory(bench: Bench) -> None:
     assert saved.workload == {"task": "causal-lm", "sequence_length": 16, "effective_batch_size": 8}
     assert saved.measured["verified"] is True
     assert saved.hardware == {"device": "cpu", "name": "a CPU", "memory_gib": 8.0, "budget_gib": 1.0, "margin": 0.05}
+
+
+def test_the_record_is_the_result_and_what_was_predicted_of_it(bench: Bench) -> None:
+    predicting(bench, {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}, off=0.5)
+    result = bench.search(by_micro_batch({1: 1.0, 2: 2.0, 4: 4.0, 8: 0.0}), seed=7)
+    record = Record.load(bench.folder / "run" / "result.json")
+    assert record.result == dataclasses.replace(result, search_seconds=round(result.search_seconds, 3))
+    assert record.options["seed"] == 7
+    sizes = [int(str(trial.config["micro_batch_size"])) for trial in result.trials]
+    assert [each.allocated_bytes for each in record.predicted] == [size * MIB for size in sizes]
+    assert not record.timelines  # the step could not be followed, and the search is not the worse for it
+
+
+def test_a_report_that_cannot_be_drawn_loses_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> str:
+        raise ValueError("no ink")
+
+    monkeypatch.setattr(handover, "report_page", fail)
+    events: list[Event] = []
+    result = bench.search(listener=events.append)
+    assert result.best
+    assert result.files["report"] is None
+    assert any(isinstance(event, Note) and "no ink" in event.text for event in events)
+    assert Record.load(bench.folder / "run" / "result.json").result.best == result.best
 
 
 def test_a_model_of_ones_own_gets_no_script(bench: Bench) -> None:

@@ -29,6 +29,7 @@ class RunDirectory:
         self.result = self.path / "result.yaml"
         self.script = self.path / "train.py"
         self.exports = self.path / "exports"
+        self.record = self.path / "result.json"
         self.report = self.path / "report.html"
         self.journal = self.path / "journal.log"
         self.probes = self.path / "probes"

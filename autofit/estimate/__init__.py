@@ -8,6 +8,7 @@ from autofit.estimate.calibration import Calibration, Seen, calibration_for, lea
 from autofit.estimate.estimator import predict
 from autofit.estimate.rates import Rates, rates_for, rates_of
 from autofit.estimate.space import SpaceEstimator, predict_all
+from autofit.estimate.timeline import timeline_of, timelines
 from autofit.estimate.trace import Trace, trace
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "SpaceEstimator",
     "trace",
     "Trace",
+    "timeline_of",
+    "timelines",
     "Rates",
     "rates_for",
     "rates_of",

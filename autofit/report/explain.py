@@ -38,11 +38,18 @@ def explain(result: Result) -> str:
     paragraphs = [
         _sentences(_winner(result, result.best), _gain(result, result.best), _runner_up(result, result.best)),
         _list("What each knob buys, if it alone is changed:", knob_lines(result)),
-        _sentences(tried(result), _end(result), may_be_missed(result.bound), _nearest_miss(result)),
+        _sentences(tried(result), ended(result), may_be_missed(result.bound), _nearest_miss(result)),
         _list("With other budgets:", other_budget_lines(result)),
         _sentences(*result.notes),
     ]
     return "\n\n".join(each for each in paragraphs if each)
+
+
+def summary(result: Result) -> list[str]:
+    """What the best gained, what it was up against, and what just did not fit; empty sentences where there is none."""
+    if result.best is None:
+        return []
+    return [_gain(result, result.best), _runner_up(result, result.best), _nearest_miss(result)]
 
 
 def _sentences(*each: str) -> str:
@@ -53,7 +60,8 @@ def _list(title: str, lines: list[str]) -> str:
     return "\n".join([title, *(f"  - {line}" for line in lines)]) if lines else ""
 
 
-def _end(result: Result) -> str:
+def ended(result: Result) -> str:
+    """Why the search ended, and after how long."""
     return f"{_STOPPED_BY.get(result.stopped_by, 'The search ended')}, after {_duration(result.search_seconds)}."
 
 

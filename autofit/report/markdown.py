@@ -1,0 +1,89 @@
+"""A result as Markdown, short enough for the description of a pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from autofit.core.record import Record
+from autofit.core.result import Result
+from autofit.report.explain import ended
+from autofit.report.more_memory import other_budget_lines
+from autofit.report.nothing_fits import nothing_fits_text, tried
+from autofit.report.standing import Standing, standings
+from autofit.report.what_knobs_buy import knob_lines
+from autofit.report.words import describe, gib, may_be_missed, number, peak_bytes, rate, value, where
+
+_ROWS = 6
+_SPECIAL = str.maketrans({character: f"\\{character}" for character in r"\`*_[]<>|#"})
+
+
+def markdown(record: Record) -> str:
+    """The answer, what came after it, what each knob buys, and where it was measured."""
+    result = record.result
+    head = f"### {plain(result.model)} on {plain(where(result.hardware, result.budget))}"
+    if result.best is None:
+        return _joined([head, "\n\n".join(map(plain, nothing_fits_text(result).plain.splitlines())), _versions(result)])
+    parts = [
+        head,
+        _answer(result),
+        _standings(record),
+        _section("What each knob buys, if it alone is changed", knob_lines(result)),
+        _section("With other budgets", other_budget_lines(result)),
+        plain(" ".join(filter(None, [tried(result), ended(result), may_be_missed(result.bound), *result.notes]))),
+        _versions(result),
+    ]
+    return _joined(parts)
+
+
+def plain(words: str) -> str:
+    """Words that Markdown shows as they are, on one line."""
+    return " ".join(words.split()).translate(_SPECIAL)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of words, the first column at the left and the others at the right."""
+    lines = [list(map(plain, header)), ["---", *("---:" for _ in header[1:])], *(list(map(plain, row)) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _answer(result: Result) -> str:
+    best = result.best
+    assert best, "there is an answer to tell"
+    peak = peak_bytes(best)
+    memory = f", {gib(peak)} of {gib(result.budget.device_bytes)} GiB at the peak" if peak else ""
+    step = best.step_seconds
+    seconds = f", {step.median:.3g} s a step ({step.low:.3g} to {step.high:.3g})" if step else ""
+    proof = "verified in longer runs" if best.verified else "not verified"
+    config = "\n".join(f"{knob}: {value(given)}" for knob, given in best.config.items())
+    told = f"**{plain(rate(best))}**{plain(memory)}{plain(seconds)}, {proof}: {plain(describe(best.config))}."
+    return f"{told}\n\n<details><summary>config</summary>\n\n```yaml\n{config}\n```\n\n</details>"
+
+
+def _standings(record: Record) -> str:
+    result = record.result
+    unit = "tokens/s" if result.best and result.best.tokens_per_second else "samples/s"
+    shown = standings(result, tolerance=record.tolerance, rows=_ROWS)
+    return table(("config", unit, "peak GiB", "verdict"), (_row(each) for each in shown))
+
+
+def _row(standing: Standing) -> tuple[str, ...]:
+    measurement = standing.measurement
+    figure, peak = measurement.tokens_per_second or measurement.samples_per_second, peak_bytes(measurement)
+    return (
+        describe(measurement.config),
+        number(figure) if figure else "",
+        gib(peak) if peak else "",
+        standing.verdict,
+    )
+
+
+def _section(title: str, lines: list[str]) -> str:
+    return "\n".join([f"**{title}**", "", *(f"- {plain(line)}" for line in lines)]) if lines else ""
+
+
+def _versions(result: Result) -> str:
+    return plain("Versions: " + ", ".join(f"{name} {version}" for name, version in result.versions.items()) + ".")
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return "\n\n".join(filter(None, parts)) + "\n"

@@ -1,0 +1,114 @@
+"""What `autofit report` makes of run directories: the page again, its pictures, Markdown, or a comparison of two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import RenderableType
+
+from autofit.core.errors import InputError, unknown
+from autofit.core.record import Record
+from autofit.core.run_directory import write_whole
+from autofit.report.comparison import compare
+from autofit.report.converters import to_png
+from autofit.report.html import picture_style, pictures, report_page
+from autofit.report.markdown import markdown
+
+FORMATS = ("html", "svg", "png", "md")
+_RECORD, _PAGE, _PICTURES = "result.json", "report.html", "pictures"
+
+
+def report(runs: Sequence[Path], form: str | None, output: Path | None) -> str | RenderableType:
+    """Write what was asked for, of one run, or of two what is not the same.
+
+    Args:
+        form: one of FORMATS; None: the page, or of two runs a table.
+        output: a file, or for pictures a directory; None: in the run directory, or for Markdown nowhere.
+
+    Returns:
+        What is to be printed: the paths written, a line each, or the text itself.
+
+    Raises:
+        InputError: not a run directory, an unknown format, or it cannot be written.
+    """
+    if form is not None and form not in FORMATS:
+        raise unknown("format", form, FORMATS)
+    if len(runs) > 2:
+        raise InputError(f"{len(runs)} runs were given.", "Give one to report on, or two to compare.")
+    records = [_record(run) for run in runs]
+    try:
+        if len(runs) == 2:
+            return _compared(records, runs, form, output)
+        return _reported(records[0], runs[0].expanduser().absolute(), form or "html", output)
+    except OSError as error:
+        raise InputError(
+            f"{error.filename} cannot be written: {error.strerror}.", "Choose another --output."
+        ) from error
+
+
+def _record(run: Path) -> Record:
+    directory = run.expanduser()
+    if not directory.is_dir():
+        what = "is a file, not a run directory" if directory.exists() else "is not there"
+        raise InputError(f"{run} {what}.", "Give the directory of a search, such as autofit-runs/NAME.")
+    if not (directory / _RECORD).exists():
+        raise InputError(
+            f"{run} holds no {_RECORD}: no search has ended there.",
+            "Go on with one by autofit search --resume --out, or give another directory.",
+        )
+    return Record.load(directory / _RECORD)
+
+
+def _reported(record: Record, directory: Path, form: str, output: Path | None) -> str:
+    if form == "md":
+        return _text(markdown(record), output)
+    if form == "html":
+        page = output or directory / _PAGE
+        write_whole(page, report_page(record, directory))
+        return str(page)
+    return _pictures(record, form, output or directory / _PICTURES)
+
+
+def _pictures(record: Record, form: str, folder: Path) -> str:
+    found = pictures(record)
+    if not found:
+        raise InputError("there is nothing to draw: nothing was measured to fit.", "See --format md.")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; there are {len(found)} pictures.", "Give a directory as --output.")
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, picture in found.items():
+        path = folder / f"{name}.{form}"
+        document = picture.document(picture_style(alone=True))
+        if form == "svg":
+            write_whole(path, document)
+        else:
+            to_png(document, path, (picture.width, picture.height))
+        written.append(str(path))
+    return "\n".join(written)
+
+
+def _compared(
+    records: list[Record], runs: Sequence[Path], form: str | None, output: Path | None
+) -> str | RenderableType:
+    if form not in (None, "md"):
+        raise InputError(f"two runs are compared as a table or as Markdown, not as {form}.", "Use --format md.")
+    first, second = records
+    found = compare(first, second, _names(runs))
+    if form is None and output is None:
+        return found.to_terminal()
+    return _text(found.to_markdown(), output)
+
+
+def _names(runs: Sequence[Path]) -> tuple[str, str]:
+    """The directories' own names, or whole paths where those are the same."""
+    first, second = (run.expanduser().absolute() for run in runs)
+    return (first.name, second.name) if first.name != second.name else (str(first), str(second))
+
+
+def _text(text: str, output: Path | None) -> str:
+    if output is None:
+        return text.rstrip("\n")
+    write_whole(output, text)
+    return str(output)
