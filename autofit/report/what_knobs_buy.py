@@ -26,7 +26,7 @@ def knob_lines(result: Result) -> list[str]:
     """A line for each knob, what buys the most first; what buys nothing in one line. None without a best."""
     if result.best is None:
         return []
-    changes = [_Change(each, _speed(each, result)) for each in result.alternatives]
+    changes = [_Change(each, speed_left(each, result)) for each in result.alternatives]
     by_knob = itertools.groupby(changes, key=lambda each: each.alternative.knob)
     told = [_told(list(of_one)) for _, of_one in by_knob]
     told.sort(key=lambda each: max(change.speed if change.alternative.fits else 0.0 for change in each))
@@ -35,7 +35,8 @@ def knob_lines(result: Result) -> list[str]:
     return [*lines, *([f"nothing, as far as is known: {listed(idle)}"] if idle else [])]
 
 
-def _speed(alternative: Alternative, result: Result) -> float:
+def speed_left(alternative: Alternative, result: Result) -> float:
+    """The speed against the best's; 0 where it does not fit."""
     assert result.best, "there is a best to compare with"
     if alternative.fits and alternative.measured:  # as the table has it
         return relative_speed(latest_by_config(result)[alternative.config], result)

@@ -1,5 +1,6 @@
 """A small finished search to report on."""
 
+import dataclasses
 from collections.abc import Callable
 from io import StringIO
 from typing import Any
@@ -9,10 +10,12 @@ from rich.console import Console, RenderableType
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.frontier import Alternative, Point
+from autofit.core.frontier import Alternative, OtherBudget, Point
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
-from autofit.core.result import Result
+from autofit.core.record import Predicted, Record
+from autofit.core.result import Result, tier
+from autofit.core.timeline import Timeline
 
 OFF = Config(
     precision="fp32",
@@ -94,6 +97,57 @@ def search_result(**changes: Any) -> Result:
         "files": {"result": "runs/x/result.yaml", "script": "runs/x/train.py", "report": None},
     }
     return Result(**{**made, **changes})
+
+
+def step_timeline(gib: float = 1.5, **knobs: Any) -> Timeline:
+    """A step that rises to so many GiB and falls again."""
+    shares = ((3, 2, 0, 1, 0), (3, 2, 0, 6, 1), (3, 2, 3, 4, 8), (3, 2, 3, 1, 1))
+    moments = tuple(tuple(int(gib * GIB * share / 20) for share in moment) for moment in shares)
+    phases = (("forward", 0.0), ("backward", 0.33), ("update", 0.95))
+    return Timeline(OFF.replace(**knobs), moments, (0.0, 0.3, 0.6, 1.0), phases, True, int(gib * GIB), "backward", 4)
+
+
+def search_record(**changes: Any) -> Record:
+    """That search with all that a report needs."""
+    best = {"precision": "bf16-mixed", **SMALL}
+    frontier = {
+        "full": (point_on_frontier(98, 1.4, seen=True, precision="bf16", **SMALL), point_on_frontier(130, 2.9, **best)),
+        "lora": (
+            point_on_frontier(60, 0.9, seen=True, precision="bf16-mixed", lora_rank=16, lora_targets="all-linear"),
+        ),
+        "qlora": (),
+    }
+    alternatives = (
+        single_change("precision", "bf16", 98, 1.4, seen=True),
+        single_change("precision", "fp32", 50, 1.9, seen=True),
+        single_change("activation_checkpointing", "full", 80, 1.1),
+        single_change("optimizer", "adamw-foreach", 101, 1.7, seen=True),
+        single_change("micro_batch_size", 8, 120, 3.1),
+    )
+    found = search_result(
+        frontier=frontier,
+        alternatives=alternatives,
+        predicted=True,
+        bound=0.04,
+        other_budgets=(OtherBudget("twice as much", 4 * GIB),),
+        versions={"autofit": "0.1.0", "torch": "2.13.0"},
+        trials=tuple(dataclasses.replace(each, number=place) for place, each in enumerate(search_result().trials)),
+    )
+    found = dataclasses.replace(found, **changes)
+    seen = [each for each in found.tiers.values() if each is not None]
+    return Record(
+        found,
+        {"seed": 3, "tolerance": 0.03, "space": "full", "set": {"attention": ["sdpa", "eager"]}},
+        tuple(Predicted(1.1 * GIB * (2 + place) / 2, 0.1) for place in range(len(found.trials))),
+        {tier(each.config): step_timeline(**dict(each.config)) for each in seen},
+        "2026-01-02T03:04:05+00:00",
+    )
+
+
+@pytest.fixture(scope="session")
+def record() -> Callable[..., Record]:
+    """The record of a finished search, with some fields of its result changed."""
+    return search_record
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,7 @@ def agreement_words(record: Record) -> str:
             told.append(f"{what} by {percent(off)}")
     if not told:
         return ""
-    return f"Predicted before the first probe; half of the predictions were off in {listed(told)} at most."
+    return f"Predicted before the first probe. The median prediction was off in {listed(told)}."
 
 
 def _bytes(one: Plotted) -> tuple[float | None, float | None]:

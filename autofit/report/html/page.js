@@ -66,7 +66,7 @@
       dot.addEventListener("blur", hide);
       return dot;
     });
-    const links = dots.filter((dot) => dot.tagName === "a");
+    const links = dots.filter((dot) => dot.hasAttribute("tabindex"));
     links.sort((a, b) => a.getBBox().x - b.getBBox().x);
     links.forEach((link, place) => {
       link.setAttribute("tabindex", place ? "-1" : "0");

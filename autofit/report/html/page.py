@@ -17,6 +17,7 @@ from autofit.report.explain import ended, summary
 from autofit.report.html.agreement import agreement_words, memory_agreement, step_agreement
 from autofit.report.html.answer import commands, duration, exports, memory_bar, speed_words
 from autofit.report.html.config_words import config_rows, off_knobs
+from autofit.report.html.knobs import knob_picture
 from autofit.report.html.memory import KIND_WORDS, breakdown, followed_tiers, followed_words, timeline_picture
 from autofit.report.html.picture import Picture
 from autofit.report.html.progress import progress
@@ -49,6 +50,7 @@ def report_page(record: Record, directory: Path) -> str:
         agreement=[_inline(memory_agreement(record)), _inline(step_agreement(record))],
         agreement_words=agreement_words(record),
         progress=[_inline(progress(record, by=each)) for each in ("probe", "minute")],
+        knob_picture=_both(knob_picture(record, WIDE), knob_picture(record, NARROW)),
         knobs=knob_lines(result),
         others=other_budget_lines(result),
         summary=[*summary(result), ended(result), tried(result), may_be_missed(result.bound), *result.notes],
@@ -64,6 +66,7 @@ def pictures(record: Record) -> dict[str, Picture]:
     found = {
         "throughput-against-memory": scatter(record),
         "memory-breakdown": breakdown(record),
+        "what-knobs-buy": knob_picture(record),
         **{f"memory-timeline-{name}": timeline_picture(record, name) for name in followed_tiers(record)},
         "memory-predictions": memory_agreement(record),
         "step-predictions": step_agreement(record),
