@@ -67,7 +67,7 @@ def _picture(record: Record, pairs: list[Pair], title: str, words: Callable[[flo
     picture.frame(across, up, titles=(f"measured {title}", "predicted"), ticks=(4, 4))
     picture.line((across(low), up(low)), (across(high), up(high)), "same")
     for one, predicted, measured in pairs:
-        link = picture.draw("a", href=f"#trial-{one.measurement.number}", kind=f"dot {one.tier}", tabindex=-1)
+        link = picture.draw("a", href=f"#trial-{one.number}", kind=f"dot {one.tier}", tabindex=-1)
         figures = f"{words(predicted)} predicted, {words(measured)} measured"
         picture.draw("title", f"{told(one, record.result)} \u2014 {figures}", into=link)
         shape(picture, link, one.tier, (across(measured), up(predicted)), 3.6)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 
 _SVG = "http://www.w3.org/2000/svg"
+_DECADES = 200  # between the ends of a logarithmic axis, as far as 2 and 5 are worth a tick
 _FONT = 6.1  # pixels that a letter of a label takes on average
 
 
@@ -51,7 +52,7 @@ def round_numbers(low: float, high: float, about: int = 5) -> list[float]:
 def powers(low: float, high: float) -> list[float]:
     """1, 2 and 5 times powers of ten from low to high; powers alone where that would be many."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1, 2, 5) if len(exponents) <= 3 else (1,)
+    factors = (1, 2, 5) if high / low <= _DECADES else (1,)
     found = [factor * 10.0**exponent for exponent in exponents for factor in factors]
     return [each for each in found if low * 0.999 <= each <= high * 1.001]
 

@@ -17,8 +17,9 @@ TITLES = {"full": "all weights", "lora": "LoRA", "qlora": "QLoRA"}
 
 @dataclass(frozen=True)
 class Plotted:
-    """A measured config: where it stands, and the trial that it was."""
+    """A measured config: the number of its first trial, its latest measurement, and where that stands."""
 
+    number: int
     measurement: Measurement
     tier: str
     rate: float | None
@@ -40,6 +41,7 @@ def plotted(record: Record) -> list[Plotted]:
         measurement = latest[config]
         found.append(
             Plotted(
+                result.trials[place].number,
                 measurement,
                 tier(config),
                 levelled(measurement, result) if measurement.fits else None,
@@ -81,7 +83,7 @@ def measured_points(each: list[Plotted], result: Result) -> Iterator[Point]:
 def told(one: Plotted, result: Result) -> str:
     """A measured config in one line, for who hovers over it."""
     measurement = one.measurement
-    words = [f"probe {measurement.number + 1}: {describe(measurement.config)}"]
+    words = [f"probe {one.number + 1}: {describe(measurement.config)}"]
     if one.rate:
         words.append(f"{number(one.rate)} {unit(result)}/s")
     else:

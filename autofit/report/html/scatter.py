@@ -15,6 +15,7 @@ from autofit.report.html.plotted import TITLES, Plotted, measured_points, per_sa
 from autofit.report.words import describe, gib, number
 
 _BEYOND = 1.7  # times the budget: as far as the picture goes, unless something else is just beyond
+_HIGHEST = 1.6  # times the fastest that was measured: predictions above it are not drawn
 _RADIUS = 4.5
 
 
@@ -44,7 +45,7 @@ def scatter(record: Record, width: int = 720) -> Picture | None:
         return None
     height = 400 if width > 500 else 330
     picture = Picture(width, height, f"Throughput against memory of {len(each)} measured configs", interactive=True)
-    plot = _Plot(picture, record, _across(each, result, width), _up(fitting, height))
+    plot = _Plot(picture, record, _across(each, result, width), _up(fitting, result, height))
     picture.frame(plot.across, plot.up, titles=("peak memory, GiB", f"{unit(result)}/s"), ticks=(width // 90, 5))
     _budget_line(plot)
     points = [
@@ -76,8 +77,11 @@ def _across(each: list[Plotted], result: Result, width: int) -> Scale:
     return Scale(0.0, max([most, clipped, *further]) / GIB, 52, width - 14)
 
 
-def _up(fitting: list[Plotted], height: int) -> Scale:
+def _up(fitting: list[Plotted], result: Result, height: int) -> Scale:
     rates = [one.rate for one in fitting if one.rate]
+    guessed = (p for points in result.frontier.values() for p in points if p.peak_bytes < _usable(result) * _BEYOND)
+    most = _HIGHEST * max(rates)
+    rates += [rate for p in guessed if (rate := p.samples_per_second * per_sample(result)) < most]
     low = 0.0 if min(rates) < 0.6 * max(rates) else min(rates) * 0.9
     return Scale(low, max(rates) * 1.08, height - 44, 30)
 
@@ -151,8 +155,7 @@ def _needed(one: Plotted, result: Result) -> float:
 
 
 def _link(plot: _Plot, one: Plotted, kind: str) -> ElementTree.Element:
-    trial = one.measurement.number
-    link = plot.picture.draw("a", href=f"#trial-{trial}", kind=kind, tabindex=-1)
+    link = plot.picture.draw("a", href=f"#trial-{one.number}", kind=kind, tabindex=-1)
     plot.picture.draw("title", told(one, plot.result), into=link)
     return link
 

@@ -1,0 +1,43 @@
+"""The first screen: how long training takes, and what to type."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autofit.core.record import Record
+from autofit.report.html.answer import commands, hours, memory_bar
+
+Records = Callable[..., Record]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(12, "12 seconds"), (90, "1.5 minutes"), (7200, "2 hours"), (172_800, "2 days"), (3.2e9, "37,037 days")],
+)
+def test_times_to_train(seconds: float, words: str) -> None:
+    assert hours(seconds) == words
+
+
+def test_what_to_type(record: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "my runs" / "a"
+    told = dict(commands(record(), folder))
+    assert f"autofit train '{folder}/result.yaml' --data DATA" in told["Train"]
+    monkeypatch.chdir(tmp_path)
+    told = dict(commands(record(), folder))
+    assert told["Train"].startswith("autofit train 'my runs/a/result.yaml' --data DATA")
+    assert told["Or without autofit"].startswith("python 'my runs/a/train.py' --data DATA")
+
+
+def test_the_bar_shows_what_may_be_used(record: Records) -> None:
+    result = record().result
+    assert result.best
+    bar = memory_bar(result.best, result)
+    assert bar
+    assert (bar.used_percent, bar.usable_percent) == (75.0, 100.0)
+    card = dataclasses.replace(result, hardware=dataclasses.replace(result.hardware, device="cuda"))
+    bar = memory_bar(result.best, card)
+    assert bar
+    assert bar.usable_percent == pytest.approx(95.0)
+    assert memory_bar(dataclasses.replace(result.best, peak_bytes=None), result) is None

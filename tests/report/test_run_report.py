@@ -1,0 +1,124 @@
+"""`autofit report`: what it writes, what it prints, and what it says when it cannot."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from autofit.core.errors import InputError
+from autofit.core.record import Record
+from autofit.report import converters, run_report
+from autofit.report.run_report import report
+
+Records = Callable[..., Record]
+
+
+@pytest.fixture
+def run(record: Records, tmp_path: Path) -> Path:
+    return saved(record(), tmp_path / "run-a")
+
+
+def saved(record: Record, folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "result.json").write_text(record.to_text())
+    return folder
+
+
+def test_the_page_is_written_again(run: Path) -> None:
+    assert report([run], None, None) == str(run / "report.html")
+    assert (run / "report.html").read_text().startswith("<!doctype html>")
+    elsewhere = run / "other.html"
+    assert report([run], "html", elsewhere) == str(elsewhere)
+    assert elsewhere.exists()
+
+
+def test_pictures_are_documents_of_their_own(run: Path) -> None:
+    told = report([run], "svg", None)
+    assert isinstance(told, str)
+    paths = [Path(line) for line in told.splitlines()]
+    assert {path.parent for path in paths} == {run / "pictures"}
+    assert "memory-timeline-full.svg" in {path.name for path in paths}
+    for path in paths:
+        root = ElementTree.fromstring(path.read_text())
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "var(" not in path.read_text()  # which converters do not know
+
+
+def test_markdown_is_printed_or_written(run: Path) -> None:
+    told = report([run], "md", None)
+    assert isinstance(told, str)
+    assert told.startswith("### tiny-llama on a test's CPU within 2.00 GiB")
+    assert report([run], "md", run / "a.md") == str(run / "a.md")
+    assert (run / "a.md").read_text() == told + "\n"
+
+
+def test_two_runs_are_compared(record: Records, run: Path, shown: Callable[..., str]) -> None:
+    other = saved(record(search_seconds=5.0), run.parent / "run-b")
+    text = shown(report([run, other], None, None))
+    assert "run-a" in text
+    assert "run-b" in text
+    told = report([run, other], "md", None)
+    assert isinstance(told, str)
+    assert "| search, seconds | 83 | 5 |" in told
+    with pytest.raises(InputError, match="compared as a table or as Markdown, not as svg"):
+        report([run, other], "svg", None)
+    with pytest.raises(InputError, match="3 runs were given"):
+        report([run, other, run], None, None)
+
+
+def test_what_is_wrong_is_told_in_a_sentence(record: Records, run: Path) -> None:
+    empty = run.parent / "empty"
+    empty.mkdir()
+    nothing = saved(
+        record(best=None, tiers={}, trials=(), runner_up=None, frontier={}, alternatives=()), run.parent / "n"
+    )
+    for given, message in (
+        (((run,), "pdf", None), "unknown format 'pdf'"),
+        (((run.parent / "nowhere",), None, None), "nowhere is not there"),
+        (((run / "result.json",), None, None), "is a file, not a run directory"),
+        (((empty,), None, None), r"holds no result\.json"),
+        (((nothing,), "svg", None), "there is nothing to draw"),
+        (((run,), "svg", run / "result.json"), "is a file; there are"),
+        (((run,), "html", run / "a" / "b.html"), "cannot be written"),
+    ):
+        arguments: Any = given
+        with pytest.raises(InputError, match=message):
+            report(*arguments)
+
+
+def test_without_a_converter_there_are_no_png(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(converters.shutil, "which", lambda name: None)
+    monkeypatch.setattr(converters.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="neither cairosvg nor rsvg-convert nor a Chromium"):
+        report([run], "png", None)
+
+
+def test_a_converter_is_called_for_each_picture(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def convert(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        target = next(each.split("=", 1)[1] for each in command if each.startswith("--output="))
+        Path(target).write_bytes(b"\x89PNG")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(converters.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(converters.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(converters.subprocess, "run", convert)
+    told = report([run], "png", run / "shots")
+    assert isinstance(told, str)
+    assert len(commands) == len(told.splitlines()) == len(list((run / "shots").glob("*.png")))
+    assert run_report.FORMATS == ("html", "svg", "png", "md")
+
+
+@pytest.mark.skipif(converters.browser() is None, reason="no Chromium on this machine")
+def test_a_browser_makes_them(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(converters.importlib.util, "find_spec", lambda name: None)
+    path = run / "one.png"
+    svg = '<svg xmlns="http://www.w3.org/2000/svg" width="40" height="30"><rect width="40" height="30"/></svg>'
+    converters.to_png(svg, path, (40, 30))
+    data = path.read_bytes()
+    assert [int.from_bytes(data[place : place + 4], "big") for place in (16, 20)] == [80, 60]  # sharp
