@@ -193,7 +193,7 @@ def test_the_json_of_a_search(run: Run) -> None:
     assert answer["stopped_by"] == "trials"
     assert answer["nearest_miss"] is None
     assert answer["versions"]["torch"]
-    assert shape(answer["files"]) == {"result": str, "script": str, "exports": str, "report": None}
+    assert shape(answer["files"]) == {"result": str, "script": str, "exports": str, "report": str}
 
 
 @pytest.mark.usefixtures("shared_zygote", "here")
