@@ -12,7 +12,7 @@ from autofit.report.html.picture import Picture, Scale, width_of
 from autofit.report.what_knobs_buy import speed_left
 from autofit.report.words import OUTCOMES, gib, percent, source, value
 
-_ROW, _RADIUS = 25, 4.0
+_ROW, _TALL_ROW, _RADIUS = 25, 47, 4.0
 _MOST = 1.6  # times the speed of the best; what is predicted beyond is drawn there
 
 Row = tuple[str, list[tuple[Alternative, float]]]
@@ -26,7 +26,7 @@ def knob_picture(record: Record, width: int = 720) -> Picture | None:
         return None
     wide = width > 500
     left = 210 if wide else 12
-    row = _ROW if wide else 2 * _ROW - 8
+    row = _ROW if wide else _TALL_ROW
     height = row * len(rows) + 52
     picture = Picture(width, height, "Speed with one knob changed, against the best config", interactive=True)
     speeds = [min(speed, _MOST) for _, changes in rows for each, speed in changes if each.fits]
@@ -35,7 +35,7 @@ def knob_picture(record: Record, width: int = 720) -> Picture | None:
     for place, (knob, changes) in enumerate(rows):
         y = 14 + row * place + (row - _ROW) + _ROW / 2
         mine = f"{knob} {value(result.best.config[knob])}"
-        picture.text(left - 6 if wide else 4, y + 4 - (row - _ROW), mine, kind="knob", anchor="end" if wide else None)
+        picture.text(*((left - 6, y + 4) if wide else (4, y - 18)), mine, kind="knob", anchor="end" if wide else None)
         picture.line((left if wide else 4, y), (across.end, y), "rule")
         _marks(picture, across, y, changes, result)
     return picture

@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from autofit.core.measurement import Outcome
 from autofit.core.record import Record
 from autofit.core.result import Result
 from autofit.report.explain import ended, summary
@@ -44,6 +45,7 @@ def report_page(record: Record, directory: Path) -> str:
         answer=_answer(record, directory),
         nothing=None if result.best else nothing_fits_text(result).plain.splitlines(),
         scatter=_both(scatter(record, WIDE), scatter(record, NARROW)),
+        ran_out=any(each.outcome is Outcome.OUT_OF_MEMORY for each in result.trials),
         breakdown=_both(breakdown(record, WIDE), breakdown(record, NARROW)),
         timelines=_timelines(record),
         kinds=KIND_WORDS,

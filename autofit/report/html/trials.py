@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autofit.core.measurement import Measurement
 from autofit.core.record import Predicted, Record
 from autofit.core.result import tier
+from autofit.report.html.config_words import BESIDE_OTHERS, off_knobs
 from autofit.report.html.plotted import TITLES, unit
 from autofit.report.standing import latest_by_config
 from autofit.report.words import OUTCOMES, describe, gib, knobs_that_differ, number, peak_bytes
@@ -70,12 +69,15 @@ def trials(record: Record, directory: Path) -> list[Trial]:
 
 
 def shared(record: Record) -> str:
-    """What all trials have in common, in a few words."""
-    differing = knobs_that_differ(each.config for each in record.result.trials)
-    common: Mapping[str, Any] = {}
-    if record.result.trials:
-        common = {knob: each for knob, each in record.result.trials[0].config.items() if knob not in differing}
-    return describe(common) if common else ""
+    """What is on in all trials, in a few words; empty where nothing is, or there is one."""
+    trials = record.result.trials
+    if len(trials) < 2:
+        return ""
+    differing = knobs_that_differ(each.config for each in trials)
+    off = off_knobs(trials[0].config)
+    return describe(
+        {knob: each for knob, each in trials[0].config.items() if knob not in (*differing, *off, *BESIDE_OTHERS)}
+    )
 
 
 def _predicted(record: Record, place: int) -> Predicted | None:
