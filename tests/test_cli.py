@@ -16,6 +16,7 @@ from autofit.cli import main
 from autofit.core.errors import InputError
 from autofit.core.estimate import PARTS
 from autofit.core.options import parse_settings
+from autofit.core.record import Record
 from autofit.core.result import SavedResult
 from autofit.core.run_directory import RunDirectory
 
@@ -172,6 +173,31 @@ def shape(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: shape(each) for key, each in value.items()}
     return type(value) if type(value) in (int, float, str) else value
+
+
+@pytest.mark.usefixtures("shared_zygote")
+def test_the_report_of_a_search(here: Path, run: Run) -> None:
+    """Drawn at its end, and again from what was kept; the step shown is as large as the one that was measured."""
+    found = run(*PLAIN, "--trials", "2", "--json").json
+    page = Path(found["files"]["report"])
+    assert page == here / "run" / "report.html"
+    record = Record.load(here / "run" / "result.json")
+    line, measured = record.timelines["full"], record.result.tiers["full"]
+    assert measured
+    assert measured.peak_bytes
+    assert line.peak_bytes == pytest.approx(measured.peak_bytes.allocated, rel=0.01)
+    drawn = page.read_text()
+    assert "Where the memory goes" in drawn
+    page.unlink()
+    assert run("report", "run").out == f"{page}\n"
+    assert page.read_text() == drawn
+    assert run("report", "run", "--format", "md").out.startswith("### llama on ")
+    assert "Both chose the same config." in run("report", "run", "run").out
+    pictures = run("report", "run", "--format", "svg", "--output", "drawn").out.splitlines()
+    assert Path("drawn/memory-timeline-full.svg") in map(Path, pictures)
+    said = run("report", "nowhere")
+    assert said.code == 2
+    assert said.err == "autofit: nowhere is not there. Give the directory of a search, such as autofit-runs/NAME.\n"
 
 
 @pytest.mark.usefixtures("shared_zygote", "here")

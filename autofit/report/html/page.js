@@ -54,6 +54,7 @@
     tip.style.left = `${Math.max(8, left)}px`;
     tip.style.top = `${box.bottom + 8 + tip.offsetHeight > window.innerHeight ? box.top - tip.offsetHeight - 8 : box.bottom + 8}px`;
   };
+  let touched = null;
   const hide = () => (tip.hidden = true);
   for (const picture of all("svg")) {
     const dots = all("title", picture).map((title) => {
@@ -64,6 +65,12 @@
       dot.addEventListener("mouseleave", hide);
       dot.addEventListener("focus", () => show(dot));
       dot.addEventListener("blur", hide);
+      dot.addEventListener("click", (event) => {
+        if (!window.matchMedia("(hover: none)").matches || dot === touched) return;
+        event.preventDefault(); // a first touch tells, a second one follows
+        touched = dot;
+        show(dot);
+      });
       return dot;
     });
     const links = dots.filter((dot) => dot.hasAttribute("tabindex"));

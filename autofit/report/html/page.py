@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from autofit.core.measurement import Outcome
 from autofit.core.record import Record
-from autofit.core.result import Result
+from autofit.core.result import Result, tier
 from autofit.report.explain import ended, summary
 from autofit.report.html.agreement import agreement_words, memory_agreement, step_agreement
 from autofit.report.html.answer import commands, duration, exports, memory_bar, speed_words
@@ -21,6 +21,7 @@ from autofit.report.html.config_words import config_rows, off_knobs
 from autofit.report.html.knobs import knob_picture
 from autofit.report.html.memory import KIND_WORDS, breakdown, followed_tiers, followed_words, timeline_picture
 from autofit.report.html.picture import Picture
+from autofit.report.html.plotted import MARKS, TITLES
 from autofit.report.html.progress import progress
 from autofit.report.html.scatter import scatter
 from autofit.report.html.trials import columns, shared, trials
@@ -45,6 +46,7 @@ def report_page(record: Record, directory: Path) -> str:
         answer=_answer(record, directory),
         nothing=None if result.best else nothing_fits_text(result).plain.splitlines(),
         scatter=_both(scatter(record, WIDE), scatter(record, NARROW)),
+        tiers=_tiers(result),
         ran_out=any(each.outcome is Outcome.OUT_OF_MEMORY for each in result.trials),
         breakdown=_both(breakdown(record, WIDE), breakdown(record, NARROW)),
         timelines=_timelines(record),
@@ -126,6 +128,12 @@ def _answer(record: Record, directory: Path) -> dict[str, Any] | None:
         "commands": commands(record, directory),
         "exports": exports(directory),
     }
+
+
+def _tiers(result: Result) -> list[tuple[str, str, str]]:
+    """(name, mark, words) of each tier that is drawn."""
+    drawn = {tier(each.config) for each in result.trials} | {name for name, points in result.frontier.items() if points}
+    return [(name, mark, TITLES[name]) for name, mark in MARKS.items() if name in drawn]
 
 
 def _timelines(record: Record) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from autofit.report.standing import latest_by_config, relative_speed
 from autofit.report.words import OUTCOMES, describe, gib, number, peak_bytes
 
 TITLES = {"full": "all weights", "lora": "LoRA", "qlora": "QLoRA"}
+MARKS = {"full": "\u25cf", "lora": "\u25b2", "qlora": "\u25a0"}
 
 
 @dataclass(frozen=True)

@@ -200,6 +200,7 @@ def test_a_model_of_ones_own_is_trained_in_python(record: Records, tmp_path: Pat
     assert "autofit.fit(model, loader, config=config" in told
     assert "100 samples per second" in told
     assert "tokens" not in told.replace("tokens_per_second", "")
+    assert "QLoRA" not in told  # nothing of it was drawn
 
 
 @pytest.mark.parametrize(
