@@ -64,6 +64,7 @@ FREE_FRACTION = 0.8  # of free memory: the default budget of the CPU and of the 
 EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
 # For predicting a space, at most and of a time limit, else it goes without; and how many configs are worth a word.
 EXPECT_SECONDS, EXPECT_SHARE, EXPECT_TOLD = 300.0, 0.3, 1000
+FOLLOW_TOLD = 10**9  # parameters: of an 8B model a step takes 27 s to follow on two busy cores
 VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=6.0, compose=False)
 DRIFT_TOLD = 0.05  # what is less lies within what two probes of one config differ by
 
@@ -277,6 +278,9 @@ class _Run:
 
     def record(self, result: Result) -> Record:
         """The result with all that a report needs."""
+        traits = self.workload.traits
+        if traits and traits.parameters > FOLLOW_TOLD:
+            self.tell("following a training step of the best configs, for the report")
         return recorded(result, self.options, workload=self.workload, expected=self._expected, prober=self._prober)
 
     def tell(self, text: str) -> None:

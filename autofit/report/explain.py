@@ -46,10 +46,12 @@ def explain(result: Result) -> str:
 
 
 def summary(result: Result) -> list[str]:
-    """What the best gained, what it was up against, and what just did not fit; empty sentences where there is none."""
+    """What the best gained, what it was up against, what just did not fit, and how the search ended."""
     if result.best is None:
-        return []
-    return [_gain(result, result.best), _runner_up(result, result.best), _nearest_miss(result)]
+        return [ended(result), *result.notes]
+    best = (_gain(result, result.best), _runner_up(result, result.best), _nearest_miss(result))
+    rest = (tried(result), ended(result), may_be_missed(result.bound), *result.notes)
+    return [sentence for sentence in (*best, *rest) if sentence]
 
 
 def _sentences(*each: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from autofit.report.words import value
 
 _OFF = (None, False, 0, "none")
-BESIDE_OTHERS = ("gradient_accumulation_steps", "lora_targets", "lora_alpha", "lora_dropout")
+_BESIDE_OTHERS = ("gradient_accumulation_steps", "lora_targets", "lora_alpha", "lora_dropout")
 _TITLES = {
     "precision": "Numbers",
     "micro_batch_size": "Micro-batch",
@@ -88,12 +88,12 @@ class Row:
 
 def config_rows(config: Mapping[str, Any]) -> list[Row]:
     """Every knob that is on, in the order of the config; what trains all weights is told too."""
-    return [_row(config, knob) for knob in config if knob not in BESIDE_OTHERS and not _is_off(config, knob)]
+    return [_row(config, knob) for knob in config if knob not in _BESIDE_OTHERS and not _is_off(config, knob)]
 
 
 def off_knobs(config: Mapping[str, Any]) -> list[str]:
     """The knobs that do nothing."""
-    return [knob for knob in config if knob not in BESIDE_OTHERS and _is_off(config, knob)]
+    return [knob for knob in config if knob not in _BESIDE_OTHERS and _is_off(config, knob)]
 
 
 def _is_off(config: Mapping[str, Any], knob: str) -> bool:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from autofit.core.measurement import Outcome
 from autofit.core.record import Record
 from autofit.core.result import Result, tier
-from autofit.report.explain import ended, summary
+from autofit.report.explain import summary
 from autofit.report.html.agreement import agreement_words, memory_agreement, step_agreement
 from autofit.report.html.answer import commands, duration, exports, memory_bar, speed_words
 from autofit.report.html.config_words import config_rows, off_knobs
@@ -26,9 +26,9 @@ from autofit.report.html.progress import progress
 from autofit.report.html.scatter import scatter
 from autofit.report.html.trials import columns, shared, trials
 from autofit.report.more_memory import other_budget_lines
-from autofit.report.nothing_fits import nothing_fits_text, tried
+from autofit.report.nothing_fits import nothing_fits_text
 from autofit.report.what_knobs_buy import knob_lines
-from autofit.report.words import gib, may_be_missed, where
+from autofit.report.words import gib, where
 
 WIDE, NARROW = 720, 360
 _HOME = "autofit.report.html"
@@ -57,7 +57,7 @@ def report_page(record: Record, directory: Path) -> str:
         knob_picture=_both(knob_picture(record, WIDE), knob_picture(record, NARROW)),
         knobs=knob_lines(result),
         others=other_budget_lines(result),
-        summary=[*summary(result), ended(result), tried(result), may_be_missed(result.bound), *result.notes],
+        summary=summary(result),
         facts=facts(record),
         columns=columns(record),
         trials=trials(record, directory),

@@ -8,7 +8,7 @@ from pathlib import Path
 from autofit.core.measurement import Measurement
 from autofit.core.record import Predicted, Record
 from autofit.core.result import tier
-from autofit.report.html.config_words import BESIDE_OTHERS, off_knobs
+from autofit.report.html.config_words import off_knobs
 from autofit.report.html.plotted import TITLES, unit
 from autofit.report.standing import latest_by_config
 from autofit.report.words import OUTCOMES, describe, gib, knobs_that_differ, number, peak_bytes
@@ -74,10 +74,9 @@ def shared(record: Record) -> str:
     if len(trials) < 2:
         return ""
     differing = knobs_that_differ(each.config for each in trials)
-    off = off_knobs(trials[0].config)
-    return describe(
-        {knob: each for knob, each in trials[0].config.items() if knob not in (*differing, *off, *BESIDE_OTHERS)}
-    )
+    off = (*off_knobs(trials[0].config), *differing)
+    on = [knob for knob in trials[0].config if knob not in off]
+    return describe(trials[0].config, on) if on else ""
 
 
 def _predicted(record: Record, place: int) -> Predicted | None:

@@ -11,6 +11,7 @@ import pytest
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.record import Record
 from autofit.report.html import pictures, report_page
+from autofit.report.html.trials import shared
 
 Records = Callable[..., Record]
 
@@ -208,3 +209,9 @@ def test_a_model_of_ones_own_is_trained_in_python(record: Records, tmp_path: Pat
 )
 def test_pictures_have_names(record: Records, name: str) -> None:
     assert name in pictures(record())
+
+
+def test_what_all_trials_share_is_told_whole(record: Records) -> None:
+    trials = [each for each in record().result.trials if each.config["micro_batch_size"] == 8][:2]
+    assert shared(record(trials=tuple(trials))) == "micro-batch 8x1, adamw, sdpa attention"
+    assert shared(record(trials=tuple(trials[:1]))) == ""
