@@ -18,7 +18,7 @@ from autofit.search import Expectation
 
 # For following one config, at most and of a time limit: a picture is not worth more.
 FOLLOW_SECONDS, FOLLOW_SHARE = 60.0, 0.05
-_OPTIONS = ("seed", "tolerance", "trials", "time_limit", "space", "set")
+_OPTIONS = ("seed", "tolerance", "trials", "time_limit", "workers", "space", "set")
 
 
 def recorded(

@@ -81,6 +81,7 @@ def _setup(record: Record) -> dict[str, str]:
         "space": options.get("space") or "default",
         "configs in the space": f"{result.space_size:,}",
         **{f"--set {knob}": given for knob, given in (options.get("set") or {}).items()},
+        "workers": options.get("workers"),
         "seed": options.get("seed"),
         "tolerance": options.get("tolerance"),
         **result.versions,

@@ -9,7 +9,7 @@ from autofit.core.result import Result
 from autofit.report.explain import ended
 from autofit.report.more_memory import other_budget_lines
 from autofit.report.nothing_fits import nothing_fits_text, tried
-from autofit.report.standing import Standing, standings
+from autofit.report.standing import Standing, explored_at, standings
 from autofit.report.what_knobs_buy import knob_lines
 from autofit.report.words import describe, gib, may_be_missed, number, peak_bytes, rate, value, where
 
@@ -27,6 +27,7 @@ def markdown(record: Record) -> str:
         head,
         _answer(result),
         _standings(record),
+        plain(explored_at(result)),
         _section("What each knob buys, if it alone is changed", knob_lines(result)),
         _section("With other budgets", other_budget_lines(result)),
         plain(" ".join(filter(None, [tried(result), ended(result), may_be_missed(result.bound), *result.notes]))),

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import Result, tier
-from autofit.report.words import peak_bytes, percent, why_not
+from autofit.report.words import peak_bytes, percent, rate, why_not
 
+_NOTICED = 0.05  # of a change between exploring and verifying, worth a line
 _MISSES = 2  # configs that did not fit, in the table: enough to see where the budget ends
 # Where two configs of one speed differ in these, the tie was decided by how faithfully they learn (DESIGN section 5).
 _LEARNING = ("quantization", "precision", "optimizer", "lora_rank", "lora_targets")
@@ -60,6 +61,15 @@ def relative_speed(measurement: Measurement, result: Result) -> float:
     if not measurement.verified:
         reference = next((each for each in result.trials if each.config == result.best.config), result.best)
     return measurement.throughput / reference.throughput if reference.throughput else 1.0
+
+
+def explored_at(result: Result) -> str:
+    """What figures that are not verified are to be held against, where that is not the best's; else a row would read
+    "10 % slower" beside a figure larger than the best's."""
+    explored = next((each for each in result.trials if result.best and each.config == result.best.config), None)
+    if not explored or not result.best or abs(explored.throughput / result.best.throughput - 1) <= _NOTICED:
+        return ""
+    return f"What is not verified was measured once, briefly, when the best reached {rate(explored)}."
 
 
 def nearest_misses(measurements: Iterable[Measurement]) -> list[Measurement]:

@@ -10,10 +10,8 @@ from rich.text import Text
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
 from autofit.report.more_memory import other_budget_lines
-from autofit.report.standing import Standing, standings
-from autofit.report.words import describe, gib, knobs_that_differ, may_be_missed, number, peak_bytes, rate, where
-
-_NOTICED = 0.05  # of a change between exploring and verifying, worth a line
+from autofit.report.standing import Standing, explored_at, standings
+from autofit.report.words import describe, gib, knobs_that_differ, may_be_missed, number, peak_bytes, where
 
 
 def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> RenderableType:
@@ -70,10 +68,7 @@ def _below(result: Result, differing: list[str]) -> list[Text]:
         common = {name: each for name, each in result.best.config.items() if name not in differing}
         if describe(common):
             lines.append(f"In all of them: {describe(common)}.")
-    explored = next((each for each in result.trials if result.best and each.config == result.best.config), None)
-    if explored and result.best and abs(explored.throughput / result.best.throughput - 1) > _NOTICED:
-        # Else a row would read "10 % slower" beside a figure larger than the best's.
-        lines.append(f"What is not verified was measured once, briefly, when the best reached {rate(explored)}.")
+    lines += filter(None, [explored_at(result)])
     if result.best is not None and result.bound is not None:
         lines.append(may_be_missed(result.bound))
     others = other_budget_lines(result)

@@ -27,6 +27,7 @@ from autofit.report.html.scatter import scatter
 from autofit.report.html.trials import columns, shared, trials
 from autofit.report.more_memory import other_budget_lines
 from autofit.report.nothing_fits import nothing_fits_text
+from autofit.report.standing import explored_at
 from autofit.report.what_knobs_buy import knob_lines
 from autofit.report.words import gib, where
 
@@ -62,6 +63,7 @@ def report_page(record: Record, directory: Path) -> str:
         columns=columns(record),
         trials=trials(record, directory),
         shared=shared(record),
+        explored_at=explored_at(result),
     )
 
 
@@ -93,6 +95,7 @@ def facts(record: Record) -> dict[str, str]:
         "host": f"{hardware.cores} cores, {gib(hardware.host_memory_bytes)} GiB",
         "space": f"{options.get('space') or 'default'}, {result.space_size:,} configs",
         "settings": ", ".join(f"{knob}={_values(given)}" for knob, given in (options.get("set") or {}).items()),
+        "workers": str(options.get("workers") or ""),
         "seed": str(options.get("seed", "")),
         "tolerance": f"{record.tolerance:.0%}".replace("%", " %"),
         "finished": record.finished.replace("T", " "),
