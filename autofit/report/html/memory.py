@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement
 from autofit.core.record import Record
@@ -10,7 +12,7 @@ from autofit.report.html.picture import Picture, Scale, apart, steps, width_of
 from autofit.report.html.plotted import TITLES
 from autofit.report.words import describe, gib, percent
 
-KIND_WORDS = {
+KIND_WORDS = {  # in the order of KINDS
     "parameters": "weights",
     "optimizer": "optimizer state",
     "gradients": "gradients",
@@ -57,6 +59,7 @@ def timeline_picture(record: Record, name: str, width: int = 720) -> Picture | N
     picture = Picture(width, height, f"Memory through one training step, best of {TITLES[name]}")
     wide = width > 500
     across = Scale(0.0, 1.0, 52, width - (110 if wide else 14))
+    picture.root.set("data-across", f"{across.start:g} {across.end:g}")
     top = max(max(map(sum, line.moments)), line.peak_bytes)
     up = Scale(0.0, top / GIB * 1.06, height - 26, 16)
     moments = _thinned(line, None if wide else _NARROW)
@@ -69,6 +72,12 @@ def timeline_picture(record: Record, name: str, width: int = 720) -> Picture | N
         _name_bands(picture, across, up, line)
     _mark_peak(picture, across, up, line)
     return picture
+
+
+def moments_json(line: Timeline) -> str:
+    """The moments as numbers of GiB, for who points at one of them."""
+    gibs = [[float(f"{size / GIB:.3g}") for size in moment] for moment in line.moments]
+    return json.dumps({"kinds": list(KIND_WORDS.values()), "at": line.at, "gib": gibs}, separators=(",", ":"))
 
 
 def followed_words(record: Record, name: str) -> str:

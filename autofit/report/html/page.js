@@ -46,9 +46,9 @@
 
   // What a dot is, and the dots of a picture by the arrow keys.
   const tip = document.getElementById("tip");
-  const show = (dot) => {
-    const box = dot.getBoundingClientRect();
-    tip.textContent = dot.getAttribute("aria-label");
+  const show = (dot) => say(dot.getAttribute("aria-label"), dot.getBoundingClientRect());
+  const say = (words, box) => {
+    tip.textContent = words;
     tip.hidden = false;
     const left = Math.min(box.right + 8, window.innerWidth - tip.offsetWidth - 8);
     tip.style.left = `${Math.max(8, left)}px`;
@@ -87,6 +87,49 @@
         next.focus();
       });
     });
+  }
+  // What lives at a moment of a step, by the pointer or the arrow keys.
+  for (const figure of all("figure.timeline")) {
+    const { kinds, at, gib } = JSON.parse(figure.querySelector("script").textContent);
+    const totals = gib.map((sizes) => sizes.reduce((a, b) => a + b));
+    for (const picture of all("svg", figure)) {
+      const [start, end] = picture.dataset.across.split(" ").map(Number);
+      const { width, height } = picture.viewBox.baseVal;
+      const line = document.createElementNS(picture.namespaceURI, "line");
+      line.setAttribute("class", "cursor");
+      let place = totals.indexOf(Math.max(...totals));
+      const point = () => {
+        const box = picture.getBoundingClientRect();
+        const x = start + at[place] * (end - start);
+        for (const [name, value] of [["x1", x], ["x2", x], ["y1", 16], ["y2", height - 26]]) line.setAttribute(name, value);
+        picture.append(line);
+        const parts = kinds.map((kind, index) => [kind, gib[place][index]]).filter(([, size]) => size);
+        const words = parts.reverse().map(([kind, size]) => `${kind} ${size}`).join(", ");
+        say(`${Math.round(at[place] * 100)} % of the step: ${Number(totals[place].toPrecision(3))} GiB \u2014 ${words}`, {
+          right: box.left + (x / width) * box.width, top: box.top, bottom: box.top + 20,
+        });
+        picture.setAttribute("aria-label", tip.textContent);
+      };
+      const leave = () => (line.remove(), hide());
+      picture.setAttribute("tabindex", "0");
+      picture.addEventListener("pointermove", (event) => {
+        const box = picture.getBoundingClientRect();
+        const share = (((event.clientX - box.left) / box.width) * width - start) / (end - start);
+        if (share < 0 || share > 1) return leave();
+        place = Math.max(0, at.findLastIndex((when) => when <= share));
+        point();
+      });
+      picture.addEventListener("pointerleave", leave);
+      picture.addEventListener("focus", point);
+      picture.addEventListener("blur", leave);
+      picture.addEventListener("keydown", (event) => {
+        const step = { ArrowRight: 1, ArrowLeft: -1, PageDown: 20, PageUp: -20 }[event.key];
+        if (!step) return;
+        event.preventDefault();
+        place = Math.min(at.length - 1, Math.max(0, place + step));
+        point();
+      });
+    }
   }
   document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
   document.addEventListener("scroll", hide, true);

@@ -19,7 +19,14 @@ from autofit.report.html.agreement import agreement_words, memory_agreement, ste
 from autofit.report.html.answer import commands, duration, exports, memory_bar, speed_words
 from autofit.report.html.config_words import config_rows, off_knobs
 from autofit.report.html.knobs import knob_picture
-from autofit.report.html.memory import KIND_WORDS, breakdown, followed_tiers, followed_words, timeline_picture
+from autofit.report.html.memory import (
+    KIND_WORDS,
+    breakdown,
+    followed_tiers,
+    followed_words,
+    moments_json,
+    timeline_picture,
+)
 from autofit.report.html.picture import Picture
 from autofit.report.html.plotted import MARKS, TITLES
 from autofit.report.html.progress import progress
@@ -144,6 +151,7 @@ def _timelines(record: Record) -> list[dict[str, Any]]:
         {
             "picture": _both(timeline_picture(record, name, WIDE), timeline_picture(record, name, NARROW)),
             "words": followed_words(record, name),
+            "moments": Markup(moments_json(record.timelines[name])),  # numbers, and words of this page
             "timed": record.timelines[name].timed,
         }
         for name in followed_tiers(record)

@@ -118,7 +118,8 @@ def test_what_comes_from_users_is_only_words(record: Records, tmp_path: Path) ->
     (folder / "tool.yaml").write_text(EVIL)
     page = report_page(evil, tmp_path)
     assert "<script>alert" not in page
-    assert sum(tag == "script" for tag, _ in Reader(page).tags) == 1
+    scripts = [given.get("type") for tag, given in Reader(page).tags if tag == "script"]
+    assert scripts == [*["application/json"] * len(evil.timelines), None]
     assert Reader(page).text.count("alert('1')") > 10
     for name, picture in pictures(evil).items():
         assert "<script" not in picture.document(""), name

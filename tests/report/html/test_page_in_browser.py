@@ -40,6 +40,11 @@ first.focus();
 seen.tip = document.getElementById("tip").textContent;
 first.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight", bubbles: true}));
 seen.next = document.activeElement !== first && dots.includes(document.activeElement);
+const step = [...document.querySelectorAll(".timeline svg")].find((svg) => svg.getBoundingClientRect().width > 0);
+step.focus();
+seen.peak = document.getElementById("tip").textContent;
+step.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight", bubbles: true}));
+seen.after = document.getElementById("tip").textContent;
 seen.wider = document.documentElement.scrollWidth - window.innerWidth;
 document.body.dataset.seen = JSON.stringify(seen);
 </script></body>"""
@@ -82,4 +87,6 @@ def test_what_a_reader_does(page: Path, tmp_path: Path, width: int) -> None:
     assert seen["stops"] == 1
     assert seen["tip"].startswith("probe ")
     assert seen["next"]
+    assert seen["peak"].startswith("60 % of the step: 1.5 GiB \u2014 temporary 0.6, activations 0.3, gradients 0.225, ")
+    assert seen["after"].startswith("100 % of the step: 0.75 GiB ")
     assert seen["wider"] <= 0  # nothing has to be scrolled sideways but the table of trials
