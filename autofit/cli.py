@@ -118,18 +118,10 @@ def search(
         "seed": seed,
     }
     limit = None if time_limit is None else seconds_of(time_limit)
+    here = {"time_limit": limit, "workers": workers, "out": out, "resume": resume, "store": not no_store}
     try:
         with LiveDisplay(stderr, quiet=quiet) as listener:
-            result = _heavy("autofit.fit", "search")(
-                model,
-                listener=listener,
-                time_limit=limit,
-                workers=workers,
-                out=out,
-                resume=resume,
-                store=not no_store,
-                **about,
-            )
+            result = _heavy("autofit.fit", "search")(model, listener=listener, **here, **about)
     except ProbeError as error:
         if gpu_mem is None and gpu is None:
             raise
@@ -137,7 +129,7 @@ def search(
     if as_json:
         _print_json(result.to_json())
     elif result.best is not None:
-        _stdout().print(result_table(result, tolerance=tolerance))
+        Console().print(result_table(result, tolerance=tolerance))
     if result.stopped_by == "interrupt":
         stderr.print(f"interrupted; go on with --resume --out {result.run_directory}")
         return INTERRUPTED
@@ -178,18 +170,18 @@ def estimate(
         if any(each is not None for each in (gpu_mem, device, mem)):
             raise InputError("--gpu list is about whole cards.", "Leave out --gpu-mem, --device and --mem.")
         cards = _heavy("autofit.nearby", "fitting_cards")(model, config, **asked)
-        _print_json(cards) if as_json else _stdout().print(cards_table(cards))
+        _print_json(cards) if as_json else Console().print(cards_table(cards))
         return 0
     prediction = _heavy("autofit.predict", "ask")(
         model, config, gpu=gpu, gpu_mem=gpu_mem, device=device, mem=mem, **asked
     )
     answer = prediction.to_dict()
     if not as_json:  # before the rest, which takes longer
-        _stdout().print(estimate_table(answer))
+        Console().print(estimate_table(answer))
     if alternatives or (alternatives is None and not as_json):
         answer |= _heavy("autofit.nearby", "around")(prediction)
         if not as_json:
-            _stdout().print(around_table(answer))
+            Console().print(around_table(answer))
     if as_json:
         _print_json(answer)
     return 0
@@ -203,12 +195,10 @@ def _only_predicted(error: ProbeError, found: Any, as_json: bool) -> int:
         _print_json({"schema": 1, "best": None, "predicted": predicted, "error": told})
     else:
         Console(stderr=True, soft_wrap=True).print(f"autofit: {error}", markup=False, highlight=False)
-        said = (
-            "no config is expected to fit." if found is None else "expected to be the fastest that fits, not measured:"
-        )
-        _stdout().print(said, highlight=False)
+        said = "expected to be the fastest that fits, not measured:" if found else "no config is expected to fit."
+        Console().print(said, highlight=False)
         if found is not None:
-            _stdout().print(estimate_table(found.to_dict()))
+            Console().print(estimate_table(found.to_dict()))
     return error.exit_code
 
 
@@ -286,11 +276,11 @@ def train(
         stderr.print(f"interrupted{going_on}", highlight=False, soft_wrap=True)
         return INTERRUPTED
     if not trained.history:
-        _stdout().print(f"nothing left to train: {output} holds the finished run", highlight=False)
+        Console().print(f"nothing left to train: {output} holds the finished run", highlight=False)
         return 0
     first, last = trained.history[0].loss, trained.history[-1].loss
     evaluated = f", evaluation loss {trained.evaluations[-1]:.4f}" if trained.evaluations else ""
-    _stdout().print(f"{len(trained.history)} steps, loss {first:.4f} -> {last:.4f}{evaluated}", highlight=False)
+    Console().print(f"{len(trained.history)} steps, loss {first:.4f} -> {last:.4f}{evaluated}", highlight=False)
     return 0
 
 
@@ -321,15 +311,13 @@ def export(
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR [RUN_DIR]", help="A run; two are compared.")],
     form: Annotated[
-        str | None, typer.Option("--format", metavar="html|svg|png|md", help="Default html; of two runs a table.")
+        str | None, typer.Option("--format", help="html, svg, png or md; of two runs a table, or md.")
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Of pictures a directory; default: in the run directory.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: in RUN_DIR; md: stdout.")] = None,
 ) -> int:
     """Write the report of a search again, its pictures or a summary; or tell two searches apart."""
     told = _heavy("autofit.report.run_report", "report")(runs, form, output)
-    print(told) if isinstance(told, str) else _stdout().print(told)
+    print(told) if isinstance(told, str) else Console().print(told)
     return 0
 
 
@@ -342,7 +330,7 @@ def doctor(
     """What this machine offers: device, budget, and which techniques are available."""
     shown: Callable[[Any], Any] = cleared_text if clear_store else doctor_table
     data = _heavy("autofit.doctor", "clear_store")() if clear_store else _heavy("autofit.doctor", "examine")(device)
-    _print_json(data) if as_json else _stdout().print(shown(data), soft_wrap=clear_store, markup=False)
+    _print_json(data) if as_json else Console().print(shown(data), soft_wrap=clear_store, markup=False)
     return 0
 
 
@@ -356,10 +344,7 @@ def models(as_json: Json = False) -> int:
 def spaces(as_json: Json = False) -> int:
     """The search spaces that ship with autofit, and how many configs each holds."""
     data = _heavy("autofit.spaces", "describe_spaces")()
-    if as_json:
-        _print_json(data)
-    else:
-        _stdout().print(spaces_table(data["spaces"], data["counted_for"]))
+    _print_json(data) if as_json else Console().print(spaces_table(data["spaces"], data["counted_for"]))
     return 0
 
 
@@ -407,12 +392,8 @@ def _heavy(module: str, name: str) -> Any:
 
 
 def _listed(name: str, rows: list[dict[str, Any]], table: Callable[..., Any], as_json: bool) -> int:
-    _print_json({"schema": 1, name: rows}) if as_json else _stdout().print(table(rows))
+    _print_json({"schema": 1, name: rows}) if as_json else Console().print(table(rows))
     return 0
-
-
-def _stdout() -> Console:
-    return Console()
 
 
 def _print_json(data: dict[str, Any]) -> None:
