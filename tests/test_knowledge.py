@@ -55,7 +55,7 @@ def fits(size: int, peak: int = MIB, seconds: float = 2.0) -> Measurement:
         {"versions": {"bitsandbytes": "1"}},
         {"workload": dataclasses.replace(WORKLOAD, traits=dataclasses.replace(TRAITS, fingerprint="bar"))},
     ],
-    ids=str,
+    ids=lambda change: "-".join(change),
 )
 def test_another_device_version_or_workload_is_another_subject(change: dict[str, Any]) -> None:
     assert subject(**change) != subject() == subject()
