@@ -26,6 +26,7 @@ from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSecond
 from autofit.core.options import search_options
 from autofit.core.result import Result
 from autofit.core.workload import Traits, Workload
+from autofit.estimate import timelines
 from autofit.parallel import check_memory, places_for
 from autofit.probe import Place, Plan, physical_cores
 
@@ -133,6 +134,8 @@ class Machine:
         return self.hardware
 
     def run(self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
+        if function is timelines:  # for the report, of configs of every tier
+            return [None for _ in arguments[1]]
         return self.predict(arguments[1], by_workers=False)
 
     def predict(self, configs: list[Config], *, by_workers: bool) -> Any:
