@@ -4,8 +4,9 @@
 
 Searches are replayed as in `benchmarks.replay`, at budgets in which 30, 50 and 70 % of the configs fit. After each, the
 fastest config that it names for half, five quarters and twice the budget is held against the table: whether it fits
-there, how far the speed said of it is from its own, and how much slower it is than the fastest that fits. So is what it
-predicts of every single change of the best config: its speed against the best's, its peak, and whether it fits.
+there, how far off its speed against the best's is, as it was said, and how much slower it is than the fastest that
+fits. So is what is predicted of every single change of the best config: its speed against the best's, its peak, and
+whether it fits.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import numpy as np
 
 from autofit import techniques
 from autofit.core.budget import Budget
+from autofit.core.config import Config
 from autofit.core.frontier import fastest_within
 from autofit.core.hardware import Hardware
 from autofit.core.result import TIERS, tier
 from autofit.core.workload import Workload
 from autofit.memory.other_budgets import other_budgets
-from autofit.search import Evidence, Limits, Outlook, Seams, outlook, search
+from autofit.search import Evidence, Limits, Outlook, Seams, outlook, pick, play, search
 from benchmarks.rank_tables import TABLES
 from benchmarks.record_table import Table
 from benchmarks.replay import Known
@@ -62,21 +64,23 @@ def judged(problem: Problem, hardware: Hardware, seed: int) -> Iterator[Row]:
         probe=lambda number, config, best: run.probe(config),
         rules=problem.rules,
         memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
-        on_finished=lambda measurement, best: None,
+        on_finished=lambda measurement, best: run.leaders.append(best.config if best else None),
         expect=lambda configs: problem.expected,
     )
     limits = Limits(trials=_PROBES, memory_bytes=problem.budget, tolerance=_TOLERANCE)
     found = search(problem.space, seams, limits=limits, seed=seed)
+    finals = play(found.measurements, found.expected, run.again, tolerance=_TOLERANCE, fidelity=lambda config: ())
     evidence = Evidence(
-        best=max((each for each in found.measurements if each.fits), key=lambda each: each.throughput, default=None),
-        measurements=found.measurements,
-        failed=(),
+        best=pick(finals.candidates(), tolerance=_TOLERANCE, fidelity=lambda config: ()),
+        measurements=(*finals.explored, *finals.verified),
+        failed=finals.failed,
         beliefs=found.beliefs,
         expected=problem.expected,
         budget=Budget(problem.budget, hardware.host_memory_bytes),
         hardware=hardware,
         workload=Workload(model=dict, batch=lambda count: count, effective_batch_size=problem.samples),
     )
+    assert evidence.best, "these budgets hold some"
     around = outlook(evidence, others=other_budgets(evidence.budget, hardware), tolerance=_TOLERANCE)
     yield from _of_budgets(around, evidence, problem)
     yield from _of_knobs(around, evidence, problem)
@@ -92,30 +96,33 @@ def _of_budgets(around: Outlook, evidence: Evidence, problem: Problem) -> Iterat
             ]
             point = fastest_within(around.frontier[name], other.device_bytes)
             if point and within:
-                true = problem.throughput(point.config)
                 yield {
                     "of": f"{other.why}, {'measured' if point.measured else 'predicted'}",
                     "fits": (problem.rows[point.config].peak_bytes or 0) <= other.device_bytes,
-                    "speed_off": abs(point.samples_per_second / true - 1),
-                    "regret": 1 - true / max(within),
+                    "speed_off": _speed_off(point.config, point.samples_per_second, evidence, problem),
+                    "regret": 1 - problem.throughput(point.config) / max(within),
                 }
             elif point or within:
                 yield {"of": f"{other.why}, whether anything fits", "fits": False}
 
 
 def _of_knobs(around: Outlook, evidence: Evidence, problem: Problem) -> Iterator[Row]:
-    best = evidence.best
     for each in around.alternatives:
         row = problem.rows[each.config]
-        if best and not each.measured and row.step_seconds and row.peak_bytes and each.samples_per_second:
-            said = each.samples_per_second / best.throughput
-            true = problem.throughput(each.config) / problem.throughput(best.config)
+        if not each.measured and row.step_seconds and row.peak_bytes and each.samples_per_second:
             yield {
                 "of": _KNOBS,
                 "fits": each.fits == (row.peak_bytes <= problem.budget),
-                "speed_off": abs(said / true - 1),
+                "speed_off": _speed_off(each.config, each.samples_per_second, evidence, problem),
                 "peak_off": abs((each.peak_bytes or 0) / row.peak_bytes - 1),
             }
+
+
+def _speed_off(config: Config, said: float, evidence: Evidence, problem: Problem) -> float:
+    """Of a speed that is told against the best's."""
+    assert evidence.best, "there is one to be told against"
+    true = problem.throughput(config) / problem.throughput(evidence.best.config)
+    return abs(said / evidence.best.throughput / true - 1)
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Row]:

@@ -17,10 +17,9 @@ from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import TIERS, tier
 from autofit.core.workload import Workload
-from autofit.search.beliefs import SPEED_NOISE, Beliefs
+from autofit.search.beliefs import Beliefs
 from autofit.search.columns import Columns
 from autofit.search.dominance import ruled_out
-from autofit.search.drift import as_now
 from autofit.search.effects import Array
 from autofit.search.expectation import Expectation
 
@@ -45,20 +44,28 @@ class Evidence:
     workload: Workload
 
     @cached_property
-    def latest(self) -> dict[Config, Measurement]:
-        """By config the last that was measured of it, but for those that failed when verified.
+    def levelled(self) -> list[Measurement]:
+        """All measurements, the explored ones at the level of the verified: the machine may have become faster or
+        slower in between, by as much as the best did."""
+        best = self.best
+        explored = next((each for each in self.measurements if best and each.config == best.config), best)
+        level = best.throughput / explored.throughput if best and explored and explored.throughput else 1.0
+        return [each if each.verified else _faster(each, level) for each in self.measurements]
 
-        What was only explored is brought to the level of the verified runs: the machine may have become faster or
-        slower in between.
-        """
-        levelled = zip(self.measurements, as_now(self.measurements, noise=SPEED_NOISE), strict=True)
-        latest = {each.config: each if each.verified else now for each, now in levelled}
-        return {config: each for config, each in latest.items() if config not in self.failed}
+    @cached_property
+    def latest(self) -> dict[Config, Measurement]:
+        """By config the last of them, but for those that failed when verified."""
+        return {each.config: each for each in self.levelled if each.config not in self.failed}
 
     @property
     def usable_bytes(self) -> int:
         """What may be taken of the budget, the context included."""
         return self.budget.cap_bytes(self.hardware.device)
+
+
+def _faster(measurement: Measurement, level: float) -> Measurement:
+    steps = measurement.step_seconds
+    return measurement.taking(steps.median / level) if measurement.fits and steps else measurement
 
 
 def leading(expected: Expectation, most: int) -> list[Config]:
@@ -80,17 +87,27 @@ def leading(expected: Expectation, most: int) -> list[Config]:
 def believed(configs: Iterable[Config], evidence: Evidence) -> dict[Config, Point]:
     """What configs are believed to take and to reach: those that are predicted, were not measured or lacked nothing but
     memory, and probably work."""
-    beliefs, known = evidence.beliefs, evidence.measurements
+    beliefs, known = evidence.beliefs, evidence.levelled
     asked = [config for config in configs if _can_be_told(config, evidence)]
     if beliefs is None or not asked:
         return {}
     group = beliefs.group(asked)
     nbytes = _peaks(np.exp(beliefs.memory(known, group)[0]), evidence)
     _raise_what_cannot_fit(nbytes, asked, evidence)
-    steps = np.exp(beliefs.speeds(known, group).expected.mean)
+    steps = np.exp(beliefs.speeds(known, group).expected.mean) * _level(evidence)
     works = beliefs.works(known, group) > _LIKELY_TO_WORK
     rows = zip(asked, nbytes.tolist(), steps.tolist(), works.tolist(), strict=True)
     return {config: _point(config, size, rate, evidence.workload) for config, size, rate, work in rows if work}
+
+
+def _level(evidence: Evidence) -> float:
+    """By how much the best was measured to be faster than is believed of it: all else is told relative to the best."""
+    best = evidence.best
+    if best is None or best.step_seconds is None or evidence.beliefs is None:
+        return 1.0
+    group = evidence.beliefs.group([best.config])
+    (steps,) = np.exp(evidence.beliefs.speeds(evidence.levelled, group).expected.mean)
+    return float(1 / best.step_seconds.median / steps)
 
 
 def _can_be_told(config: Config, evidence: Evidence) -> bool:

@@ -1,6 +1,7 @@
 """The explanation in sentences."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,15 @@ def test_what_was_not_verified_is_not_called_so(result: Results, measured: Calla
     assert "It was the first that fitted" in text
     assert "The search was interrupted" in text
     assert "runner-up" not in text
+
+
+def test_figures_of_a_machine_that_drifted_are_not_set_beside_each_other(
+    result: Results, measured: Callable[..., Measurement]
+) -> None:
+    slowly = measured(70, 1.5, others={"verified": True}, precision="bf16-mixed", micro_batch_size=2)
+    first, explored = measured(80, 1.9), replace(slowly, verified=False, samples_per_second=100.0)
+    text = explain(result(best=slowly, trials=(first, explored), tiers={"full": slowly}, runner_up=None))
+    assert "It is 1.25 times as fast as the first config that fitted." in text
 
 
 def test_where_nothing_fits_the_explanation_is_what_would_help(

@@ -106,18 +106,42 @@ def test_on_a_gpu_the_allocators_share_and_the_context_count(formula: Any, searc
     assert told == pytest.approx(1.25 * problem.memory(config) + 2 * 10**9, rel=0.02)
 
 
-def test_explored_speeds_are_brought_to_the_level_of_verified_ones(formula: Any, searched: Searched) -> None:
-    evidence = searched(formula(3))
-    fitting = sorted((each for each in evidence.measurements if each.fits), key=lambda each: -each.throughput)
-    slower = [each.taking(1.25 * each.step_seconds.median) for each in fitting[:3] if each.step_seconds]
-    verified = [dataclasses.replace(each, verified=True, seconds=60.0) for each in slower]
-    explored = [dataclasses.replace(each, seconds=60.0) for each in evidence.measurements]
-    levelled = dataclasses.replace(evidence, best=verified[0], measurements=(*explored, *verified))
-    for each in verified:
-        assert levelled.latest[each.config] == each
-    for each in fitting[3:]:
-        assert each.throughput / 1.3 < levelled.latest[each.config].throughput < 0.98 * each.throughput
-    assert evidence.latest == {each.config: each for each in evidence.measurements}  # where no repeats tell
+def test_all_speeds_are_told_at_the_level_of_the_best(formula: Any, searched: Searched) -> None:
+    """Where the machine has become slower until the best was verified, all else would be slower, too."""
+    problem = formula(3)
+    evidence = searched(problem)
+    best = evidence.best
+    assert best
+    assert best.step_seconds
+    verified = dataclasses.replace(best.taking(best.step_seconds.median * 1.25), verified=True)
+    slower = dataclasses.replace(evidence, best=verified, measurements=(*evidence.measurements, verified))
+    assert slower.latest[best.config] == verified
+    for each in evidence.measurements:
+        if each.fits and each.config != best.config:
+            assert slower.latest[each.config].throughput == pytest.approx(each.throughput / 1.25)
+    before, after = believed(problem.configs, evidence), believed(problem.configs, slower)
+    ratios = [after[config].samples_per_second / each.samples_per_second for config, each in before.items()]
+    assert statistics.median(ratios) == pytest.approx(1 / 1.25, rel=0.03)
+    as_they_are = {each.config: each for each in evidence.measurements}
+    assert evidence.latest == as_they_are
+    assert dataclasses.replace(evidence, best=None).latest == as_they_are
+
+
+def test_a_best_that_is_faster_than_expected_does_not_make_all_else_slower(formula: Any, searched: Searched) -> None:
+    """What a knob buys is no matter of how lucky the best was: single changes are told relative to it."""
+    problem = formula(3)
+    evidence = searched(problem)
+    best = evidence.best
+    assert best
+    assert best.step_seconds
+    lucky = best.taking(best.step_seconds.median / 1.2)
+    measurements = [lucky if each.config == best.config else each for each in evidence.measurements]
+    told = believed(problem.configs, dataclasses.replace(evidence, best=lucky, measurements=measurements))
+    near = [config for config in told if len(config.differences(best.config)) <= 2]
+    assert near
+    true = {config: problem.speed(config) / problem.speed(best.config) for config in near}
+    ratios = [told[config].samples_per_second / lucky.throughput / true[config] for config in near]
+    assert statistics.median(ratios) > 0.94  # 1 / 1.2 without
 
 
 def test_the_leading_ones_are_near_the_frontier_of_their_tier() -> None:
