@@ -416,7 +416,7 @@ def test_an_interrupt_before_anything_is_known(run: Run, monkeypatch: pytest.Mon
     def press(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autofit.cli.describe_presets", press)
+    monkeypatch.setattr("autofit.cli.inventory.describe_presets", press)
     said = run("models", *(["--json"] if as_json else []))
     assert said.code == 130
     assert said.err == "autofit: interrupted.\n"
@@ -426,7 +426,7 @@ def test_an_interrupt_before_anything_is_known(run: Run, monkeypatch: pytest.Mon
 def test_an_error_of_autofits_own_is_json_and_a_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autofit.cli.describe_presets", lambda: 1 / 0)
+    monkeypatch.setattr("autofit.cli.inventory.describe_presets", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["models", "--json"])
     answer = json.loads(capsys.readouterr().out)

@@ -1,0 +1,86 @@
+"""The command line: the only room that parses arguments, prints to the user or sets an exit code.
+
+Progress goes to stderr, the answer to stdout; with --json stdout holds exactly one JSON object, also when all goes
+wrong. What is heavy is reached by name when a command runs, so that `autofit --help` answers at once. Commands stand
+in files of their own; here is what is the same for all of them: how they start and how they end.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from autofit.cli import estimate, handed_over, inventory, search, train
+from autofit.cli.output import INTERRUPTED, print_json, tell_error
+from autofit.core.environment import set_defaults
+from autofit.core.errors import AutofitError, InputError
+
+# typer ships its own copy of click or uses click itself, by version; this is whichever it is.
+UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+_COMMANDS = (
+    search.search,
+    estimate.estimate,
+    train.train,
+    handed_over.export,
+    handed_over.report,
+    inventory.doctor,
+    inventory.models,
+    inventory.spaces,
+)
+
+
+class _Commands(TyperGroup):
+    """typer ends on Ctrl-C without a word; here it is told as every other end is."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise typer.Abort from error
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Find the fastest PyTorch training configuration that fits your memory, by measuring real steps.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for _command in _COMMANDS:
+    app.command()(_command)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit."""
+    set_defaults()  # before a command loads torch
+    arguments = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in arguments
+    sys.exit(_run(lambda: app(arguments, prog_name="autofit", standalone_mode=False, obj=arguments), as_json))
+
+
+def _run(command: Callable[[], Any], as_json: bool) -> int:
+    """The exit code of a command, with every error told as one sentence (or one JSON object)."""
+    try:
+        return int(command() or 0)
+    except AutofitError as error:
+        tell_error(error.message, error.remedy, as_json)
+        return error.exit_code
+    except UsageError as error:
+        message = getattr(error, "format_message", lambda: "")()
+        if message:
+            tell_error(message, "See --help.", as_json)
+        else:  # no arguments at all: the error is the help text
+            getattr(error, "show", lambda: None)()
+        return InputError.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        tell_error("interrupted.", "", as_json)
+        return INTERRUPTED
+    except Exception as error:
+        if as_json:  # on every exit; the traceback, which somebody has to see, follows on stderr
+            message = f"autofit failed: {type(error).__name__}: {error}"
+            print_json({"schema": 1, "error": {"message": message, "remedy": "Please report it."}})
+        raise

@@ -1,0 +1,77 @@
+"""`autofit estimate`, and the estimate that stands for a search where probes cannot run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from autofit.cli.options import Device, EffectiveBatch, GpuMem, Json, Mem, Model, SeqLen, TrustRemoteCode
+from autofit.cli.output import heavy, print_json
+from autofit.core.errors import InputError, ProbeError
+from autofit.core.options import parse_settings
+from autofit.report import around_table, cards_table, estimate_table
+
+
+def estimate(
+    model: Model,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A config or a result.yaml; default: a plain start.")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="Set a knob.")] = None,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="A card such as rtx-4090, or list: all.")] = None,
+    gpu_mem: GpuMem = None,
+    device: Device = None,
+    mem: Mem = None,
+    seq_len: SeqLen = None,
+    effective_batch: EffectiveBatch = None,
+    alternatives: Annotated[
+        bool | None,
+        typer.Option("--alternatives/--no-alternatives", help="What changes would bring; default: not with --json."),
+    ] = None,
+    as_json: Json = False,
+    trust_remote_code: TrustRemoteCode = False,
+) -> int:
+    """Predict memory and speed of a config, without a GPU and without weights."""
+    asked: dict[str, Any] = {
+        "set": parse_settings(set_ or []),
+        "seq_len": seq_len,
+        "effective_batch": effective_batch,
+        "trust_remote_code": trust_remote_code,
+    }
+    if gpu == "list":
+        if any(each is not None for each in (gpu_mem, device, mem)):
+            raise InputError("--gpu list is about whole cards.", "Leave out --gpu-mem, --device and --mem.")
+        cards = heavy("autofit.nearby", "fitting_cards")(model, config, **asked)
+        print_json(cards) if as_json else Console().print(cards_table(cards))
+        return 0
+    prediction = heavy("autofit.predict", "ask")(
+        model, config, gpu=gpu, gpu_mem=gpu_mem, device=device, mem=mem, **asked
+    )
+    answer = prediction.to_dict()
+    if not as_json:  # before the rest, which takes longer
+        Console().print(estimate_table(answer))
+    if alternatives or (alternatives is None and not as_json):
+        answer |= heavy("autofit.nearby", "around")(prediction)
+        if not as_json:
+            Console().print(around_table(answer))
+    if as_json:
+        print_json(answer)
+    return 0
+
+
+def print_expected(error: ProbeError, found: Any, as_json: bool) -> int:
+    """Nothing can be measured for the card here: say so, and what is expected on it."""
+    if as_json:
+        told = {"message": error.message, "remedy": error.remedy}
+        predicted = found and {"config": dict(found.estimate.config), "estimate": found.to_dict()}
+        print_json({"schema": 1, "best": None, "predicted": predicted, "error": told})
+    else:
+        Console(stderr=True, soft_wrap=True).print(f"autofit: {error}", markup=False, highlight=False)
+        said = "expected to be the fastest that fits, not measured:" if found else "no config is expected to fit."
+        Console().print(said, highlight=False)
+        if found is not None:
+            Console().print(estimate_table(found.to_dict()))
+    return error.exit_code
