@@ -20,7 +20,7 @@ from autofit.report.html import report_page
 
 def hand_over(result: Result, workload: Workload, directory: RunDirectory, *, tell: Callable[[str], None]) -> Result:
     """Write result.yaml, exports and, of a model of transformers, train.py; the result says where they are."""
-    files: dict[str, str | None] = {"result": None, "script": None, "exports": None, "report": None}
+    files: dict[str, str | None] = {"result": None, "script": None, "exports": None, "report": None, **result.files}
     result = dataclasses.replace(result, run_directory=str(directory.path))
     if result.best is None:
         return dataclasses.replace(result, files=files)

@@ -1,10 +1,14 @@
 """Makes the record of a search: its result, what was predicted of what was measured, and how the memory of the best
-configs runs through a step, which a child follows on tensors without storage."""
+configs runs through a step, which a child follows on tensors without storage. Where it is asked for, one real step of
+the best is kept for the viewers that people have."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 
 from autofit.core.errors import AutofitError
 from autofit.core.options import SearchOptions
@@ -32,6 +36,22 @@ def recorded(
         timelines=_timelines(result, workload, options, prober),
         finished=datetime.now().astimezone().isoformat(timespec="seconds"),
     )
+
+
+def traced(
+    result: Result, workload: Workload, prober: Prober, *, directory: Path, tell: Callable[[str], None]
+) -> Result:
+    """The result with a record of one step of its best config in its files; without, where that cannot be had."""
+    if result.best is None or result.stopped_by == "interrupt":
+        return result
+    try:
+        files = prober.trace(workload, result.best.config, result.hardware, result.budget, directory=directory)
+    except AutofitError as error:
+        tell(f"no step of the best config could be recorded: {error.message}")
+        return result
+    if result.hardware.device == "cpu":
+        tell("memory snapshots are CUDA's: of a CPU there is the trace alone, which holds its allocations, too.")
+    return dataclasses.replace(result, files={**result.files, **files})
 
 
 def _predicted(result: Result, expected: Expectation | None) -> tuple[Predicted, ...]:

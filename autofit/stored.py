@@ -24,7 +24,7 @@ from autofit.core.versions import versions
 from autofit.core.workload import Workload
 from autofit.training.fingerprint import Code, facts_of
 
-_NOT_WHAT_IS_FOUND = {"out", "resume", "probe_timeout", "store", "workers"}
+_NOT_WHAT_IS_FOUND = {"out", "resume", "probe_timeout", "store", "workers", "memory_snapshot"}
 
 
 def key_of(workload: Workload, options: SearchOptions) -> str:

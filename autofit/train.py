@@ -23,6 +23,7 @@ from autofit.models import HuggingFaceModel, workload_from_source
 from autofit.models.huggingface import AUTO_CLASSES, sentence
 from autofit.training.files import DataOptions, FileLoader, LabelRule, Normalisation, byte_tokenizer, file_loader
 from autofit.training.run import StepReport
+from autofit.training.step_trace import SteadyStep, StepTrace
 from autofit.tune import Listener
 
 
@@ -31,7 +32,8 @@ class TrainOptions:
     """What `autofit train` is told beside the result and the data.
 
     `weights` is a directory or a hub id; None: from scratch. `packing` None: by the form of the data. `progress` shows
-    bars on stderr, while data is read for the first time and while training.
+    bars on stderr, while data is read for the first time and while training. `memory_snapshot` keeps a record of the
+    third step in `output`.
     """
 
     weights: str | Path | None = None
@@ -49,6 +51,7 @@ class TrainOptions:
     checkpoint_every: int = 200
     keep_last: int = 2
     seed: int = 0
+    memory_snapshot: bool = False
     trust_remote_code: bool = False
     progress: bool = False
 
@@ -67,6 +70,8 @@ def train_saved(
     Raises:
         InputError: the result is of a model that cannot be made again here, or the data does not suit its task.
     """
+    if options.memory_snapshot and options.output is None:
+        raise InputError("--memory-snapshot has nowhere to write to.", "Give --output DIR.")
     saved = SavedResult.load(result)
     workload = workload_from_source(
         saved.source,
@@ -92,32 +97,45 @@ def train_saved(
     torch.manual_seed(options.seed)
     model = _model(workload, workload.model, options.weights)
     _describe_data(model, loader, pad_id=reader.pad_id)
-    trained = fit(
-        model,
-        loader,
-        lr=options.lr,
-        weight_decay=options.weight_decay,
-        schedule=options.schedule,
-        warmup_steps=options.warmup_steps,
-        max_grad_norm=options.max_grad_norm,
-        steps=options.steps,
-        epochs=options.epochs,
-        config=saved.config,
-        eval_loader=eval_loader.in_order if eval_loader else None,
-        callbacks=callbacks,
-        output_dir=options.output,
-        resume=options.resume,
-        checkpoint_every=options.checkpoint_every,
-        keep_last=options.keep_last,
-        seed=options.seed,
-        listener=listener,
-        progress=options.progress,
-        restart=restart,
-        device=saved.hardware.get("device"),
-    )
+    with _recorded(options, str(saved.hardware["device"]), listener) as recorders:
+        trained = fit(
+            model,
+            loader,
+            lr=options.lr,
+            weight_decay=options.weight_decay,
+            schedule=options.schedule,
+            warmup_steps=options.warmup_steps,
+            max_grad_norm=options.max_grad_norm,
+            steps=options.steps,
+            epochs=options.epochs,
+            config=saved.config,
+            eval_loader=eval_loader.in_order if eval_loader else None,
+            callbacks=(*callbacks, *recorders),
+            output_dir=options.output,
+            resume=options.resume,
+            checkpoint_every=options.checkpoint_every,
+            keep_last=options.keep_last,
+            seed=options.seed,
+            listener=listener,
+            progress=options.progress,
+            restart=restart,
+            device=saved.hardware["device"],
+        )
     if options.output and reader.tokenizer is not None:
         reader.tokenizer.save_pretrained(options.output / "model")
     return trained
+
+
+@contextmanager
+def _recorded(options: TrainOptions, device: str, listener: Listener) -> Iterator[tuple[SteadyStep, ...]]:
+    """The callback that keeps a record of one step, where that is asked for; what came of it is told at the end."""
+    if not options.memory_snapshot or options.output is None:
+        yield ()
+        return
+    trace = StepTrace(options.output, device)
+    with SteadyStep(trace) as recorder:
+        yield (recorder,)
+    listener(Note(trace.told if recorder.done else "no step was recorded: the training had less than three."))
 
 
 class _Reader:

@@ -35,7 +35,7 @@ from autofit.memory.other_budgets import other_budgets
 from autofit.offer import space_for
 from autofit.parallel import check_memory, cores_of_each, described, explored, places_for, seen_by_each
 from autofit.probe import Plan, Prober, Workers
-from autofit.recording import recorded
+from autofit.recording import recorded, traced
 from autofit.report import drifted
 from autofit.search import (
     Alone,
@@ -86,7 +86,10 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
                 run = _Run(workload, options, prober, directory=directory, listener=listener or _silent)
                 outcome = run.explore()
                 finals = run.verify(outcome)
-                record = run.record(run.result(outcome, finals, time.monotonic() - start))
+                result = run.result(outcome, finals, time.monotonic() - start)
+                if options.memory_snapshot:
+                    result = traced(result, run.workload, prober, directory=directory.path, tell=run.tell)
+                record = run.record(result)
         except BaseException:  # Ctrl-C too
             directory.discard_if_unused(keep_folder=named)
             raise

@@ -1,6 +1,7 @@
 """The command line: answers, exit codes, and one sentence for whatever is wrong with the input."""
 
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -234,6 +235,26 @@ def test_the_table_of_a_search_and_quiet(run: Run) -> None:
     assert "probe 2 of 3" not in loud.err  # was measured before
 
 
+@pytest.mark.usefixtures("shared_zygote")
+def test_a_step_of_the_best_and_of_a_training_is_recorded_and_the_answer_is_markdown(here: Path, run: Run) -> None:
+    said = run(*PLAIN, "--trials", "1", "--memory-snapshot", "--markdown")
+    assert said.code == 0
+    assert said.out.startswith("### llama on ")
+    assert "| config | tokens/s | peak GiB | verdict |" in said.out
+    assert "memory snapshots are CUDA's" in said.err
+    assert (here / "run" / "step_trace.json.gz").stat().st_size > 1000
+    again = run(*PLAIN, "--trials", "1", "--resume", "--memory-snapshot", "--json").json
+    assert again["files"]["trace"] == str(here / "run" / "step_trace.json.gz")
+    assert "memory_snapshot" not in again["files"]
+
+    train = ("train", "run/result.yaml", "--data", str(DATA / "alice.txt"), "--from-scratch", "--memory-snapshot")
+    told = run(*train, "--steps", "3", "--output", "out").err
+    assert "one step was recorded: out/step_trace.json.gz (for ui.perfetto.dev)." in told
+    assert (here / "out" / "step_trace.json.gz").exists()
+    short = run(*train, "--steps", "2", "--output", "short").err
+    assert "no step was recorded: the training had less than three." in short
+
+
 @pytest.mark.usefixtures("shared_zygote", "here")
 def test_a_function_of_ones_own(run: Run) -> None:
     answer = run("search", "--model", "mine.py:good", *CPU, "--trials", "1", "--out", "run", "--json").json
@@ -431,6 +452,13 @@ def test_an_error_of_autofits_own_is_json_and_a_traceback(
         main(["models", "--json"])
     answer = json.loads(capsys.readouterr().out)
     assert "ZeroDivisionError: division by zero" in answer["error"]["message"]
+
+
+def test_what_torchao_could_not_load_is_not_the_users_to_mend(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    run("models")
+    logging.getLogger("torchao").warning("Failed to load _C_mxfp8.so")
+    logging.getLogger("torchao").warning("something else")
+    assert [record.message for record in caplog.records] == ["something else"]
 
 
 def test_models(run: Run) -> None:
@@ -679,6 +707,7 @@ def test_a_run_directory_half_written(here: Path, run: Run) -> None:
         (("other.yaml", "--from-scratch", "--weights", "llama"), ["say what to start from"]),
         (("other.yaml", "--weights", "none"), ["the directory none is not there"]),
         (("other.yaml", "--from-scratch", "--steps", "x"), ["'--steps'"]),
+        (("other.yaml", "--from-scratch", "--memory-snapshot"), ["has nowhere to write to", "Give --output DIR"]),
     ],
 )
 def test_bad_input_to_train(here: Path, run: Run, arguments: tuple[str, ...], words: list[str]) -> None:

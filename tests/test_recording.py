@@ -1,7 +1,9 @@
 """The record of a search: what was predicted of what was measured, and the steps that could be followed in time."""
 
+import dataclasses
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,14 +11,14 @@ import tiny
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.errors import ProbeError
+from autofit.core.errors import InputError, ProbeError
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import search_options
 from autofit.core.record import Predicted
 from autofit.core.result import Result
 from autofit.estimate import timelines
-from autofit.recording import FOLLOW_SECONDS, recorded
+from autofit.recording import FOLLOW_SECONDS, recorded, traced
 from autofit.search import Expectation
 from autofit.techniques import settle
 
@@ -74,6 +76,48 @@ def test_the_best_of_each_tier_is_followed() -> None:
     assert made.options["seed"] == 5
     assert made.options["set"] == {"precision": ("fp32", "bf16")}
     assert made.finished[:2] == "20"
+
+
+class Recorder:
+    """Stands for a child that writes down a step, or cannot."""
+
+    def __init__(self, error: InputError | ProbeError | None = None) -> None:
+        self.error = error
+        self.asked: list[tuple[Config, Path]] = []
+
+    def trace(self, workload: Any, config: Config, hardware: Any, budget: Budget, *, directory: Path) -> dict[str, str]:
+        self.asked.append((config, directory))
+        if self.error:
+            raise self.error
+        return {"trace": str(directory / "t")}
+
+
+def test_a_step_of_the_best_is_kept_among_the_files(tmp_path: Path) -> None:
+    told: list[str] = []
+    prober: Any = Recorder()
+    made = traced(found(), WORKLOAD, prober, directory=tmp_path, tell=told.append)
+    assert prober.asked == [(BEST, tmp_path)]
+    assert made.files == {"trace": str(tmp_path / "t")}
+    assert made.to_json()["files"] == {
+        **dict.fromkeys(("result", "script", "exports", "report")),
+        "trace": str(tmp_path / "t"),
+    }
+    assert told == ["memory snapshots are CUDA's: of a CPU there is the trace alone, which holds its allocations, too."]
+
+
+def test_a_step_that_cannot_be_recorded_costs_no_result(tmp_path: Path) -> None:
+    told: list[str] = []
+    prober: Any = Recorder(ProbeError("its process ended."))
+    assert traced(found(), WORKLOAD, prober, directory=tmp_path, tell=told.append) == found()
+    assert told == ["no step of the best config could be recorded: its process ended."]
+
+
+def test_nothing_is_recorded_of_a_search_that_was_stopped_or_found_nothing(tmp_path: Path) -> None:
+    prober: Any = Recorder()
+    nothing = dataclasses.replace(found(), best=None)
+    for result in (found("interrupt"), nothing):
+        assert traced(result, WORKLOAD, prober, directory=tmp_path, tell=pytest.fail) == result
+    assert not prober.asked
 
 
 def test_little_time_is_spent_where_there_is_little() -> None:

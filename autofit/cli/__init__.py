@@ -7,6 +7,7 @@ in files of their own; here is what is the same for all of them: how they start 
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,8 @@ from autofit.core.errors import AutofitError, InputError
 
 # typer ships its own copy of click or uses click itself, by version; this is whichever it is.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+# What torchao logs when it is imported on a machine without the card that its kernels are for: nobody can mend it.
+_NOT_TO_ACT_ON = {"torchao": "Failed to load", "torch.utils._pytree": "is an Enum subclass"}
 _COMMANDS = (
     search.search,
     estimate.estimate,
@@ -57,9 +60,15 @@ for _command in _COMMANDS:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
     set_defaults()  # before a command loads torch
+    for logger in _NOT_TO_ACT_ON:
+        logging.getLogger(logger).addFilter(_worth_telling)
     arguments = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in arguments
     sys.exit(_run(lambda: app(arguments, prog_name="autofit", standalone_mode=False, obj=arguments), as_json))
+
+
+def _worth_telling(record: logging.LogRecord) -> bool:
+    return _NOT_TO_ACT_ON[record.name] not in record.getMessage()
 
 
 def _run(command: Callable[[], Any], as_json: bool) -> int:

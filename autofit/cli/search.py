@@ -15,13 +15,14 @@ from autofit.cli.options import (
     GpuMem,
     Json,
     Mem,
+    MemorySnapshot,
     Model,
     Quiet,
     SeqLen,
     TrustRemoteCode,
 )
 from autofit.cli.output import INTERRUPTED, heavy, print_json
-from autofit.core.errors import NothingFitsError, ProbeError
+from autofit.core.errors import InputError, NothingFitsError, ProbeError
 from autofit.core.options import parse_settings, seconds_of
 from autofit.report import LiveDisplay, nothing_fits_text, result_table
 
@@ -52,11 +53,15 @@ def search(
     no_store: Annotated[
         bool, typer.Option("--no-store", help="Know nothing of earlier searches, and keep nothing for later ones.")
     ] = False,
+    memory_snapshot: MemorySnapshot = False,
     as_json: Json = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the answer as Markdown.")] = False,
     quiet: Quiet = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> int:
     """Find, prove and write down the fastest config that fits."""
+    if as_json and as_markdown:
+        raise InputError("--json and --markdown both say what is printed.", "Give one of them.")
     stderr = Console(stderr=True)
     about: dict[str, Any] = {
         "seq_len": seq_len,
@@ -75,7 +80,14 @@ def search(
         "seed": seed,
     }
     limit = None if time_limit is None else seconds_of(time_limit)
-    here = {"time_limit": limit, "workers": workers, "out": out, "resume": resume, "store": not no_store}
+    here = {
+        "time_limit": limit,
+        "workers": workers,
+        "out": out,
+        "resume": resume,
+        "store": not no_store,
+        "memory_snapshot": memory_snapshot,
+    }
     try:
         with LiveDisplay(stderr, quiet=quiet) as listener:
             result = heavy("autofit.fit", "search")(model, listener=listener, **here, **about)
@@ -85,6 +97,8 @@ def search(
         return print_expected(error, heavy("autofit.predict", "expected_best")(model, **about), as_json)
     if as_json:
         print_json(result.to_json())
+    elif as_markdown and result.run_directory:
+        print(heavy("autofit.report.run_report", "report")([Path(result.run_directory)], "md", None))
     elif result.best is not None:
         Console().print(result_table(result, tolerance=tolerance))
     if result.stopped_by == "interrupt":

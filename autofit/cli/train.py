@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from autofit.cli.options import Quiet, Result, TrustRemoteCode
+from autofit.cli.options import MemorySnapshot, Quiet, Result, TrustRemoteCode
 from autofit.cli.output import INTERRUPTED, heavy
 from autofit.core.errors import InputError
 from autofit.core.events import Note
@@ -39,6 +39,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --output.")] = False,
     checkpoint_every: Annotated[int, typer.Option(metavar="STEPS", help="Steps between two checkpoints.")] = 200,
     keep_last: Annotated[int, typer.Option(metavar="N", help="Checkpoints that are kept.")] = 2,
+    memory_snapshot: MemorySnapshot = False,
     seed: int = 0,
     quiet: Quiet = False,
     trust_remote_code: TrustRemoteCode = False,
@@ -64,6 +65,7 @@ def train(
         resume=resume,
         checkpoint_every=checkpoint_every,
         keep_last=keep_last,
+        memory_snapshot=memory_snapshot,
         seed=seed,
         trust_remote_code=trust_remote_code,
         progress=stderr.is_terminal and not quiet,

@@ -38,6 +38,7 @@ class SearchOptions(BaseModel):
     out: Path | None = None
     resume: bool = False
     store: bool = True  # start from what earlier searches measured, and keep what this one does
+    memory_snapshot: bool = False  # keep a record of one step of the best config
     probe_timeout: float = 600.0
 
     @field_validator("gpu_mem", "mem", "host_mem", mode="before")

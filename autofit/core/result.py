@@ -87,7 +87,7 @@ class Result:
             "search_seconds": round(self.search_seconds, 3),
             "notes": list(self.notes),
             "versions": dict(self.versions),
-            "files": {name: self.files.get(name) for name in ("result", "script", "exports", "report")},
+            "files": {**dict.fromkeys(("result", "script", "exports", "report")), **self.files},
         }
 
     def _other_budget(self, other: OtherBudget) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Traits, Workload
 from autofit.probe.place import Place
 from autofit.probe.timing import Plan
+from autofit.probe.traced import trace_step
 from autofit.probe.wire import Died, Job, Ready, Returned, TimedOut, receive, send
 from autofit.probe.worker import Request, look, look_around, look_at_card, look_for_cards, measure, serve
 from autofit.techniques import added_techniques
@@ -153,7 +154,7 @@ class Prober:
         timeout = self._timeout * (1 if self._probes else 2)
         self._probes += 1
         start = time.monotonic()
-        request = Request(config, hardware, budget, plan, tuple(added_techniques()))
+        request = _request(config, hardware, budget, plan)
         answer = self._call(measure, (request,), workload, log, timeout)
         seconds = time.monotonic() - start
         if isinstance(answer, AutofitError):
@@ -162,6 +163,20 @@ class Prober:
             return dataclasses.replace(answer, number=number, seconds=seconds)
         outcome, reason = _ending(answer, timeout)
         return Measurement(config=config, outcome=outcome, number=number, reason=reason, seconds=seconds)
+
+    def trace(
+        self, workload: Workload, config: Config, hardware: Hardware, budget: Budget, *, directory: Path
+    ) -> dict[str, str]:
+        """Keep a record of one step of a Config in a directory; what was written, by what it is (see `StepTrace`).
+
+        Raises:
+            InputError: as of `measure`; ProbeError: the step could not be run.
+        """
+        request = _request(config, hardware, budget, Plan())
+        written: dict[str, str] = self.run(
+            trace_step, workload, request, directory, log="step-trace.log", timeout=self._timeout
+        )
+        return written
 
     def run(self, function: Callable[..., Any], workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
         """What `function(workload, *arguments)` returns in a child of its own, which writes to the log of that name.
@@ -245,6 +260,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, nn.Module) and is_parametrized(obj):
             return copyreg.__newobj__, (type(obj),), obj.__dict__  # type: ignore[attr-defined]
         return super().reducer_override(obj)
+
+
+def _request(config: Config, hardware: Hardware, budget: Budget, plan: Plan) -> Request:
+    return Request(config, hardware, budget, plan, tuple(added_techniques()))
 
 
 def _pickle(workload: Workload | None) -> bytes:

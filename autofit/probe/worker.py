@@ -35,7 +35,7 @@ from autofit.training.inspect import inspect_workload
 from autofit.training.loop import accumulate, train_step, update
 
 _TREND_TOLD = 0.05
-_COMPOSED_MICRO_BATCHES = 4
+COMPOSED_MICRO_BATCHES = 4
 _WARM_STEPS = 2  # optimizer state exists only after the first
 _IDLE = GIB  # of a card in use by others, such as a desktop: what computes takes more
 _NEAR_MISS = 1.5  # a run over budget goes on up to here, so that the nearest miss can be told in bytes
@@ -104,8 +104,7 @@ def measure(workload: Workload, request: Request) -> Measurement:
     start = time.monotonic()
     for technique in request.techniques:
         register(technique)
-    kind = _CudaProbe if request.hardware.device == "cuda" else _CpuProbe
-    probe = kind(workload, request)
+    probe = probe_of(workload, request)
     outcome, reason = Outcome.FITS, None
     try:
         probe.run()
@@ -121,6 +120,11 @@ def measure(workload: Workload, request: Request) -> Measurement:
     return probe.measurement(outcome, reason, time.monotonic() - start)
 
 
+def probe_of(workload: Workload, request: Request) -> Probe:
+    """The probe of the device that was asked for; it puts this process under the cap."""
+    return (_CudaProbe if request.hardware.device == "cuda" else _CpuProbe)(workload, request)
+
+
 def _classify(error: Exception, request: Request) -> tuple[Outcome, str]:
     if is_device_out_of_memory(error):
         return Outcome.OUT_OF_MEMORY, f"needs more than {request.budget.device_bytes / GIB:.2f} GiB"
@@ -133,7 +137,7 @@ def _classify(error: Exception, request: Request) -> tuple[Outcome, str]:
     return Outcome.FAILED, "\n".join(lines[-12:])
 
 
-class _Probe(ABC):
+class Probe(ABC):
     """The steps of a probe that are the same on every device, and what it has seen so far."""
 
     def __init__(self, workload: Workload, request: Request) -> None:
@@ -152,22 +156,27 @@ class _Probe(ABC):
 
     def run(self) -> None:
         """Build, warm up with memory watched, then time."""
-        start = time.monotonic()
         with self.watched():
-            self.setup = build(self.workload, self.request.config, self.request.hardware)
-            self.build_seconds = time.monotonic() - start
-            self.batch = self.workload.batch(self.workload.effective_batch_size)
-            self._warm_up(self.setup)
-        self.synchronize()
-        self.warmup_seconds = time.monotonic() - start - self.build_seconds
+            setup = self.prepare()
         if self.over_budget():
             return
         self.before_timing()
-        self.samples, self.hopeless = time_steps(self._stepper(self.setup), self.request.plan, time.monotonic)
+        self.samples, self.hopeless = time_steps(self._stepper(setup), self.request.plan, time.monotonic)
+
+    def prepare(self) -> Setup:
+        """Build, and warm up: what comes next is a step as any later one."""
+        start = time.monotonic()
+        self.setup = build(self.workload, self.request.config, self.request.hardware)
+        self.build_seconds = time.monotonic() - start
+        self.batch = self.workload.batch(self.workload.effective_batch_size)
+        self._warm_up(self.setup)
+        self.synchronize()
+        self.warmup_seconds = time.monotonic() - start - self.build_seconds
+        return self.setup
 
     def _warm_up(self, setup: Setup) -> None:
         """Steps of two micro-batches: the second runs with gradients alive, so no later one needs more memory."""
-        part = self._part(setup, 2)
+        part = self.part(setup, 2)
         stepped = tried = 0
         while stepped < _WARM_STEPS and tried < 50:  # a scaler may skip the first steps until its scale is low enough
             self._check(accumulate(setup, part))
@@ -176,18 +185,18 @@ class _Probe(ABC):
         if stepped < _WARM_STEPS:
             raise _DivergedError(f"the loss scaler skipped {tried} steps: gradients overflow")
 
-    def _part(self, setup: Setup, micro_batches: int) -> Any:
+    def part(self, setup: Setup, micro_batches: int) -> Any:
         """The first few micro-batches of the effective batch, as a view of it."""
         samples = micro_batches * setup.micro_batch_size
         return map_tensors(self.batch, lambda tensor: tensor[:samples] if tensor.dim() else tensor)
 
     def _stepper(self, setup: Setup) -> Callable[[], float]:
         accumulation = int(setup.config["gradient_accumulation_steps"] or 1)
-        if not self.request.plan.compose or accumulation <= _COMPOSED_MICRO_BATCHES:
+        if not self.request.plan.compose or accumulation <= COMPOSED_MICRO_BATCHES:
             return lambda: self._seconds(lambda: self._check(train_step(setup, self.batch)))
         self.composed = True
-        part = self._part(setup, _COMPOSED_MICRO_BATCHES)
-        factor = accumulation / _COMPOSED_MICRO_BATCHES
+        part = self.part(setup, COMPOSED_MICRO_BATCHES)
+        factor = accumulation / COMPOSED_MICRO_BATCHES
 
         def composed() -> float:
             micro = self._seconds(lambda: self._check(accumulate(setup, part)))
@@ -268,7 +277,7 @@ class _Probe(ABC):
         """Peak memory so far."""
 
 
-class _CpuProbe(_Probe):
+class _CpuProbe(Probe):
     """The peak of tensor storage decides, which is the same on every run; a resource limit only guards the machine.
 
     What compiles is watched through the allocator, which cannot stop a run that is far over budget: the guard does.
@@ -294,7 +303,7 @@ class _CpuProbe(_Probe):
         return PeakBytes(allocated=self.watch.peak, resident=peak_resident_bytes())
 
 
-class _CudaProbe(_Probe):
+class _CudaProbe(Probe):
     """The caching allocator under a hard cap, which fails where the smaller card would."""
 
     def __init__(self, workload: Workload, request: Request) -> None:

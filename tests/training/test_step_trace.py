@@ -1,0 +1,110 @@
+"""One training step written down: what opens, what it holds, and that an unfinished one leaves nothing."""
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+
+from autofit.core.hyperparameters import Hyperparameters
+from autofit.memory.device import detect
+from autofit.setup import Setup
+from autofit.training.build import build
+from autofit.training.loop import train_step
+from autofit.training.run import train
+from autofit.training.step_trace import SteadyStep, StepTrace
+
+
+def built(hardware: Any = tiny.CPU) -> Setup:
+    hyperparameters = Hyperparameters(lr=1e-3)
+    return build(tiny.mlp_workload(), {"micro_batch_size": 2}, hardware, hyperparameters=hyperparameters)
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path) as file:
+        found: list[dict[str, Any]] = json.load(file)["traceEvents"]
+    return found
+
+
+def run(setup: Setup, recorder: SteadyStep, steps: int) -> None:
+    batch = setup.workload.batch(setup.workload.effective_batch_size)
+    with recorder:
+        train(setup, [batch] * steps, steps=steps, callbacks=(recorder,))
+
+
+def test_one_step_is_recorded_and_no_more(tmp_path: Path) -> None:
+    trace = StepTrace(tmp_path / "new", "cpu")
+    recorder = SteadyStep(trace)
+    run(built(), recorder, 5)
+    assert recorder.done
+    assert trace.files == {"trace": tmp_path / "new" / "step_trace.json.gz"}
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["step_trace.json.gz"]
+    events = events_of(trace.files["trace"])
+    updates = [event for event in events if str(event.get("name", "")).startswith("Optimizer.step")]
+    assert len(updates) == 1
+    assert any(event.get("name") == "[memory]" for event in events)
+    assert trace.told == f"one step was recorded: {trace.files['trace']} (for ui.perfetto.dev)."
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_training_that_ends_before_leaves_nothing_and_the_next_can_be_recorded(tmp_path: Path, steps: int) -> None:
+    trace = StepTrace(tmp_path, "cpu")
+    recorder = SteadyStep(trace)
+    run(built(), recorder, steps)
+    assert not recorder.done
+    assert not trace.files
+    again = SteadyStep(trace)
+    run(built(), again, 3)
+    assert again.done
+    assert trace.files
+
+
+def test_an_error_within_the_step_is_not_hidden(tmp_path: Path) -> None:
+    setup, trace = built(), StepTrace(tmp_path, "cpu")
+
+    def fail(report: Any) -> None:
+        if report.step == 1:
+            raise KeyError("of a callback")
+
+    batch = setup.workload.batch(4)
+    with pytest.raises(KeyError, match="of a callback"), SteadyStep(trace) as recorder:
+        train(setup, [batch] * 4, steps=4, callbacks=(recorder, fail))
+    assert not trace.files
+
+
+def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = StepTrace(tmp_path, "cpu")
+    (tmp_path / "step_trace.json.gz").write_text("of before")
+
+    def full(self: Any, path: str) -> None:
+        Path(path).write_text("half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", full)
+    trace.begin()
+    with pytest.raises(OSError, match="no space left"):
+        trace.end()
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["of before"]
+
+
+@pytest.mark.gpu
+def test_on_cuda_there_is_a_snapshot_with_the_places_of_weights_and_of_the_step(tmp_path: Path) -> None:
+    trace = StepTrace(tmp_path, "cuda")
+    with trace.watched():
+        setup = built(detect("cuda"))
+        batch = setup.workload.batch(4)
+        train_step(setup, batch)
+        trace.begin()
+        train_step(setup, batch)
+        trace.end()
+    assert set(trace.files) == {"trace", "memory_snapshot"}
+    snapshot = pickle.loads(trace.files["memory_snapshot"].read_bytes())
+    assert snapshot["segments"]
+    traced = [event for device in snapshot["device_traces"] for event in device if event["action"] == "alloc"]
+    assert any(frame["filename"].endswith("build.py") for event in traced for frame in event["frames"])
+    kernels = [event for event in events_of(trace.files["trace"]) if event.get("cat") == "kernel"]
+    assert kernels
