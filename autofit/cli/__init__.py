@@ -22,8 +22,12 @@ from autofit.core.errors import AutofitError, InputError
 
 # typer ships its own copy of click or uses click itself, by version; this is whichever it is.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
-# What torchao logs when it is imported on a machine without the card that its kernels are for: nobody can mend it.
-_NOT_TO_ACT_ON = {"torchao": "Failed to load", "torch.utils._pytree": "is an Enum subclass"}
+# What packages log when they are imported on a machine without the card that their kernels are for.
+_NOT_TO_ACT_ON = {
+    "torchao": "Failed to load",
+    "torch.utils._pytree": "is an Enum subclass",
+    "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward",
+}
 _COMMANDS = (
     search.search,
     estimate.estimate,
