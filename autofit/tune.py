@@ -18,7 +18,7 @@ from autofit import techniques
 from autofit.core.budget import Budget, gib_to_bytes
 from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
-from autofit.core.events import Event, Note, ProbeFinished, ProbeStarted, SearchStarted
+from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import SearchOptions
@@ -62,9 +62,7 @@ Listener = Callable[[Event], None]
 
 FREE_FRACTION = 0.8  # of free memory: the default budget of the CPU and of the host
 EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
-# For predicting a space, at most and of a time limit, else it goes without; and how many configs are worth a word.
-EXPECT_SECONDS, EXPECT_SHARE, EXPECT_TOLD = 300.0, 0.3, 1000
-FOLLOW_TOLD = 10**9  # parameters: of an 8B model a step takes 27 s to follow on two busy cores
+EXPECT_SECONDS, EXPECT_SHARE = 300.0, 0.3  # for predicting a space, at most and of a time limit, else it goes without
 VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=6.0, compose=False)
 DRIFT_TOLD = 0.05  # what is less lies within what two probes of one config differ by
 
@@ -78,22 +76,26 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
         InputError: something given is wrong; ProbeError: probes cannot run here.
     """
     start = time.monotonic()
+    listener = listener or _silent
+    listener(PhaseStarted("looking at the model and the device"))
     named = options.out is not None
     out = options.out or Path("autofit-runs") / _new_run_name(workload.name)
     with RunDirectory(out, resume=options.resume) as directory:
         try:
             with Prober(directory.probes, options.probe_timeout) as prober:
-                run = _Run(workload, options, prober, directory=directory, listener=listener or _silent)
+                run = _Run(workload, options, prober, directory=directory, listener=listener)
                 outcome = run.explore()
                 finals = run.verify(outcome)
                 result = run.result(outcome, finals, time.monotonic() - start)
                 if options.memory_snapshot:
+                    listener(PhaseStarted("tracing one training step of the best config"))
                     result = traced(result, run.workload, prober, directory=directory.path, tell=run.tell)
                 record = run.record(result)
         except BaseException:  # Ctrl-C too
             directory.discard_if_unused(keep_folder=named)
             raise
         run.calibrate(finals)
+        listener(PhaseStarted("writing the result and the report"))
         result = hand_over(record.result, run.workload, directory, tell=run.tell)
         return hand_over_report(dataclasses.replace(record, result=result), directory, tell=run.tell)
 
@@ -190,7 +192,7 @@ class _Run:
             on_started=lambda size: started(size),
             expect=self._expect,
             known=self._knowledge.known(resumed=self.options.resume),
-            on_probe=lambda number, config: self._listener(ProbeStarted(number, config)),
+            on_probe=lambda number, config: self._listener(ProbeStarted(number, config, False, self._peak_of(config))),
             crew=crew,
         )
         time_limit = self.options.time_limit
@@ -281,9 +283,8 @@ class _Run:
 
     def record(self, result: Result) -> Record:
         """The result with all that a report needs."""
-        traits = self.workload.traits
-        if traits and traits.parameters > FOLLOW_TOLD:
-            self.tell("following a training step of the best configs, for the report")
+        if result.best and result.stopped_by != "interrupt":
+            self._listener(PhaseStarted("following a training step of the best configs, for the report"))
         return recorded(result, self.options, workload=self.workload, expected=self._expected, prober=self._prober)
 
     def tell(self, text: str) -> None:
@@ -305,8 +306,7 @@ class _Run:
     def _expect(self, configs: Sequence[Config]) -> Expectation | None:
         """What the estimator says, in a process of its own; a search can do without."""
         timeout = min(EXPECT_SECONDS, EXPECT_SHARE * (self.options.time_limit or math.inf))
-        if len(configs) > EXPECT_TOLD:
-            self._listener(Note(f"predicting {len(configs):,} configs before the first probe"))
+        self._listener(PhaseStarted(f"predicting {len(configs):,} configs before the first probe"))
         try:
             nbytes, seconds = self._explorers.run(  # on as many cores as probes run on
                 predict_all, self.workload, self.hardware, configs, log="estimate.log", timeout=timeout
@@ -323,6 +323,11 @@ class _Run:
 
     def _measure(self, prober: Prober | Workers, config: Config, plan: Plan, number: int) -> Measurement:
         return prober.measure(self.workload, config, self.hardware, self.budget, plan=plan, number=number)
+
+    def _peak_of(self, config: Config) -> int | None:
+        """The peak that is predicted, as the budget counts it."""
+        tensors = self._expected.nbytes.get(config, math.nan) if self._expected else math.nan
+        return int(tensors) + self.hardware.context_bytes if math.isfinite(tensors) else None
 
     def _finished(self, measurement: Measurement, best: Measurement | None) -> None:
         self._knowledge.keep(measurement)

@@ -17,7 +17,7 @@ from autofit import handover, offer, tune
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
-from autofit.core.events import Event, Note, ProbeFinished, ProbeStarted, SearchStarted
+from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
 from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.options import SearchOptions, search_options
@@ -691,12 +691,44 @@ def test_events_tell_the_whole_search(bench: Bench) -> None:
     events: list[Event] = []
     bench.search(trials=3, listener=events.append)
     started = SearchStarted("mlp", tiny.CPU, Budget(GIB, int(8 * GIB * 0.8)), 4, 3, None)
-    assert events[:2] == [Note("the loss is odd."), started]
-    probes = events[2:]
+    looking, predicting, following, writing = (
+        PhaseStarted(doing)
+        for doing in (
+            "looking at the model and the device",
+            "predicting 4 configs before the first probe",
+            "following a training step of the best configs, for the report",
+            "writing the result and the report",
+        )
+    )
+    before = [looking, Note("the loss is odd."), started, predicting]
+    assert events[: len(before)] == before
+    assert events[-2:] == [following, writing]
+    probes = [event for event in events[len(before) : -2] if not isinstance(event, Note)]
     assert [type(event) for event in probes] == [ProbeStarted, ProbeFinished] * 7
     assert [event.verifying for event in probes if isinstance(event, ProbeStarted)] == [False] * 3 + [True] * 4
     rates = [event.best.throughput for event in probes if isinstance(event, ProbeFinished) and event.best]
     assert rates == sorted(rates)
+
+
+def test_the_predicted_peak_is_told_where_there_is_one(bench: Bench) -> None:
+    events: list[Event] = []
+    predicting(bench, {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0})
+    bench.search(by_micro_batch({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}), listener=events.append)
+    begun = [event for event in events if isinstance(event, ProbeStarted)]
+    explored = {event.config["micro_batch_size"]: event.expected_bytes for event in begun if not event.verifying}
+    assert explored and explored == {size: int(str(size)) * MIB for size in explored}
+    assert {event.expected_bytes for event in begun if event.verifying} == {None}
+
+
+def test_an_interrupted_search_says_nothing_of_following_steps(bench: Bench) -> None:
+    def interrupt(config: Config, verifying: bool) -> Measurement:
+        raise KeyboardInterrupt
+
+    events: list[Event] = []
+    bench.search(interrupt, listener=events.append)
+    doing = [event.doing for event in events if isinstance(event, PhaseStarted)]
+    assert doing[-1] == "writing the result and the report"
+    assert not any("following" in each for each in doing)
 
 
 def test_the_run_directory(bench: Bench) -> None:

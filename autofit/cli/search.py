@@ -100,9 +100,10 @@ def search(
     elif as_markdown and result.run_directory:
         print(heavy("autofit.report.run_report", "report")([Path(result.run_directory)], "md", None))
     elif result.best is not None:
-        Console().print(result_table(result, tolerance=tolerance))
+        Console().print(result_table(result, tolerance=tolerance), crop=False)  # commands are to be copied whole
     if result.stopped_by == "interrupt":
-        stderr.print(f"interrupted; go on with --resume --out {result.run_directory}")
+        told = f"interrupted; go on with --resume --out {result.run_directory}"
+        stderr.print(told, markup=False, highlight=False, soft_wrap=True)
         return INTERRUPTED
     if result.best is None:
         stderr.print(nothing_fits_text(result))

@@ -21,12 +21,23 @@ class SearchStarted:
 
 
 @dataclass(frozen=True)
+class PhaseStarted:
+    """The search turns to something that takes a while and is no probe; `doing` says what: "predicting 23 configs"."""
+
+    doing: str
+
+
+@dataclass(frozen=True)
 class ProbeStarted:
-    """A child process begins to measure a config; `verifying` when it is one of the finalists."""
+    """A child process begins to measure a config; `verifying` when it is one of the finalists.
+
+    `expected_bytes` is the peak predicted for it as the budget counts it, None where nothing is.
+    """
 
     number: int
     config: Config
     verifying: bool = False
+    expected_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -44,4 +55,4 @@ class Note:
     text: str
 
 
-Event = SearchStarted | ProbeStarted | ProbeFinished | Note
+Event = SearchStarted | PhaseStarted | ProbeStarted | ProbeFinished | Note

@@ -1,17 +1,35 @@
-"""The end of a search as a table: what won, what came after, and why it lost."""
+"""The end of a search: the answer, what came after it and why it lost, what was not tried, and what was written."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
+from autofit.report.explain import ended
 from autofit.report.more_memory import other_budget_lines
+from autofit.report.next_steps import commands, from_here
+from autofit.report.nothing_fits import tried
 from autofit.report.standing import Standing, explored_at, standings
-from autofit.report.words import describe, gib, knobs_that_differ, may_be_missed, number, peak_bytes, where
+from autofit.report.words import describe, gib, instead, may_be_missed, number, peak_bytes, printable, rate
+
+_WIDE = 64  # columns from which the time of a step has one of its own
+_FILES = {
+    "result": "the config, and what was measured",
+    "script": "the same as a script of its own",
+    "exports": "the same for other training tools",
+    "report": "all of it to look at",
+    "trace": "one step of the best config, for ui.perfetto.dev",
+    "memory_snapshot": "its memory, for pytorch.org/memory_viz",
+}
 
 
 def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> RenderableType:
@@ -19,63 +37,133 @@ def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> R
 
     `tolerance` is the one of the search, within which configs count as tied.
     """
-    shown = standings(result, tolerance=tolerance, rows=rows)
-    configs = [each.measurement.config for each in shown]
-    differing = knobs_that_differ(configs)
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False, expand=False)
-    table.add_column("config", ratio=4, overflow="fold")
-    table.add_column(f"{_unit(shown)}/s", justify="right", overflow="fold")
-    table.add_column("step s", justify="right", overflow="fold")
-    table.add_column(f"peak GiB of {gib(result.budget.device_bytes)}", justify="right", max_width=8)
-    table.add_column("", ratio=3, overflow="fold")
-    for standing in shown:
-        table.add_row(*_cells(standing, differing), style="bold" if standing.best else "")
-    return Group(Text(f"{result.model} on {where(result.hardware, result.budget)}"), table, *_below(result, differing))
-
-
-def _unit(shown: list[Standing]) -> str:
-    return "tokens" if any(each.measurement.tokens_per_second for each in shown) else "samples"
-
-
-def _cells(standing: Standing, differing: list[str]) -> list[Text]:
-    measurement = standing.measurement
-    peak = peak_bytes(measurement)
-    figure = measurement.tokens_per_second or measurement.samples_per_second
-    cells = [
-        describe(measurement.config, differing) or describe(measurement.config),
-        number(figure) if figure else "-",
-        _step(measurement),
-        gib(peak) if peak else "-",
-        standing.verdict,
+    table = _Standings(standings(result, tolerance=tolerance, rows=rows), result)  # with a blank line of its own around
+    parts: list[list[RenderableType]] = [
+        [*(_answer(result, result.best) if result.best else []), table],
+        _sentences(explored_at(result)),
+        _sentences(tried(result), ended(result), may_be_missed(result.bound) if result.best else ""),
+        _list("With other budgets:", other_budget_lines(result)),
+        _notes(result),
+        _files(result),
     ]
-    return [Text(cell) for cell in cells]  # as Text, so that brackets in a reason are no markup
+    told = [part for part in parts if part]
+    return Group(*(line for place, part in enumerate(told) for line in ([Text()] * (place > 1) + part)))
 
 
-def _step(measurement: Measurement) -> str:
-    step = measurement.step_seconds
-    return f"{_figure(step.median)}\n{_figure(step.low)}-{_figure(step.high)}" if step else "-"
+def _answer(result: Result, best: Measurement) -> list[RenderableType]:
+    peak, step = peak_bytes(best), best.step_seconds
+    memory = f" in {gib(peak)} of {gib(result.budget.device_bytes)} GiB" if peak else ""
+    proof = "verified in longer runs" if best.verified else "not verified"
+    lines: list[RenderableType] = [
+        Text.assemble(
+            (f"{rate(best)}{memory}", "bold"),
+            printable(f": the best config for {result.model} on {result.hardware.name}, {proof}."),
+        ),
+        _indented(Text(describe(best.config), "bold")),
+    ]
+    if step:
+        lines.append(Text(f"A step takes {step.median:.3g} s ({step.low:.3g} to {step.high:.3g})."))
+    directory = _directory(result)
+    if directory is not None and result.files.get("result"):
+        title, command = commands(result, directory)[0]
+        lines += [Text(f"{title} with it:"), *(_Command(line) for line in command.splitlines())]
+    return lines
 
 
-def _figure(seconds: float) -> str:
-    """Three figures, zeros too, so that the numbers of a column stand below one another."""
-    return f"{seconds:#.3g}".removesuffix(".")
+class _Standings:
+    """The table, with what there is room for: the rest is in the report."""
+
+    def __init__(self, shown: list[Standing], result: Result) -> None:
+        self._shown, self._result = shown, result
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.max_width >= _WIDE
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False, expand=False)
+        unit = "tokens" if any(each.measurement.tokens_per_second for each in self._shown) else "samples"
+        for title in (f"{unit}/s", *(["step s"] if wide else []), "peak GiB"):
+            table.add_column(title, justify="right", overflow="fold")
+        table.add_column("against the best, and what it has instead", overflow="fold")
+        for standing in self._shown:
+            rate, step, peak = _figures(standing.measurement)
+            cells = [Text(each) for each in ([rate, step, peak] if wide else [rate, peak])]
+            table.add_row(*cells, self._verdict(standing), style="bold" if standing.best else "")
+        yield table
+
+    def _verdict(self, standing: Standing) -> Text:
+        other = "" if standing.best else instead(standing.measurement.config, self._result.best)
+        if not other:
+            return Text(printable(standing.verdict))  # a Text, so that brackets in a reason are no markup
+        verdict = printable(standing.verdict).removesuffix(", verified") + ("" if standing.measurement.fits else ",")
+        return Text(f"{verdict} with {other}{'; verified' if standing.measurement.verified else ''}")
 
 
-def _below(result: Result, differing: list[str]) -> list[Text]:
-    """What all rows share, and what else is worth knowing."""
-    lines = []
-    if result.best is not None:
-        common = {name: each for name, each in result.best.config.items() if name not in differing}
-        if describe(common):
-            lines.append(f"In all of them: {describe(common)}.")
-    lines += filter(None, [explored_at(result)])
-    if result.best is not None and result.bound is not None:
-        lines.append(may_be_missed(result.bound))
-    others = other_budget_lines(result)
-    if others:
-        lines += ["With other budgets:", *(f"  - {line}" for line in others)]
-    if result.hardware.measured_on:
-        lines.append(f"Speed measured on {result.hardware.measured_on}, memory for {result.hardware.name}.")
-    lines += result.notes
-    lines += [f"Written: {path}" for path in result.files.values() if path]
-    return [Text(line) for line in lines]
+def _figures(measurement: Measurement) -> tuple[str, str, str]:
+    figure, step = measurement.tokens_per_second or measurement.samples_per_second, measurement.step_seconds
+    peak = peak_bytes(measurement)
+    # Of the step three figures, zeros too, so that the numbers of a column stand below one another.
+    seconds = f"{step.median:#.3g}".removesuffix(".") if step else "-"
+    return number(figure) if figure else "-", seconds, gib(peak) if peak else "-"
+
+
+class _Command:
+    """A line that is there to be copied: where it is too long it goes on as a shell reads it, between two words."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines: list[str] = []
+        indent = "  "
+        for word in self._command.split(" --"):
+            longer = f"{lines[-1]} --{word}" if lines else indent + word
+            if lines and cell_len(longer) + 2 > options.max_width:
+                lines[-1] += " \\"
+                lines.append(f"{2 * indent}  --{word}")
+            else:
+                lines[-1:] = [longer]
+        for line in lines:
+            yield Text(line, no_wrap=True, overflow="ignore")
+
+
+def _sentences(*each: str) -> list[RenderableType]:
+    told = " ".join(filter(None, each))
+    return [Text(printable(told))] if told else []
+
+
+def _list(title: str, lines: Iterable[str]) -> list[RenderableType]:
+    told = [_item(line) for line in lines]
+    return [Text(title), *told] if told else []
+
+
+def _item(line: str) -> RenderableType:
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_row(Text("  -"), Text(printable(line)))
+    return grid
+
+
+def _notes(result: Result) -> list[RenderableType]:
+    hardware = result.hardware
+    here = [f"Speed measured on {hardware.measured_on}, memory for {hardware.name}."] if hardware.measured_on else []
+    return [line for note in (*here, *result.notes) for line in _sentences(note)]
+
+
+def _files(result: Result) -> list[RenderableType]:
+    directory = _directory(result)
+    if directory is None:
+        return []
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for name, what in _FILES.items():
+        path = result.files.get(name)
+        if path:
+            grid.add_row(Text(f"  {Path(path).name}{'/' if name == 'exports' else ''}"), Text(what))
+    return [Text(f"Written to {from_here(directory)}:", overflow="fold"), grid]
+
+
+def _directory(result: Result) -> Path | None:
+    """Where the files are; None where there are none."""
+    written = next((path for path in result.files.values() if path), None)
+    return Path(written).parent if written else None
+
+
+def _indented(text: Text) -> RenderableType:
+    return Padding(text, (0, 0, 0, 2), expand=False)

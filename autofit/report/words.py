@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from autofit.core.budget import Budget
+from autofit.core.config import Config
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome
 
@@ -36,6 +38,22 @@ _SHORT = {
     "optimizer_offload": "optimizer offloaded",
     "optimizer_in_backward": "update in the backward",
 }
+# What moves a cursor, colours, or names a window.
+_ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b(?:\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)")
+# What a config has instead where another one has something; any other knob is told by its name and value.
+_OFF = {
+    "activation_checkpointing": "no checkpointing",
+    "lora_rank": "no LoRA",
+    "quantization": "unquantised weights",
+    "loss": "standard loss",
+    "kernels": "PyTorch's kernels",
+    "compile": "no compilation",
+    "activation_offload": "activations on the device",
+    "parameter_offload": "weights on the device",
+    "optimizer_offload": "optimizer on the device",
+    "optimizer_in_backward": "update after the backward",
+}
+_MOST_CHANGES = 4  # told one by one
 _TOLD_WITH_ANOTHER = ("gradient_accumulation_steps", "lora_targets")
 
 
@@ -55,7 +73,15 @@ def changes(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return [_knob(config, name) for name in dict.fromkeys(told_as)]
 
 
+def instead(config: Config, best: Measurement | None) -> str:
+    """What a config has that the best has not; the whole of it where that is most of it, or where there is no best."""
+    told = changes(config, best.config) if best else []
+    return ", ".join(told) if best and len(told) <= _MOST_CHANGES else describe(config)
+
+
 def _knob(config: Mapping[str, Any], name: str) -> str:
+    if config[name] in _SILENT and name in _OFF:
+        return _OFF[name]
     if config[name] in _SILENT or name not in _SHORT:
         return f"{name} {value(config[name])}"
     others = {other: value(config.get(other)) for other in _TOLD_WITH_ANOTHER}
@@ -113,7 +139,13 @@ def why_not(measurement: Measurement, budget: Budget) -> str:
     if measurement.outcome is Outcome.OUT_OF_MEMORY and peak and peak > budget.device_bytes:
         return f"{word}: needs {gib(peak)} GiB of {gib(budget.device_bytes)}"
     lines = (measurement.reason or "").strip().splitlines()
-    return f"{word}: {lines[-1].strip()}" if lines else word
+    return f"{word}: {printable(lines[-1])}" if lines else word
+
+
+def printable(text: str) -> str:
+    """A line of others' words without whatever would move a cursor, or colour what follows it."""
+    told = _ESCAPES.sub("", text)
+    return " ".join("".join(each if each.isprintable() else " " for each in told).split())
 
 
 def drifted(share: float) -> str:
@@ -156,6 +188,21 @@ def may_be_missed(bound: float | None) -> str:
 def where(hardware: Hardware, budget: Budget) -> str:
     """The device and what of it may be used."""
     return f"{hardware.name} within {gib(budget.device_bytes)} GiB"
+
+
+def clock(seconds: float) -> str:
+    """A time that runs, as a clock shows it."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def about(seconds: float) -> str:
+    """A time that is a guess: one or two figures."""
+    for least, size, name in ((5400, 3600, "h"), (90, 60, "min")):
+        if seconds >= least:
+            return f"{seconds / size:.2g} {name}" if seconds < 10 * size else f"{seconds / size:.0f} {name}"
+    return f"{max(1, round(seconds, -1) if seconds > 20 else round(seconds)):.0f} s"
 
 
 def listed(words: list[str]) -> str:

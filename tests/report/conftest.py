@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
+from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
 from autofit.core.frontier import Alternative, OtherBudget, Point
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
@@ -142,6 +143,29 @@ def search_record(**changes: Any) -> Record:
         {tier(each.config): step_timeline(**dict(each.config)) for each in seen},
         "2026-01-02T03:04:05+00:00",
     )
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    """A short search: one that fits, one that does not, a better one, and its verification."""
+    first = dataclasses.replace(measurement(50, 1.9), number=0)
+    miss = dataclasses.replace(measurement(0, 2.4, precision="bf16"), number=1)
+    better = dataclasses.replace(measurement(100, 1.5, precision="bf16-mixed"), number=2)
+    return [
+        PhaseStarted("looking at the model"),
+        SearchStarted("tiny-llama", HARDWARE, BUDGET, space_size=23, trials=4, time_limit=600.0),
+        Note("a note about [this]"),
+        PhaseStarted("predicting 23 configs"),
+        ProbeStarted(0, first.config, expected_bytes=GIB),
+        ProbeFinished(first, first),
+        ProbeStarted(1, miss.config),
+        ProbeFinished(miss, first),
+        ProbeStarted(2, better.config),
+        ProbeFinished(better, better),
+        ProbeStarted(2, better.config, verifying=True),
+        ProbeFinished(dataclasses.replace(better, verified=True), None),
+        PhaseStarted("writing the result"),
+    ]
 
 
 @pytest.fixture(scope="session")

@@ -1,60 +1,116 @@
-"""Progress: a panel on terminals, lines elsewhere, nothing when quiet."""
+"""Progress: lines that change in place on terminals, plain lines elsewhere, nothing when quiet."""
 
-import dataclasses
+import os
+import pty
 import re
-from collections.abc import Callable
+import struct
+import subprocess
+import sys
+import termios
+from fcntl import ioctl
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from autofit.core.events import Event, Note, ProbeFinished, ProbeStarted, SearchStarted
-from autofit.core.measurement import Measurement
-from autofit.core.result import Result
+from autofit.core.events import Event, Note
 from autofit.report import LiveDisplay
+from tests.report.screen import Screen
 
-Measured = Callable[..., Measurement]
+COLOURS = re.compile(r"\x1b\[[0-9;]*(?:3[0-7]|9[0-7]|38;)[0-9;]*m")
+# A search as a user's terminal sees one, with what libraries print in between.
+SCRIPT = """
+import sys, warnings
+from rich.console import Console
+from autofit.core.events import Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
+from autofit.report import LiveDisplay
+from tests.report.conftest import BUDGET, HARDWARE, measurement
+import dataclasses
+
+with LiveDisplay(Console(stderr=True), quiet="quiet" in sys.argv) as tell:
+    tell(PhaseStarted("predicting 23 configs"))
+    tell(SearchStarted("tiny-\u6a21\u578b", HARDWARE, BUDGET, 23, 9, None))
+    tell(Note("a note about [this]"))
+    best = None
+    for number in range(9):
+        rate = (0, 50, 100)[number % 3]
+        one = dataclasses.replace(measurement(rate, 2.4 if not rate else 1.5, precision=f"bf{number}"), number=number)
+        best = one if rate == 100 else best
+        tell(ProbeStarted(number, one.config, expected_bytes=2**30))
+        print(f"library {number}", file=sys.stderr)
+        tell(ProbeFinished(one, best))
+    tell(ProbeStarted(8, one.config, verifying=True))
+    if "interrupted" in sys.argv:
+        raise KeyboardInterrupt
+    tell(ProbeFinished(one, None))
+    tell(PhaseStarted("writing the report"))
+print("the answer")
+"""
+ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def events(result: Callable[..., Result], measured: Measured) -> list[Event]:
-    """A short search: one that fits, one that does not, a better one, and its verification."""
-    made = result()
-    first = dataclasses.replace(measured(50, 1.9), number=0)
-    miss = dataclasses.replace(measured(0, 2.4, precision="bf16"), number=1)
-    better = dataclasses.replace(measured(100, 1.5, precision="bf16-mixed"), number=2)
-    return [
-        SearchStarted("tiny-llama", made.hardware, made.budget, space_size=23, trials=4, time_limit=600.0),
-        Note("a note about [this]"),
-        ProbeStarted(0, first.config),
-        ProbeFinished(first, first),
-        ProbeStarted(1, miss.config),
-        ProbeFinished(miss, first),
-        ProbeStarted(2, better.config),
-        ProbeFinished(better, better),
-        ProbeStarted(2, better.config, verifying=True),
-        ProbeFinished(dataclasses.replace(better, verified=True), None),
-    ]
+class _Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a terminal or CI has set around the tests has no part in them."""
+    for name in ("CI", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
 
 
 def played(events: list[Event], *, terminal: bool, width: int = 80, quiet: bool = False) -> str:
-    file = StringIO()
-    console = Console(file=file, force_terminal=terminal, width=width, height=20, color_system=None)
+    file = _Terminal() if terminal else StringIO()
+    console = Console(file=file, force_terminal=terminal, width=width, height=24, color_system=None)
     with LiveDisplay(console, quiet=quiet) as listener:
         for event in events:
             listener(event)
     return file.getvalue()
 
 
-def test_without_a_terminal_every_probe_is_one_line(events: list[Event]) -> None:
+def in_a_terminal(*arguments: str, columns: int = 80, rows: int = 24, **environment: str) -> str:
+    """All that the script writes to a terminal of that size; in front of it, as a terminal gives it to a program."""
+    ours, its = pty.openpty()
+    ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *arguments],
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )
+    os.close(its)
+    written = b""
+    with os.fdopen(ours, "rb", buffering=0) as reading:
+        while True:
+            try:
+                read = reading.read(65536)
+            except OSError:  # the other side is closed
+                break
+            if not read:
+                break
+            written += read
+    process.wait()
+    return written.decode().replace("\r\n", "\n")
+
+
+def test_without_a_terminal_every_phase_and_probe_is_one_line(events: list[Event]) -> None:
     config = "micro-batch 8x1, adamw, sdpa attention"
     assert played(events, terminal=False).splitlines() == [
+        "looking at the model",
         "tiny-llama on a test's CPU within 2.00 GiB: 23 configs, at most 4 probes",
         "a note about [this]",
+        "predicting 23 configs",
         f"probe 1 of 4: fits, 3,200 tokens/s, 1.90 of 2.00 GiB (best so far) - fp32, {config}",
         f"probe 2 of 4: out of memory: needs 2.40 GiB of 2.00 - bf16, {config}",
         f"probe 3 of 4: fits, 6,400 tokens/s, 1.50 of 2.00 GiB (best so far) - bf16-mixed, {config}",
         f"verifying probe 3: fits, 6,400 tokens/s, 1.50 of 2.00 GiB - bf16-mixed, {config}",
+        "writing the result",
     ]
 
 
@@ -62,33 +118,34 @@ def test_a_line_is_not_broken_at_the_width_of_a_log(events: list[Event]) -> None
     assert played(events, terminal=False, width=20) == played(events, terminal=False)
 
 
-def test_on_a_terminal_the_panel_shows_best_memory_probes_and_time(events: list[Event]) -> None:
-    text = played(events[:-1], terminal=True)
-    for words in (
-        "tiny-llama",
-        "a test's CPU within 2.00 GiB",
-        "probing",
-        "verifying",
-        "6,400 tokens/s",
-        "1.50 of 2.00 GiB",
-        "3 of 4, 2 fits, 1 out of memory",
-        "left of 10 min",
-        "a note about [this]",
-    ):
-        assert words in text
-    assert "probe 1 of 4" not in text
+def test_nothing_moves_a_cursor_or_colours_in_a_log(events: list[Event]) -> None:
+    codes = Note("\x1b[31mred\x1b[0m and \x07\x1b[2J\r back")
+    lines = played([*events, codes], terminal=False).splitlines()
+    assert lines[-1] == "red and back"
+    assert all(line.isprintable() for line in lines)
 
 
-def test_a_verification_is_no_further_probe(events: list[Event]) -> None:
-    assert "4 of 4" not in played(events, terminal=True)
+@pytest.mark.parametrize(
+    "environment",
+    [{"CI": "true"}, {"TERM": "dumb"}, {"TERM": "unknown"}],
+    ids=lambda each: "=".join(*each.items()),
+)
+def test_where_lines_cannot_change_or_nobody_watches_they_stay_plain(
+    events: list[Event], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert played(events, terminal=True) == played(events, terminal=False)
 
 
-@pytest.mark.parametrize("width", [5, 12, 30, 80, 200])
-def test_no_width_breaks_the_panel(events: list[Event], width: int) -> None:
-    notes_apart = [event for event in events if not isinstance(event, Note)]
-    text = played(notes_apart, terminal=True, width=width)
-    visible = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.replace("\r", "\n"))
-    assert all(len(line) <= width for line in visible.splitlines())
+def test_a_pipe_that_is_to_have_colours_is_no_terminal(events: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    console = Console(file=StringIO(), width=80)
+    assert console.is_terminal
+    with LiveDisplay(console) as listener:
+        for event in events:
+            listener(event)
+    assert "\x1b" not in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -96,42 +153,60 @@ def test_quiet_shows_nothing(events: list[Event], terminal: bool) -> None:
     assert played(events, terminal=terminal, quiet=True) == ""
 
 
-def test_an_error_in_between_gives_the_terminal_back(events: list[Event]) -> None:
-    file = StringIO()
-    with pytest.raises(KeyboardInterrupt), LiveDisplay(Console(file=file, force_terminal=True, width=80)) as listener:
-        listener(events[0])
-        raise KeyboardInterrupt
-    assert "\x1b[?25h" in file.getvalue()  # the cursor is shown again
+@pytest.mark.parametrize("columns", [50, 80, 120])
+def test_on_a_terminal_all_is_gone_at_the_end_but_what_was_told(columns: int) -> None:
+    screen = Screen(columns)
+    screen.write(in_a_terminal(columns=columns))
+    assert screen.text.splitlines() == [
+        "a note about [this]",
+        *(f"library {number}" for number in range(9)),
+        "the answer",
+    ]
+
+
+def test_on_a_terminal_no_more_rows_are_taken_than_it_has() -> None:
+    for rows in (4, 12, 24):
+        written = in_a_terminal(rows=rows)
+        moved = max(int(each) for each in re.findall(r"\x1b\[(\d+)A", written))
+        assert moved < rows, "the cursor would stop at the first row"
+
+
+def test_nothing_is_cleared_to_be_drawn_again() -> None:
+    """Lines are erased before others print above them, and at the end; between events they are written over."""
+    written = in_a_terminal()
+    assert not re.search(r"\x1b\[[0-9]*J|\x1b\[H|\x1b\[\?1049h", written)
+    assert (
+        len(re.findall(r"tiny-\S+ on a test's CPU", written)) <= 1 + 10
+    )  # once, and below each line that others print
+
+
+def test_colours_are_few_and_none_where_nobody_wants_them() -> None:
+    assert COLOURS.search(in_a_terminal())
+    assert not COLOURS.search(in_a_terminal(NO_COLOR="1"))
+
+
+def test_an_interrupt_leaves_the_terminal_as_it_was() -> None:
+    screen = Screen(80)
+    screen.write(in_a_terminal("interrupted"))
+    assert "KeyboardInterrupt" in screen.text
+    assert "measuring" not in screen.text
+    assert "?25" not in "".join(screen.codes)  # the cursor was never hidden: a killed search leaves it, too
+
+
+def test_quiet_on_a_terminal() -> None:
+    assert in_a_terminal("quiet").splitlines() == [*(f"library {number}" for number in range(9)), "the answer"]
 
 
 def test_before_the_search_has_started_there_is_something_to_see() -> None:
-    assert "looking at the model" in played([], terminal=True)
+    assert "loading PyTorch" in played([], terminal=True)
 
 
-def test_of_probes_side_by_side_each_is_shown_and_those_that_ended_are_counted(events: list[Event]) -> None:
-    search, _, begun, first, *_ = events
-    assert isinstance(begun, ProbeStarted)
-    assert isinstance(first, ProbeFinished)
-    others = [dataclasses.replace(begun, number=number) for number in (1, 2)]
-    third = ProbeFinished(dataclasses.replace(first.measurement, number=2), first.best)
-    for running in ([begun], [begun, *others]):
-        panel = played([search, *running], terminal=True).rpartition("\u256d")[2]  # as it was drawn last
-        assert panel.count(" s, fp32") == len(running)
-    ended = played([search, begun, *others, third], terminal=True)
-    assert "1 of 4, 1 fits" in ended
-    assert "3 of 4" not in ended
-    assert "3 of 4, 3 fits" in played([search, begun, *others, third, first, _of(first, 1)], terminal=True)
-    assert "probe 3 of 4: fits" in played([search, begun, *others, third], terminal=False)
-
-
-def test_of_a_resumed_search_what_was_measured_before_is_counted(events: list[Event]) -> None:
-    search, _, begun, first, *_ = events
-    assert isinstance(begun, ProbeStarted)
-    assert isinstance(first, ProbeFinished)
-    later = [dataclasses.replace(begun, number=number) for number in (2, 3)]
-    assert "3 of 4, 1 fits" in played([search, *later, _of(first, 3)], terminal=True)
-
-
-def _of(event: Event, number: int) -> ProbeFinished:
-    assert isinstance(event, ProbeFinished)
-    return ProbeFinished(dataclasses.replace(event.measurement, number=number), event.best)
+def test_time_passes_without_events(events: list[Event]) -> None:
+    file, clock = _Terminal(), [0.0]
+    console = Console(file=file, force_terminal=True, width=80, height=24, color_system=None)
+    with LiveDisplay(console, seconds=lambda: clock[0]) as display:
+        display(events[0])
+        clock[0] = 7.0
+        display._draw(display._region)  # type: ignore[arg-type]
+    assert "looking at the model, 0 s" in file.getvalue()
+    assert "looking at the model, 7 s" in file.getvalue()

@@ -10,17 +10,21 @@ from autofit.core.config import Config
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes
 from autofit.report.words import (
+    about,
     budget_needed,
     changes,
+    clock,
     describe,
     drifted,
     gib,
+    instead,
     knobs_that_differ,
     listed,
     more_or_less,
     number,
     peak_bytes,
     percent,
+    printable,
     rate,
     source,
     speed,
@@ -45,8 +49,8 @@ def test_a_knob_of_a_new_technique_is_told_by_its_name() -> None:
 
 
 def test_where_all_is_off_that_is_said() -> None:
-    assert describe(Config(lora_rank=0, lora_targets=None)) == "lora_rank 0"
-    assert describe(Config(activation_checkpointing="none")) == "activation_checkpointing none"
+    assert describe(Config(lora_rank=0, lora_targets=None)) == "no LoRA"
+    assert describe(Config(activation_checkpointing="none")) == "no checkpointing"
     assert describe(Config()) == ""
 
 
@@ -121,10 +125,10 @@ def test_changes_are_told_in_few_words_also_what_is_off() -> None:
     assert changes(best, best) == []
     assert changes(best.replace(micro_batch_size=2, gradient_accumulation_steps=4), best) == ["micro-batch 2x4"]
     assert changes(best.replace(loss="standard", lora_targets="all-linear"), best) == [
-        "loss standard",
+        "standard loss",
         "LoRA 8 all-linear",
     ]
-    assert changes(best.replace(lora_rank=0, lora_targets=None), best) == ["lora_rank 0"]
+    assert changes(best.replace(lora_rank=0, lora_targets=None), best) == ["no LoRA"]
 
 
 @pytest.mark.parametrize(
@@ -143,3 +147,37 @@ def test_sizes_against_another() -> None:
 
 def test_figures_say_where_they_come_from() -> None:
     assert (source(True), source(False)) == ("(measured)", "(predicted)")
+
+
+def test_what_a_config_has_instead_is_told_of_it_alone_or_of_the_whole(measured: Measured) -> None:
+    best = measured(100, precision="bf16")
+    assert instead(best.config, best) == ""
+    assert instead(best.config.replace(optimizer="sgd", loss="chunked"), best) == "sgd, chunked loss"
+    whole = "fp32, micro-batch 8x1, LoRA 8 all-linear, sgd, eager attention"
+    others = {"precision": "fp32", "optimizer": "sgd", "attention": "eager", "activation_checkpointing": "none"}
+    other = best.config.replace(**others, lora_rank=8, lora_targets="all-linear")
+    assert instead(other.replace(activation_checkpointing="full"), best).count(",") == 5
+    assert instead(other, None) == whole
+
+
+def test_the_words_of_others_move_no_cursor() -> None:
+    told = "\x1b[31mred\x1b[0m, a \x1b]0;title\x07bell\x07 and\ta \x9b1mC1\r\x1b[2K \u6a21 [bold]"
+    assert printable(told) == "red, a bell and a C1 \u6a21 [bold]"
+
+
+def test_a_reason_is_printable(measured: Measured) -> None:
+    reason = {"outcome": Outcome.FAILED, "reason": "ValueError: \x1b[31mno\x1b[0m\x1b[2J"}
+    assert why_not(measured(0, others=reason), BUDGET) == "failed: ValueError: no"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (59.9, "0:59"), (61, "1:01"), (3661, "1:01:01")])
+def test_times_that_run(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "1 s"), (7.4, "7 s"), (53, "50 s"), (100, "1.7 min"), (1234, "21 min"), (9000, "2.5 h"), (90_000, "25 h")],
+)
+def test_guesses_of_times_have_few_figures(seconds: float, text: str) -> None:
+    assert about(seconds) == text

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autofit.core.measurement import Measurement
-from autofit.core.record import Record
 from autofit.core.result import Result
 from autofit.report.html.plotted import unit
 from autofit.report.words import gib, number, peak_bytes, percent
@@ -74,28 +72,6 @@ def hours(seconds: float) -> str:
     return f"{seconds:.3g} seconds"
 
 
-def commands(record: Record, directory: Path) -> list[tuple[str, str]]:
-    """(what it is for, what to type) to train with the best config."""
-    result = record.result
-    path = shlex.quote(_from_here(directory / "result.yaml"))
-    found = []
-    if result.source and result.source.get("kind") != "function":
-        found.append(("Train", f"autofit train {path} --data DATA --weights WEIGHTS --output OUT"))
-    else:
-        found.append(
-            (
-                "Train in Python",
-                "import autofit, yaml\n"
-                f'config = yaml.safe_load(open("{_from_here(directory / "result.yaml")}"))["config"]\n'
-                "trained = autofit.fit(model, loader, config=config, lr=1e-4, epochs=1)",
-            )
-        )
-    if result.files.get("script"):
-        script = shlex.quote(_from_here(directory / "train.py"))
-        found.append(("Or without autofit", f"python {script} --data DATA --weights WEIGHTS --output OUT"))
-    return found
-
-
 def exports(directory: Path) -> list[Export]:
     """The files for other tools that the run directory holds."""
     folder = directory / "exports"
@@ -107,9 +83,3 @@ def exports(directory: Path) -> list[Export]:
         if len(text) <= _EXPORT_CHARACTERS:
             found.append(Export(str(path.relative_to(folder)), text))
     return found
-
-
-def _from_here(path: Path) -> str:
-    """As one would type it in the directory that the command was given in."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

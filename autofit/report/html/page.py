@@ -16,7 +16,7 @@ from autofit.core.record import Record
 from autofit.core.result import Result, tier
 from autofit.report.explain import summary
 from autofit.report.html.agreement import agreement_words, memory_agreement, step_agreement
-from autofit.report.html.answer import commands, duration, exports, memory_bar, speed_words
+from autofit.report.html.answer import duration, exports, memory_bar, speed_words
 from autofit.report.html.config_words import config_rows, off_knobs
 from autofit.report.html.knobs import knob_picture
 from autofit.report.html.memory import (
@@ -33,6 +33,7 @@ from autofit.report.html.progress import progress
 from autofit.report.html.scatter import scatter
 from autofit.report.html.trials import columns, shared, trials
 from autofit.report.more_memory import other_budget_lines
+from autofit.report.next_steps import commands
 from autofit.report.nothing_fits import nothing_fits_text
 from autofit.report.standing import explored_at
 from autofit.report.what_knobs_buy import knob_lines
@@ -135,7 +136,7 @@ def _answer(record: Record, directory: Path) -> dict[str, Any] | None:
         "rows": config_rows(best.config),
         "off": off_knobs(best.config),
         "duration": duration(best, result),
-        "commands": commands(record, directory),
+        "commands": commands(record.result, directory),
         "exports": exports(directory),
     }
 

@@ -2,12 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from autofit.core.record import Record
-from autofit.report.html.answer import commands, hours, memory_bar
+from autofit.report.html.answer import hours, memory_bar
 
 Records = Callable[..., Record]
 
@@ -18,16 +17,6 @@ Records = Callable[..., Record]
 )
 def test_times_to_train(seconds: float, words: str) -> None:
     assert hours(seconds) == words
-
-
-def test_what_to_type(record: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "my runs" / "a"
-    told = dict(commands(record(), folder))
-    assert f"autofit train '{folder}/result.yaml' --data DATA" in told["Train"]
-    monkeypatch.chdir(tmp_path)
-    told = dict(commands(record(), folder))
-    assert told["Train"].startswith("autofit train 'my runs/a/result.yaml' --data DATA")
-    assert told["Or without autofit"].startswith("python 'my runs/a/train.py' --data DATA")
 
 
 def test_the_bar_shows_what_may_be_used(record: Records) -> None:

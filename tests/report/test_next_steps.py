@@ -1,0 +1,27 @@
+"""What to type to go on with a found config."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autofit.core.result import Result
+from autofit.report.next_steps import commands
+
+Results = Callable[..., Result]
+
+
+def test_what_to_type(result: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "my runs" / "a"
+    told = dict(commands(result(), folder))
+    assert f"autofit train '{folder}/result.yaml' --data DATA" in told["Train"]
+    monkeypatch.chdir(tmp_path)
+    told = dict(commands(result(), folder))
+    assert told["Train"].startswith("autofit train 'my runs/a/result.yaml' --data DATA")
+    assert told["Or without autofit"].startswith("python 'my runs/a/train.py' --data DATA")
+
+
+def test_a_workload_that_lives_in_a_process_is_trained_there(result: Results, tmp_path: Path) -> None:
+    told = dict(commands(result(source={}, files={}), tmp_path))
+    assert list(told) == ["Train in Python"]
+    assert "autofit.fit(model, loader, config=config" in told["Train in Python"]

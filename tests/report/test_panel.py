@@ -1,0 +1,179 @@
+"""The lines of a running search: what they say, and that they have room."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from autofit.core.events import Event, ProbeFinished, ProbeStarted, SearchStarted
+from autofit.core.measurement import Measurement, Outcome
+from autofit.report.panel import panel
+from autofit.report.progress import Progress
+
+Measured = Callable[..., Measurement]
+
+
+class _Ascii(StringIO):
+    encoding = "ascii"
+
+
+def lines(events: Sequence[Event], columns: int = 80, rows: int = 24, *, now: float = 75.0, ascii: bool = False) -> str:
+    """As they are drawn at some time after the last event; the search began at 0."""
+    seen = Progress(0.0)
+    for event in events:
+        seen.take(event, 3.0)
+    console = Console(file=_Ascii() if ascii else StringIO(), width=columns, height=rows, force_terminal=True)
+    shown = panel(seen, now, console)
+    assert len(shown) < rows
+    assert all(line.cell_len < columns for line in shown)
+    return "\n".join(line.plain.rstrip() for line in shown)
+
+
+def without_limit(events: Sequence[Event]) -> list[Event]:
+    return [dataclasses.replace(each, time_limit=None) if isinstance(each, SearchStarted) else each for each in events]
+
+
+def test_a_search_on_eighty_columns(events: list[Event]) -> None:
+    assert lines(events[:9], now=15.0).splitlines() == [
+        "",
+        "tiny-llama on a test's CPU within 2.00 GiB",
+        "now       measuring probe 3, 12 s",
+        "          bf16-mixed, micro-batch 8x1, adamw, sdpa attention",
+        "",
+        "best      3,200 tokens/s (probe 1)",
+        "          fp32, micro-batch 8x1, adamw, sdpa attention",
+        "memory    " + "\u2588" * 30 + "\u2591" * 2 + "  best 1.90 of 2.00 GiB",
+        "",
+        "probes    " + "\u2588" * 16 + "\u2591" * 16 + "  2 of at most 4",
+        "          1 fit, 1 out of memory",
+        "time      0:15, 9:48 left",
+        "last      probe 2: out of memory: needs 2.40 GiB of 2.00, with bf16",
+        "          probe 1: 3,200 tokens/s, the best so far",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "doing"),
+    [
+        (0, "loading PyTorch, 1:15"),
+        (1, "looking at the model, 1:12"),
+        (4, "predicting 23 configs, 1:12"),
+        (5, "measuring probe 1, 1:12"),
+        (6, "choosing the next config, 1:12"),
+        (11, "measuring probe 3 again, longer, 1:12"),
+        (13, "writing the result, 1:12"),
+    ],
+)
+def test_at_any_time_it_says_what_goes_on(events: list[Event], count: int, doing: str) -> None:
+    assert f"now       {doing}" in lines(events[:count]).splitlines()
+
+
+def test_the_best_its_gain_and_its_way(events: list[Event]) -> None:
+    shown = lines(events)
+    assert "best      6,400 tokens/s (probe 3), 100 % faster than the first that fitted" in shown
+    assert "progress  \u2581\u2581\u2588" in shown
+    assert "probe 3 again: 6,400 tokens/s" in shown
+    assert "probe 1: 50 % slower with fp32" in shown
+    assert "progress" not in lines(events[:8])  # one height is no curve
+
+
+def test_the_predicted_peak_of_what_is_measured_stands_beside_the_best(events: list[Event]) -> None:
+    shown = lines([*events[:8], dataclasses.replace(events[4], number=2)])  # type: ignore[arg-type,type-var]
+    assert "best 1.90 of 2.00 GiB" in shown
+    assert "\u2588" * 16 + "\u2591" * 16 + "  now 1.00 GiB expected" in shown
+    assert "expected" not in lines(events)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(75.0, "1:15, 8:48 left"), (700.0, "11:40, past the limit: what may be the best is still verified")],
+)
+def test_the_time_that_is_left_of_a_limit(events: list[Event], seconds: float, told: str) -> None:
+    assert f"time      {told}" in lines(events, now=seconds)
+
+
+def test_without_a_limit_the_time_left_is_a_guess_or_open(events: list[Event]) -> None:
+    free = without_limit(events)
+    assert "time      1:15\n" in lines(free[:6])
+    assert "1:15, about 70 s for the 2 probes left, then verifying" in lines(free[:8])
+    assert "1:15, verifying what may be the best" in lines(free[:11])
+    assert lines(free[:3]).endswith("time      1:15")
+
+
+def test_where_nothing_fits_that_is_said(events: list[Event]) -> None:
+    miss = [events[6], ProbeFinished(events[7].measurement, None)]  # type: ignore[union-attr]
+    assert "best      none yet" in lines(events[:5])
+    assert "best      nothing that was measured fits, so far" in lines([events[1], *miss])
+
+
+def test_probes_side_by_side_each_have_a_line_of_their_config(events: list[Event]) -> None:
+    started = events[4]
+    assert isinstance(started, ProbeStarted)
+    several = [dataclasses.replace(started, number=number) for number in range(6)]
+    shown = lines([*events[:2], *several], rows=40)
+    assert [f"measuring probe {number}, " in shown for number in range(1, 7)] == [True] * 4 + [False] * 2
+    assert shown.count("fp32, micro-batch") == 4
+    assert "and 2 more" in shown
+    assert "measuring probe 2" in lines([*events[:2], *several[:2]])
+
+
+def test_lines_do_not_jump_between_two_probes(events: list[Event]) -> None:
+    between, during = (lines(events[:count]).splitlines() for count in (8, 9))
+    assert between.index("best      3,200 tokens/s (probe 1)") == during.index("best      3,200 tokens/s (probe 1)")
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 12, 24, 50])
+@pytest.mark.parametrize("columns", [1, 5, 12, 30, 50, 80, 200])
+@pytest.mark.parametrize("ascii", [False, True])
+def test_any_size_will_do(events: list[Event], columns: int, rows: int, ascii: bool) -> None:
+    for count in range(len(events) + 1):
+        seen = Progress(0.0)
+        for event in events[:count]:
+            seen.take(event, 3.0)
+        console = Console(file=_Ascii() if ascii else StringIO(), width=columns, height=rows, force_terminal=True)
+        shown = panel(seen, 5.0, console)
+        assert len(shown) <= max(0, rows - 2)
+        assert all(line.cell_len <= max(1, columns - 1) for line in shown)
+
+
+def test_on_few_rows_the_answer_stays(events: list[Event]) -> None:
+    shown = lines(events[:9], rows=7)
+    assert "measuring probe 3" in shown
+    assert "3,200 tokens/s" in shown
+    assert "left" in shown
+    assert "last" not in shown and "probes    " not in shown
+
+
+def test_on_fifty_columns_the_reasons_can_be_read(events: list[Event]) -> None:
+    shown = lines(events, 50)
+    assert "probe 2: out of memory: needs 2.40 GiB" in shown
+    assert "1.50 of 2.00 GiB" in shown
+    assert "3 of at most 4" in shown
+
+
+def test_a_terminal_that_knows_ascii_only_gets_no_more(events: list[Event], measured: Measured) -> None:
+    shown = lines(events, ascii=True)
+    assert shown.isascii()
+    assert "#" * 24 + "-" * 8 + "  best 1.50 of 2.00 GiB" in shown
+
+
+def test_wide_signs_and_codes_of_others_break_nothing(events: list[Event], measured: Measured) -> None:
+    search = dataclasses.replace(events[1], model="\u6a21\u578b\x1b[2J" * 20)  # type: ignore[arg-type,type-var]
+    failed = {"outcome": Outcome.OUT_OF_MEMORY, "peak_bytes": None, "reason": "\u6a21\x1b[31m\u578b" * 40}
+    one = measured(0, others=failed)
+    for columns in (20, 50, 80):
+        shown = lines([search, ProbeStarted(0, one.config), ProbeFinished(one, None)], columns)
+        assert "\x1b" not in shown
+        assert "\u6a21\u578b" in shown
+
+
+def test_colour_only_repeats_what_words_say(events: list[Event]) -> None:
+    console = Console(file=StringIO(), width=80, height=24, force_terminal=True, color_system=None)
+    seen = Progress(0.0)
+    for event in events:
+        seen.take(event, 3.0)
+    shown = panel(seen, 5.0, console)
+    styles = {str(span.style) for line in shown for span in line.spans} | {str(line.style) for line in shown}
+    assert styles - {""} == {"bold", "dim", "bold green", "yellow"}
