@@ -24,7 +24,7 @@ from autofit.cli.options import (
 from autofit.cli.output import INTERRUPTED, heavy, print_json
 from autofit.core.errors import InputError, NothingFitsError, ProbeError
 from autofit.core.options import parse_settings, seconds_of
-from autofit.report import LiveDisplay, nothing_fits_text, result_table
+from autofit.report import LiveDisplay, nothing_fits_view, result_table
 
 
 def search(
@@ -106,6 +106,6 @@ def search(
         stderr.print(told, markup=False, highlight=False, soft_wrap=True)
         return INTERRUPTED
     if result.best is None:
-        stderr.print(nothing_fits_text(result))
+        stderr.print(nothing_fits_view(result))
         return NothingFitsError.exit_code
     return 0

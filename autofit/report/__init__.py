@@ -4,7 +4,7 @@ from autofit.report.estimate_table import around_table, cards_table, estimate_ta
 from autofit.report.explain import explain
 from autofit.report.listings import cleared_text, doctor_table, models_table, spaces_table, tools_table
 from autofit.report.live import LiveDisplay
-from autofit.report.nothing_fits import nothing_fits, nothing_fits_text
+from autofit.report.nothing_fits import nothing_fits, nothing_fits_view
 from autofit.report.single_changes import single_changes
 from autofit.report.table import result_table
 from autofit.report.words import drifted
@@ -20,7 +20,7 @@ __all__ = [
     "explain",
     "models_table",
     "nothing_fits",
-    "nothing_fits_text",
+    "nothing_fits_view",
     "result_table",
     "single_changes",
     "spaces_table",

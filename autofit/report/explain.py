@@ -5,7 +5,7 @@ from __future__ import annotations
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
 from autofit.report.more_memory import other_budget_lines
-from autofit.report.nothing_fits import nothing_fits_text, tried
+from autofit.report.nothing_fits import nothing_fits_lines, tried
 from autofit.report.standing import nearest_misses, relative_speed
 from autofit.report.what_knobs_buy import knob_lines
 from autofit.report.words import (
@@ -35,7 +35,7 @@ def explain(result: Result) -> str:
     """Why the best config is the best, what each knob buys, what ruled out the rest, and what other budgets would run;
     what would help where nothing fits."""
     if result.best is None:
-        return nothing_fits_text(result).plain
+        return "\n".join(nothing_fits_lines(result))
     paragraphs = [
         _sentences(_winner(result, result.best), _gain(result, result.best), _runner_up(result, result.best)),
         _list("What each knob buys, if it alone is changed:", knob_lines(result)),

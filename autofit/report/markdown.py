@@ -8,7 +8,7 @@ from autofit.core.record import Record
 from autofit.core.result import Result
 from autofit.report.explain import ended
 from autofit.report.more_memory import other_budget_lines
-from autofit.report.nothing_fits import nothing_fits_text, tried
+from autofit.report.nothing_fits import nothing_fits_lines, tried
 from autofit.report.standing import Standing, explored_at, standings
 from autofit.report.what_knobs_buy import knob_lines
 from autofit.report.words import describe, gib, may_be_missed, number, peak_bytes, rate, value, where
@@ -22,7 +22,7 @@ def markdown(record: Record) -> str:
     result = record.result
     head = f"### {plain(result.model)} on {plain(where(result.hardware, result.budget))}"
     if result.best is None:
-        return _joined([head, "\n\n".join(map(plain, nothing_fits_text(result).plain.splitlines())), _versions(result)])
+        return _joined([head, "\n\n".join(map(plain, nothing_fits_lines(result))), _versions(result)])
     parts = [
         head,
         _answer(result),

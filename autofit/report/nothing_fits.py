@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autofit.core.errors import NothingFitsError
@@ -11,7 +12,9 @@ from autofit.core.frontier import Point
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
+from autofit.report.hanging import POINT, hanging
 from autofit.report.more_memory import least_that_fits, other_budget_lines
+from autofit.report.next_steps import written
 from autofit.report.standing import nearest_misses
 from autofit.report.words import OUTCOMES, budget_needed, describe, gib, source, where
 
@@ -28,8 +31,14 @@ def nothing_fits(result: Result) -> NothingFitsError:
     )
 
 
-def nothing_fits_text(result: Result) -> Text:
-    """What was tried, the nearest miss, and what would help. A Text, so that no bracket in it is taken for markup."""
+def nothing_fits_view(result: Result) -> RenderableType:
+    """What was tried, the nearest miss, what would help, and what was written, for a terminal."""
+    told, files = hanging(nothing_fits_lines(result)), written(result)
+    return Group(told, Text(), files) if files else told
+
+
+def nothing_fits_lines(result: Result) -> list[str]:
+    """What was tried, the nearest miss, and what would help."""
     lines = [f"Nothing fits: {result.model} on {where(result.hardware, result.budget)}.", tried(result)]
     miss = result.nearest_miss or next(iter(nearest_misses(result.trials)), None)
     least = least_that_fits(result)
@@ -39,11 +48,11 @@ def nothing_fits_text(result: Result) -> Text:
         lines.append(_smallest(least, result))
     helps = _what_helps(result, _enough(result, miss, least))
     if helps:
-        lines += ["What would help:", *(f"  - {each}" for each in helps)]
+        lines += ["What would help:", *(POINT + each for each in helps)]
     others = other_budget_lines(result)
     if others:
-        lines += ["With other budgets:", *(f"  - {each}" for each in others)]
-    return Text("\n".join(lines))
+        lines += ["With other budgets:", *(POINT + each for each in others)]
+    return lines
 
 
 def _smallest(least: tuple[int, Point], result: Result) -> str:

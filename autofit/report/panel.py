@@ -122,10 +122,14 @@ def _now(seen: Progress, now: float, paper: _Paper) -> list[Text]:
     texts = []
     for event, since in running[:_SIDE_BY_SIDE]:
         again = " again, longer" if event.verifying else ""
-        texts += [Text(f"measuring probe {event.number + 1}{again}, {_for(now - since)}"), Text(describe(event.config))]
+        texts += [
+            Text(f"measuring probe {event.number + 1}{again}, {clock(now - since)}"),
+            Text(describe(event.config)),
+        ]
     if not running:
-        doing, since = seen.phase or ("choosing the next config", seen.idle_since)
-        texts.append(Text(f"{doing}, {_for(now - since)}"))
+        what = "what to measure again" if seen.verified else "the next config"
+        doing, since = seen.phase or (f"choosing {what}", seen.idle_since)
+        texts.append(Text(f"{doing}, {clock(now - since)}"))
     more = len(running) - _SIDE_BY_SIDE
     texts += [Text(f"and {more} more")] if more > 0 else []
     return paper.rows("now", *texts, most=2 if seen.side_by_side <= 1 else 1)
@@ -135,10 +139,6 @@ def _usual(seen: Progress) -> int:
     """How many lines it takes to say what goes on, as many probes as there were at a time."""
     most = seen.side_by_side
     return 2 * min(most, _SIDE_BY_SIDE) + (most == 1 or most > _SIDE_BY_SIDE)
-
-
-def _for(seconds: float) -> str:
-    return clock(seconds) if seconds >= 60 else f"{seconds:.0f} s"
 
 
 def _best(seen: Progress, paper: _Paper) -> list[Text]:
@@ -186,12 +186,15 @@ def _time(seen: Progress, now: float, paper: _Paper) -> list[Text]:
     elif any(event.verifying for event, _ in seen.probing.values()):
         told += ", verifying what may be the best"
     elif pace and more > 0 and not seen.verified and seen.phase is None:
-        told += f", about {about(pace * more)} for the {more} probes left, then verifying"
+        probes = f"{more} probes" if more > 1 else "probe"
+        told += f", about {about(pace * more)} for the {probes} left, then verifying"
     return paper.rows("time", Text(told))
 
 
 def _last(seen: Progress, paper: _Paper) -> list[Text]:
-    texts = [_told(each, seen) for each in list(seen.last)[:_LAST]]
+    latest = {(each.measurement.number, each.again): each for each in reversed(seen.last)}  # of several again's
+    order = sorted(latest.values(), key=seen.last.index)
+    texts = [_told(each, seen) for each in order[:_LAST]]
     return paper.rows("last", *texts, most=1 if paper.roomy else 2) if texts else []
 
 

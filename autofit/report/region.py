@@ -45,7 +45,8 @@ class Region(RenderHook):
     def stop(self) -> None:
         """Leave nothing behind."""
         with self.lock:
-            self.draw(())
+            self._write(_erased(self._rows()))  # with the ^C that a terminal may have shown at the cursor
+            self._lines = []
             self._console.pop_render_hook()
             self._redirected.close()
 
@@ -109,8 +110,7 @@ def _changed(old: list[Line], new: list[Line]) -> Line:
             continue
         to(place)
         written += [Control(ControlType.CARRIAGE_RETURN).segment, *line]
-        if place < len(old):
-            written.append(Control((ControlType.ERASE_IN_LINE, 0)).segment)  # what the old line had more
+        written.append(Control((ControlType.ERASE_IN_LINE, 0)).segment)  # what stood there and was longer
         if place >= len(old):  # there may be no row below yet
             written.append(Segment.line())
             row += 1

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -15,21 +12,14 @@ from rich.text import Text
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
 from autofit.report.explain import ended
+from autofit.report.hanging import POINT, hanging
 from autofit.report.more_memory import other_budget_lines
-from autofit.report.next_steps import commands, from_here
+from autofit.report.next_steps import commands, directory_of, written
 from autofit.report.nothing_fits import tried
 from autofit.report.standing import Standing, explored_at, standings
 from autofit.report.words import describe, gib, instead, may_be_missed, number, peak_bytes, printable, rate
 
 _WIDE = 64  # columns from which the time of a step has one of its own
-_FILES = {
-    "result": "the config, and what was measured",
-    "script": "the same as a script of its own",
-    "exports": "the same for other training tools",
-    "report": "all of it to look at",
-    "trace": "one step of the best config, for ui.perfetto.dev",
-    "memory_snapshot": "its memory, for pytorch.org/memory_viz",
-}
 
 
 def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> RenderableType:
@@ -38,13 +28,14 @@ def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> R
     `tolerance` is the one of the search, within which configs count as tied.
     """
     table = _Standings(standings(result, tolerance=tolerance, rows=rows), result)  # with a blank line of its own around
+    files = written(result)
     parts: list[list[RenderableType]] = [
         [*(_answer(result, result.best) if result.best else []), table],
         _sentences(explored_at(result)),
         _sentences(tried(result), ended(result), may_be_missed(result.bound) if result.best else ""),
-        _list("With other budgets:", other_budget_lines(result)),
+        _other_budgets(result),
         _notes(result),
-        _files(result),
+        [files] if files else [],
     ]
     told = [part for part in parts if part]
     return Group(*(line for place, part in enumerate(told) for line in ([Text()] * (place > 1) + part)))
@@ -63,7 +54,7 @@ def _answer(result: Result, best: Measurement) -> list[RenderableType]:
     ]
     if step:
         lines.append(Text(f"A step takes {step.median:.3g} s ({step.low:.3g} to {step.high:.3g})."))
-    directory = _directory(result)
+    directory = directory_of(result)
     if directory is not None and result.files.get("result"):
         title, command = commands(result, directory)[0]
         lines += [Text(f"{title} with it:"), *(_Command(line) for line in command.splitlines())]
@@ -127,42 +118,19 @@ class _Command:
 
 def _sentences(*each: str) -> list[RenderableType]:
     told = " ".join(filter(None, each))
-    return [Text(printable(told))] if told else []
+    return [hanging([told])] if told else []
 
 
-def _list(title: str, lines: Iterable[str]) -> list[RenderableType]:
-    told = [_item(line) for line in lines]
-    return [Text(title), *told] if told else []
-
-
-def _item(line: str) -> RenderableType:
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_row(Text("  -"), Text(printable(line)))
-    return grid
+def _other_budgets(result: Result) -> list[RenderableType]:
+    lines = other_budget_lines(result)
+    return [hanging(["With other budgets:", *(POINT + line for line in lines)])] if lines else []
 
 
 def _notes(result: Result) -> list[RenderableType]:
     hardware = result.hardware
     here = [f"Speed measured on {hardware.measured_on}, memory for {hardware.name}."] if hardware.measured_on else []
-    return [line for note in (*here, *result.notes) for line in _sentences(note)]
-
-
-def _files(result: Result) -> list[RenderableType]:
-    directory = _directory(result)
-    if directory is None:
-        return []
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for name, what in _FILES.items():
-        path = result.files.get(name)
-        if path:
-            grid.add_row(Text(f"  {Path(path).name}{'/' if name == 'exports' else ''}"), Text(what))
-    return [Text(f"Written to {from_here(directory)}:", overflow="fold"), grid]
-
-
-def _directory(result: Result) -> Path | None:
-    """Where the files are; None where there are none."""
-    written = next((path for path in result.files.values() if path), None)
-    return Path(written).parent if written else None
+    notes = [*here, *result.notes]
+    return [hanging(notes)] if notes else []
 
 
 def _indented(text: Text) -> RenderableType:

@@ -208,5 +208,5 @@ def test_time_passes_without_events(events: list[Event]) -> None:
         display(events[0])
         clock[0] = 7.0
         display._draw(display._region)  # type: ignore[arg-type]
-    assert "looking at the model, 0 s" in file.getvalue()
-    assert "looking at the model, 7 s" in file.getvalue()
+    assert "looking at the model, 0:00" in file.getvalue()
+    assert "looking at the model, 0:07" in file.getvalue()

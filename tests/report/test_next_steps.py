@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autofit.core.result import Result
-from autofit.report.next_steps import commands
+from autofit.report.next_steps import commands, written
 
 Results = Callable[..., Result]
 
@@ -25,3 +25,17 @@ def test_a_workload_that_lives_in_a_process_is_trained_there(result: Results, tm
     told = dict(commands(result(source={}, files={}), tmp_path))
     assert list(told) == ["Train in Python"]
     assert "autofit.fit(model, loader, config=config" in told["Train in Python"]
+
+
+def test_what_was_written_lies_in_one_directory(result: Results, shown: Callable[..., str]) -> None:
+    files = {"result": "runs/x/result.yaml", "script": None, "exports": "runs/x/exports", "trace": "runs/x/t.json.gz"}
+    found = written(result(files=files))
+    assert found
+    lines = [line.rstrip() for line in shown(found).splitlines()]
+    assert lines == [
+        "Written to runs/x:",
+        "  result.yaml  the config, and what was measured",
+        "  exports/     the same for other training tools",
+        "  t.json.gz    one step of the best config, for ui.perfetto.dev",
+    ]
+    assert written(result(files={"result": None})) is None

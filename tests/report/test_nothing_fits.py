@@ -7,10 +7,11 @@ from autofit.core.frontier import OtherBudget, Point
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import Result
-from autofit.report import nothing_fits_text
-from autofit.report.nothing_fits import tried
+from autofit.report import nothing_fits_view
+from autofit.report.nothing_fits import nothing_fits_lines, tried
 
 Results = Callable[..., Result]
+Shown = Callable[..., str]
 Measured = Callable[..., Measurement]
 Points = Callable[..., Point]
 NOTHING = {"best": None, "runner_up": None, "tiers": {}}
@@ -19,7 +20,7 @@ NOTHING = {"best": None, "runner_up": None, "tiers": {}}
 def test_the_nearest_miss_and_what_would_help_are_named(result: Results, measured: Measured) -> None:
     trials = (measured(0, 3.1), measured(0, 2.43, precision="bf16", micro_batch_size=1, gradient_accumulation_steps=8))
     workload = {"task": "causal-lm", "sequence_length": 2048, "effective_batch_size": 8}
-    text = nothing_fits_text(result(**NOTHING, trials=trials, workload=workload)).plain
+    text = "\n".join(nothing_fits_lines(result(**NOTHING, trials=trials, workload=workload)))
     assert "Nothing fits: tiny-llama on a test's CPU within 2.00 GiB." in text
     assert "Of 23 configs 2 were measured: 2 out of memory; 12 ruled out" in text
     assert "The nearest miss needs a budget of at least 2.43 GiB: bf16, micro-batch 1x8" in text
@@ -29,39 +30,39 @@ def test_the_nearest_miss_and_what_would_help_are_named(result: Results, measure
 
 def test_what_was_tried_already_is_not_proposed(result: Results, measured: Measured) -> None:
     tried = measured(0, 2.4, lora_rank=8, lora_targets="attention", activation_checkpointing="full")
-    text = nothing_fits_text(result(**NOTHING, trials=(tried,))).plain
+    text = "\n".join(nothing_fits_lines(result(**NOTHING, trials=(tried,))))
     assert "--space lora" not in text and "checkpointing=full" not in text and "--seq-len" not in text
 
 
 def test_on_cuda_the_margin_is_part_of_what_is_needed(result: Results, measured: Measured) -> None:
     hardware = dataclasses.replace(result().hardware, device="cuda", name="A card")
-    text = nothing_fits_text(result(**NOTHING, trials=(measured(0, 3.8),), hardware=hardware)).plain
+    text = "\n".join(nothing_fits_lines(result(**NOTHING, trials=(measured(0, 3.8),), hardware=hardware)))
     assert "needs a budget of at least 4.00 GiB" in text
     assert "--gpu-mem 4" in text
 
 
 def test_a_need_that_was_never_told_is_not_made_up(result: Results, measured: Measured) -> None:
     miss = measured(0, 1.7, others={"reason": "needs more than 2.00 GiB"})
-    text = nothing_fits_text(result(**NOTHING, trials=(miss,))).plain
+    text = "\n".join(nothing_fits_lines(result(**NOTHING, trials=(miss,))))
     assert "The nearest miss needs more than 2.00 GiB" in text
     assert "--mem" not in text
 
 
 def test_a_search_without_probes_says_so(result: Results) -> None:
-    text = nothing_fits_text(result(**NOTHING, trials=(), skipped={"refused": 23})).plain
+    text = "\n".join(nothing_fits_lines(result(**NOTHING, trials=(), skipped={"refused": 23})))
     assert "Of 23 configs 0 were measured; 23 refused beforehand." in text
 
 
 def test_other_outcomes_are_counted_apart(result: Results, measured: Measured) -> None:
     diverged = measured(others={"outcome": Outcome.DIVERGED, "peak_bytes": None, "reason": "the loss is nan"})
-    text = nothing_fits_text(result(**NOTHING, trials=(diverged, measured(0, 2.4)))).plain
+    text = "\n".join(nothing_fits_lines(result(**NOTHING, trials=(diverged, measured(0, 2.4)))))
     assert "1 out of memory, 1 diverged" in text
 
 
 def test_the_smallest_budget_is_told_where_it_is_predicted(result: Results, measured: Measured, point: Points) -> None:
     least = point(5, 2.71, precision="bf16")
     made = result(**NOTHING, trials=(measured(0, 2.43),), frontier={"full": (least, point(9, 5.0))})
-    text = nothing_fits_text(made).plain
+    text = "\n".join(nothing_fits_lines(made))
     assert "The smallest budget in which anything is expected to fit is 2.71 GiB: bf16, micro-batch 8x1" in text
     assert "sdpa attention (predicted)." in text
     assert "--mem 2.8\n" in text  # not what the nearest miss had taken when it was stopped
@@ -69,7 +70,7 @@ def test_the_smallest_budget_is_told_where_it_is_predicted(result: Results, meas
 
 def test_what_was_never_reached_but_should_fit_is_told(result: Results, measured: Measured, point: Points) -> None:
     made = result(**NOTHING, trials=(measured(0, 2.43),), frontier={"full": (point(5, 1.2, precision="bf16"),)})
-    text = nothing_fits_text(made).plain
+    text = "\n".join(nothing_fits_lines(made))
     assert "Not measured, but expected to fit: bf16" in text
     assert "--mem" not in text
 
@@ -78,7 +79,9 @@ def test_other_budgets_are_told(result: Results, measured: Measured, point: Poin
     others = (OtherBudget("twice as much", 4 * GIB),)
     frontier = {"full": (point(5, 2.71, precision="bf16"),)}
     made = result(**NOTHING, trials=(measured(0, 2.43),), frontier=frontier, other_budgets=others, predicted=True)
-    assert "With other budgets:\n  - 4.00 GiB (twice as much): 320 tokens/s with bf16" in nothing_fits_text(made).plain
+    assert "With other budgets:\n  - 4.00 GiB (twice as much): 320 tokens/s with bf16" in "\n".join(
+        nothing_fits_lines(made)
+    )
 
 
 def test_what_was_left_is_counted(result: Results) -> None:
@@ -90,3 +93,15 @@ def test_what_was_left_is_counted(result: Results) -> None:
 def test_a_config_that_was_measured_again_counts_once(result: Results) -> None:
     trials = result().trials
     assert tried(result(trials=(*trials, trials[2]))) == tried(result())
+
+
+def test_a_terminal_shows_points_and_what_was_written(result: Results, measured: Measured, shown: Shown) -> None:
+    made = result(**NOTHING, trials=(measured(0, 2.4),), files={"result": None, "report": "runs/x/report.html"})
+    lines = [line.rstrip() for line in shown(nothing_fits_view(made), 50).splitlines()]
+    start = lines.index("What would help:")
+    assert lines[start + 1 : start + 4] == [
+        "  - --mem 2.4",
+        "  - --space lora, which trains a few added weights",
+        "    only",
+    ]
+    assert lines[-3:] == ["", "Written to runs/x:", "  report.html  all of it to look at"]

@@ -39,7 +39,7 @@ def test_a_search_on_eighty_columns(events: list[Event]) -> None:
     assert lines(events[:9], now=15.0).splitlines() == [
         "",
         "tiny-llama on a test's CPU within 2.00 GiB",
-        "now       measuring probe 3, 12 s",
+        "now       measuring probe 3, 0:12",
         "          bf16-mixed, micro-batch 8x1, adamw, sdpa attention",
         "",
         "best      3,200 tokens/s (probe 1)",
@@ -63,6 +63,7 @@ def test_a_search_on_eighty_columns(events: list[Event]) -> None:
         (5, "measuring probe 1, 1:12"),
         (6, "choosing the next config, 1:12"),
         (11, "measuring probe 3 again, longer, 1:12"),
+        (12, "choosing what to measure again, 1:12"),
         (13, "writing the result, 1:12"),
     ],
 )
@@ -100,6 +101,12 @@ def test_without_a_limit_the_time_left_is_a_guess_or_open(events: list[Event]) -
     assert "1:15, about 70 s for the 2 probes left, then verifying" in lines(free[:8])
     assert "1:15, verifying what may be the best" in lines(free[:11])
     assert lines(free[:3]).endswith("time      1:15")
+
+
+def test_one_that_was_measured_again_twice_has_one_line(events: list[Event]) -> None:
+    shown = lines([*events[:12], *events[10:12]])
+    assert shown.count("probe 3 again") == 1
+    assert shown.count("probe 3: ") == 1
 
 
 def test_where_nothing_fits_that_is_said(events: list[Event]) -> None:

@@ -86,6 +86,18 @@ def test_a_narrower_terminal_leaves_no_rest(watched: _Watched) -> None:
     watched.region.stop()
 
 
+def test_what_a_terminal_shows_of_a_key_is_gone_with_the_lines(watched: _Watched) -> None:
+    watched.region.start()
+    watched.draw("working", "3 s")
+    watched.screen.write("^C")
+    watched.draw("working", "3 s", "x")
+    assert watched.screen.text == "working\n3 s\nx"
+    watched.screen.write("^C")
+    watched.region.stop()
+    watched.written()
+    assert watched.screen.text == ""
+
+
 def test_output_goes_where_it_went_before(watched: _Watched) -> None:
     before = sys.stdout, sys.stderr
     watched.region.start()

@@ -34,7 +34,7 @@ from autofit.report.html.scatter import scatter
 from autofit.report.html.trials import columns, shared, trials
 from autofit.report.more_memory import other_budget_lines
 from autofit.report.next_steps import commands
-from autofit.report.nothing_fits import nothing_fits_text
+from autofit.report.nothing_fits import nothing_fits_lines
 from autofit.report.standing import explored_at
 from autofit.report.what_knobs_buy import knob_lines
 from autofit.report.words import gib, where
@@ -53,7 +53,7 @@ def report_page(record: Record, directory: Path) -> str:
         result=result,
         place=where(result.hardware, result.budget),
         answer=_answer(record, directory),
-        nothing=None if result.best else nothing_fits_text(result).plain.splitlines(),
+        nothing=None if result.best else nothing_fits_lines(result),
         scatter=_both(scatter(record, WIDE), scatter(record, NARROW)),
         tiers=_tiers(result),
         ran_out=any(each.outcome is Outcome.OUT_OF_MEMORY for each in result.trials),
