@@ -33,7 +33,7 @@ class Progress:
         self.probing: dict[int, tuple[ProbeStarted, float]] = {}  # by number, with the time when it began
         self.best: Measurement | None = None
         self.first: Measurement | None = None  # that fitted
-        self.bests: list[float] = []  # the best throughput after each probe; 0 where nothing fitted yet
+        self.bests: list[float] = []  # the most throughput of any leader after each probe; 0 where nothing fitted yet
         self.counts: Counter[Outcome] = Counter()
         self.last: deque[Seen] = deque(maxlen=_REMEMBERED)  # the latest first
         self.done = 0
@@ -86,7 +86,8 @@ class Progress:
         else:
             self.counts[seen.outcome] += 1
             self._count(seen.number)
-            self.bests.append(self.best.throughput if self.best else 0.0)
+            leading = self.best.throughput if self.best else 0.0
+            self.bests.append(max([leading, *self.bests[-1:]]))  # who leads may change where the machine drifts
             self.first = self.first or (seen if seen.fits else None)
         self.probing.pop(seen.number, None)
         self.idle_since = now

@@ -66,6 +66,13 @@ def test_probes_side_by_side_and_those_of_before_a_resume_are_counted(
     assert seen.side_by_side == len(started)
 
 
+def test_the_way_of_the_best_never_falls(events: list[Event], measured: Measured) -> None:
+    slower = dataclasses.replace(measured(90, precision="bf16"), number=3)  # the leader, where the machine has drifted
+    seen = after([*events[:10], ProbeStarted(3, slower.config), ProbeFinished(slower, slower)])
+    assert seen.bests == [50, 50, 100, 100]
+    assert seen.best == slower
+
+
 def test_the_pace_is_known_after_two_probes(events: list[Event]) -> None:
     assert after(events[:6]).seconds_a_probe(10.0) is None
     assert after(events[:8]).seconds_a_probe(10.0) == 2.5  # since second 5, when the first began
