@@ -454,7 +454,9 @@ def test_an_error_of_autofits_own_is_json_and_a_traceback(
     assert "ZeroDivisionError: division by zero" in answer["error"]["message"]
 
 
-def test_what_other_packages_could_not_load_is_not_the_users_to_mend(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_other_packages_could_not_load_is_not_the_users_to_mend(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
     run("models")
     logging.getLogger("torchao").warning("Failed to load _C_mxfp8.so")
     logging.getLogger("torchao").warning("something else")

@@ -70,10 +70,10 @@ def cards_table(data: Mapping[str, Any]) -> RenderableType:
     unit = "tokens" if any(card["tokens_per_second"] for card in data["cards"]) else "samples"
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("--gpu", no_wrap=True)
-    table.add_column("GiB", justify="right")
+    table.add_column("GiB", justify="right", overflow="fold")
     table.add_column("fits")
-    table.add_column("needs GiB", justify="right")
-    table.add_column(f"{unit}/s", justify="right")
+    table.add_column("needs GiB", justify="right", overflow="fold")  # a figure that is cut is another one
+    table.add_column(f"{unit}/s", justify="right", overflow="fold")
     for card in data["cards"]:
         table.add_row(*map(Text, _card(card, unit)))
     reasons = dict.fromkeys(card["reason"] for card in data["cards"] if card["reason"])

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -32,12 +33,19 @@ def doctor_table(data: Mapping[str, Any]) -> RenderableType:
     }
     for name, text in rows.items():
         facts.add_row(Text(name, style="bold"), Text(text))
-    techniques = _table("technique", "value", "made with", "here")
-    for each in data["techniques"]:
-        standings = _rows_of_values(each["values"]) or [("", "", "derived from others")]
-        for place, cells in enumerate(standings):
-            techniques.add_row(*map(Text, ("" if place else each["name"], *cells)))
-    return Group(facts, techniques)
+    return Group(facts, Text(), _techniques(data["techniques"]))
+
+
+def _techniques(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Two columns, a line for the name of each and its values below it: more would fold words on eighty columns."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(max_width=34)
+    table.add_column()
+    for each in rows:
+        table.add_row(Text(each["name"], "bold"), Text("" if each["values"] else "derived from others"))
+        for values, standing in _rows_of_values(each["values"]):
+            table.add_row(Padding(Text(values), (0, 0, 0, 2)), Text(standing))
+    return table
 
 
 def _calibration(known: Mapping[str, Any]) -> str:
@@ -63,19 +71,19 @@ def _stored(counts: Mapping[str, Any]) -> str:
     return " of ".join(numbers)
 
 
-def _rows_of_values(values: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """(values, what they are made with, how they stand here); values that stand alike share a row."""
-    rows: dict[tuple[str, str], list[str]] = {}
+def _rows_of_values(values: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """(values, how they stand here and what they are made with); values that stand alike share a row."""
+    rows: dict[str, list[str]] = {}
     for each in values:
         made_with = each["package"] + (f" {each['version']}" if each["version"] else "")
-        standing = each["reason"] or ("available" if each["searched"] else "available, but not searched on this device")
-        rows.setdefault((made_with, standing), []).append(value(each["value"]))
-    return [(", ".join(names), made_with, standing) for (made_with, standing), names in rows.items()]
+        searched = "" if each["searched"] else ", but not searched on this device"
+        rows.setdefault(each["reason"] or f"available{searched} ({made_with})", []).append(value(each["value"]))
+    return [(", ".join(names), standing) for standing, names in rows.items()]
 
 
 def models_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """The presets: name, task, size, and where the weights are."""
-    table = _table("model", "task", "parameters", "weights")
+    table = _table("model", "task", "size", "weights")
     table.columns[2].justify = "right"
     for row in rows:
         cells = (row["name"], row["task"], _count(row["parameters"]), row.get("hub") or "")
@@ -95,10 +103,10 @@ def spaces_table(rows: Sequence[Mapping[str, Any]], counted_for: str) -> Rendera
 
 def tools_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """The tools that configs are exported to: name, versions, what they train, how an export is used."""
-    table = _table("tool", "keys of", "trains", "used by")
+    table = _table("tool", "what it trains, with whose keys, and how")
     for row in rows:
-        cells = (row["name"], ", ".join(row["versions"]), ", ".join(row["tasks"]) or "anything", row["run"])
-        table.add_row(*map(Text, cells))
+        tasks = ", ".join(row["tasks"]) or "anything"
+        table.add_row(Text(row["name"]), Text(f"{tasks}; {row['name']} {', '.join(row['versions'])}\n{row['run']}"))
     return table
 
 

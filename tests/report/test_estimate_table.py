@@ -146,3 +146,6 @@ def test_cards(shown: Shown) -> None:
     assert ["rtx-4090", "23.6", "yes", "18.00-21.00", "1,885"] in rows
     assert "tokens/s" in text
     assert f"- {reason}" in text
+    narrow = shown(cards_table(data), 40)
+    assert "\u2026" not in narrow and "..." not in narrow  # no figure is cut
+    assert "1,885" in narrow

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autofit.core.hardware import GIB, Hardware
-from autofit.report import cleared_text, doctor_table, models_table, spaces_table
+from autofit.report import cleared_text, doctor_table, models_table, spaces_table, tools_table
 
 Shown = Callable[..., str]
 
@@ -48,6 +48,25 @@ def test_doctor_shows_device_budget_and_reasons(shown: Shown) -> None:
     assert "8 needs [peft]" in text
     assert "null" in text
     assert "derived from others" in text
+
+
+def test_doctor_has_a_line_for_each_way_that_values_stand(shown: Shown) -> None:
+    lines = [line.rstrip() for line in shown(doctor_table(DOCTOR), 80).splitlines()]
+    start = next(place for place, line in enumerate(lines) if line.startswith("precision"))
+    assert [" ".join(line.split()) for line in lines[start : start + 4]] == [
+        "precision",
+        "fp32, bf16 available (torch 2.13.0)",
+        "fp16-mixed available, but not searched on this device (torch",
+        "2.13.0)",
+    ]
+
+
+def test_tools_tell_their_command_whole_on_fifty_columns(shown: Shown) -> None:
+    run = 'deepspeed.initialize(config="x")'
+    rows = [{"name": "deepspeed", "versions": ["0.19.8"], "tasks": [], "run": run}]
+    text = shown(tools_table(rows), 50)
+    assert "anything; deepspeed 0.19.8" in text
+    assert run in text
 
 
 def test_doctor_tells_why_the_store_cannot_be_used(shown: Shown) -> None:
