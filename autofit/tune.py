@@ -273,6 +273,7 @@ class _Run:
             search_seconds=seconds,
             nearest_miss=nearest_miss(outcome.measurements) if best is None else None,
             runner_up=runner_up,
+            finalists=finals.verified,
             bound=outcome.bound,
             notes=(*_notes(outcome, best), *([explored(self._places)] if cores_of_each(self._places) else ())),
             frontier=around.frontier,

@@ -37,8 +37,9 @@ class Result:
     `workload` is Workload.summary(); `source` says how models/ can make the workload again (empty for one that lives
     in the user's process). `skipped` counts configs never probed: predicted, dominated, refused. `bound` is how much
     faster than the best measured one any other config is expected to be at the most, at 95 %, as a share of it.
-    `frontier` is by tier the most throughput for each amount of memory, also beyond the budget; `alternatives` are the
-    best config with one knob changed; `predicted` says whether configs never measured had a part in both.
+    `finalists` are all that were verified, the best among them. `frontier` is by tier the most throughput for each
+    amount of memory, also beyond the budget; `alternatives` are the best config with one knob changed; `predicted` says
+    whether configs never measured had a part in both.
     """
 
     model: str
@@ -56,6 +57,7 @@ class Result:
     search_seconds: float
     nearest_miss: Measurement | None = None
     runner_up: Measurement | None = None
+    finalists: tuple[Measurement, ...] = ()
     run_directory: str | None = None
     files: Mapping[str, str | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

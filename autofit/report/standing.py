@@ -50,7 +50,7 @@ def standings(result: Result, *, tolerance: float, rows: int) -> list[Standing]:
 
 def latest_by_config(result: Result) -> dict[Config, Measurement]:
     """Of every config its latest measurement: finalists were measured again."""
-    verified = (*result.tiers.values(), result.runner_up, result.best)
+    verified = (*result.finalists, *result.tiers.values(), result.runner_up, result.best)
     return {each.config: each for each in (*result.trials, *verified) if each is not None}
 
 
@@ -95,8 +95,8 @@ def _why_lost(measurement: Measurement, best: Measurement, speed: float, toleran
     if speed < 1 - tolerance:
         return f"{percent(1 - speed)} slower"
     if speed > 1 + tolerance:
-        return "faster at first, did not hold when verified"
-    tied = f"tied within {percent(tolerance)}"
+        return "faster for a moment, and not measured again"  # finals hold whoever may be faster
+    tied = f"tied within {tolerance * 100:.3g} %"
     if _learning(measurement.config) != _learning(best.config):
         return f"{tied}, learns less faithfully"
     if (peak_bytes(measurement) or 0) > (peak_bytes(best) or 0):

@@ -155,7 +155,7 @@ def drifted(share: float) -> str:
 
 def percent(fraction: float) -> str:
     """A fraction as whole percent, never a 0 that is none."""
-    return f"{fraction:.0%}".replace("%", " %") if fraction >= 0.005 else "less than 1 %"
+    return f"{max(1, round(fraction * 100))} %" if fraction >= 0.005 else "less than 1 %"
 
 
 def speed(ratio: float) -> str:

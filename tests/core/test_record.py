@@ -47,6 +47,7 @@ RESULT = Result(
     space_size=8,
     search_seconds=12.5,
     nearest_miss=None,
+    finalists=(BEST,),
     run_directory="runs/x",
     files={"result": "runs/x/result.yaml", "script": None, "exports": None, "report": None},
     notes=("a note",),

@@ -1,5 +1,6 @@
 """Where every config came in, and why."""
 
+import dataclasses
 from collections.abc import Callable
 
 from autofit.core.measurement import Measurement
@@ -48,7 +49,19 @@ def test_speeds_are_compared_as_they_were_measured(result: Results, measured: Me
 def test_a_config_that_was_fast_only_once_is_not_called_slower(result: Results, measured: Measured) -> None:
     flash = measured(130, 1.2, precision="bf16", optimizer="adamw-8bit")
     made = result(trials=(*result().trials, flash))
-    assert "faster at first, did not hold when verified" in verdicts(made)
+    assert "faster for a moment, and not measured again" in verdicts(made)
+
+
+def test_a_finalist_stands_where_its_verification_put_it(result: Results, measured: Measured) -> None:
+    fields = {"precision": "bf16", "optimizer": "adamw-8bit"}
+    flash = measured(130, 1.2, **fields)
+    again = dataclasses.replace(measured(90, 1.2, **fields), verified=True)
+    made = result(trials=(*result().trials, flash), finalists=(again,))
+    (seen,) = (each for each in standings(made, tolerance=0.005, rows=9) if each.measurement.config == flash.config)
+    assert (seen.measurement, seen.verdict) == (again, "10 % slower, verified")
+    assert "tied within 2.5 %, learns less faithfully, verified" in [
+        each.verdict for each in standings(made, tolerance=0.025, rows=9)
+    ]
 
 
 def test_without_a_best_there_are_still_rows(result: Results) -> None:
