@@ -25,7 +25,7 @@ class LiveDisplay:
     """A context manager and listener: shows the events of a search on a console, which should be that of stderr.
 
     On a terminal a few lines change in place and are gone at the end; elsewhere, on a terminal that cannot move its
-    cursor and under CI, every phase and every finished probe is one line. `quiet` shows nothing at all.
+    cursor and under CI, every phase of the search and every finished probe is one line. `quiet` shows nothing at all.
     """
 
     def __init__(self, console: Console, *, quiet: bool = False, seconds: Callable[[], float] = time.monotonic) -> None:
@@ -89,8 +89,8 @@ class LiveDisplay:
             return f"{event.model} on {place}: {event.space_size:,} configs, at most {event.trials} probes"
         if isinstance(event, ProbeFinished):
             return self._probe_line(event)
-        if isinstance(event, PhaseStarted):
-            return event.doing
+        if isinstance(event, PhaseStarted):  # before the search begins, wrong input may end it: that is told alone
+            return event.doing if self._progress.search else None
         return event.text if isinstance(event, Note) else None
 
     def _probe_line(self, event: ProbeFinished) -> str:

@@ -99,10 +99,9 @@ def in_a_terminal(*arguments: str, columns: int = 80, rows: int = 24, **environm
     return written.decode().replace("\r\n", "\n")
 
 
-def test_without_a_terminal_every_phase_and_probe_is_one_line(events: list[Event]) -> None:
+def test_without_a_terminal_every_phase_of_the_search_and_every_probe_is_one_line(events: list[Event]) -> None:
     config = "micro-batch 8x1, adamw, sdpa attention"
     assert played(events, terminal=False).splitlines() == [
-        "looking at the model",
         "tiny-llama on a test's CPU within 2.00 GiB: 23 configs, at most 4 probes",
         "a note about [this]",
         "predicting 23 configs",
