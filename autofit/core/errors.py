@@ -15,6 +15,7 @@ A message says what is wrong and what was given; the remedy says what to do.
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class AutofitError(Exception):
@@ -27,8 +28,18 @@ class AutofitError(Exception):
         self.message = message
         self.remedy = remedy
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors come back from probe processes: as they are, whatever the constructor of their kind takes."""
+        return _remade, (type(self), self.args, vars(self))
+
     def __str__(self) -> str:
         return f"{self.message} {self.remedy}".strip()
+
+
+def _remade(kind: type[AutofitError], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> AutofitError:
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(attributes)
+    return error
 
 
 class InputError(AutofitError):

@@ -4,7 +4,17 @@ import pickle
 
 import pytest
 
-from autofit.core.errors import AutofitError, InputError, NothingFitsError, ProbeError, RefusedError, unknown
+from autofit.core.errors import (
+    AutofitError,
+    DivergedError,
+    InputError,
+    NothingFitsError,
+    OutOfMemoryError,
+    ProbeError,
+    RefusedError,
+    UntraceableError,
+    unknown,
+)
 
 
 def test_exit_codes() -> None:
@@ -24,6 +34,14 @@ def test_message_and_remedy() -> None:
 def test_a_journey_from_a_probe_process_keeps_both(kind: type[AutofitError]) -> None:
     back = pickle.loads(pickle.dumps(kind("no.", "Do this.")))
     assert (type(back), back.message, back.remedy) == (kind, "no.", "Do this.")
+
+
+@pytest.mark.parametrize(
+    "error", [UntraceableError("no."), DivergedError(2.0, 3), OutOfMemoryError("no.", "Do this.", torn=True)]
+)
+def test_so_do_those_that_are_made_of_something_else(error: AutofitError) -> None:
+    back = pickle.loads(pickle.dumps(error))
+    assert (type(back), str(back), vars(back)) == (type(error), str(error), vars(error))
 
 
 def test_unknown_names_the_nearest() -> None:
