@@ -1,9 +1,16 @@
 """What only a CUDA card can show; run by `python -m benchmarks.gpu --stage correct`."""
 
+import os
 import shutil
+import signal
 import subprocess
+import sys
+import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -42,6 +49,30 @@ def measure(prober: Prober, workload: Workload, gib: float, *, micro_batch: int 
     return prober.measure(workload, config, hardware, budget, plan=Plan(max_seconds=1.0), number=0)
 
 
+def holding(gib: float, seconds: float = 0.0) -> Workload:
+    """A workload whose every loss holds a tensor of that size beside next to nothing, for a while."""
+
+    def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        held = torch.empty(int(gib * GIB), dtype=torch.uint8, device=batch["x"].device)
+        time.sleep(seconds)
+        return model(batch["x"]).pow(2).mean() + held[0].float() * 0
+
+    return Workload(
+        model=lambda: nn.Linear(64, 64),
+        batch=lambda n: {"x": torch.randn(n, 64)},
+        loss=loss,
+        effective_batch_size=4,
+    )
+
+
+def until(true: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Whether it becomes true in that time."""
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return true()
+
+
 def used_bytes() -> int:
     command = shutil.which("nvidia-smi")
     assert command, "a CUDA machine has nvidia-smi"
@@ -68,6 +99,19 @@ def test_the_cap_holds_on_a_larger_card() -> None:
         assert measure(prober, wide(), needed * 0.9).outcome is Outcome.OUT_OF_MEMORY
 
 
+@pytest.mark.parametrize(
+    ("gib", "outcome"), [(21.5, Outcome.FITS), (23.5, Outcome.OUT_OF_MEMORY), (25, Outcome.OUT_OF_MEMORY)]
+)
+def test_what_a_card_of_24_gib_would_refuse_fails_on_a_larger_one(gib: float, outcome: Outcome) -> None:
+    """24 GiB less the margin of 5 % and the context leave some 22.3 GiB."""
+    with Prober() as prober:
+        if prober.detect("cuda").memory_bytes < 32 * GIB:
+            pytest.skip("needs a card of more than 32 GiB")
+        seen = measure(prober, holding(gib), 24, micro_batch=4)
+        assert seen.outcome is outcome, seen.reason
+        assert measure(prober, holding(gib), 30, micro_batch=4).outcome is Outcome.FITS
+
+
 def test_the_parent_never_opens_the_device() -> None:
     with Prober() as prober:
         measure(prober, wide(), 8, micro_batch=4)
@@ -80,3 +124,41 @@ def test_a_hanging_child_is_killed_and_leaves_no_memory_behind() -> None:
         measure(prober, wide(), 8, micro_batch=4)  # the first probe has twice the time
         assert measure(prober, wide(seconds=60.0), 8, micro_batch=4).outcome is Outcome.TIMED_OUT
     assert used_bytes() - before < 64 * MIB
+
+
+def test_a_killed_child_leaves_no_memory_behind_and_the_next_probe_is_unharmed() -> None:
+    before = used_bytes()
+    with Prober() as prober:
+        assert measure(prober, holding(0.1), 8, micro_batch=4).outcome is Outcome.FITS
+        seen: list[Measurement] = []
+        hanging = threading.Thread(target=lambda: seen.append(measure(prober, holding(3, 600.0), 8, micro_batch=4)))
+        hanging.start()
+        assert until(lambda: used_bytes() - before > 3 * GIB)
+        for child in psutil.Process(prober._process.pid).children():
+            child.kill()
+        hanging.join(timeout=60)
+        assert [each.outcome for each in seen] == [Outcome.HOST_OUT_OF_MEMORY]  # what a kill by the system means
+        assert until(lambda: used_bytes() - before < 64 * MIB)
+        assert measure(prober, holding(0.1), 8, micro_batch=4).outcome is Outcome.FITS
+
+
+_HANGS = """
+from autofit.probe import Prober
+from tests.probe.test_cuda import holding, measure
+with Prober() as prober:
+    measure(prober, holding(3, 600.0), 8, micro_batch=4)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_parent_takes_its_child_and_the_memory_along(how: signal.Signals) -> None:
+    before = used_bytes()
+    path = os.pathsep.join(["", *sys.path]).strip(os.pathsep)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), path])}
+    parent = subprocess.Popen([sys.executable, "-c", _HANGS], env=environment)
+    try:
+        assert until(lambda: used_bytes() - before > 3 * GIB, 120.0)
+    finally:
+        parent.send_signal(how)
+        parent.wait()
+    assert until(lambda: used_bytes() - before < 64 * MIB)

@@ -3,6 +3,7 @@
 A new technique gets all of this for a test file of its own, whose `shows` says how its values are seen to take effect.
 """
 
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -29,8 +30,9 @@ from autofit.core.errors import RefusedError
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.strict_yaml import dump, parse
 from autofit.core.workload import Workload
+from autofit.memory.device import detect
 from autofit.setup import Setup, Technique
-from autofit.techniques import all_techniques, settle, technique_named
+from autofit.techniques import all_techniques, refuse, settle, technique_named
 from autofit.training.build import build
 from autofit.training.loop import accumulate, train_step, update
 
@@ -197,3 +199,43 @@ def test_what_cannot_run_here_is_refused_with_a_sentence_and_the_remedy(name: st
     for workload in WORKLOADS.values():
         with pytest.raises(RefusedError, match=re.escape(reason)):
             build(workload, knobs(name, value), tiny.CPU)
+
+
+@pytest.mark.gpu
+@every_workload
+@pytest.mark.parametrize(("name", "value"), REFUSED)
+def test_what_needs_a_card_keeps_the_contract_there(name: str, value: Value, workload: Workload) -> None:
+    """Beside bf16 where it needs a low format; its own test file has a test marked gpu that shows its effect."""
+    hardware = detect("cuda")
+    chosen = knobs(name, value)
+    formats: list[dict[str, Value]] = [{}, {"precision": "bf16"}]
+    reasons = [refuse(settle({**beside, **chosen}, workload, hardware), workload, hardware) for beside in formats]
+    if None not in reasons:
+        pytest.skip(f"{reasons[0]}")
+    beside = formats[reasons.index(None)]
+    losses = {
+        "on": _losses({**beside, **chosen}, workload),
+        "off": _losses({**beside, **without(name, value)}, workload),
+    }
+    assert losses["on"][-1] < losses["on"][0]
+    if technique_named(name).exact(value, workload):
+        assert losses["on"] == pytest.approx(losses["off"], rel=1e-2 if beside else 1e-3)
+
+
+def _losses(config: dict[str, Value], workload: Workload) -> list[float]:
+    """Of three steps on the card, the first of which moves every trainable parameter once."""
+    try:
+        setup = build(
+            workload, config, detect("cuda"), model=living(workload), hyperparameters=Hyperparameters(lr=1e-2)
+        )
+    except RefusedError as refused:
+        return pytest.skip(str(refused))
+    batch = workload.batch(EFFECTIVE_BATCH)
+    before = {key: parameter.detach().clone() for key, parameter in setup.trainable()}
+    losses = [float(train_step(setup, batch))]
+    for key, parameter in setup.trainable():
+        assert not torch.equal(parameter, before[key]), key
+    losses += [float(train_step(setup, batch)) for _ in range(2)]
+    setup.close()
+    assert all(map(math.isfinite, losses))
+    return losses
