@@ -167,7 +167,7 @@ def reached(*, smoke: bool) -> list[Reached]:
             speeds["autofit train"].append(_train_speed(folder, number, steps) / probed)
         assert found.peak_bytes, "what fits has a peak"
         peaks = {
-            "train.py": _peak(_SCRIPT, str(folder / "found" / "train.py"), *_SHORT),
+            "train.py": _peak(SCRIPT, str(folder / "found" / "train.py"), *_SHORT),
             "autofit train": _peak(_TRAIN, "train", str(folder / "found" / "result.yaml"), "--from-scratch", *_SHORT),
         }
     return [
@@ -186,8 +186,7 @@ def _search(out: Path, shape: dict[str, int], fixed: dict[str, Any], *, trials: 
 
 def _script_speed(run: Path, steps: int) -> float:
     command = [sys.executable, str(run / "train.py"), "--data", str(DATA), "--steps", str(steps), "--log-every", "1"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return statistics.median(float(rate.replace(",", "")) for rate in _RATE.findall(printed)[2:])
+    return printed_rate(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def _train_speed(folder: Path, number: int, steps: int) -> float:
@@ -200,10 +199,11 @@ def _train_speed(folder: Path, number: int, steps: int) -> float:
     return statistics.median(row["samples"] * length / row["seconds"] for row in rows[2:])
 
 
-# Run in a process of its own, with every tensor's storage counted as a probe does.
-_SCRIPT = "sys.argv = sys.argv[1:]; import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
+# Run in a process of its own, with the peak of its tensors counted as a probe does.
+SCRIPT = "sys.argv = sys.argv[1:]; import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
 _TRAIN = "import autofit.cli; autofit.cli.main(sys.argv[1:])"
-_WATCHED = """
+_COUNTED = {
+    "cpu": """
 import sys
 from autofit.memory.tracker import StorageTracker
 tracker = StorageTracker()
@@ -213,13 +213,37 @@ try:
 except SystemExit as done:
     assert not done.code
 print("peak", tracker.peak)
-"""
+""",
+    "cuda": """
+import sys
+try:
+    {run}
+except SystemExit as done:
+    assert not done.code
+import torch
+print("peak", torch.cuda.max_memory_allocated())
+""",
+}
+
+
+def watched(run: str, *arguments: str, device: str = "cpu") -> list[str]:
+    """Arguments for Python that run something and print the peak at the end."""
+    return ["-c", _COUNTED[device].format(run=run), *arguments]
+
+
+def printed_peak(output: str) -> int:
+    """The peak in bytes that a watched run printed."""
+    return int(output.rpartition("peak ")[2])
+
+
+def printed_rate(output: str) -> float:
+    """The median tokens a second that a train.py printed, its first two steps left out."""
+    return statistics.median(float(rate.replace(",", "")) for rate in _RATE.findall(output)[2:])
 
 
 def _peak(run: str, *arguments: str) -> int:
-    command = [sys.executable, "-c", _WATCHED.format(run=run), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(done.stdout.rpartition("peak ")[2])
+    command = [sys.executable, *watched(run, *arguments)]
+    return printed_peak(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def cut_gradients(micro_batches: tuple[int, ...] = (1, 3, 4)) -> float:
@@ -239,18 +263,13 @@ def cut_gradients(micro_batches: tuple[int, ...] = (1, 3, 4)) -> float:
     return max(float((each - whole).norm() / whole.norm()) for each in gradients.values())
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run, print, and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="tiny shapes and few rounds: only whether it runs")
-    parser.add_argument("--out", type=Path, help="a JSON file for the figures")
-    given = parser.parse_args(arguments)
-    smoke = given.smoke
+def overheads(*, smoke: bool) -> list[Overhead]:
+    """Of short and long steps, whole and cut."""
     torch.manual_seed(0)
     rounds = 2 if smoke else 60
     small, large = batch_of(16, 32), batch_of(16 if smoke else 256, 32 if smoke else 512)
     wide = 32 if smoke else 512
-    rows = [
+    return [
         overhead("a small step", lambda: Network(32, 2), small, micro=16, rounds=4 * rounds),
         overhead("a small step of 4 micro-batches", lambda: Network(32, 2), small, micro=4, rounds=2 * rounds),
         overhead("a long step", lambda: Network(wide, 4), large, micro=len(large[0]), rounds=rounds),
@@ -262,6 +281,16 @@ def main(arguments: list[str] | None = None) -> int:
             rounds=rounds,
         ),
     ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, print, and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="tiny shapes and few rounds: only whether it runs")
+    parser.add_argument("--out", type=Path, help="a JSON file for the figures")
+    given = parser.parse_args(arguments)
+    smoke = given.smoke
+    rows = overheads(smoke=smoke)
     for row in rows:
         share = row.difference / row.by_hand
         verdict = "reached" if row.reached else "NOT reached"

@@ -2,8 +2,9 @@
 
 Each of these searches one knob, the batch size, for the largest that does not run out of memory. What that is on a CPU
 is autofit's: the bytes of live tensors, counted at every operator. Beyond the budget an operator fails as it does where
-PyTorch's own allocator finds nothing left, which these tools know by its text. `benchmarks.peers` holds what they
-settle for against what autofit finds; DeepSpeed, which starts its own processes, is in `benchmarks.peer_deepspeed`.
+PyTorch's own allocator finds nothing left, which these tools know by its text. On a card it is PyTorch's own cap.
+`benchmarks.peers` holds what they settle for against what autofit finds; DeepSpeed, which starts its own processes, is
+in `benchmarks.peer_deepspeed`.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class SmallMachine(StorageTracker):
     `refusals` counts these failures.
     """
 
+    accelerator = "cpu"
+
     def __init__(self, nbytes: int) -> None:
         super().__init__(limit=nbytes)
         self.refusals = 0
@@ -78,6 +81,36 @@ def _refusal(nbytes: int) -> RuntimeError:
     return RuntimeError(_REFUSAL.format(nbytes))
 
 
+class CappedCard:
+    """The card with a cap on what this process may take of it; the same words of a machine."""
+
+    accelerator = "cuda"
+
+    def __init__(self, nbytes: int) -> None:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, nbytes / total), 0)
+        self.limit: int | None = nbytes
+
+    def __enter__(self) -> CappedCard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    @property
+    def refusals(self) -> int:
+        """How often memory ran out in this process."""
+        return int(torch.cuda.memory_stats().get("num_ooms", 0))
+
+
+Machine = SmallMachine | CappedCard
+
+
+def machine_of(nbytes: int, device: str) -> Machine:
+    """Room for so many bytes on a device."""
+    return CappedCard(nbytes) if device == "cuda" else SmallMachine(nbytes)
+
+
 class Rows(Dataset[Any]):
     """The samples of one effective batch, over and over."""
 
@@ -98,11 +131,13 @@ def loss_of(workload: Workload, model: nn.Module, batch: Any) -> torch.Tensor:
     return loss
 
 
-def settle_for(workload: Workload, name: str, nbytes: int) -> Found:
+def settle_for(
+    workload: Workload, name: str, nbytes: int, device: str = "cpu", tools: Mapping[str, Tool] | None = None
+) -> Found:
     """Let the tool of that name choose within so many bytes of tensors; to be called in a process of its own."""
     tried: list[int] = []
-    machine = SmallMachine(nbytes)
-    run = TOOLS[name](workload, machine, tried)  # what it imports is not part of its time
+    machine = machine_of(nbytes, device)
+    run = (tools or TOOLS)[name](workload, machine, tried)  # what it imports is not part of its time
     size, reason = None, None
     start = time.monotonic()
     with machine:
@@ -113,7 +148,7 @@ def settle_for(workload: Workload, name: str, nbytes: int) -> Found:
     return Found(size, tuple(tried), machine.refusals, time.monotonic() - start, reason)
 
 
-def _accelerate(workload: Workload, _: SmallMachine, tried: list[int]) -> Run:
+def _accelerate(workload: Workload, _: Machine, tried: list[int]) -> Run:
     """Down from the effective batch, with as much accumulation as that takes."""
 
     @find_executable_batch_size(starting_batch_size=workload.effective_batch_size)
@@ -134,7 +169,7 @@ def _accelerate(workload: Workload, _: SmallMachine, tried: list[int]) -> Run:
     return run
 
 
-def _lightning(workload: Workload, machine: SmallMachine, tried: list[int], *, mode: str) -> Run:
+def _lightning(workload: Workload, machine: Machine, tried: list[int], *, mode: str) -> Run:
     """`Tuner.scale_batch_size` in one of its modes."""
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.plugins.io import TorchCheckpointIO
@@ -165,14 +200,17 @@ def _lightning(workload: Workload, machine: SmallMachine, tried: list[int], *, m
 
     def run() -> int:
         with tempfile.TemporaryDirectory() as folder:
-            trainer = Trainer(accelerator="cpu", devices=1, default_root_dir=folder, plugins=[Files()], **_QUIET)
+            trainer = Trainer(
+                accelerator=machine.accelerator, devices=1, default_root_dir=folder, plugins=[Files()], **_QUIET
+            )
             size: int = Tuner(trainer).scale_batch_size(Module(), mode=mode)
         return size
 
     return run
 
 
-TOOLS: dict[str, Callable[[Workload, SmallMachine, list[int]], Run]] = {
+Tool = Callable[[Workload, Machine, list[int]], Run]
+TOOLS: dict[str, Tool] = {
     "accelerate": _accelerate,
     "lightning": partial(_lightning, mode="power"),
     "lightning-binsearch": partial(_lightning, mode="binsearch"),

@@ -1,20 +1,85 @@
-"""The one command for CUDA machines, rehearsed on the CPU."""
+"""The command for CUDA machines, rehearsed on the CPU as a user runs it: stopped in the middle, then gone on with."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
-from benchmarks import gpu
+import psutil
+import pytest
+
+from benchmarks.gpu.measured import STAGE as MEASURED
+from benchmarks.gpu.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGES = ["correct", "memory", "speed", "search", "loop", "peers", "levers"]
 
 
-def test_smoke_runs_every_stage_and_writes_both_results(tmp_path: Path) -> None:
-    assert gpu.main(["--smoke", "--out", str(tmp_path), "--minutes", "4"]) == 0
+def begun(out: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--smoke", "--out", str(out), *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    rows = {row["stage"]: row for row in json.loads((tmp_path / "gpu-smoke" / "results.json").read_text())}
-    assert list(rows) == ["correct", "search", "loop"]
-    assert rows["search"]["figures"]["probes"] == 2
-    assert rows["loop"]["figures"]["against the probe"] > 0
-    assert "| loop | done |" in (tmp_path / "gpu-smoke" / "results.md").read_text()
 
-    finished = {path.name: path.read_text() for path in (tmp_path / "gpu-smoke").glob("*.json")}
-    assert gpu.main(["--smoke", "--out", str(tmp_path)]) == 0, "done stages are read, not run again"
-    assert {path.name: path.read_text() for path in (tmp_path / "gpu-smoke").glob("*.json")} == finished
+def measured(store: Store) -> dict[str, Any]:
+    store.reload()
+    return {key: row for key, row in store.rows(MEASURED).items() if "measurement" in row}
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    out, err = process.communicate(timeout=280)
+    return process.returncode, out + err
+
+
+@pytest.mark.timeout(600)  # three calls of the command, the long one of them 90 s on two cores that others use too
+def test_a_rehearsal_that_is_stopped_goes_on_and_every_stage_comes_to_its_end(tmp_path: Path) -> None:
+    store = Store(tmp_path / "gpu-smoke" / "items.jsonl")
+    first = begun(tmp_path)
+    while not measured(store) and first.poll() is None:
+        time.sleep(0.2)
+    children = psutil.Process(first.pid).children(recursive=True)
+    first.send_signal(signal.SIGTERM)
+    code, said = ended(first)
+    assert code == 143, said
+    assert "| memory | stopped |" in said
+    assert not [each for each in psutil.wait_procs(children, timeout=20)[1] if each.status() != psutil.STATUS_ZOMBIE]
+    before = measured(store)
+    assert before
+
+    code, said = ended(begun(tmp_path))
+    assert code == 0, said
+    assert before.items() <= measured(store).items(), "what was measured is not measured again"
+    results = json.loads((tmp_path / "gpu-smoke" / "results.json").read_text())
+    assert {row["stage"]: row["outcome"] for row in results["stages"]} == dict.fromkeys(STAGES, "done")
+    figures = {row["stage"]: row["figures"] for row in results["stages"]}
+    assert list(figures) == STAGES
+    assert figures["correct"]["skipped"] >= 5 or Path("/dev/nvidia0").exists()
+    assert figures["memory"]["allocated worst"] < 0.1
+    assert figures["search"]["measured afterwards"] == 2
+    for stage, name in (("speed", "utilisation"), ("loop", "train.py off by"), ("peers", "over the best peer")):
+        assert figures[stage][name] >= 0, name
+    assert figures["loop"]["train.py peak of the probe's"] < 1.2
+    assert len(json.loads((tmp_path / "gpu-smoke" / "levers.json").read_text())) == figures["levers"]["levers"] == 3
+    assert [each["reached"] for each in results["numbers"] if each["seen"] is None] == []
+    text = (tmp_path / "gpu-smoke" / "results.md").read_text()
+    for title in ("Numbers to reach", "Memory", "Speed", "Search", "Peers", "Levers one at a time: tiny, full"):
+        assert f"## {title}" in text
+
+    lines = store.path.read_text()
+    code, said = ended(begun(tmp_path))
+    assert code == 0, said
+    assert store.path.read_text() == lines, "what is done is not run again"
+
+
+def test_without_a_card_it_says_so_and_nothing_is_loaded_that_could_open_one(tmp_path: Path) -> None:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    loaded = "print({'peft', 'bitsandbytes', 'torchao'} & set(sys.modules))"
+    code = f"import sys; from benchmarks.gpu.run import main; {loaded}; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    assert "there is no CUDA device here" in done.stderr
+    assert done.stdout.strip() == "set()"

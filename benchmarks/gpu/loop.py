@@ -1,0 +1,186 @@
+"""Stage loop: the train.py that a search wrote, and autofit.fit, against the probe; the loop against one by hand.
+
+All of them run the best config of the first search, one after the other; the probe is taken again beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
+
+import autofit
+from autofit.core.config import Config
+from autofit.core.environment import set_defaults
+from autofit.core.errors import AutofitError
+from autofit.core.workload import Workload
+from autofit.memory.tracker import StorageTracker
+from autofit.probe import Plan
+from autofit.training.run import StepReport
+from benchmarks.gpu import search
+from benchmarks.gpu.bench import Bench, LeftOutError, python, sentence
+from benchmarks.gpu.measured import measured
+from benchmarks.gpu.stage import Stage, Table, Told
+from benchmarks.gpu.store import Row, Store
+from benchmarks.loop_overhead import DATA, LR, SCRIPT, Overhead, overheads, printed_peak, printed_rate, watched
+from benchmarks.peer_tools import Rows
+
+STAGE = "loop"
+PROBE, TRAIN_PY, FIT, OVERHEAD = "probe", "train.py", "fit", "overhead"
+_PLAN = Plan(min_steps=3, max_steps=20, max_seconds=6.0, compose=False)
+_STEPS = 6
+_LEAST, _CHILD = 40.0, 240.0
+
+
+def run(bench: Bench) -> None:
+    """Each of the three runs, then the overhead."""
+    what = search.searched(bench)
+    found = bench.store.get(search.STAGE, search.key_of(what.budgets[0]))
+    if bench.store.get(STAGE, OVERHEAD) is None:
+        bench.need(1.0 if bench.smoke else _LEAST)
+        bench.store.add(STAGE, OVERHEAD, _overhead(bench))
+    if found is None or "answer" not in found:
+        raise LeftOutError("train.py and fit wait for the stage search to find something")
+    config = Config(found["answer"]["best"]["config"])
+    workload = bench.workload(what.model, what.effective_batch_size)
+    runs = {
+        PROBE: lambda: measured(bench, workload, config, search.budget_of(what.budgets[0]), _PLAN),
+        TRAIN_PY: lambda: _script(bench, found["files"], workload),
+        FIT: lambda: _fitted(bench, workload, config),
+    }
+    for key, action in runs.items():
+        if bench.store.get(STAGE, key) is None:
+            bench.need(1.0 if bench.smoke else _LEAST)
+            bench.store.add(STAGE, key, action())
+
+
+def _overhead(bench: Bench) -> Row:
+    try:
+        rows = bench.prober.run(hand_against_loop, None, bench.smoke, log="overhead.log", timeout=bench.at_most(_CHILD))
+    except AutofitError as error:
+        return {"failed": sentence(error)}
+    return {"rows": rows}
+
+
+def hand_against_loop(_: Workload | None, smoke: bool) -> list[dict[str, Any]]:
+    """The benchmark of the loop's overhead, on the device that is here, in this process."""
+    return [{**asdict(each), "reached": each.reached} for each in overheads(smoke=smoke)]
+
+
+def _script(bench: Bench, files: Mapping[str, str], workload: Workload) -> Row:
+    """train.py as it was written, on a text long enough for a batch."""
+    if "train.py" not in files:
+        return {"failed": "the search wrote no train.py for this config; its notes say why"}
+    script, data = bench.work / "train.py", bench.work / "text.txt"
+    script.write_text(files["train.py"])
+    text, wanted = DATA.read_text(encoding="utf-8"), workload.effective_batch_size * (workload.sequence_length or 1)
+    data.write_text(text * (2 + wanted // len(text)), encoding="utf-8")
+    options = ["--data", str(data), "--steps", str(_STEPS), "--log-every", "1"]
+    prepared = f"from benchmarks.gpu.loop import draw_on; draw_on({bench.device!r}); {SCRIPT}"
+    environment: dict[str, str] = {}
+    set_defaults(environment)  # as train.py does, which is too late once torch is imported
+    ended = python(watched(prepared, str(script), *options, device=bench.device), bench.at_most(_CHILD), environment)
+    if ended is None:
+        bench.need(1.0)  # or the stage's time is up, and it is run the next time
+        return {"failed": f"it took more than {_CHILD:.0f} s"}
+    if ended.code:
+        return {"failed": f"exit code {ended.code}: {ended.last_words}"}
+    return {"tokens_per_second": printed_rate(ended.stdout), "peak_bytes": printed_peak(ended.stdout)}
+
+
+def draw_on(device: str) -> None:
+    """Let models of this process have their random weights drawn there and then moved to the host, where train.py
+    would draw those of an 8B model for minutes; the peak counts from then on."""
+    made = AutoModelForCausalLM.from_config
+
+    def from_config(*args: Any, **kwargs: Any) -> Any:
+        with torch.device(device):
+            model = made(*args, **kwargs)
+        model = model.to("cpu")
+        if device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        return model
+
+    AutoModelForCausalLM.from_config = from_config
+
+
+def _fitted(bench: Bench, workload: Workload, config: Config) -> Row:
+    try:
+        row: Row = bench.prober.run(
+            fitted, workload, config, bench.device, log="fit.log", timeout=bench.at_most(_CHILD)
+        )
+    except AutofitError as error:
+        return {"failed": sentence(error)}
+    return row
+
+
+def fitted(workload: Workload, config: Config, device: str) -> Row:
+    """Train a living model with autofit.fit, the way a user does; its first two steps are not timed.
+
+    On CUDA the peak is that from the second step on: the user's model is made in float32, and outgrows the cap before.
+    """
+    torch.manual_seed(0)
+    with torch.device(device):  # on the host the weights of an 8B model are drawn for a minute
+        model = workload.model()
+    loader = DataLoader(Rows(workload), batch_size=workload.effective_batch_size)
+    seconds: list[float] = []
+
+    def note(report: StepReport) -> None:
+        if device == "cuda" and not seconds:
+            torch.cuda.reset_peak_memory_stats()
+        seconds.append(report.seconds)
+
+    tracker = StorageTracker()
+    with tracker if device == "cpu" else contextlib.nullcontext():
+        autofit.fit(model, loader, lr=LR, steps=_STEPS, config=config, device=device, callbacks=(note,), progress=False)
+    tokens = workload.effective_batch_size * (workload.sequence_length or 1)
+    peak = tracker.peak if device == "cpu" else torch.cuda.max_memory_allocated()
+    return {"tokens_per_second": tokens / statistics.median(seconds[2:]), "peak_bytes": peak}
+
+
+def tell(store: Store) -> Told:
+    """Each way of training against the probe beside it."""
+    rows = store.rows(STAGE)
+    found = {key: _speed_and_peak(rows[key]) for key in (PROBE, TRAIN_PY, FIT) if key in rows}
+    speed, peak = found.get(PROBE, (None, None))
+    figures: dict[str, Any] = {}
+    lines: list[list[str | None]] = []
+    for key, (its_speed, its_peak) in found.items():
+        share = its_speed / speed if its_speed and speed else None
+        of_peak = its_peak / peak if its_peak and peak else None
+        if key != PROBE and share is not None:
+            figures |= {f"{key} off by": abs(1 - share), f"{key} peak of the probe's": of_peak}
+        shown = (f"{share:.1%}" if share else None, f"{its_peak / 2**30:.3f}" if its_peak else None)
+        lines.append([key, f"{its_speed:,.0f}" if its_speed else None, *shown, f"{of_peak:.1%}" if of_peak else None])
+    head = ("run", "tokens/s", "of the probe", "peak allocated, GiB", "of the probe")
+    tables = [Table("Training against the probe", head, lines)] if lines else []
+    overhead = rows.get(OVERHEAD, {}).get("rows", [])
+    if overhead:
+        figures["overheads reached"] = f"{sum(each['reached'] for each in overhead)} of {len(overhead)}"
+        head = ("step", "by hand, ms", "by the loop, ms", "difference, ms", "reached")
+        tables.append(Table("The loop against one by hand", head, [_overhead_line(each) for each in overhead]))
+    return Told(figures, tables, [f"{key}: {row['failed']}" for key, row in rows.items() if "failed" in row])
+
+
+def _speed_and_peak(row: Row) -> tuple[float | None, float | None]:
+    measurement = row.get("measurement")
+    if measurement is None:
+        return row.get("tokens_per_second"), row.get("peak_bytes")
+    peak = measurement["peak_bytes"]
+    return measurement["tokens_per_second"], peak and peak["allocated"]
+
+
+def _overhead_line(row: Mapping[str, Any]) -> list[str | None]:
+    each = Overhead(**{name: row[name] for name in ("name", "by_hand", "by_loop", "difference")})
+    times = [f"{value * 1e3:.3f}" for value in (each.by_hand, each.by_loop, each.difference)]
+    return [each.name, *times, "yes" if each.reached else "no"]
+
+
+LOOP = Stage(STAGE, share=0.6, least_seconds=90.0, run=run, tell=tell)

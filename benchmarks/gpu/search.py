@@ -1,0 +1,211 @@
+"""Stage search: a whole search of an 8B model under a 24 GiB cap, as a user runs it, and what it may have missed.
+
+Afterwards the 10 configs predicted to be fastest of those it did not measure, and 10 random ones, are measured within
+the same budget, in turn, and the best again beside them. Then the same search under other caps, as time allows.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+from autofit.core.budget import Budget, gib_to_bytes
+from autofit.core.config import Config
+from autofit.core.hardware import Hardware
+from autofit.core.measurement import Outcome
+from autofit.core.options import SearchOptions
+from autofit.core.result import TIERS
+from autofit.core.workload import Workload
+from autofit.estimate import predict_all
+from autofit.offer import legal_configs
+from autofit.probe import Plan
+from autofit.report.words import describe
+from benchmarks.gpu.bench import Bench, Ended, TimeUp, python
+from benchmarks.gpu.cases import TINY
+from benchmarks.gpu.measured import ESTIMATE_SECONDS, UNLIMITED, measured
+from benchmarks.gpu.stage import Stage, Table, Told
+from benchmarks.gpu.store import Row, Store
+
+STAGE = "search"
+BEST, CANDIDATES = "the best again", "candidates"
+_HEAD = ("budget", "seconds", "probes", "out of memory", "stopped by", "best: tokens/s", *TIERS, "best config")
+_PLAN = Plan(min_steps=3, max_steps=10, max_seconds=4.0)
+_LEAST_SEARCH, _LEAST_PROBE = 345.0, 25.0
+_LIMIT = 300.0  # seconds: what a search may take
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched. `afterwards`: so many of the predicted, and so many random ones."""
+
+    model: str
+    space: str
+    budgets: Sequence[float]
+    effective_batch_size: int
+    afterwards: int
+    trials: int | None = None
+
+    def options(self, bench: Bench, gib: float) -> list[str]:
+        """Of the command line."""
+        memory = ["--device", "cpu", "--mem", f"{gib:g}"] if bench.smoke else ["--gpu-mem", f"{gib:g}"]
+        sizes = ["--seq-len", str(bench.grid.sequence_length), "--effective-batch", str(self.effective_batch_size)]
+        trials = ["--trials", str(self.trials)] if self.trials else []
+        return ["--model", self.model, "--space", self.space, *memory, *sizes, *trials]
+
+
+CARD = Search("llama-3.1-8b", "everything", (24, 16, 48, 80), 32, afterwards=10)
+SMOKE = Search(str(TINY), "benchmarks/spaces/smoke.yaml", (1,), 4, afterwards=1, trials=2)
+
+
+def searched(bench: Bench) -> Search:
+    """What is searched on this machine."""
+    return SMOKE if bench.smoke else CARD
+
+
+def key_of(gib: float) -> str:
+    """The row of the search within a budget."""
+    return f"{gib:g} GiB"
+
+
+def budget_of(gib: float) -> Budget:
+    """What probes beside a search are held to."""
+    return Budget(gib_to_bytes(gib), UNLIMITED)
+
+
+def run(bench: Bench) -> None:
+    """Search within the first budget, measure what may have been missed, then search within the others."""
+    what = searched(bench)
+    first, *others = what.budgets
+    _search(bench, what, first)
+    _afterwards(bench, what, first)
+    for gib in others:
+        _search(bench, what, gib)
+
+
+def _search(bench: Bench, what: Search, gib: float) -> None:
+    if bench.store.get(STAGE, key_of(gib)) is not None:
+        return
+    bench.need(1.0 if bench.smoke else _LEAST_SEARCH)
+    out = bench.work / f"search-{gib:g}"
+    resume = ["--resume"] if (out / "journal.log").exists() else []
+    limit = ["--time-limit", f"{max(1, int(min(_LIMIT, bench.left * 0.85)))}s"]  # the report comes after it
+    about = {"gib": gib, "resumed": bool(resume)}  # if so, its seconds are those of the last part alone
+    command = ["-m", "autofit", "search", *what.options(bench, gib), *limit, "--out", str(out), "--json", "--quiet"]
+    ended = python([*command, "--no-store", *resume], bench.left)
+    if ended is None:
+        raise TimeUp
+    bench.store.add(STAGE, key_of(gib), {**about, **_found(out, ended)})
+
+
+def _found(out: Path, ended: Ended) -> Row:
+    """What a search found as a row: its answer, and the files that the stage loop runs."""
+    try:
+        answer: dict[str, Any] = json.loads(ended.stdout)
+    except ValueError:
+        answer = {}
+    if ended.code or not answer.get("best"):
+        return {"failed": f"exit code {ended.code}: {answer.get('error') or ended.last_words}"}
+    return {
+        "answer": {name: answer[name] for name in ("best", "tiers", "trials", "skipped", "stopped_by", "space_size")},
+        "search_seconds": answer["search_seconds"],
+        "notes": answer["notes"],
+        "files": {name: (out / name).read_text() for name in ("result.yaml", "train.py") if (out / name).exists()},
+    }
+
+
+def _afterwards(bench: Bench, what: Search, gib: float) -> None:
+    """The best again, then one predicted and one random config in turn."""
+    found = bench.store.get(STAGE, key_of(gib))
+    if found is None or "failed" in found:
+        return
+    workload, budget = bench.workload(what.model, what.effective_batch_size), budget_of(gib)
+    known = bench.store.get(STAGE, CANDIDATES)
+    if known is None:
+        seen = [trial["config"] for trial in found["answer"]["trials"]]
+        arguments = (bench.hardware, what.space, gib, seen, what.afterwards)
+        known = bench.prober.run(
+            candidates, workload, *arguments, log="estimate.log", timeout=bench.at_most(2 * ESTIMATE_SECONDS)
+        )
+        bench.store.add(STAGE, CANDIDATES, known)
+    predicted = [(f"predicted {n}", config) for n, config in enumerate(known["predicted"], 1)]
+    drawn = [(f"random {n}", config) for n, config in enumerate(known["random"], 1)]
+    plan = replace(_PLAN, best_seconds=found["answer"]["best"]["measured"]["step_seconds"]["median"])
+    turns = chain.from_iterable(zip_longest(predicted, drawn))
+    for key, config in [(BEST, found["answer"]["best"]["config"]), *filter(None, turns)]:
+        if bench.store.get(STAGE, key) is None:
+            bench.need(1.0 if bench.smoke else _LEAST_PROBE)
+            bench.store.add(STAGE, key, measured(bench, workload, Config(config), budget, plan))
+
+
+def candidates(
+    workload: Workload, hardware: Hardware, space: str, gib: float, seen: Sequence[dict[str, Any]], count: int
+) -> Row:
+    """Of the configs that were not measured and are predicted to fit: the fastest, and random others."""
+    memory = {"mem": gib} if hardware.device == "cpu" else {"gpu_mem": gib}
+    options = SearchOptions(space=space, device=hardware.device, **memory)
+    known = {Config(config) for config in seen}
+    configs = legal_configs(options, workload, hardware)
+    nbytes, seconds = predict_all(workload, hardware, configs)  # as the search had it, which has stored it
+    cap = budget_of(gib).cap_bytes(hardware.device, hardware.context_bytes)
+    fitting = sorted((seconds[place], place) for place in range(len(configs)) if nbytes[place] <= cap)
+    ranked = [dict(configs[place]) for _, place in fitting if configs[place] not in known]
+    rest = ranked[count:]
+    return {"predicted": ranked[:count], "random": random.Random(0).sample(rest, min(count, len(rest)))}
+
+
+def regret(store: Store) -> float | None:
+    """By what share the best is slower than the fastest of all that was measured beside it; None: nothing was."""
+    rows = {key: row["measurement"] for key, row in store.rows(STAGE).items() if "measurement" in row}
+    speeds = {key: row["samples_per_second"] for key, row in rows.items() if row["outcome"] == Outcome.FITS.value}
+    best = speeds.pop(BEST, None)
+    return max(0.0, 1 - best / max(speeds.values())) if best and speeds else None
+
+
+def tell(store: Store) -> Told:
+    """The searches, and what was measured after the first."""
+    rows = store.rows(STAGE)
+    searches = {key: row for key, row in rows.items() if "gib" in row}
+    found = {key: row for key, row in searches.items() if "answer" in row}
+    notes = [f"the search within {key}: {row['failed']}" for key, row in searches.items() if "failed" in row]
+    for key, row in found.items():
+        if row["resumed"]:
+            notes.append(f"the search within {key} was resumed: its time is that of its last part.")
+    tables = [Table("Search", _HEAD, [_line(key, row) for key, row in found.items()])] if found else []
+    figures: dict[str, Any] = {}
+    first = next(iter(searches.values()), {})
+    if "answer" in first:
+        trials, best = first["answer"]["trials"], first["answer"]["best"]
+        figures = {"search seconds": first["search_seconds"], "probes": len(trials)}
+        figures |= {"out of memory": _out_of_memory(first), "tokens/s": best["measured"]["tokens_per_second"]}
+    after = {key: row for key, row in rows.items() if "measurement" in row}
+    if after:
+        figures |= {"measured afterwards": len(after) - (BEST in after), "regret": regret(store)}
+        head = ("config", "outcome", "tokens/s", "knobs")
+        tables.append(Table("Measured after the search", head, [_after(*each) for each in after.items()]))
+    return Told(figures, tables, notes)
+
+
+def _out_of_memory(row: Row) -> int:
+    return sum(trial["outcome"] == Outcome.OUT_OF_MEMORY.value for trial in row["answer"]["trials"])
+
+
+def _line(key: str, row: Row) -> list[str | None]:
+    answer = row["answer"]
+    answers = [answer["best"], *(answer["tiers"].get(name) for name in TIERS)]
+    speeds = [each and f"{each['measured']['tokens_per_second']:,.0f}" for each in answers]
+    about = [f"{row['search_seconds']:.0f}", str(len(answer["trials"])), str(_out_of_memory(row)), answer["stopped_by"]]
+    return [key, *about, *speeds, describe(answer["best"]["config"])]
+
+
+def _after(key: str, row: Row) -> list[str | None]:
+    measurement = row["measurement"]
+    speed = measurement["tokens_per_second"]
+    return [key, measurement["outcome"], None if speed is None else f"{speed:,.0f}", describe(measurement["config"])]
+
+
+SEARCH = Stage(STAGE, share=0.8, least_seconds=360.0, run=run, tell=tell)

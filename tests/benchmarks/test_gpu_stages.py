@@ -1,0 +1,68 @@
+"""What memory, speed, loop and levers make of stored rows."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import levers, loop, memory, speed
+from benchmarks.gpu.cases import SMOKE
+from benchmarks.gpu.measured import STAGE as MEASURED
+from tests.benchmarks.gpu_rows import MIB, bench_in, case, measurement
+
+
+def test_memory_tells_errors_by_group_and_reasons(tmp_path: Path) -> None:
+    store = bench_in(tmp_path).store
+    rows = [case(110), case(device=120, lever="compile"), case(outcome="out_of_memory", lever="liger")]
+    rows += [{**case(), "left_out": "no package."}]
+    del rows[-1]["measurement"]
+    for key, row in enumerate(rows):
+        store.add(MEASURED, str(key), row)
+    told = memory.tell(store)
+    assert told.figures["configs"] == 2
+    assert told.figures["allocated worst"] == pytest.approx(0.1)
+    assert (told.figures["interval hit"], told.figures["above the interval"]) == (0.5, 1)
+    assert told.figures["ran out of memory"] == 1
+    assert [row[0] for row in told.tables[0].rows] == ["all", "lora", "8B", "plain", "compile"]
+    assert list(told.notes) == ["8B lora, liger: out_of_memory: the reason", "8B lora, plain: no package."]
+    assert memory.tell(bench_in(tmp_path / "empty").store).tables == []
+
+
+def test_speed_tells_ranks_and_the_best_utilisation(tmp_path: Path) -> None:
+    store = bench_in(tmp_path).store
+    for key, (step, tokens) in enumerate(((1.0, 1000.0), (2.0, 250.0), (3.0, 200.0))):
+        store.add(MEASURED, str(key), case(step=step, speed=tokens))
+    store.add(speed.STAGE, speed.CANDIDATES, {"configs": []})
+    store.add(speed.STAGE, "a", {"config": {"precision": "bf16"}, **case(step=4.0, speed=200.0)})
+    store.add(speed.STAGE, "b", {"config": {"precision": "bf16"}, **case(step=4.5, speed=200.0)})
+    told = speed.tell(store)
+    assert told.figures["rank correlation"] == pytest.approx(1.0)
+    assert told.figures["utilisation"] == pytest.approx(0.45)
+    assert [row[2] for row in told.tables[1].rows] == ["45.0%", "40.0%"]
+
+
+def test_loop_tells_how_far_off_each_way_is(tmp_path: Path) -> None:
+    store = bench_in(tmp_path).store
+    store.add(loop.STAGE, loop.PROBE, {"measurement": measurement(100.0)})
+    store.add(loop.STAGE, loop.TRAIN_PY, {"tokens_per_second": 103.0, "peak_bytes": 101 * MIB})
+    store.add(loop.STAGE, loop.FIT, {"failed": "no memory"})
+    told = loop.tell(store)
+    assert told.figures["train.py off by"] == pytest.approx(0.03)
+    assert told.figures["train.py peak of the probe's"] == pytest.approx(1.01)
+    assert "fit off by" not in told.figures
+    assert told.notes == ["fit: no memory"]
+
+
+def test_levers_are_told_against_the_plain_config(tmp_path: Path) -> None:
+    store = bench_in(tmp_path).store
+    cases = {each.lever: each for each in SMOKE.one_at_a_time()}
+    store.add(MEASURED, cases["plain"].key, case(step=10.0))
+    lever = case(80, step=12.0, speed=80.0, lever="checkpointing full")
+    lever["measurement"]["peak_bytes"]["allocated"] = 70 * MIB
+    store.add(MEASURED, cases["checkpointing full"].key, lever)
+    plain, full = levers.rows_of(store)
+    assert (plain["saved_bytes"], plain["slower"]) == (0, 0.0)
+    assert (full["saved_bytes"], full["predicted_saved_bytes"]) == (30 * MIB, 20 * MIB)
+    assert (full["slower"], full["predicted_slower"]) == (pytest.approx(0.25), pytest.approx(0.2))
+    assert full["device_saved_bytes"] is None
+    assert full["knobs"]["activation_checkpointing"] == "full"
+    assert levers.tell(store).figures == {"levers": 2}
