@@ -97,7 +97,7 @@ def timed_as(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
         given.append(given.pop(0))
         return given[-1]
 
-    monkeypatch.setattr(worker._Probe, "_seconds", timed)
+    monkeypatch.setattr(worker.Probe, "_seconds", timed)
 
 
 def test_a_composed_step_is_four_micro_batches_scaled_up_and_one_update(
