@@ -12,7 +12,7 @@ from autofit.core.workload import Workload
 from autofit.estimate.calibration import Calibration
 from autofit.estimate.fake_world import workspace_bytes
 from autofit.estimate.memory import Peak, peak_of, rounded
-from autofit.estimate.rates import Rates
+from autofit.estimate.rates import Rates, format_of, rate_of
 from autofit.estimate.scaling import ONE, UNSCALED
 from autofit.estimate.seconds import Speed, Work, passes_of
 from autofit.estimate.trace import Trace, trace
@@ -140,10 +140,10 @@ def _peak(traced: Trace, rates: Rates) -> float:
     known = rates.peak or rates.matmul
     by_format: dict[str, int] = {}
     for cost in traced.costs:
-        by_format[cost.dtype] = by_format.get(cost.dtype, 0) + cost.flops
+        name = format_of(cost.dtype)
+        by_format[name] = by_format.get(name, 0) + cost.flops
     name = max(by_format, key=lambda each: by_format[each], default="float32")
-    name = "tf32" if name == "float32" and traced.config["precision"] == "tf32" else name
-    return known.get(name) or known.get("float32") or max(known.values())
+    return rate_of(known, "tf32" if name == "float32" and traced.config["precision"] == "tf32" else name)
 
 
 def _notes(traced: Trace, rates: Rates | None) -> list[str]:

@@ -92,6 +92,17 @@ UNKNOWN = Rates(
 )
 
 
+def rate_of(known: Mapping[str, float], dtype: str) -> float:
+    """The rate of products in a format, of those known; one that nothing is known of is taken for float32."""
+    name = format_of(dtype)
+    return known[name] if name in known else known.get("float32", min(known.values()))
+
+
+def format_of(dtype: str) -> str:
+    """What rates call a format: float8_e4m3fn and its relatives are multiplied alike."""
+    return "float8" if dtype.startswith("float8") else dtype
+
+
 def rates_of(card: Card) -> Rates:
     """What a card of the catalogue is taken to reach."""
     peak = {_NAMES[kind]: rate for kind, rate in card.flops_per_second.items()}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from autofit.estimate.costs import Cost
-from autofit.estimate.rates import Rates
+from autofit.estimate.rates import Rates, rate_of
 from autofit.estimate.scaling import Floats, Grid, Symbols
 
 _ARITHMETIC = ("matmul", "convolution", "attention")
@@ -39,14 +39,11 @@ class Speed:
 
     def flops_per_second(self, kind: str, dtype: str) -> float:
         """The arithmetic rate of one kind of operator in one format."""
-        known = self.rates.matmul
         if kind not in _ARITHMETIC:
             dtype = "float32"
         elif dtype == "float32" and self.tf32:
             dtype = "tf32"
-        if dtype in known:
-            return known[dtype]
-        return known.get("float32", min(known.values()))
+        return rate_of(self.rates.matmul, dtype)
 
 
 def passes_of(config: Mapping[str, Any], phase: str) -> int:

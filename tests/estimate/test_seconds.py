@@ -3,9 +3,10 @@ from dataclasses import replace
 import pytest
 
 from autofit.estimate.costs import Cost
-from autofit.estimate.rates import Rates
+from autofit.estimate.rates import Rates, rates_of
 from autofit.estimate.scaling import Grid, Symbols
 from autofit.estimate.seconds import Speed, Work, passes_of
+from autofit.memory.catalogue import card
 
 RATES = Rates({"float32": 1e12, "tf32": 4e12, "bfloat16": 8e12}, 1e11, 1e10, 1e-5, "a test")
 GRID, SYMBOLS = Grid.of([1], [1]), Symbols(13, 17, 19)
@@ -28,6 +29,16 @@ def test_an_operator_waits_for_arithmetic_or_for_memory() -> None:
 def test_tf32_and_lower_formats_are_faster() -> None:
     assert _seconds(PRODUCT, tf32=True)["compute"] == pytest.approx(0.25)
     assert _seconds(Cost("matmul", "bfloat16", 10**12, (4,)))["compute"] == pytest.approx(0.125)
+
+
+def test_a_card_multiplies_all_formats_of_eight_bits_at_their_rate() -> None:
+    """As float32 a product in fp8 looked ten times slower than in bf16."""
+    rates = rates_of(card("h200"))
+    speed = Speed(rates, asynchronous=True)
+    for dtype in ("float8_e4m3fn", "float8_e5m2"):
+        assert speed.flops_per_second("matmul", dtype) == rates.matmul["float8"] > 1.5 * rates.matmul["bfloat16"]
+    assert Speed(RATES, asynchronous=False).flops_per_second("matmul", "float8_e4m3fn") == 1e12
+    assert speed.flops_per_second("memory", "float8_e4m3fn") == rates.matmul["float32"]
 
 
 def test_a_gpu_hides_launching_behind_work() -> None:
