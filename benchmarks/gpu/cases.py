@@ -135,7 +135,7 @@ CARD = Grid(
     levers=LEVERS,
     sequence_length=2048,
     effective_batch_size=8,
-    wanted=38,
+    wanted=48,
     alone=(("1.5B", FULL), ("8B", LORA)),
 )
 SMOKE = Grid(
