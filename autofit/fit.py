@@ -76,7 +76,7 @@ def search(
         loss: (model, batch) -> scalar mean, for a living model.
         listener: called with every event of `autofit.core.events`.
         options: gpu_mem, gpu, device, mem, host_mem (GiB), margin, space, set, trials, time_limit, tolerance, seed,
-            workers, out, resume, probe_timeout: as on the command line; store: False for --no-store.
+            workers, out, resume, memory_snapshot, probe_timeout: as on the command line; store: False for --no-store.
 
     Returns:
         The result; its `best` is None when nothing fits.
