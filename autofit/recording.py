@@ -41,7 +41,10 @@ def recorded(
 def traced(
     result: Result, workload: Workload, prober: Prober, *, directory: Path, tell: Callable[[str], None]
 ) -> Result:
-    """The result with a record of one step of its best config in its files; without, where that cannot be had."""
+    """The result with a record of one step of its best config in its files; without, where that cannot be had.
+
+    Ctrl-C ends the search here as anywhere else, with the answer that was found.
+    """
     if result.best is None or result.stopped_by == "interrupt":
         return result
     try:
@@ -49,6 +52,8 @@ def traced(
     except AutofitError as error:
         tell(f"no step of the best config could be recorded: {error.message}")
         return result
+    except KeyboardInterrupt:
+        return dataclasses.replace(result, stopped_by="interrupt")
     if result.hardware.device == "cpu":
         tell("memory snapshots are CUDA's: of a CPU there is the trace alone, which holds its allocations, too.")
     return dataclasses.replace(result, files={**result.files, **files})

@@ -112,6 +112,11 @@ def test_a_step_that_cannot_be_recorded_costs_no_result(tmp_path: Path) -> None:
     assert told == ["no step of the best config could be recorded: its process ended."]
 
 
+def test_ctrl_c_while_a_step_is_recorded_ends_the_search_with_its_answer(tmp_path: Path) -> None:
+    prober: Any = Recorder(KeyboardInterrupt())
+    assert traced(found(), WORKLOAD, prober, directory=tmp_path, tell=pytest.fail) == found("interrupt")
+
+
 def test_nothing_is_recorded_of_a_search_that_was_stopped_or_found_nothing(tmp_path: Path) -> None:
     prober: Any = Recorder()
     nothing = dataclasses.replace(found(), best=None)
