@@ -7,9 +7,11 @@ it dies). Files are written aside and renamed, so that a half-written one is nev
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -63,6 +65,10 @@ class RunDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._release()
+        if isinstance(error, OSError) and self._holds(error.filename):
+            going_on = f"make room and go on with --resume --out {self.path}"
+            remedy = f"What was measured is kept: {going_on}." if self.journal.exists() else "Choose another --out."
+            raise InputError(f"{error.filename} cannot be written: {error.strerror}.", remedy) from error
 
     def probe_log(self, number: int) -> Path:
         """Where the output of probe `number` goes."""
@@ -79,6 +85,9 @@ class RunDirectory:
             with contextlib.suppress(OSError):  # somebody put something else there
                 self.path.rmdir()
 
+    def _holds(self, name: object) -> bool:
+        return isinstance(name, str | os.PathLike) and Path(name).is_relative_to(self.path)
+
     def _holds_something(self) -> bool:
         """Whether there is more than what a run leaves that was killed before it measured anything."""
         names = {entry.name for entry in self.path.iterdir()}
@@ -90,14 +99,31 @@ class RunDirectory:
             self._lock = None
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that readers see all of it or the former one, also after a crash."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the system name the file that is meant, which those of a full disk do not."""
     try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)  # there only after an error
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that readers see all of it or the former one, also after a crash.
+
+    Raises:
+        OSError: it cannot be written, or is a directory; names the file.
+    """
+    with naming(path):
+        if path.is_dir():  # also ".", beside which nothing could be written
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            with aside.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)  # there only after an error

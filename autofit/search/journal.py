@@ -21,6 +21,7 @@ from optuna.trial import Trial, TrialState
 
 from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement, Outcome
+from autofit.core.run_directory import naming
 from autofit.search.sampler import MEASUREMENT, measurements_of
 
 _STUDY = "autofit"
@@ -57,11 +58,12 @@ class _Backend(JournalFileBackend):
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Write lines."""
-        if any("user_attr" in log for log in logs):
-            super().append_logs(logs)
-            return
-        with self._path.open("ab") as file:  # unlocked: there is no other writer
-            file.writelines(json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs)
+        with naming(self._path):
+            if any("user_attr" in log for log in logs):
+                super().append_logs(logs)
+                return
+            with self._path.open("ab") as file:  # unlocked: there is no other writer
+                file.writelines(json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs)
 
 
 def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:

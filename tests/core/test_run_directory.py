@@ -1,5 +1,6 @@
 """A run directory belongs to one process at a time, is never overwritten, and is free again if nothing came of it."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -154,6 +155,39 @@ def test_what_somebody_else_put_there_meanwhile_stays(tmp_path: Path) -> None:
         (path / "mine.txt").write_text("mine")
         run.discard_if_unused(keep_folder=False)
     assert (path / "mine.txt").read_text() == "mine"
+
+
+def test_a_file_in_it_that_cannot_be_written_is_told_with_the_way_to_go_on(tmp_path: Path) -> None:
+    path = with_a_search(tmp_path / "run")
+    (path / "result.yaml").mkdir()
+    message = (
+        r"run/result\.yaml cannot be written: Is a directory\. What was measured is kept: .* --resume --out .*run\."
+    )
+    with pytest.raises(InputError, match=message), RunDirectory(path, resume=True) as run:
+        write_whole(run.result, "text")
+    with pytest.raises(InputError, match=r"Choose another --out"), RunDirectory(tmp_path / "new") as run:
+        write_whole(run.path / "gone" / "x", "text")
+    with pytest.raises(FileNotFoundError), RunDirectory(tmp_path / "new") as run:  # not of this directory
+        (tmp_path / "elsewhere").read_text()
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/x'") as caught:
+        write_whole(tmp_path / "x", "text")
+    assert caught.value.filename == str(tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [".", "", "/", "folder"])
+def test_a_directory_is_no_file_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_whole(Path(name), "text")
 
 
 def test_a_file_is_written_whole(tmp_path: Path) -> None:
