@@ -13,7 +13,7 @@ from typing import Any
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError
-from autofit.core.hardware import GIB
+from autofit.core.hardware import GIB, Hardware
 from autofit.core.result import Result, SavedResult
 from autofit.core.run_directory import write_whole
 from autofit.core.workload import CLASSIFICATION_TASKS
@@ -23,11 +23,13 @@ from autofit.export.tools import all_tools, tool_named
 from autofit.models import load_preset, preset_names, workload_from_source
 from autofit.report import nothing_fits
 from autofit.setup.layers import output_heads
-from autofit.techniques import all_techniques
+from autofit.techniques import all_techniques, check
 from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.skeleton import skeleton_from
 
 Factory = Callable[[], Any]
+# What a knob may be at all is the same everywhere; a result is exported on any machine.
+_ANY = Hardware(device="cuda", name="any", memory_bytes=0, host_memory_bytes=0, host_free_bytes=0, cores=1)
 
 
 def export(
@@ -48,7 +50,8 @@ def export(
         tool_version: of the tool, where it is not the newest one that is known here.
 
     Raises:
-        InputError: no such tool, one that cannot train this, or, when strict, one that departs from what was measured.
+        InputError: no such tool, one that cannot train this, a value that a knob never takes, or, when strict, a tool
+            that departs from what was measured.
         NothingFitsError: a result without a config.
     """
     tool = tool_named(to)
@@ -59,7 +62,7 @@ def export(
         said = " ".join(map(str, made.departures))
         raise InputError(f"{tool.title} cannot be told all of this config: {said}", "Leave out --strict to accept it.")
     if output is not None:
-        _write(made, Path(output))
+        _write(made, Path(output).expanduser())
     return made
 
 
@@ -102,6 +105,8 @@ def _found(result: Result | SavedResult, model: Factory | None) -> Found:
     else:
         config, measured, hardware = result.config, dict(result.measured), dict(result.hardware)
     config = Config({**off, **config})
+    # Knobs of one's own may not be registered here; those have to be told of as what the tool does without.
+    check({knob: value for knob, value in config.items() if knob in off}, _ANY)
     task = str(result.workload.get("task") or "custom")
     adapted = config["lora_rank"] and task in HUGGING_FACE
     layers = _Layers.of(model, config, task) if model and adapted else _Layers()

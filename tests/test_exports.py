@@ -84,6 +84,33 @@ def test_files_are_written_by_the_name_that_is_asked_for(tmp_path: Path) -> None
         autofit.export(file, to="trl", output=file / "x.yaml")
 
 
+def test_a_directory_is_refused_and_a_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = saved(tmp_path)
+    with pytest.raises(InputError, match=r"\. cannot be written: Is a directory\. Choose another --output"):
+        autofit.export(file, to="trl", output=".")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    autofit.export(file, to="trl", output="~/x.yaml")
+    assert (tmp_path / "x.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"precision": "bf17"}, r"unknown value for precision 'bf17'\. Did you mean 'bf16'"),
+        ({"lora_rank": -4}, "lora_rank cannot be -4"),
+        ({"lora_rank": "eight"}, "lora_rank cannot be 'eight'"),
+    ],
+)
+def test_values_that_no_knob_takes_are_refused(tmp_path: Path, knobs: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        autofit.export(saved(tmp_path, **knobs), to="trl")
+
+
+def test_a_knob_of_ones_own_is_told_of_where_it_is_not_registered(tmp_path: Path) -> None:
+    made = autofit.export(saved(tmp_path, ema=0.5), to="trl")
+    assert [each.knob for each in made.departures if each.knob == "ema"] == ["ema"]
+
+
 def test_strict_refuses_what_departs(tmp_path: Path) -> None:
     file = saved(tmp_path, loss="chunked")
     assert autofit.export(file, to="trl", strict=True).departures == ()

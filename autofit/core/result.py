@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 from autofit.core import trials
 from autofit.core.budget import Budget
 from autofit.core.config import Config
@@ -177,6 +179,7 @@ class SavedResult:
         for key in ("workload", "config", *optional):
             if not isinstance(data[key], dict):
                 raise InputError(f"{path}: {key} must be a mapping.", "Write it again with autofit search.")
+        _check_measured(data.get("measured") or {}, path)
         return cls(
             model=str(data["model"]),
             workload=data["workload"],
@@ -186,3 +189,34 @@ class SavedResult:
             measured=data.get("measured") or {},
             versions=data.get("versions") or {},
         )
+
+
+class _Step(BaseModel):
+    median: float
+    low: float
+    high: float
+
+
+class _Peak(BaseModel):
+    allocated: float
+    reserved: float | None = None
+    device: float | None = None
+
+
+class _Measured(BaseModel):
+    """The figures of `measured` that other tools' files and scripts tell."""
+
+    tokens_per_second: float | None = None
+    samples_per_second: float | None = None
+    step_seconds: _Step | None = None
+    peak_gib: _Peak | None = None
+
+
+def _check_measured(measured: Mapping[str, Any], path: Path) -> None:
+    try:
+        _Measured.model_validate(measured, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, ("measured", *first["loc"])))
+        given = f"{where} is {first['input']!r}"
+        raise InputError(f"{path}: {given}. {first['msg']}.", "Write it again with autofit search.") from error

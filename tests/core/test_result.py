@@ -180,6 +180,11 @@ def test_tiers(knobs: dict, name: str) -> None:
         ("{autofit: 1, model: m, workload: [], config: {}}", "workload must be a mapping"),
         ("{autofit: 1, model: m, workload: {}, config: {}, hardware: [1]}", "hardware must be a mapping"),
         ("{autofit: 1, model: m, workload: {}, config: {}, source: text}", "source must be a mapping"),
+        ("{autofit: 1, model: m, workload: {}, config: {}, measured: {tokens_per_second: fast}}", "_second is 'fast'"),
+        (
+            "{autofit: 1, model: m, workload: {}, config: {}, measured: {step_seconds: 3}}",
+            r"measured\.step_seconds is 3",
+        ),
         ("{autofit: 1, model: m, workload: {}, config: {a: [1]}}", "a must be one plain value"),
         ("- 1", "should hold a mapping"),
     ],
