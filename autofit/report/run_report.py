@@ -16,6 +16,7 @@ from autofit.report.html import picture_style, pictures, report_page
 from autofit.report.markdown import markdown
 
 FORMATS = ("html", "svg", "png", "md")
+_DAMAGED = "Restore it if it was changed: autofit search --resume --out writes it again; else please report it."
 _RECORD, _PAGE, _PICTURES = "result.json", "report.html", "pictures"
 
 
@@ -37,6 +38,7 @@ def report(runs: Sequence[Path], form: str | None, output: Path | None) -> str |
     if len(runs) > 2:
         raise InputError(f"{len(runs)} runs were given.", "Give one to report on, or two to compare.")
     records = [_record(run) for run in runs]
+    output = output and output.expanduser()
     try:
         if len(runs) == 2:
             return _compared(records, runs, form, output)
@@ -45,6 +47,18 @@ def report(runs: Sequence[Path], form: str | None, output: Path | None) -> str |
         raise InputError(
             f"{error.filename} cannot be written: {error.strerror}.", "Choose another --output."
         ) from error
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        StopIteration,
+        TypeError,
+        ValueError,
+    ) as error:
+        # Records are read as they are written; what a hand or a crash changed in one shows where it is drawn.
+        where, why = " or ".join(str(run / _RECORD) for run in runs), f"{type(error).__name__}: {error}"
+        raise InputError(f"nothing can be made of {where} ({why}).", _DAMAGED) from error
 
 
 def _record(run: Path) -> Record:

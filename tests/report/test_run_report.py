@@ -1,5 +1,6 @@
 """`autofit report`: what it writes, what it prints, and what it says when it cannot."""
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -82,11 +83,20 @@ def test_what_is_wrong_is_told_in_a_sentence(record: Records, run: Path) -> None
         (((empty,), None, None), r"holds no result\.json"),
         (((nothing,), "svg", None), "there is nothing to draw"),
         (((run,), "svg", run / "result.json"), "is a file; there are"),
-        (((run,), "html", run / "a" / "b.html"), "cannot be written"),
+        (((run,), "html", run / "a" / "b.html"), r"a/b\.html cannot be written"),
+        (((run,), "html", Path()), r"\. cannot be written: Is a directory"),
     ):
         arguments: Any = given
         with pytest.raises(InputError, match=message):
             report(*arguments)
+
+
+@pytest.mark.parametrize("changed", [{"versions": None}, {"skipped": None}, {"options": []}, {"bound": "much"}])
+def test_a_record_changed_by_hand_is_told_in_a_sentence(run: Path, changed: dict[str, Any]) -> None:
+    path = run / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+    with pytest.raises(InputError, match=r"nothing can be made of .*result\.json \(\w+Error: .*\)\. Restore it"):
+        report([run], "html", None)
 
 
 def test_without_a_converter_there_are_no_png(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
