@@ -135,7 +135,7 @@ def _recorded(options: TrainOptions, device: str, listener: Listener) -> Iterato
     trace = StepTrace(options.output, device)
     with SteadyStep(trace) as recorder:
         yield (recorder,)
-    listener(Note(trace.told if recorder.done else "no step was recorded: the training had less than three."))
+    listener(Note(trace.told if recorder.done else "no step was recorded: fewer than three were trained."))
 
 
 class _Reader:

@@ -252,7 +252,7 @@ def test_a_step_of_the_best_and_of_a_training_is_recorded_and_the_answer_is_mark
     assert "one step was recorded: out/step_trace.json.gz (for ui.perfetto.dev)." in told
     assert (here / "out" / "step_trace.json.gz").exists()
     short = run(*train, "--steps", "2", "--output", "short").err
-    assert "no step was recorded: the training had less than three." in short
+    assert "no step was recorded: fewer than three were trained." in short
 
 
 @pytest.mark.usefixtures("shared_zygote", "here")
