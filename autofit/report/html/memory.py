@@ -136,8 +136,9 @@ def _bar(picture: Picture, across: Scale, top: float, name: str, line: Timeline,
         at = across(measured / GIB)
         picture.line((at, top - 3), (at, top + _BAR + 3), "measured")
         words = f"measured {gib(measured)}"
-        right = at + width_of(words) + 4 > picture.width
-        picture.text(at, top + _BAR + 13, words, kind="tick", anchor="end" if right else "middle")
+        wide = width_of(words)
+        anchor = "end" if at + wide + 4 > picture.width else "start" if at < wide / 2 else "middle"
+        picture.text(at, top + _BAR + 13, words, kind="tick", anchor=anchor)
 
 
 def _thinned(line: Timeline, most: int | None) -> list[tuple[float, tuple[int, ...]]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from autofit.core.budget import Budget
 from autofit.core.hardware import GIB
 from autofit.core.record import Record
 from autofit.report.html.memory import breakdown, followed_tiers, followed_words, timeline_picture
@@ -24,6 +25,14 @@ def test_a_bar_for_each_tier_that_was_followed(record: Records) -> None:
     first = bars[: len(bars) // 2]
     total = sum(first) + 0.8 * len(first)
     assert [round((each + 0.8) / total * 20) for each in first] == [3, 2, 3, 4, 8]
+
+
+@pytest.mark.parametrize(("budget", "anchor"), [(1000.0, "start"), (2.0, "middle"), (0.5, "end")])
+def test_what_was_measured_is_written_inside_the_picture(record: Records, budget: float, anchor: str) -> None:
+    picture = breakdown(record(budget=Budget(int(budget * GIB), GIB)), 340)
+    assert picture
+    (label, *_) = re.findall(r"<text [^>]*>measured", picture.markup())
+    assert f'text-anchor="{anchor}"' in label
 
 
 @pytest.mark.parametrize(
