@@ -16,6 +16,7 @@ from autofit.report.html import picture_style, pictures, report_page
 from autofit.report.markdown import markdown
 
 FORMATS = ("html", "svg", "png", "md")
+_SHOWN_BY_DAMAGE = ArithmeticError, AssertionError, AttributeError, LookupError, StopIteration, TypeError, ValueError
 _DAMAGED = "Restore it if it was changed: autofit search --resume --out writes it again; else please report it."
 _RECORD, _PAGE, _PICTURES = "result.json", "report.html", "pictures"
 
@@ -47,15 +48,7 @@ def report(runs: Sequence[Path], form: str | None, output: Path | None) -> str |
         raise InputError(
             f"{error.filename} cannot be written: {error.strerror}.", "Choose another --output."
         ) from error
-    except (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        StopIteration,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _SHOWN_BY_DAMAGE as error:
         # Records are read as they are written; what a hand or a crash changed in one shows where it is drawn.
         where, why = " or ".join(str(run / _RECORD) for run in runs), f"{type(error).__name__}: {error}"
         raise InputError(f"nothing can be made of {where} ({why}).", _DAMAGED) from error
