@@ -372,6 +372,11 @@ def test_without_the_device_probes_cannot_run(run: Run, card: tuple[str, str]) -
     assert "there is no CUDA device here" in said.json["error"]["message"]
     assert "--device cpu" in said.json["error"]["remedy"]
     assert card[0] == "--device" or said.json["predicted"]["estimate"]["fits"] == "yes"
+    if card[0] == "--gpu":
+        shown = run("search", "--model", "tiny-llama", *card, "--space", "exact", "--seq-len", "64", *few, "--markdown")
+        assert shown.code == 4
+        assert shown.out.count("```") == 2
+        assert "tiny-llama: 64 tokens" in shown.out.split("```text\n")[1]
 
 
 class Interrupted:

@@ -62,8 +62,8 @@ def estimate(
     return 0
 
 
-def print_expected(error: ProbeError, found: Any, as_json: bool) -> int:
-    """Nothing can be measured for the card here: say so, and what is expected on it."""
+def print_expected(error: ProbeError, found: Any, *, as_json: bool, as_markdown: bool) -> int:
+    """Nothing can be measured for the card here: say so, and what is expected on it; in Markdown as it stands."""
     if as_json:
         told = {"message": error.message, "remedy": error.remedy}
         predicted = found and {"config": dict(found.estimate.config), "estimate": found.to_dict()}
@@ -73,5 +73,7 @@ def print_expected(error: ProbeError, found: Any, as_json: bool) -> int:
         said = "expected to be the fastest that fits, not measured:" if found else "no config is expected to fit."
         Console().print(said, highlight=False)
         if found is not None:
+            print("\n```text\n" if as_markdown else "", end="")
             Console().print(estimate_table(found.to_dict()))
+            print("```\n" if as_markdown else "", end="")
     return error.exit_code

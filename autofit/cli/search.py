@@ -94,7 +94,8 @@ def search(
     except ProbeError as error:
         if gpu_mem is None and gpu is None:
             raise
-        return print_expected(error, heavy("autofit.predict", "expected_best")(model, **about), as_json)
+        expected = heavy("autofit.predict", "expected_best")(model, **about)
+        return print_expected(error, expected, as_json=as_json, as_markdown=as_markdown)
     if as_json:
         print_json(result.to_json())
     elif as_markdown and result.run_directory:

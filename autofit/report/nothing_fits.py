@@ -78,7 +78,8 @@ def tried(result: Result) -> str:
     skipped["not expected to be faster" if result.stopped_by == "bound" else "not reached"] = max(0, left)
     others = "".join(f"; {count:,} {word}" for word, count in skipped.items() if count)
     outcomes = f": {measured}" if measured else ""
-    return f"Of {result.space_size:,} configs {len(seen)} were measured{outcomes}{others}."
+    were = "was" if len(seen) == 1 else "were"
+    return f"Of {result.space_size:,} configs {len(seen)} {were} measured{outcomes}{others}."
 
 
 def _need(miss: Measurement, result: Result) -> str:
