@@ -7,6 +7,7 @@ what was measured, and how the memory of the best configs runs through a step. N
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ class Record:
         predicted: of each trial, in their order; empty where nothing was predicted.
         timelines: by tier, of its best config.
         finished: when the search ended, in ISO 8601.
+        intact: whether it is as it was written; False of a file that somebody has changed, or that says nothing of it.
     """
 
     result: Result
@@ -49,6 +51,7 @@ class Record:
     predicted: tuple[Predicted, ...] = ()
     timelines: Mapping[str, Timeline] = field(default_factory=dict)
     finished: str = ""
+    intact: bool = field(default=True, compare=False)
 
     @property
     def tolerance(self) -> float:
@@ -85,7 +88,7 @@ class Record:
             "run_directory": result.run_directory,
             "finished": self.finished,
         }
-        return json.dumps(data, default=str)
+        return json.dumps({**data, "digest": _digest(data)}, default=str)
 
     @classmethod
     def load(cls, path: Path) -> Record:
@@ -106,7 +109,9 @@ class Record:
         if data.get("schema") != SCHEMA:
             raise InputError(f"{path} has schema {data.get('schema')}; this autofit reads schema {SCHEMA}.")
         try:
-            return cls._from_data(data)
+            written = data.pop("digest", None)
+            intact = written == _digest(data)
+            return dataclasses.replace(cls._from_data(data), intact=intact)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{path} is damaged: {type(error).__name__}: {error}.", _AGAIN) from error
 
@@ -120,6 +125,10 @@ class Record:
             timelines={name: Timeline.from_dict(each) for name, each in data["timelines"].items()},
             finished=data["finished"],
         )
+
+
+def _digest(data: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(data, default=str).encode()).hexdigest()
 
 
 def _result(data: dict[str, Any]) -> Result:

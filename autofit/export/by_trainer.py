@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autofit.core.errors import InputError
+from autofit.export.departure import Departure
 from autofit.export.found import Found
 from autofit.export.tool import Request, Told
 from autofit.export.trainer import TRAINER_KNOBS, TrainerCase, TrainerKeywords, batch_sizes
@@ -77,3 +78,28 @@ def batches_fit(found: Found) -> str | None:
 def lora_alpha(request: Request) -> float:
     """The scale of adapters, worked out where the config holds null."""
     return request.config["lora_alpha"] or 2 * int(request.config["lora_rank"] or 0)  # type: ignore[return-value]
+
+
+def rounded_alpha(request: Request, title: str) -> tuple[int, tuple[Departure, ...]]:
+    """The scale for a tool that takes whole numbers only, and what is lost by that."""
+    alpha = lora_alpha(request)
+    whole = max(1, round(alpha))
+    lost = request.departs("lora_alpha", f"{title} takes whole numbers, here {whole}")
+    return whole, () if whole == alpha else (lost,)
+
+
+def whole_alpha(title: str) -> Share:
+    """The share of `lora_alpha` for such a tool."""
+
+    def share(request: Request) -> Told:
+        if not request.config["lora_rank"]:
+            return Told()
+        whole, lost = rounded_alpha(request, title)
+        return Told({"lora_alpha": whole}, lost)
+
+    return share
+
+
+def lora_dropout(request: Request) -> Told:
+    """The share of `lora_dropout`, written out as 0 where adapters have none."""
+    return Told({"lora_dropout": request.config["lora_dropout"] or 0.0} if request.config["lora_rank"] else {})

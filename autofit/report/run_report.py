@@ -16,8 +16,7 @@ from autofit.report.html import picture_style, pictures, report_page
 from autofit.report.markdown import markdown
 
 FORMATS = ("html", "svg", "png", "md")
-_SHOWN_BY_DAMAGE = ArithmeticError, AssertionError, AttributeError, LookupError, StopIteration, TypeError, ValueError
-_DAMAGED = "Restore it if it was changed: autofit search --resume --out writes it again; else please report it."
+_DAMAGED = "Restore it, or let autofit search --resume --out write it again."
 _RECORD, _PAGE, _PICTURES = "result.json", "report.html", "pictures"
 
 
@@ -48,10 +47,16 @@ def report(runs: Sequence[Path], form: str | None, output: Path | None) -> str |
         raise InputError(
             f"{error.filename} cannot be written: {error.strerror}.", "Choose another --output."
         ) from error
-    except _SHOWN_BY_DAMAGE as error:
-        # Records are read as they are written; what a hand or a crash changed in one shows where it is drawn.
-        where, why = " or ".join(str(run / _RECORD) for run in runs), f"{type(error).__name__}: {error}"
-        raise InputError(f"nothing can be made of {where} ({why}).", _DAMAGED) from error
+    except InputError:
+        raise
+    except Exception as error:
+        changed = [str(run / _RECORD) for run, record in zip(runs, records, strict=True) if not record.intact]
+        if not changed:
+            raise  # a mistake of ours, whose traceback somebody has to see
+        why = f"{type(error).__name__}: {error}"
+        raise InputError(
+            f"nothing can be made of {' or '.join(changed)}, which was changed ({why}).", _DAMAGED
+        ) from error
 
 
 def _record(run: Path) -> Record:

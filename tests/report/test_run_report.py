@@ -95,7 +95,18 @@ def test_what_is_wrong_is_told_in_a_sentence(record: Records, run: Path) -> None
 def test_a_record_changed_by_hand_is_told_in_a_sentence(run: Path, changed: dict[str, Any]) -> None:
     path = run / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
-    with pytest.raises(InputError, match=r"nothing can be made of .*result\.json \(\w+Error: .*\)\. Restore it"):
+    with pytest.raises(InputError, match=r"nothing can be made of .*result\.json, which was changed \(\w+Error"):
+        report([run], "html", None)
+
+
+def test_a_mistake_in_drawing_what_nobody_changed_is_not_blamed_on_the_file(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mistaken(*_: Any) -> str:
+        raise KeyError("of ours")
+
+    monkeypatch.setattr("autofit.report.run_report.report_page", mistaken)
+    with pytest.raises(KeyError, match="of ours"):
         report([run], "html", None)
 
 

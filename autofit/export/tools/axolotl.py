@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.export.by_trainer import arguments, batches_fit, keywords, lora_alpha, trainer_case
+from autofit.export.by_trainer import arguments, batches_fit, keywords, lora_dropout, trainer_case, whole_alpha
 from autofit.export.departure import Departure
 from autofit.export.formats import yaml_file
 from autofit.export.tool import Document, Request, Told, Tool
@@ -100,19 +100,6 @@ def _rank(request: Request) -> Told:
         return Told()
     adapter = "qlora" if request.text("quantization") in ("nf4", "nf4-dq") else "lora"
     return Told({"adapter": adapter, "lora_r": rank, **dict.fromkeys(_LORA_KERNELS, False)})
-
-
-def _alpha(request: Request) -> Told:
-    if not request.config["lora_rank"]:
-        return Told()
-    alpha = lora_alpha(request)
-    whole = max(1, round(alpha))
-    why = f"axolotl takes whole numbers, here {whole}"
-    return Told({"lora_alpha": whole}, () if whole == alpha else (request.departs("lora_alpha", why),))
-
-
-def _dropout(request: Request) -> Told:
-    return Told({"lora_dropout": request.config["lora_dropout"] or 0.0} if request.config["lora_rank"] else {})
 
 
 def _targets(request: Request) -> Told:
@@ -210,8 +197,8 @@ TOOL = Tool(
         "activation_checkpointing": _checkpointing,
         "activation_offload": _offload,
         "lora_rank": _rank,
-        "lora_alpha": _alpha,
-        "lora_dropout": _dropout,
+        "lora_alpha": whole_alpha("axolotl"),
+        "lora_dropout": lora_dropout,
         "lora_targets": _targets,
         "quantization": _quantization,
         "optimizer": _optimizer,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.export.by_trainer import batches_fit, lora_alpha, unknown
+from autofit.export.by_trainer import batches_fit, unknown, whole_alpha
 from autofit.export.formats import yaml_file
 from autofit.export.tool import Document, Request, Told, Tool
 
@@ -62,15 +62,6 @@ def _accumulation(request: Request) -> Told:
 
 def _of_adapters(request: Request, key: str, value: Any) -> Told:
     return Told({key: value} if request.config["lora_rank"] else {})
-
-
-def _alpha(request: Request) -> Told:
-    if not request.config["lora_rank"]:
-        return Told()
-    alpha = lora_alpha(request)
-    whole = max(1, round(alpha))
-    why = f"litgpt takes whole numbers, here {whole}"
-    return Told({"lora_alpha": whole}, () if whole == alpha else (request.departs("lora_alpha", why),))
 
 
 def _targets(request: Request) -> Told:
@@ -145,7 +136,7 @@ TOOL = Tool(
         ),
         "activation_offload": unknown("activation_offload", "litgpt keeps activations on the device"),
         "lora_rank": lambda request: _of_adapters(request, "lora_r", request.config["lora_rank"]),
-        "lora_alpha": _alpha,
+        "lora_alpha": whole_alpha("litgpt"),
         "lora_dropout": lambda request: _of_adapters(request, "lora_dropout", request.config["lora_dropout"] or 0.0),
         "lora_targets": _targets,
         "quantization": _quantization,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.export.by_trainer import arguments, batches_fit, lora_alpha
+from autofit.export.by_trainer import arguments, batches_fit, lora_dropout, whole_alpha
 from autofit.export.formats import yaml_file
 from autofit.export.tool import Document, Request, Told, Tool
 
@@ -62,19 +62,6 @@ def _offload(request: Request) -> Told:
 def _rank(request: Request) -> Told:
     rank = request.config["lora_rank"]
     return Told({"finetuning_type": "lora", "lora_rank": rank} if rank else {"finetuning_type": "full"})
-
-
-def _alpha(request: Request) -> Told:
-    if not request.config["lora_rank"]:
-        return Told()
-    alpha = lora_alpha(request)
-    whole = max(1, round(alpha))
-    why = f"LLaMA-Factory takes whole numbers, here {whole}"
-    return Told({"lora_alpha": whole}, () if whole == alpha else (request.departs("lora_alpha", why),))
-
-
-def _dropout(request: Request) -> Told:
-    return Told({"lora_dropout": request.config["lora_dropout"] or 0.0} if request.config["lora_rank"] else {})
 
 
 def _targets(request: Request) -> Told:
@@ -165,8 +152,8 @@ TOOL = Tool(
         "activation_checkpointing": _checkpointing,
         "activation_offload": _offload,
         "lora_rank": _rank,
-        "lora_alpha": _alpha,
-        "lora_dropout": _dropout,
+        "lora_alpha": whole_alpha("LLaMA-Factory"),
+        "lora_dropout": lora_dropout,
         "lora_targets": _targets,
         "quantization": _quantization,
         "optimizer": arguments("optimizer"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.export.by_trainer import batches_fit, lora_alpha, unknown
+from autofit.export.by_trainer import batches_fit, rounded_alpha, unknown
 from autofit.export.formats import yaml_file
 from autofit.export.tool import Document, Request, Told, Tool
 
@@ -51,11 +51,9 @@ def _rank(request: Request) -> Told:
 
 
 def _alpha(request: Request) -> Told:
-    alpha = lora_alpha(request)
-    whole = max(1, round(alpha))
+    whole, lost = rounded_alpha(request, "Ludwig")
     told = _of_adapters(request, "alpha", whole)
-    why = f"Ludwig takes whole numbers, here {whole}"
-    return Told(told.keys, (request.departs("lora_alpha", why),) if told.keys and whole != alpha else ())
+    return Told(told.keys, lost if told.keys else ())
 
 
 def _targets(request: Request) -> Told:

@@ -8,7 +8,7 @@ default), beside quantised ones in bfloat16.
 from __future__ import annotations
 
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.export.by_trainer import arguments, batches_fit, keywords, lora_alpha
+from autofit.export.by_trainer import arguments, batches_fit, keywords, lora_dropout, whole_alpha
 from autofit.export.departure import Departure
 from autofit.export.formats import yaml_file
 from autofit.export.tool import Document, Request, Told, Tool
@@ -66,20 +66,6 @@ def _quantization(request: Request) -> Told:
 def _rank(request: Request) -> Told:
     rank = request.config["lora_rank"]
     return Told({"use_peft": True, "lora_r": rank} if rank else {"use_peft": False})
-
-
-def _alpha(request: Request) -> Told:
-    """A whole number to TRL."""
-    if not request.config["lora_rank"]:
-        return Told()
-    alpha = lora_alpha(request)
-    whole = max(1, round(alpha))
-    instead = f"TRL takes whole numbers, here {whole}"
-    return Told({"lora_alpha": whole}, () if whole == alpha else (request.departs("lora_alpha", instead),))
-
-
-def _dropout(request: Request) -> Told:
-    return Told({"lora_dropout": request.config["lora_dropout"] or 0.0} if request.config["lora_rank"] else {})
 
 
 def _targets(request: Request) -> Told:
@@ -155,8 +141,8 @@ TOOL = Tool(
         "activation_checkpointing": _checkpointing,
         "activation_offload": _offload,
         "lora_rank": _rank,
-        "lora_alpha": _alpha,
-        "lora_dropout": _dropout,
+        "lora_alpha": whole_alpha("TRL"),
+        "lora_dropout": lora_dropout,
         "lora_targets": _targets,
         "quantization": _quantization,
         "optimizer": arguments("optimizer"),
