@@ -10,7 +10,6 @@ It ends, and its child with it, when the parent does, however that ends: the soc
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import os
@@ -23,56 +22,76 @@ import time
 import traceback
 from typing import Any, NoReturn
 
-import torch
-
+from autofit.probe.preload import die_with_parent, preload
 from autofit.probe.wire import Died, Job, Ready, Returned, TimedOut, receive, send
 
-_PRELOADED = ("torch", "transformers", "transformers.modeling_utils", "autofit.probe.worker")
-# peft imports bitsandbytes, whose import is taken to open CUDA where there is one (not tried on a card yet): there, the
-# children that need it import it.
-_PRELOADED_WITHOUT_CUDA = ("peft",)
-_BARE = "--bare"  # preload only what is autofit's own
-_PR_SET_PDEATHSIG = 1
+_PRELOADED = ("transformers", "transformers.modeling_utils", "autofit.probe.worker", "peft")
+_BARE = "--bare"  # import only what is autofit's own
 
 
 def main() -> None:
     """Serve jobs from the socket whose file descriptor is the first argument."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    bare = _BARE in sys.argv
-    for name in ("autofit.probe.worker",) if bare else _PRELOADED:
-        importlib.import_module(name)
-    if not bare and not torch.cuda.is_available():  # answered by NVML, see the parent; nothing is opened
-        for name in _PRELOADED_WITHOUT_CUDA:
-            importlib.import_module(name)
-    if torch.cuda.is_initialized() and not bare:  # a library opened CUDA, which no forked child could use
+    if _BARE in sys.argv:
+        importlib.import_module("autofit.probe.worker")
+    elif not preload(_PRELOADED):  # a library opened CUDA after all, which no forked child could use
         os.execv(sys.executable, [sys.executable, "-P", "-m", "autofit.probe.zygote", sys.argv[1], _BARE])
     gc.collect()
     gc.freeze()  # children then leave the pages of these objects shared
+    deaths = _Deaths()
     send(connection, Ready())
     while True:
         try:
             job = receive(connection)
         except EOFError:
             return
-        send(connection, _run(job, connection))
+        send(connection, _run(job, connection, deaths))
 
 
-def _run(job: Job, connection: socket.socket) -> Returned | Died | TimedOut:
+class _Deaths:
+    """A file that can be read once a child has ended, or stopped.
+
+    By SIGCHLD, because pidfd_open is missing from some of the kernels that containers run on (gVisor's).
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        for end in (self._reader, self._writer):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # what is ignored wakes nobody
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def look(self, child: int) -> bool:
+        """Whether this child is dead, after something was heard."""
+        os.read(self._reader, 1 << 16)  # before the look, so that what comes after it is heard
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def forget(self) -> None:
+        """In a child that was forked, whose own children are nobody's business here."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(self._reader)
+        os.close(self._writer)
+
+
+def _run(job: Job, connection: socket.socket, deaths: _Deaths) -> Returned | Died | TimedOut:
     """Fork a child for the job and wait for its answer, its death, the end of its time or of the parent."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        deaths.forget()
         os.close(reader)
         connection.close()
         _child(job, writer)
     os.close(writer)
-    ended = os.pidfd_open(child)
     answer: bytes | None = None
     try:
-        answer = _collect(reader, ended, connection, time.monotonic() + job.timeout)
+        answer = _collect(reader, child, deaths, connection, time.monotonic() + job.timeout)
     finally:
         os.close(reader)
-        os.close(ended)
         if answer is None:
             os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
@@ -86,11 +105,11 @@ def _run(job: Job, connection: socket.socket) -> Returned | Died | TimedOut:
     return Died(signal=-code, code=None) if code < 0 else Died(signal=None, code=code)
 
 
-def _collect(reader: int, ended: int, connection: socket.socket, deadline: float) -> bytes | None:
+def _collect(reader: int, child: int, deaths: _Deaths, connection: socket.socket, deadline: float) -> bytes | None:
     """What the child wrote before it ended; None when the time is up. Exits when the parent is gone."""
     parts = bytearray()
     while (left := deadline - time.monotonic()) > 0:
-        ready, _, _ = select.select([reader, ended, connection.fileno()], [], [], left)
+        ready, _, _ = select.select([reader, deaths.fileno(), connection.fileno()], [], [], left)
         if connection.fileno() in ready:  # the parent sends nothing while a job runs: this is its end
             raise SystemExit(0)
         if reader in ready:
@@ -98,7 +117,7 @@ def _collect(reader: int, ended: int, connection: socket.socket, deadline: float
             if not part:
                 return bytes(parts)
             parts += part
-        elif ended in ready:  # and the pipe is empty, which a process that the child left behind may keep open
+        elif deaths.look(child):  # and the pipe is empty, which a process that the child left behind may keep open
             return bytes(parts)
     return None
 
@@ -108,7 +127,7 @@ def _child(job: Job, writer: int) -> NoReturn:
     code = 1
     try:
         os.setsid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a zygote that is killed takes its child along
+        die_with_parent()
         _redirect_output(job.log)
         function, arguments = pickle.loads(job.payload)
         answer: Any = function(*arguments)
