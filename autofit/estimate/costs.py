@@ -12,17 +12,8 @@ _KINDS = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm", "linear"), "matmul"),
     **dict.fromkeys(("convolution", "convolution_backward", "_convolution"), "convolution"),
 }
-_FLOPS = {
-    **flop_registry,
-    torch.ops.aten._int_mm: flop_registry[torch.ops.aten.mm],
-    # The CPU's fused attention takes its arguments in the order of CUDA's.
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
-        torch.ops.aten._scaled_dot_product_flash_attention
-    ],
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
-        torch.ops.aten._scaled_dot_product_flash_attention_backward
-    ],
-}
+_FLOPS = {**flop_registry, torch.ops.aten._int_mm: flop_registry[torch.ops.aten.mm]}
+_FUSED_ATTENTION = "scaled_dot_product"
 _kinds: dict[Any, str | None] = {}
 
 
@@ -105,6 +96,27 @@ def cost_of(func: Any, args: Any, kwargs: Any, result: Any) -> Cost | None:
     if not tensors:
         return None
     sizes = tuple(each.numel() * each.itemsize for each in tensors)
+    name = func._schema.name
+    return Cost(kind, str(tensors[0].dtype).removeprefix("torch."), _flops(func, args, kwargs, result), sizes, name)
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    name = func._schema.name
+    if _FUSED_ATTENTION in name:  # PyTorch 2.11 counts nothing where keys have fewer heads than queries
+        backward = name.endswith("backward")
+        query, key, value = args[1:4] if backward else args[:3]
+        return _attention_flops(query, key, value, products=5 if backward else 2)
     count = _FLOPS.get(func._overloadpacket)
-    flops = int(count(*args, **kwargs, out_val=result)) if count is not None else 0
-    return Cost(kind, str(tensors[0].dtype).removeprefix("torch."), flops, sizes, func._schema.name)
+    return int(count(*args, **kwargs, out_val=result)) if count is not None else 0
+
+
+def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, products: int) -> int:
+    """Of fused attention, whose tensors are (batch, heads, length, size): its matrix products at 2 operations each.
+
+    2 products forward, 5 backward (scores again, then the gradients of probabilities, values, queries and keys), of
+    which 1 and 2 run over the size of a value.
+    """
+    batch, heads, length, size = query.shape
+    of_values = products // 2
+    sizes = (products - of_values) * size + of_values * value.shape[-1]
+    return 2 * batch * heads * length * key.shape[-2] * sizes

@@ -25,7 +25,7 @@ class AllocationRecord:
 
     def __init__(self) -> None:
         self.peak = 0
-        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
 
     def __enter__(self) -> AllocationRecord:
         self._profile.__enter__()

@@ -97,7 +97,8 @@ def _placed(parameter: nn.Parameter, name: str, setup: Setup, generator: torch.G
     wanted = setup.trainable_dtype if parameter.requires_grad else setup.frozen_dtype
     dtype = wanted if wanted is not None and parameter.is_floating_point() else parameter.dtype
     if parameter.device.type == "meta":
-        tensor = torch.empty_like(parameter, dtype=dtype, device=setup.device, requires_grad=False)
+        # By its layout, not `empty_like`: PyTorch 2.11 has no fake tensors for a library's own class (Int8Params).
+        tensor = torch.empty_strided(parameter.size(), parameter.stride(), dtype=dtype, device=setup.device)
         if generator is not None:
             _fill(tensor, name, generator)
         return nn.Parameter(tensor, requires_grad=parameter.requires_grad)

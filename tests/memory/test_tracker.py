@@ -45,7 +45,7 @@ def tracked(function: Callable[[], object]) -> StorageTracker:
 
 def profiled_peak(function: Callable[[], None]) -> int:
     """The peak by the allocator's own events."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         function()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     live = peak = 0

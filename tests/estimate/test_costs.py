@@ -1,0 +1,52 @@
+"""Floating-point operations of fused attention, against PyTorch's own count where that has one on every version."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.flop_counter import flop_registry
+
+from autofit.estimate.costs import cost_of
+
+ATEN: Any = torch.ops.aten
+SIZES = st.integers(1, 9)
+
+
+def attention(heads: int, key_heads: int, length: int, key_length: int, size: int, value_size: int) -> Any:
+    """Query, key, value and a result without storage."""
+    query = torch.empty(2, heads, length, size, device="meta")
+    key = torch.empty(2, key_heads, key_length, size, device="meta")
+    value = torch.empty(2, key_heads, key_length, value_size, device="meta")
+    return query, key, value, torch.empty(2, heads, length, value_size, device="meta")
+
+
+def flops(func: Any, *args: Any) -> int:
+    cost = cost_of(func, args, {}, args[0])
+    assert cost is not None
+    return cost.flops
+
+
+@given(heads=SIZES, length=SIZES, key_length=SIZES, size=SIZES, value_size=SIZES)
+def test_fused_attention_is_counted_as_pytorch_counts_it(
+    heads: int, length: int, key_length: int, size: int, value_size: int
+) -> None:
+    query, key, value, out = attention(heads, heads, length, key_length, size, value_size)
+    counted: Any = flop_registry[ATEN._scaled_dot_product_efficient_attention]
+    assert flops(ATEN._scaled_dot_product_efficient_attention.default, query, key, value) == counted(
+        query, key, value, out_val=out
+    )
+    counted = flop_registry[ATEN._scaled_dot_product_efficient_attention_backward]
+    backward = ATEN._scaled_dot_product_efficient_attention_backward.default
+    assert flops(backward, out, query, key, value) == counted(out, query, key, value, out_val=query)
+
+
+@pytest.mark.parametrize("name", ["flash_attention", "flash_attention_for_cpu", "efficient_attention"])
+def test_keys_of_fewer_heads_cost_what_as_many_heads_as_queries_would(name: str) -> None:
+    forward = getattr(ATEN, f"_scaled_dot_product_{name}").default
+    backward = getattr(ATEN, f"_scaled_dot_product_{name}_backward").default
+    query, key, value, out = attention(8, 2, 32, 48, 16, 16)
+    _, every_key, every_value, _ = attention(8, 8, 32, 48, 16, 16)
+    assert flops(forward, query, key, value) == flops(forward, query, every_key, every_value) > 0
+    assert flops(backward, out, query, key, value) == flops(backward, out, query, every_key, every_value) > 0
