@@ -117,8 +117,8 @@ def _collect(reader: int, child: int, deaths: _Deaths, connection: socket.socket
             if not part:
                 return bytes(parts)
             parts += part
-        elif deaths.look(child):  # and the pipe is empty, which a process that the child left behind may keep open
-            return bytes(parts)
+        elif deaths.fileno() in ready and deaths.look(child):
+            return bytes(parts)  # the pipe is empty; a process that the child left behind may keep it open
     return None
 
 

@@ -176,9 +176,10 @@ def test_timed_out_in_the_factory(impatient: Prober) -> None:
         return tiny.MLP()
 
     workload = Workload(model=slow, batch=tiny.mlp_workload().batch, loss=tiny.classify)
-    seen = measure(impatient, workload)
-    assert seen.outcome is Outcome.TIMED_OUT
-    assert seen.reason == "took more than 2 s"
+    for _ in range(2):  # nothing of one may be left to be heard in the next
+        seen = measure(impatient, workload)
+        assert seen.outcome is Outcome.TIMED_OUT
+        assert seen.reason == "took more than 2 s"
 
 
 @pytest.mark.usefixtures("unharmed")
