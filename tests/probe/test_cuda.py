@@ -112,6 +112,15 @@ def test_what_a_card_of_24_gib_would_refuse_fails_on_a_larger_one(gib: float, ou
         assert measure(prober, holding(gib), 30, micro_batch=4).outcome is Outcome.FITS
 
 
+def test_children_find_the_libraries_imported_and_the_card_closed() -> None:
+    """A library that opens the card while it is imported would leave the zygote with nothing preloaded."""
+    with Prober() as prober:
+        prober.detect("cuda")
+        arguments = Path(f"/proc/{prober._process.pid}/cmdline").read_text().split("\0")
+    assert "autofit.probe.zygote" in arguments
+    assert "--bare" not in arguments
+
+
 def test_the_parent_never_opens_the_device() -> None:
     with Prober() as prober:
         measure(prober, wide(), 8, micro_batch=4)

@@ -1,6 +1,7 @@
 """activation_offload: refused where both sides are one memory; elsewhere the run of a config moves what it saves."""
 
 import dataclasses
+import gc
 from typing import Any
 
 import pytest
@@ -89,6 +90,7 @@ def test_on_a_card_the_peak_falls_by_what_is_packed(knobs: dict[str, Any]) -> No
     workload = wide_workload()
 
     def run(config: dict[str, Any]) -> tuple[Setup, int, list[torch.Tensor]]:
+        gc.collect()  # a checkpointed block and its forward hold each other
         torch.manual_seed(0)
         setup = build(workload, config, detect("cuda"), model=workload.model())
         batch = workload.batch(32768)
@@ -97,7 +99,7 @@ def test_on_a_card_the_peak_falls_by_what_is_packed(knobs: dict[str, Any]) -> No
             torch.cuda.reset_peak_memory_stats()
             loss = accumulate(setup, batch)
         peak = torch.cuda.max_memory_allocated()
-        return setup, peak, [loss, *(parameter.grad.clone() for _, parameter in setup.trainable())]
+        return setup, peak, [loss.cpu(), *(parameter.grad.cpu() for _, parameter in setup.trainable())]
 
     plain_setup, plain_peak, plain = run(knobs)
     del plain_setup
@@ -106,7 +108,9 @@ def test_on_a_card_the_peak_falls_by_what_is_packed(knobs: dict[str, Any]) -> No
         torch.testing.assert_close(one, other)
     offload = next(each.__self__ for each in setup.forward_contexts if hasattr(each, "__self__"))
     window = 2**28
-    assert plain_peak - peak >= offload.packed_bytes / 3 - 3 * window
+    # Without offloading the peak is where the backward begins; with it, where all gradients are there.
+    gradients = sum(parameter.nbytes for _, parameter in setup.trainable())
+    assert plain_peak - peak >= offload.packed_bytes / 3 - 3 * window - gradients
     assert offload.packed_bytes / 3 > 8 * window
 
 

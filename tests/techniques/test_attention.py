@@ -101,7 +101,7 @@ def test_without_flash_attn_pytorchs_own_flash_kernel_is_the_only_one_allowed(
         assert torch.backends.cuda.flash_sdp_enabled()
         assert not torch.backends.cuda.math_sdp_enabled()
     assert torch.backends.cuda.math_sdp_enabled()
-    with profile() as seen:
+    with profile(acc_events=True) as seen:
         assert accumulate(setup, workload.batch(4)).isfinite()
     names = {event.key for event in seen.key_averages()}
     assert "aten::_scaled_dot_product_flash_attention_for_cpu_backward" in names
@@ -143,7 +143,7 @@ def test_with_flash_attn_a_transformers_model_is_told_of_it(monkeypatch: pytest.
 @pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
 def test_on_a_gpu_only_the_flash_kernel_runs(workload: Workload, precision: str) -> None:
     setup = build(workload, {"attention": "flash", "precision": precision}, replace(tiny.CPU, device="cuda"))
-    with profile() as seen:
+    with profile(acc_events=True) as seen:
         assert accumulate(setup, workload.batch(4)).isfinite()
     names = " ".join(event.key for event in seen.key_averages())
     assert "flash" in names

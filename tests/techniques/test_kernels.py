@@ -221,6 +221,7 @@ def patched(setup: Setup) -> list[str]:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
 @pytest.mark.parametrize("beside", [{}, {"activation_checkpointing": "full", "loss": "chunked"}], ids=str)
 def test_on_a_gpu_it_trains_as_the_model_does_without(precision: str, beside: dict[str, Any]) -> None:
+    pytest.importorskip("liger_kernel", reason="liger-kernel is not installed: pip install -e '.[triton]'")
     hardware = detect("cuda")
     workload, losses = tiny.llama_workload(), {}
     for value in ("none", "liger"):

@@ -507,6 +507,8 @@ def shows(effect: Effect) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
 @pytest.mark.parametrize("kind", ["llama", "tied", "gemma2, soft-capped", "granite, scaled"])
 def test_on_a_gpu_it_trains_as_the_standard_loss(kind: str, precision: str, value: str) -> None:
+    if value == "fused":
+        pytest.importorskip("liger_kernel", reason="liger-kernel is not installed: pip install -e '.[triton]'")
     hardware = detect("cuda")
     workload = workload_of(MODELS[kind])
     losses = {}
@@ -520,6 +522,8 @@ def test_on_a_gpu_it_trains_as_the_standard_loss(kind: str, precision: str, valu
 @pytest.mark.gpu
 @pytest.mark.parametrize("value", ["chunked", "fused"])
 def test_on_a_gpu_the_logits_are_never_there(value: str) -> None:
+    if value == "fused":
+        pytest.importorskip("liger_kernel", reason="liger-kernel is not installed: pip install -e '.[triton]'")
     hardware = detect("cuda")
     config = tiny.LLAMA | {"vocab_size": 32_000, "max_position_embeddings": 2048, "num_hidden_layers": 1}
     model = HuggingFaceModel("tiny", "causal-lm", config, {"kind": "directory", "path": "tiny"})
