@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
 from autofit.core.config import Config, Value
@@ -132,7 +133,27 @@ def _multiply_in_fp8(setup: Setup) -> None:
         raise RefusedError(f"{message}; use bf16.")
     convert_to_float8_training(setup.model, module_filter_fn=chosen)
     for parent, own, layer in exchanged:
+        _fill_up_rows(getattr(parent, own))
         setup.on_close(functools.partial(_put_back, parent, own, layer))
+
+
+def _fill_up_rows(layer: nn.Module) -> None:
+    """Give a product whose rows are no multiple of 16 some of zeros, without which torch refuses it in the backward.
+
+    Of texts padded to the longest of a batch, the last batch of a pass, or the 197 tokens of an image. Not by torchao's
+    `pad_inner_dim`, which copies the operands of every product.
+    """
+    product = layer.forward
+
+    def forward(inputs: torch.Tensor) -> torch.Tensor:
+        rows = inputs.numel() // inputs.shape[-1]
+        missing = -rows % _FP8_MULTIPLE
+        if not missing:
+            return product(inputs)  # type: ignore[no-any-return]
+        filled = functional.pad(inputs.reshape(rows, -1), (0, 0, 0, missing))
+        return product(filled)[:rows].reshape(*inputs.shape[:-1], -1)  # type: ignore[no-any-return]
+
+    layer.forward = forward
 
 
 def _put_back(parent: nn.Module, name: str, layer: nn.Module) -> None:

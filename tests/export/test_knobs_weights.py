@@ -141,3 +141,21 @@ def test_fp8_exchanges_the_layers_that_autofit_exchanges(
     assert all(name.endswith("base_layer") for name in names)
     dtypes = {each.dtype for each in model.parameters()}
     assert dtypes == {torch.bfloat16}
+    filled = [module for module in model.modules() if "in_sixteens" in repr(vars(module).get("forward"))]
+    assert len(filled) == (count if task == "sequence-classification" else 0)
+
+
+@pytest.mark.parametrize("rows", [(2, 16), (3, 7)])
+def test_fp8_products_get_their_rows_by_sixteen(emit: Emit, rows: tuple[int, int]) -> None:
+    """Where they may be any number; packed text is cut so that they are."""
+    assert "in_sixteens" not in emit("causal-lm", CUDA, precision="fp8")
+    text = emit("sequence-classification", CUDA, precision="fp8")
+    script, seen = module_of(text.replace('DEVICE = "cuda"', 'DEVICE = "cpu"')), []
+
+    def product(inputs: torch.Tensor) -> torch.Tensor:
+        seen.append(inputs.shape)
+        return inputs @ torch.ones(4, 5)
+
+    inputs = torch.rand(*rows, 4)
+    torch.testing.assert_close(script.in_sixteens(product, inputs), inputs @ torch.ones(4, 5))
+    assert seen == [(32, 4)]

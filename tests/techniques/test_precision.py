@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import tiny
@@ -199,6 +200,29 @@ def test_fp8_multiplies_all_but_the_head_in_fp8(rank: int) -> None:
         else:
             assert any("lora_A" in name for name, _ in model.named_parameters())
     assert losses["fp8"] != losses["bf16"]
+    assert losses["fp8"] == pytest.approx(losses["bf16"], rel=0.01)
+
+
+@pytest.mark.usefixtures("fp8_on_the_cpu")
+@pytest.mark.parametrize("length", [16, 13])
+def test_fp8_takes_batches_of_any_length(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    """CUDA's products want inner sizes by sixteen, and that of a weight's gradient is the number of tokens."""
+    workload, losses, inner = tiny.llama_workload(), {}, []
+    product = torch._scaled_mm
+
+    def seen(left: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        inner.append(left.shape[1])
+        return product(left, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "_scaled_mm", seen)
+    batch = {name: tensor[:3, :length] for name, tensor in workload.batch(4).items()}
+    for value in ("bf16", "fp8"):
+        torch.manual_seed(0)
+        setup = build(workload, {"precision": value}, tiny.CPU, model=workload.model())
+        losses[value] = [float(train_step(setup, batch)) for _ in range(2)]
+        setup.close()
+    assert len(inner) == 2 * 3 * 14
+    assert not any(size % 16 for size in inner)
     assert losses["fp8"] == pytest.approx(losses["bf16"], rel=0.01)
 
 

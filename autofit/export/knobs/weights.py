@@ -11,6 +11,11 @@ _STATISTICS = (
     "        module.to(module.weight.dtype)  # the running statistics too",
 )
 _COMPUTE = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
+_FILL_UP = (
+    "for layer in model.modules():",
+    "    if isinstance(layer, Float8Linear):",
+    "        layer.forward = partial(in_sixteens, layer.forward)",
+)
 
 
 def precision(case: Case) -> Fragments | None:
@@ -59,10 +64,20 @@ def _cast(case: Case, dtype: str) -> tuple[str, ...]:
 
 def _products_in_fp8(case: Case) -> Fragments:
     heads = 'getattr(model, "score", getattr(model, "classifier", None))'
-    slots = {"head": heads if case.classifies else "model.get_output_embeddings()"}
-    return Fragments(
+    head = heads if case.classifies else "model.get_output_embeddings()"
+    product = Fragments(
         imports=("from torchao.float8 import convert_to_float8_training",),
-        adapt=tuple(fill(template("fp8"), slots).splitlines()),
+        adapt=tuple(fill(template("fp8"), {"head": head, "fill_up": _FILL_UP if case.classifies else ()}).splitlines()),
+    )
+    return product.joined(_rows_by_sixteen()) if case.classifies else product
+
+
+def _rows_by_sixteen() -> Fragments:
+    """Texts padded to the longest one, and the 197 tokens of an image, are no multiple of 16; packed text always is."""
+    return Fragments(
+        standard=("from functools import partial",),
+        imports=("from torchao.float8.float8_linear import Float8Linear",),
+        functions=(template("fp8_rows"),),
     )
 
 
