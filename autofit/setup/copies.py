@@ -11,11 +11,14 @@ with `record_stream` it would depend on when the copies happened to end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from autofit.core.hardware import CUDA_MEMORY_ALLOCATION
 
 Ticket = torch.cuda.Event | None  # what the computation waits for before it relies on a copy; None: it is done
 
@@ -44,7 +47,8 @@ class CopyLane:
 
     def host_buffer(self, nbytes: int) -> torch.Tensor:
         """Bytes on the host, as copies of this lane want them."""
-        buffer = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=self.pinned)
+        with pinning():
+            buffer = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=self.pinned)
         self._note_host(buffer)
         return buffer
 
@@ -64,6 +68,21 @@ class CopyLane:
         """Let what the computation is given from now on wait for a copy; the host goes on."""
         if ticket is not None and self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_event(ticket)
+
+
+@contextmanager
+def pinning() -> Iterator[None]:
+    """Around what takes pinned memory: CUDA reports by one and the same error that the host's and that its own is full.
+
+    Raises:
+        MemoryError: the host has no more that can be pinned.
+    """
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        if getattr(error, "error_code", None) != CUDA_MEMORY_ALLOCATION:
+            raise
+        raise MemoryError("the host has no more memory that can be pinned") from error
 
 
 class HostPool:

@@ -28,6 +28,7 @@ from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.setup import Setup, Stage, Technique, parts
+from autofit.setup.copies import pinning
 
 
 class OptimizerOffload(Technique):
@@ -97,7 +98,8 @@ class SteppedOnHost(Optimizer):
         given = [{key: group[key] for key in ("params", "weight_decay")} for group in groups]
         super().__init__([dict(group) for group in given], {"lr": groups[0]["lr"]})
         self._gradients_change = gradients_change
-        self._inner = make(given, torch.optim.AdamW, fused=True)
+        with pinning():
+            self._inner = make(given, torch.optim.AdamW, fused=True)
         self._on_host: dict[nn.Parameter, torch.Tensor] = self._inner.param_d2h_map
         on_device = {host: device for device, host in self._on_host.items()}
         place = {p: index for index, group in enumerate(self.param_groups) for p in group["params"]}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from autofit.setup.copies import CopyLane, HostPool, Layout, flat_bytes, plain_tensors
+from autofit.setup.copies import CopyLane, HostPool, Layout, flat_bytes, pinning, plain_tensors
 
 SHAPES = {
     "contiguous": lambda x: x,
@@ -79,3 +79,18 @@ def test_copies_beside_the_computation_are_waited_for() -> None:
         del source
         lane.wait(lane.copy([(back, host)]))
         assert back.eq(value).all()
+
+
+@pytest.mark.parametrize(("code", "told"), [(2, MemoryError), (700, torch.AcceleratorError)])
+def test_memory_that_cannot_be_pinned_is_the_hosts(code: int, told: type[Exception]) -> None:
+    error = torch.AcceleratorError("CUDA error: out of memory")
+    error.error_code = code
+    with pytest.raises(told), pinning():
+        raise error
+
+
+@pytest.mark.gpu
+def test_on_a_card_more_than_the_host_has_cannot_be_pinned() -> None:
+    lane = CopyLane.of(torch.device("cuda"))
+    with pytest.raises(MemoryError, match="pinned"):
+        lane.host_buffer(1 << 47)
