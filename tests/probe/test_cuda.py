@@ -121,6 +121,33 @@ def test_children_find_the_libraries_imported_and_the_card_closed() -> None:
     assert "--bare" not in arguments
 
 
+_TAKES_256_MIB = """
+import torch
+from autofit.probe.limits import peak_resident_bytes
+torch.ones(1, device="cuda")
+before = peak_resident_bytes()
+taken = {taken}
+taken.fill_(1)
+print(peak_resident_bytes() - before)
+"""
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        'torch.empty(2**28, dtype=torch.uint8, device="cpu", pin_memory=True)',
+        '__import__("bitsandbytes").functional.get_paged(2**28, dtype=torch.uint8)',
+    ],
+    ids=["pinned", "paged"],
+)
+def test_what_is_offloaded_counts_in_the_hosts_memory(taken: str) -> None:
+    """The host's budget goes by the resident set; whether the driver's pages are in it, only a card shows."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
+    command = [sys.executable, "-c", _TAKES_256_MIB.format(taken=taken)]
+    seen = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    assert int(seen) > 0.9 * 256 * MIB
+
+
 def test_the_parent_never_opens_the_device() -> None:
     with Prober() as prober:
         measure(prober, wide(), 8, micro_batch=4)
