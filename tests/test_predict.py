@@ -35,7 +35,9 @@ def test_what_is_predicted_sums_up_and_is_held_against_the_card() -> None:
     assert isinstance(found, autofit.Estimate)
     assert set(found.breakdown) == set(PARTS)
     assert sum(found.breakdown.values()) == found.allocated_bytes + found.breakdown["context"]
-    assert found.low < found.allocated_bytes + found.breakdown["context"] < found.high
+    assert found.reserved_bytes is not None
+    assert found.allocated_bytes <= found.reserved_bytes
+    assert found.low < found.reserved_bytes + found.breakdown["context"] < found.high
     assert found.verdict == "yes"
     assert found.budget.device_bytes == card("rtx-4090").memory_bytes
     assert found.tokens_per_second == pytest.approx(4 * 16 / found.step_seconds)

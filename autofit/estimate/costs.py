@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+MATMUL = "matmul"
 _KINDS = {
-    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm", "linear"), "matmul"),
+    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm", "linear"), MATMUL),
     **dict.fromkeys(("convolution", "convolution_backward", "_convolution"), "convolution"),
 }
 _FLOPS = {**flop_registry, torch.ops.aten._int_mm: flop_registry[torch.ops.aten.mm]}

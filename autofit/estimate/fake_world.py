@@ -46,6 +46,8 @@ def fake_world(hardware: Hardware) -> Iterator[FakeTensorMode]:
             attention = _cuda_attention(hardware, functional.scaled_dot_product_attention)
             stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", attention))
             stack.enter_context(mock.patch.object(functional, "dropout", _cuda_dropout(functional.dropout)))
+            for name in ("is_autocast_enabled", "get_autocast_dtype"):
+                stack.enter_context(mock.patch.object(torch, name, _of_the_cpu(getattr(torch, name))))
             for name in ("softmax", "layer_norm", "log_softmax", "cross_entropy", "nll_loss", "group_norm", "mse_loss"):
                 stack.enter_context(mock.patch.object(functional, name, _in_fp32(getattr(functional, name))))
         yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -60,6 +62,11 @@ def workspace_bytes(hardware: Hardware) -> int:
         return 0
     hopper = hardware.capability is not None and hardware.capability >= _HOPPER
     return 2 * (_HOPPER_WORKSPACE if hopper else _WORKSPACE)
+
+
+def _of_the_cpu(question: Callable[[str], Any]) -> Callable[..., Any]:
+    """Whoever asks about CUDA's autocast (peft does, to cast its inputs or leave that to autocast) means this one."""
+    return lambda device="cuda": question("cpu" if device == "cuda" else device)
 
 
 def _cuda_dropout(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

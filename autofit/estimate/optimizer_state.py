@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -23,7 +24,7 @@ from autofit.estimate.library_kernels import library_kernels
 from autofit.estimate.memory import in_blocks
 from autofit.estimate.operators import Calls
 from autofit.estimate.recorder import Recorder
-from autofit.estimate.scaling import ONE, UNSCALED
+from autofit.estimate.scaling import ONE, UNSCALED, Floats
 from autofit.estimate.seconds import Speed, Work
 from autofit.setup import Setup
 from autofit.techniques import technique_named
@@ -58,6 +59,27 @@ class OptimizerCost:
             each = Work.of([cost], ONE, UNSCALED).seconds(speed)
             working += count * sum(float(seconds[0]) for name, seconds in each.items() if name != "launch")
         return working + self.launches * speed.rates.launch_seconds
+
+
+class OptimizerRow:
+    """Several OptimizerCosts as arrays, in order: bytes of state, most bytes meanwhile, for one weight, and moved."""
+
+    def __init__(self, costs: Sequence[OptimizerCost]) -> None:
+        self._costs = costs
+        names = ("state", "temporary", "largest", "moved")
+        self.state, self.temporary, self.largest, self.moved = (
+            np.array([getattr(each, name) for each in costs], float) for name in names
+        )
+        self._seconds: Floats | None = None
+
+    def seconds(self, speed: Speed, known: dict[OptimizerCost, float]) -> Floats:
+        """How long each step takes on the device, whose speed is asked for once; `known` is added to."""
+        if self._seconds is None:
+            for each in self._costs:
+                if each not in known:
+                    known[each] = each.seconds(speed)
+            self._seconds = np.array([known[each] for each in self._costs])
+        return self._seconds
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from autofit.core.errors import UntraceableError
-from autofit.estimate.costs import Cost, cost_of, tensors_in
+from autofit.estimate.costs import MATMUL, Cost, cost_of, tensors_in
 from autofit.memory.tracker import StorageTracker
 from autofit.setup.copies import plain_tensors
 
@@ -76,6 +76,7 @@ class Recorder(StorageTracker):
             "host" is none of the device's.
         owners: the number of the block of the model that a labelled storage belongs to.
         completed: after how many events a gradient was complete.
+        products: after how many events of a phase the first matrix product in it was made, by phase.
         inside: (operator, arguments, results) -> the most bytes that live inside the call beside its results.
         before_each: is called before each operator.
         called: is told of each operator that costs something, its arguments and its cost.
@@ -90,6 +91,7 @@ class Recorder(StorageTracker):
         self.labels: dict[int, str] = {}
         self.owners: dict[int, int] = {}
         self.completed: dict[int, int] = {}
+        self.products: dict[str, int] = {}
         self.phase: Callable[[], str] | None = None
         self.inside: Callable[[Any, tuple[Any, ...], Any], int] | None = None
         self.before_each: Callable[[], None] | None = None
@@ -187,6 +189,8 @@ class Recorder(StorageTracker):
             cost = self._with_host(func, (args, kwargs), result, cost)
         if cost is not None:
             self.costs.append(cost)
+            if cost.kind == MATMUL:
+                self.products.setdefault(self.marks[-1].phase, len(self.events))
             if self.called is not None:
                 self.called(func, args, kwargs, cost)
         return result

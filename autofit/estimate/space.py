@@ -24,7 +24,7 @@ from autofit.estimate.chunks import CHUNK
 from autofit.estimate.fake_world import workspace_bytes
 from autofit.estimate.kept import keep_figures, key_of, read
 from autofit.estimate.operators import Calls
-from autofit.estimate.optimizer_state import OptimizerCost, OptimizerCosts, scaled_shapes
+from autofit.estimate.optimizer_state import OptimizerCost, OptimizerCosts, OptimizerRow, scaled_shapes
 from autofit.estimate.pieces import (
     ADDED,
     ADDED_AWAY,
@@ -164,7 +164,7 @@ class SpaceEstimator:
         self._pieces: dict[Config, Pieces | None] = {}
         self._calls = Calls(self._symbols) if rates.here and rates.operators is None else None
         self._optimizer_costs = OptimizerCosts(workload, hardware, self._calls)
-        self._optimizers: dict[tuple[Any, int], list[OptimizerCost]] = {}  # by value of the knob and id of the pieces
+        self._optimizers: dict[tuple[Any, int], OptimizerRow] = {}  # by value of the knob and id of the pieces
         self._updates: dict[OptimizerCost, float] = {}
         self._passes: dict[Config, _Pass | None] = {}
 
@@ -280,17 +280,14 @@ class SpaceEstimator:
         pieces = passed.pieces
         away = config["activation_offload"] == "cpu"
         optimizer = self._optimizer(config, pieces)
-        state, temporary, largest = (
-            np.array([getattr(each, name) for each in optimizer], float) for name in ("state", "temporary", "largest")
-        )
         on_host = config["optimizer_offload"] == "cpu"
-        held = pieces.parameters + pieces.others + (0.0 if on_host else state)
+        held = pieces.parameters + pieces.others + (0.0 if on_host else optimizer.state)
         held = held - pieces.streamed if config["parameter_offload"] == "cpu" else held
         first, left = passed.run(FIRST_AWAY if away else FIRST)
         added, _ = passed.run(ADDED_AWAY if away else ADDED)
         window = np.minimum(WINDOW, passed.saved[0]) if away else 0.0
-        update = held + pieces.gradients + np.maximum(left - pieces.gradients, 0.0) + temporary
-        stepped = held + added + largest + window
+        update = held + pieces.gradients + np.maximum(left - pieces.gradients, 0.0) + optimizer.temporary
+        stepped = held + added + optimizer.largest + window
         at_once = bool(config["optimizer_in_backward"])
         return _Step(
             accumulating=np.maximum(held + pieces.gradients + added + window, update),
@@ -312,28 +309,22 @@ class SpaceEstimator:
             copied = copied + passed.pieces.gradients
         return np.maximum(busy, copied / self._rates.link)
 
-    def _update_seconds(self, pieces: Pieces, optimizer: list[OptimizerCost], *, on_host: bool) -> Floats:
+    def _update_seconds(self, pieces: Pieces, optimizer: OptimizerRow, *, on_host: bool) -> Floats:
         if on_host:  # the host's memory is read and written, and weights come back
-            moved = np.array([each.moved for each in optimizer], float)
-            stepped: Floats = (moved + pieces.gradients) / self._rates.link
-            return stepped
-        speed = self._speed()
-        for each in optimizer:
-            if each not in self._updates:
-                self._updates[each] = each.seconds(speed)
-        return np.array([self._updates[each] for each in optimizer])
+            return (optimizer.moved + pieces.gradients) / self._rates.link
+        return optimizer.seconds(self._speed(), self._updates)
 
     def _speed(self, **given: bool) -> Speed:
         return Speed(self._rates, asynchronous=self._hardware.device == "cuda", **given)
 
-    def _optimizer(self, config: Config, pieces: Pieces) -> list[OptimizerCost]:
+    def _optimizer(self, config: Config, pieces: Pieces) -> OptimizerRow:
         """What the optimizer costs at each pair of the grid."""
         of_pieces = (config["optimizer"], id(pieces))
         if of_pieces not in self._optimizers:
             shapes, prime = pieces.shapes, self._symbols.rank
             ranks = [int(rank) if config["lora_rank"] else 0 for rank in self._grid.ranks.tolist()]
             scaled = [scaled_shapes(shapes, prime, rank) if rank else shapes for rank in ranks]
-            self._optimizers[of_pieces] = [self._optimizer_costs.of(config, each) for each in scaled]
+            self._optimizers[of_pieces] = OptimizerRow([self._optimizer_costs.of(config, each) for each in scaled])
         return self._optimizers[of_pieces]
 
 

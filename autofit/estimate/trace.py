@@ -50,6 +50,7 @@ class Trace:
         labels: what a storage is, where it is known: parameters, gradients, optimizer, inputs.
         owners: the block that a storage of parameters, gradients or optimizer state belongs to.
         completed: the number of events before a gradient was complete.
+        products: the number of events after which the first matrix product of a phase was made.
         trained: the storages of trained parameters.
         saved: the storages that wait for the backward in autograd's hands, where that was asked for.
         chunks: (tokens, features, vocabulary) of a loss that two chunks were looked at of.
@@ -66,6 +67,7 @@ class Trace:
     labels: dict[int, str]
     owners: dict[int, int]
     completed: dict[int, int]
+    products: dict[str, int]
     trained: frozenset[int]
     saved: dict[int, Stay]
     chunks: tuple[int, int, int] | None
@@ -172,6 +174,7 @@ def trace(
         labels=recorder.labels,
         owners=recorder.owners,
         completed=recorder.completed,
+        products=recorder.products,
         trained=frozenset(recorder.storages_of([parameter for _, parameter in setup.trainable()])),
         saved=saved.stays if saved else {},
         chunks=chunks.seen if chunks else None,

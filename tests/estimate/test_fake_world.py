@@ -97,3 +97,15 @@ def test_cublas_has_a_workspace_for_the_forward_and_one_for_the_backward() -> No
     assert workspace_bytes(A100) == 2 * 8_519_680
     assert workspace_bytes(H100) == 2 * 32 * 2**20
     assert workspace_bytes(CPU) == 0
+
+
+def test_whoever_asks_about_cudas_autocast_is_told_of_the_one_that_is_traced() -> None:
+    """peft casts what quantised layers get to the adapters' format, unless autocast does."""
+    with fake_world(H100), torch.autocast("cpu", torch.bfloat16):
+        assert torch.is_autocast_enabled()
+        assert torch.is_autocast_enabled("cuda")
+        assert torch.get_autocast_dtype("cuda") is torch.bfloat16
+    with fake_world(H100):
+        assert not torch.is_autocast_enabled()
+    with fake_world(CPU), torch.autocast("cpu", torch.bfloat16):
+        assert not torch.is_autocast_enabled()
