@@ -62,7 +62,7 @@ Listener = Callable[[Event], None]
 
 FREE_FRACTION = 0.8  # of free memory: the default budget of the CPU and of the host
 EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
-EXPECT_SECONDS, EXPECT_SHARE = 300.0, 0.3  # for predicting a space, at most and of a time limit, else it goes without
+EXPECT_SECONDS, EXPECT_SHARE = 300.0, 0.5  # for predicting a space, at most and of a time limit, else it goes without
 VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=6.0, compose=False)
 DRIFT_TOLD = 0.05  # what is less lies within what two probes of one config differ by
 
