@@ -1,6 +1,7 @@
 """A script emitted for a tiny model, with any knob or task changed."""
 
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -105,7 +106,7 @@ def emit() -> Callable[..., str]:
             "model_config": ARCHITECTURES[task],
             "config": Config({**OFF, **knobs}),
             "measured": MEASURED,
-            "versions": {"autofit": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0", "peft": "0.21.2"},
+            "versions": {"autofit": "0.1.0", **{name: version(name) for name in ("torch", "transformers", "peft")}},
             "hardware": {"device": "cpu", "name": "a test's CPU", "budget_gib": 2.0},
         }
         script = train_script(**{**arguments, **(others or {})})
