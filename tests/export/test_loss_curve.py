@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import ARCHITECTURES
+from architectures import ARCHITECTURES
 from emitted import module_of, saved_weights
 
 from autofit.train import TrainOptions, train_saved
