@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 GIB = 2**30
-CUDA_MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation, the error_code of a torch.AcceleratorError
 MIB = 2**20
+CUDA_MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation, the error_code of a torch.AcceleratorError
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ OFF = {
     "optimizer": "adamw",
     "attention": "sdpa",
 }
+VERSIONS = {name: version(name).partition("+")[0] for name in ("torch", "transformers", "peft")}
 MEASURED = {
     "tokens_per_second": 5120.3,
     "samples_per_second": 2.5,
@@ -57,7 +58,7 @@ def emit() -> Callable[..., str]:
             "model_config": ARCHITECTURES[task],
             "config": Config({**OFF, **knobs}),
             "measured": MEASURED,
-            "versions": {"autofit": "0.1.0", **{name: version(name) for name in ("torch", "transformers", "peft")}},
+            "versions": {"autofit": "0.1.0", **VERSIONS},
             "hardware": {"device": "cpu", "name": "a test's CPU", "budget_gib": 2.0},
         }
         script = train_script(**{**arguments, **(others or {})})
