@@ -21,7 +21,7 @@ from autofit.estimate.trace import Trace, trace
 from autofit.memory.caching_allocator import replay
 
 # How far off predictions are taken to be where no probe has shown it yet. On the CPU from benchmarks/estimate_memory;
-# on CUDA of what is reserved: PyTorch's own allocator, rehearsed without kernels (benchmarks/fake_cuda), reserved 2.3 %
+# on CUDA of what is reserved: PyTorch's own allocator, rehearsed without kernels (benchmarks/fake_cuda), reserved 2.7 %
 # less to 3.9 % more in uncompiled steps of language models; kernels and their libraries add what nobody saw yet.
 _UNCERTAIN = {"cpu": (0.99, 1.01), "cuda": (0.97, 1.06)}
 _CONTEXT = 500 * MIB  # of CUDA, where the card says nothing else; between 300 and 700 MiB are seen

@@ -39,6 +39,7 @@ def preload(names: Sequence[str]) -> bool:
             except Exception:
                 if card() is not None:
                     raise
+                traceback.print_exc()  # to the log; the one who asked for the card is told by its probe
                 return False
     return card() is not None and not torch.cuda.is_initialized()
 
