@@ -63,6 +63,7 @@ Listener = Callable[[Event], None]
 FREE_FRACTION = 0.8  # of free memory: the default budget of the CPU and of the host
 EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
 EXPECT_SECONDS, EXPECT_SHARE = 300.0, 0.5  # for predicting a space, at most and of a time limit, else it goes without
+EXPLORE_PLAN = Plan()
 VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=6.0, compose=False)
 DRIFT_TOLD = 0.05  # what is less lies within what two probes of one config differ by
 
@@ -320,7 +321,9 @@ class _Run:
         return self._expected
 
     def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement:
-        return self._measure(self._explorers, config, Plan(best_seconds=best_seconds), number)
+        return self._measure(
+            self._explorers, config, dataclasses.replace(EXPLORE_PLAN, best_seconds=best_seconds), number
+        )
 
     def _measure(self, prober: Prober | Workers, config: Config, plan: Plan, number: int) -> Measurement:
         return prober.measure(self.workload, config, self.hardware, self.budget, plan=plan, number=number)

@@ -2,6 +2,8 @@
 
 import atexit
 import contextlib
+import dataclasses
+import functools
 import itertools
 import os
 import shutil
@@ -35,6 +37,18 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     (cache / "autofit").mkdir(parents=True)
     (cache / "autofit" / "rates").symlink_to(rates)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def brief_probes() -> Iterator[None]:
+    """Searches in this process time few steps: what fits and what is told of it is tested, not how fast anything is."""
+    from autofit import tune
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("EXPLORE_PLAN", "VERIFY_PLAN"):
+            patch.setattr(tune, name, dataclasses.replace(getattr(tune, name), max_seconds=0.3))
+        patch.setattr(tune, "predict_all", functools.partial(tune.predict_all, measuring=0.3))
+        yield
 
 
 @pytest.fixture(scope="session")

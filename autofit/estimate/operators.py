@@ -27,7 +27,8 @@ from autofit.estimate.seconds import Speed, Work
 _LARGEST = 32 * MIB  # of all tensors of a call: memory for larger ones comes fresh from the system, which takes longer
 _HARMLESS = ("aten", "bitsandbytes", "torchao")  # libraries whose operators do nothing but compute
 _LEAST_SECONDS = 1e-6  # by the roofline: shorter calls are all launching
-_WARM, _REPEATS, _MOST_SECONDS = 2, 5, 4.0  # calls of one operator; seconds for all of them
+_WARM, _REPEATS = 2, 5  # calls of one operator
+MEASURING_SECONDS = 4.0  # for all of them
 _LARGE, _SMALL = (8, 64, 256), (1, 8, 32)  # micro-batch, rank, and tokens of a chunk of the loss
 _LEAST, _MOST = 0.05, 200.0  # factors beyond are a disturbance
 
@@ -104,7 +105,7 @@ class Calls:
             some, named = tree_map_only(torch.Tensor, _like, (args, dict(kwargs)))
             self._calls[key] = _Call(func, some, named, cost)
 
-    def measured(self, rates: Rates) -> dict[str, tuple[float, float]]:
+    def measured(self, rates: Rates, seconds: float = MEASURING_SECONDS) -> dict[str, tuple[float, float]]:
         """Of each call (seconds whatever its size, factor of the roofline's seconds), what moves most first.
 
         What launching an operator costs is in neither. An operator by itself stands for its calls that were not
@@ -119,7 +120,7 @@ class Calls:
                 if line:
                     found[key] = line
                     found.setdefault(call.cost.operator, line)
-                if time.perf_counter() - start > _MOST_SECONDS:
+                if time.perf_counter() - start > seconds:
                     break
         return found
 

@@ -306,3 +306,36 @@ def as_traced(pieces: Pieces) -> Row:
         else:
             row.append(([piece], repeats))
     return list(row)
+
+
+def alternating(plain: Pieces, full: Pieces) -> Row:
+    """Every second block checkpointed, never the last: activation_checkpointing, `alternate`."""
+    depth = plain.depth
+    assert depth is not None and depth.period == 1, "blocks that are all alike"
+    kinds = [full if block % 2 == depth.whole % 2 else plain for block in range(depth.whole)]
+    middle, last = depth.standing_for[0], depth.standing_for[0] + 1  # as they were traced
+    pairs, rest = divmod(depth.repeats, 2)
+    two = kinds[middle : middle + 2]
+
+    def of(kind: Pieces, phase: str, block: int | None) -> list[Piece]:
+        return list(kind.of(phase, block))
+
+    row: Row = [(of(plain, "forward", None)[:1], 1)]
+    row += [(of(kinds[block], "forward", block), 1) for block in range(middle)]
+    row += [(of(two[0], "forward", middle) + of(two[1], "forward", middle), pairs)]
+    row += [(of(two[0], "forward", middle), rest), (of(plain, "forward", last) + of(plain, "forward", None)[1:], 1)]
+    row += [(of(plain, "backward", None) + of(plain, "backward", last), 1), (of(two[0], "backward", middle), rest)]
+    row += [(of(two[1], "backward", middle) + of(two[0], "backward", middle), pairs)]
+    row += [(of(kinds[block], "backward", block), 1) for block in reversed(range(middle))]
+    return row
+
+
+def with_head(row: Row, head: Pieces) -> Row:
+    """The row with the head's forward and backward taken from other pieces."""
+    first, ends = row[0][0][0], next(head.of("backward", None))
+    forward = [(run, repeats) for run, repeats in row if run[0].phase == "forward"]
+    blocks = [([each for each in run if each is first or each.block not in (None, CHUNK)], n) for run, n in forward]
+    backward = list(row[len(forward) :])
+    run, repeats = backward[0]
+    backward[0] = [ends, *run[1:]], repeats
+    return [(run, n) for run, n in blocks if run] + head.head() + backward

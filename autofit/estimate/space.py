@@ -20,22 +20,22 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import AutofitError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.estimate.chunks import CHUNK
 from autofit.estimate.fake_world import workspace_bytes
 from autofit.estimate.kept import keep_figures, key_of, read
-from autofit.estimate.operators import Calls
+from autofit.estimate.operators import MEASURING_SECONDS, Calls
 from autofit.estimate.optimizer_state import OptimizerCost, OptimizerCosts, OptimizerRow, scaled_shapes
 from autofit.estimate.pieces import (
     ADDED,
     ADDED_AWAY,
     FIRST,
     FIRST_AWAY,
-    Piece,
     Pieces,
     Row,
+    alternating,
     as_traced,
     cut_into_pieces,
     run_through,
+    with_head,
 )
 from autofit.estimate.rates import UNKNOWN, Rates, rates_for
 from autofit.estimate.scaling import Floats, Grid, Symbols
@@ -87,10 +87,15 @@ class _Step:
     adding: Floats
 
 
-def predict_all(workload: Workload, hardware: Hardware, configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+def predict_all(
+    workload: Workload, hardware: Hardware, configs: Sequence[Config], measuring: float = MEASURING_SECONDS
+) -> tuple[list[float], list[float]]:
     """Bytes of tensors and seconds of a step for each config, NaN where nothing can be predicted.
 
     Kept on disk: for the same workload, device, configs and versions they are read again.
+
+    Args:
+        measuring: seconds for calling operators for real, where the device is the one at hand.
 
     Raises:
         UntraceableError: the model cannot be followed.
@@ -99,7 +104,7 @@ def predict_all(workload: Workload, hardware: Hardware, configs: Sequence[Config
     key = key_of(workload, hardware, rates, configs)
     known = read(key) if key else None
     if known is None:
-        rough = SpaceEstimator(workload, hardware, rates, configs).predict()
+        rough = SpaceEstimator(workload, hardware, rates, configs, measuring).predict()
         known = (rough.allocated + workspace_bytes(hardware)).tolist(), rough.seconds.tolist()
         if key:
             keep_figures(key, *known)
@@ -149,10 +154,18 @@ class SpaceEstimator:
 
     Args:
         rates: how fast the device is.
+        measuring: seconds for calling operators for real, where the rates were measured here.
     """
 
-    def __init__(self, workload: Workload, hardware: Hardware, rates: Rates, configs: Sequence[Config]) -> None:
-        self._workload, self._hardware, self._rates = workload, hardware, rates
+    def __init__(
+        self,
+        workload: Workload,
+        hardware: Hardware,
+        rates: Rates,
+        configs: Sequence[Config],
+        measuring: float = MEASURING_SECONDS,
+    ) -> None:
+        self._workload, self._hardware, self._rates, self._measuring = workload, hardware, rates, measuring
         self._configs = configs
         samples = sorted({int(config["micro_batch_size"] or 1) for config in configs})
         ranks = sorted({int(config["lora_rank"] or 0) for config in configs})
@@ -181,7 +194,7 @@ class SpaceEstimator:
         for group in groups.values():
             self._trace_all(group)
         if self._calls:  # of all operators that were seen
-            self._rates = dataclasses.replace(self._rates, operators=self._calls.measured(self._rates))
+            self._rates = dataclasses.replace(self._rates, operators=self._calls.measured(self._rates, self._measuring))
         steps = {key: self._step(group) for key, group in groups.items()}
         for number, (config, key) in enumerate(zip(self._configs, keys, strict=True)):
             step = steps[key]
@@ -270,11 +283,11 @@ class SpaceEstimator:
         head = self._traced(config, activation_checkpointing="none", attention="sdpa", quantization="none")
         if config["activation_checkpointing"] == "alternate" and plain.depth.period == 1:
             kinds = [self._traced(config, loss="standard", activation_checkpointing=each) for each in ("none", "full")]
-            row = _alternating(kinds[0], kinds[1]) if kinds[0] and kinds[1] else None
+            row = alternating(kinds[0], kinds[1]) if kinds[0] and kinds[1] else None
         else:
             blocks = self._traced(config, loss="standard")
             row = as_traced(blocks) if blocks else None
-        return _with_head(row, head) if row and head else None
+        return with_head(row, head) if row and head else None
 
     def _put_together(self, config: Config, passed: _Pass) -> _Step:
         pieces = passed.pieces
@@ -356,36 +369,3 @@ def _sizes(workload: Workload) -> set[int]:
     sizes = {size for parameter in model.parameters() for size in parameter.shape}
     sizes |= {size for tensor in tensors(workload.batch(1)) for size in tensor.shape}
     return sizes | {workload.sequence_length or 1}
-
-
-def _alternating(plain: Pieces, full: Pieces) -> Row:
-    """Every second block checkpointed, never the last: activation_checkpointing, `alternate`."""
-    depth = plain.depth
-    assert depth is not None and depth.period == 1, "blocks that are all alike"
-    kinds = [full if block % 2 == depth.whole % 2 else plain for block in range(depth.whole)]
-    middle, last = depth.standing_for[0], depth.standing_for[0] + 1  # as they were traced
-    pairs, rest = divmod(depth.repeats, 2)
-    two = kinds[middle : middle + 2]
-
-    def of(kind: Pieces, phase: str, block: int | None) -> list[Piece]:
-        return list(kind.of(phase, block))
-
-    row: Row = [(of(plain, "forward", None)[:1], 1)]
-    row += [(of(kinds[block], "forward", block), 1) for block in range(middle)]
-    row += [(of(two[0], "forward", middle) + of(two[1], "forward", middle), pairs)]
-    row += [(of(two[0], "forward", middle), rest), (of(plain, "forward", last) + of(plain, "forward", None)[1:], 1)]
-    row += [(of(plain, "backward", None) + of(plain, "backward", last), 1), (of(two[0], "backward", middle), rest)]
-    row += [(of(two[1], "backward", middle) + of(two[0], "backward", middle), pairs)]
-    row += [(of(kinds[block], "backward", block), 1) for block in reversed(range(middle))]
-    return row
-
-
-def _with_head(row: Row, head: Pieces) -> Row:
-    """The row with the head's forward and backward taken from other pieces."""
-    first, ends = row[0][0][0], next(head.of("backward", None))
-    forward = [(run, repeats) for run, repeats in row if run[0].phase == "forward"]
-    blocks = [([each for each in run if each is first or each.block not in (None, CHUNK)], n) for run, n in forward]
-    backward = list(row[len(forward) :])
-    run, repeats = backward[0]
-    backward[0] = [ends, *run[1:]], repeats
-    return [(run, n) for run, n in blocks if run] + head.head() + backward

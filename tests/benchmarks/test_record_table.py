@@ -1,3 +1,5 @@
+import contextlib
+import functools
 import json
 from pathlib import Path
 
@@ -5,7 +7,8 @@ import pytest
 
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
-from autofit.estimate import operators
+from autofit.estimate import SpaceEstimator
+from autofit.probe import Prober
 from benchmarks import rank_tables, record_table
 from benchmarks.record_table import Row, Table
 
@@ -45,9 +48,10 @@ def test_noise_is_how_far_the_probes_of_one_config_differ() -> None:
 
 
 def test_a_table_is_recorded_goes_on_where_it_was_stopped_and_is_ranked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, prober: Prober
 ) -> None:
-    monkeypatch.setattr(operators, "_MOST_SECONDS", 0.5)
+    monkeypatch.setattr(record_table, "SpaceEstimator", functools.partial(SpaceEstimator, measuring=0.5))
+    monkeypatch.setattr(record_table, "Prober", lambda: contextlib.nullcontext(prober))
     space, out = tmp_path / "two.yaml", tmp_path / "table.json"
     space.write_text(SPACE)
     given = ["--model", "cnn", "--space", str(space), "--out", str(out), "--repeats"]

@@ -4,11 +4,12 @@ import importlib
 import json
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import cloudpickle
 import pytest
 import tiny
 import torch
@@ -26,14 +27,25 @@ Example = Callable[[str], ModuleType]
 
 
 @pytest.fixture
-def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Example:
-    """Imports an example afresh. Run directories go to the test's folder; knobs an example adds are gone after it."""
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Example]:
+    """Imports an example afresh. Run directories go to the test's folder; knobs an example adds are gone after it.
+
+    It is sent to probes by value: the zygote that the tests share knows no examples.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.setattr(techniques, "_registry", dict(techniques._registry))
     for name in NAMES:
         monkeypatch.delitem(sys.modules, name, raising=False)
-    return importlib.import_module
+
+    def fresh(name: str) -> ModuleType:
+        module = importlib.import_module(name)
+        cloudpickle.register_pickle_by_value(module)
+        return module
+
+    yield fresh
+    for name in cloudpickle.list_registry_pickle_by_value() & set(NAMES):
+        cloudpickle.unregister_pickle_by_value(sys.modules[name])
 
 
 def losses(trained: autofit.Trained) -> tuple[float, float]:
@@ -58,6 +70,7 @@ def test_a_causal_language_model_learns_to_spell(example: Example) -> None:
     assert best.tokens_per_second == pytest.approx(best.samples_per_second * 64)
 
 
+@pytest.mark.usefixtures("shared_zygote")
 def test_its_budget_rules_something_out(example: Example) -> None:
     module = example("causal_lm")
     plain = {
@@ -77,6 +90,7 @@ def test_its_budget_rules_something_out(example: Example) -> None:
     assert [trial.outcome.value for trial in result.trials] == ["out_of_memory"]
 
 
+@pytest.mark.usefixtures("shared_zygote")
 def test_a_plain_module_with_a_loss_of_its_own_learns(example: Example) -> None:
     trained, before, after = example("classifier").main(steps=60, trials=2)
     assert before < 0.3
@@ -100,6 +114,7 @@ def test_the_model_that_comes_back_is_the_one_that_was_given(example: Example) -
     assert all("forward" not in block.__dict__ for block in model.blocks)  # given back without wrappers
 
 
+@pytest.mark.usefixtures("shared_zygote")
 def test_a_convolutional_network_is_warned_of_what_micro_batches_do_to_batch_norm(
     example: Example, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +125,7 @@ def test_a_convolutional_network_is_warned_of_what_micro_batches_do_to_batch_nor
     assert last < 0.7 * first
 
 
+@pytest.mark.usefixtures("shared_zygote")
 def test_an_encoder_with_real_weights_learns_to_judge_within_a_budget_that_only_lora_fits(example: Example) -> None:
     trained, accuracies = example("encoder").main(epochs=6, trials=2)
     before, after = accuracies["known"]
@@ -163,6 +179,7 @@ def test_a_technique_of_ones_own_takes_effect_and_leaves_the_mathematics_alone(e
     torch.testing.assert_close(seen["contiguous"][:2], seen["channels_last"][:2])
 
 
+@pytest.mark.usefixtures("shared_zygote")
 def test_it_is_searched_when_its_file_is_run(example: Example, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "own_technique.py"), run_name="__main__")
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "samples/s  " in line]
@@ -171,6 +188,7 @@ def test_it_is_searched_when_its_file_is_run(example: Example, capsys: pytest.Ca
     ]
 
 
+@pytest.mark.usefixtures("shared_zygote")
 def test_and_from_the_command_line(example: Example, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ("memory_format=channels_last", "micro_batch_size=32", "optimizer=adamw", "precision=fp32")
     arguments = ["search", "--model", f"{EXAMPLES / 'own_technique.py'}:workload", "--device", "cpu", "--mem", "1"]
