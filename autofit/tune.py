@@ -310,8 +310,9 @@ class _Run:
         timeout = min(EXPECT_SECONDS, EXPECT_SHARE * (self.options.time_limit or math.inf))
         self._listener(PhaseStarted(f"predicting {len(configs):,} configs before the first probe"))
         try:
-            nbytes, seconds = self._explorers.run(  # on as many cores as probes run on
-                predict_all, self.workload, self.hardware, configs, log="estimate.log", timeout=timeout
+            expect = functools.partial(predict_all, processes=None)  # on as many cores as probes run on
+            nbytes, seconds = self._explorers.run(
+                expect, self.workload, self.hardware, configs, log="estimate.log", timeout=timeout
             )
         except (InputError, ProbeError) as error:
             self._listener(Note(f"nothing is predicted of this search: {error.message}"))

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -78,11 +79,19 @@ class _Call:
     kwargs: dict[str, Any]
     cost: Cost
 
+    def __reduce__(self) -> Any:  # operators cannot be pickled
+        return _call, (str(self.func), self.args, self.kwargs, self.cost)
+
     def of(self, size: _Size) -> _Call:
         """The call in another size."""
         args, kwargs = tree_map_only(_Like, lambda like: like.of(size), (self.args, self.kwargs))
         cost = replace(self.cost, flops=size.of(self.cost.flops), sizes=tuple(map(size.of, self.cost.sizes)))
         return _Call(self.func, args, kwargs, cost)
+
+
+def _call(operator: str, *rest: Any) -> _Call:
+    func: Any = reduce(getattr, operator.split("."), torch.ops)
+    return _Call(func, *rest)
 
 
 class Calls:
@@ -104,6 +113,12 @@ class Calls:
         if key not in self._calls and cost.nbytes <= _LARGEST and cost.name.partition("::")[0] in _HARMLESS:
             some, named = tree_map_only(torch.Tensor, _like, (args, dict(kwargs)))
             self._calls[key] = _Call(func, some, named, cost)
+
+    def add(self, others: Calls) -> None:
+        """The calls of another trace."""
+        for key, nbytes in others._bytes.items():
+            self._bytes[key] = self._bytes.get(key, 0) + nbytes
+        self._calls.update({key: call for key, call in others._calls.items() if key not in self._calls})
 
     def measured(self, rates: Rates, seconds: float = MEASURING_SECONDS) -> dict[str, tuple[float, float]]:
         """Of each call (seconds whatever its size, factor of the roofline's seconds), what moves most first.

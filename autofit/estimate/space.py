@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from autofit.core.config import Config, Value
+from autofit.core.config import Config
 from autofit.core.errors import AutofitError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
@@ -40,28 +40,12 @@ from autofit.estimate.pieces import (
 from autofit.estimate.rates import UNKNOWN, Rates, rates_for
 from autofit.estimate.scaling import Floats, Grid, Symbols
 from autofit.estimate.seconds import Speed, passes_of
+from autofit.estimate.sharing import BUDGET, ends_of, group_key, group_of, of_pass, other_keys, plain_key
+from autofit.estimate.spread import Each, spread
 from autofit.estimate.trace import Skeleton, trace
 from autofit.setup.saved_tensors import WINDOW
 from autofit.training.data import tensors
 from autofit.training.skeleton import skeleton_from
-
-_SAME = {
-    "precision": {"tf32": "fp32", "fp16-mixed": "bf16-mixed"},
-    "attention": {"flash": "sdpa"},
-    "loss": {"fused": "chunked"},
-}
-_SAME_WORK = {"quantization": {"nf4-dq": "nf4"}}  # and but for the bytes of weights
-_LEFT_OUT = {  # knobs that the pieces are put together by, and what is traced in their place
-    "optimizer": "sgd",  # the one with the least operators
-    "optimizer_offload": "none",
-    "optimizer_in_backward": False,
-    "activation_offload": "none",
-    "parameter_offload": "none",
-    "compile": "none",
-    "kernels": "none",
-}
-_SCALED = frozenset(("micro_batch_size", "gradient_accumulation_steps", "lora_rank", "lora_alpha"))
-_BUDGET = "budget-"
 
 
 @dataclass(frozen=True)
@@ -88,7 +72,12 @@ class _Step:
 
 
 def predict_all(
-    workload: Workload, hardware: Hardware, configs: Sequence[Config], measuring: float = MEASURING_SECONDS
+    workload: Workload,
+    hardware: Hardware,
+    configs: Sequence[Config],
+    *,
+    measuring: float = MEASURING_SECONDS,
+    processes: int | None = 1,
 ) -> tuple[list[float], list[float]]:
     """Bytes of tensors and seconds of a step for each config, NaN where nothing can be predicted.
 
@@ -96,6 +85,7 @@ def predict_all(
 
     Args:
         measuring: seconds for calling operators for real, where the device is the one at hand.
+        processes: how many trace at once, None: one a core; one where this process must not be forked (see `spread`).
 
     Raises:
         UntraceableError: the model cannot be followed.
@@ -104,7 +94,7 @@ def predict_all(
     key = key_of(workload, hardware, rates, configs)
     known = read(key) if key else None
     if known is None:
-        rough = SpaceEstimator(workload, hardware, rates, configs, measuring).predict()
+        rough = SpaceEstimator(workload, hardware, rates, configs, measuring=measuring, processes=processes).predict()
         known = (rough.allocated + workspace_bytes(hardware)).tolist(), rough.seconds.tolist()
         if key:
             keep_figures(key, *known)
@@ -155,6 +145,7 @@ class SpaceEstimator:
     Args:
         rates: how fast the device is.
         measuring: seconds for calling operators for real, where the rates were measured here.
+        processes: how many trace at once, None: one a core; one where this process must not be forked (see `spread`).
     """
 
     def __init__(
@@ -163,10 +154,12 @@ class SpaceEstimator:
         hardware: Hardware,
         rates: Rates,
         configs: Sequence[Config],
+        *,
         measuring: float = MEASURING_SECONDS,
+        processes: int | None = 1,
     ) -> None:
-        self._workload, self._hardware, self._rates, self._measuring = workload, hardware, rates, measuring
-        self._configs = configs
+        self._workload, self._hardware, self._rates = workload, hardware, rates
+        self._configs, self._measuring, self._processes = configs, measuring, processes
         samples = sorted({int(config["micro_batch_size"] or 1) for config in configs})
         ranks = sorted({int(config["lora_rank"] or 0) for config in configs})
         self._grid = Grid.of(samples, ranks)
@@ -189,10 +182,9 @@ class SpaceEstimator:
     def predict(self) -> Rough:
         """Predict all of them."""
         allocated, seconds = np.full(len(self._configs), np.nan), np.full(len(self._configs), np.nan)
-        keys = [_group_key(config) for config in self._configs]
-        groups = {key: _group(config) for key, config in dict(zip(keys, self._configs, strict=True)).items()}
-        for group in groups.values():
-            self._trace_all(group)
+        keys = [group_key(config) for config in self._configs]
+        groups = {key: group_of(config) for key, config in dict(zip(keys, self._configs, strict=True)).items()}
+        self._trace_all(list(groups.values()))
         if self._calls:  # of all operators that were seen
             self._rates = dataclasses.replace(self._rates, operators=self._calls.measured(self._rates, self._measuring))
         steps = {key: self._step(group) for key, group in groups.items()}
@@ -207,87 +199,77 @@ class SpaceEstimator:
             seconds[number] += accumulation * step.adding[place] if accumulation > 1 else 0.0
         return Rough(allocated, seconds)
 
-    def _trace_all(self, config: Config) -> None:
-        """Everything that has to be traced for a config."""
-        for each in _ends(config):
+    def _trace_all(self, groups: Sequence[Config]) -> None:
+        """Everything that has to be traced for these configs, on as many cores as there may be."""
+        ends = [each for group in groups for each in ends_of(group)]
+        passes = {of_pass(each): None for each in ends}
+        for each in passes:
+            self._skeleton(each)  # once, for all processes
+        with spread(self._trace, self._processes) as trace_each:
+            self._trace_these([plain_key(each, self._symbols) for each in passes], trace_each)
+            self._trace_these([key for each in passes for key in self._keys(each)], trace_each)
+        for each in ends:
             passed = self._passed(each)
             if passed:
                 self._optimizer(each, passed.pieces)
 
+    def _trace_these(
+        self, keys: Sequence[Config], trace_each: Each[Config, tuple[Pieces | None, Calls | None]]
+    ) -> None:
+        missing = list(dict.fromkeys(key for key in keys if key not in self._pieces))
+        for key, (pieces, calls) in zip(missing, trace_each(missing), strict=True):
+            self._pieces[key] = pieces
+            if self._calls and calls:
+                self._calls.add(calls)
+
     def _step(self, config: Config) -> _Step | None:
-        found = [(self._passed(each), each) for each in _ends(config)]
+        found = [(self._passed(each), each) for each in ends_of(config)]
         steps = [self._put_together(each, passed) for passed, each in found if passed]
         if len(steps) < len(found):
             return None
         if len(steps) == 1:
             return steps[0]
-        share = float(str(config["activation_checkpointing"]).removeprefix(_BUDGET))
+        share = float(str(config["activation_checkpointing"]).removeprefix(BUDGET))
         pairs = zip(*map(dataclasses.astuple, steps), strict=True)
         return _Step(*(full + share * (none - full) for full, none in pairs))
 
     def _passed(self, config: Config) -> _Pass | None:
-        key = Config({**config, **{knob: value for knob, value in _LEFT_OUT.items() if knob in config}})
+        key = of_pass(config)
         if key not in self._passes:
             self._passes[key] = self._pass(key)
         return self._passes[key]
 
     def _pass(self, config: Config) -> _Pass | None:
-        plain = self._plain(config)
-        pieces = self._traced(config) if plain is None or plain.depth is None else plain
-        row = self._row(config, plain) if pieces else None
-        return _Pass(pieces, row, {}, {}) if pieces and row else None
+        plain, found = self._pieces[plain_key(config, self._symbols)], [self._pieces[key] for key in self._keys(config)]
+        known = [each for each in found if each]
+        if len(known) < len(found):
+            return None
+        if plain is None or plain.depth is None:
+            return _Pass(known[0], as_traced(known[0]), {}, {})
+        head, *blocks = known
+        row = alternating(*blocks) if len(blocks) == 2 else as_traced(blocks[0])
+        return _Pass(plain, with_head(row, head), {}, {})
 
-    def _plain(self, config: Config) -> Pieces | None:
-        """The pieces of a config's blocks without checkpointing, its weights held as it says."""
-        return self._traced(config, as_held=True, loss="standard", activation_checkpointing="none", attention="sdpa")
+    def _keys(self, config: Config) -> tuple[Config, ...]:
+        """What is traced for a pass beside its plain blocks, once those are."""
+        plain = self._pieces[plain_key(config, self._symbols)]
+        return other_keys(config, self._symbols, plain.depth if plain else None)
 
-    def _traced(self, config: Config, *, as_held: bool = False, **other: Any) -> Pieces | None:
-        """The pieces of a config's blocks; `as_held`: also where only the weights' own bytes tell them from others'."""
-        given: dict[str, Any] = dict(config)
-        for knob, same in (_SAME if as_held else {**_SAME, **_SAME_WORK}).items():
-            given[knob] = same.get(str(given.get(knob)), given.get(knob))
-        key = Config({**given, **{knob: value for knob, value in _LEFT_OUT.items() if knob in given}})
-        key = key.replace(
-            micro_batch_size=self._symbols.samples,
-            gradient_accumulation_steps=1,
-            lora_rank=self._symbols.rank if config["lora_rank"] else 0,
-            lora_alpha=None,
-            **other,
-        )
-        if key not in self._pieces:
-            self._pieces[key] = self._trace(key)
-        return self._pieces[key]
-
-    def _trace(self, config: Config) -> Pieces | None:
+    def _trace(self, config: Config) -> tuple[Pieces | None, Calls | None]:
+        """The pieces of a trace, and what operators were called with in it, if that matters."""
+        calls = Calls(self._symbols) if self._calls else None
         try:
             skeleton = copy.deepcopy(self._skeleton(config))
-            traced = trace(
-                self._small, config, self._hardware, model=skeleton, calls=self._calls, rows=self._symbols.rows
-            )
+            traced = trace(self._small, config, self._hardware, model=skeleton, calls=calls, rows=self._symbols.rows)
         except AutofitError:
-            return None
-        return cut_into_pieces(traced, self._grid, self._symbols, self._hardware)
+            return None, calls
+        return cut_into_pieces(traced, self._grid, self._symbols, self._hardware), calls
 
     def _skeleton(self, config: Config) -> Skeleton:
         alternating = config["activation_checkpointing"] == "alternate"
         if alternating not in self._skeletons:
             self._skeletons[alternating] = Skeleton.cut_short(self._workload, alternating=alternating)
         return self._skeletons[alternating]
-
-    def _row(self, config: Config, plain: Pieces | None) -> Row | None:
-        """The pieces of all blocks in order, with the head that the loss makes."""
-        if plain is None or plain.depth is None:
-            whole = self._traced(config)
-            return as_traced(whole) if whole else None
-        # Which layers are quantised makes no difference to the head: it never is.
-        head = self._traced(config, activation_checkpointing="none", attention="sdpa", quantization="none")
-        if config["activation_checkpointing"] == "alternate" and plain.depth.period == 1:
-            kinds = [self._traced(config, loss="standard", activation_checkpointing=each) for each in ("none", "full")]
-            row = alternating(kinds[0], kinds[1]) if kinds[0] and kinds[1] else None
-        else:
-            blocks = self._traced(config, loss="standard")
-            row = as_traced(blocks) if blocks else None
-        return with_head(row, head) if row and head else None
 
     def _put_together(self, config: Config, passed: _Pass) -> _Step:
         pieces = passed.pieces
@@ -339,28 +321,6 @@ class SpaceEstimator:
             scaled = [scaled_shapes(shapes, prime, rank) if rank else shapes for rank in ranks]
             self._optimizers[of_pieces] = OptimizerRow([self._optimizer_costs.of(config, each) for each in scaled])
         return self._optimizers[of_pieces]
-
-
-def _group_key(config: Config) -> tuple[Value, ...]:
-    """Tells the configs of one group from others: making a Config for each of hundreds of thousands takes seconds."""
-    return bool(config["lora_rank"]), *(value for knob, value in config.items() if knob not in _SCALED)
-
-
-def _group(config: Config) -> Config:
-    """What a config has in common with others of the same pieces: all but the micro-batch and the rank."""
-    return config.replace(
-        micro_batch_size=0,
-        gradient_accumulation_steps=0,
-        lora_rank=min(1, int(config["lora_rank"] or 0)),
-        lora_alpha=None,
-    )
-
-
-def _ends(config: Config) -> list[Config]:
-    """The configs whose steps tell a config's own: of one that recomputes within a budget, all and nothing."""
-    if not str(config["activation_checkpointing"]).startswith(_BUDGET):
-        return [config]
-    return [config.replace(activation_checkpointing=each) for each in ("full", "none")]
 
 
 def _sizes(workload: Workload) -> set[int]:

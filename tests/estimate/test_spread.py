@@ -1,0 +1,96 @@
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autofit.core.workload import Workload
+from autofit.estimate import predict_all
+from autofit.estimate.rates import UNKNOWN, Rates
+from autofit.estimate.space import SpaceEstimator
+from autofit.estimate.spread import spread
+from autofit.probe import Prober
+from autofit.techniques import settle
+from tests.tiny import CPU, llama_workload, mlp_workload
+
+CHANGES: list[dict[str, Any]] = [
+    *(
+        {"micro_batch_size": size, "activation_checkpointing": kind}
+        for size in (1, 4)
+        for kind in ("none", "alternate")
+    ),
+    {"lora_rank": 4, "loss": "chunked"},
+    {"precision": "bf16", "optimizer": "adamw-foreach"},
+]
+
+
+def in_child(prober: Prober, action: Callable[[Workload], Any]) -> Any:
+    """What an action returns in a process that may be forked: the tests' own has run threads and backwards."""
+    return prober.run(action, mlp_workload(), log="spread.log", timeout=120)
+
+
+def numbered(_: Workload, processes: int | None) -> tuple[list[tuple[int, int]], int]:
+    with spread(lambda value: (value * value, os.getpid()), processes) as each:  # what is called need not be pickled
+        assert each([]) == []
+        return each(range(20)) + each([20]), os.getpid()
+
+
+def test_one_process_is_this_one() -> None:
+    found, here = numbered(mlp_workload(), 1)
+    assert found == [(value * value, here) for value in range(21)]
+
+
+@pytest.mark.parametrize("processes", [2, None])
+def test_answers_of_forked_processes_come_in_order(prober: Prober, processes: int | None) -> None:
+    found, here = in_child(prober, functools.partial(numbered, processes=processes))
+    assert [square for square, _ in found] == [value * value for value in range(21)]
+    assert here not in {process for _, process in found}
+
+
+def failing(_: Workload) -> str:
+    def divided(value: int) -> float:
+        return 1 / value
+
+    try:
+        with spread(divided, 2) as each:
+            each([1, 0])
+    except ZeroDivisionError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_what_is_raised_there_is_raised_here(prober: Prober) -> None:
+    assert in_child(prober, failing) == "division by zero"
+
+
+def predicted(_: Workload, rates: Rates, processes: int | None) -> tuple[list[float], list[float], set[str]]:
+    """Bytes and seconds of some configs, and which operators were measured for that."""
+    workload = replace(llama_workload(8, 64, num_hidden_layers=7), traits=None)
+    configs = [settle(change, workload, CPU) for change in CHANGES]
+    estimator = SpaceEstimator(workload, CPU, rates, configs, processes=processes)
+    rough = estimator.predict()
+    return rough.allocated.tolist(), rough.seconds.tolist(), set(estimator.rates.operators or {})
+
+
+def test_a_space_traced_on_all_cores_is_predicted_as_on_one(prober: Prober) -> None:
+    alone = in_child(prober, functools.partial(predicted, rates=UNKNOWN, processes=1))
+    assert in_child(prober, functools.partial(predicted, rates=UNKNOWN, processes=2)) == alone
+    assert all(seconds > 0 for seconds in alone[1])
+
+
+def test_operators_that_were_called_elsewhere_are_measured_here(prober: Prober) -> None:
+    # So slow that every call is worth measuring.
+    here = replace(UNKNOWN, source="measured on this machine", bandwidth=1e7, matmul={"float32": 1e8})
+    alone = in_child(prober, functools.partial(predicted, rates=here, processes=1))[2]
+    assert {"aten::mm float32", "aten::add float32"} <= alone
+    assert in_child(prober, functools.partial(predicted, rates=here, processes=2))[2] == alone
+
+
+def test_predictions_may_be_asked_for_on_all_cores(prober: Prober) -> None:
+    workload = llama_workload(4, 16)
+    configs = [settle({"micro_batch_size": size}, workload, CPU) for size in (1, 4)]
+    asked = functools.partial(predict_all, measuring=0.1, processes=None)
+    nbytes, _ = prober.run(asked, workload, CPU, configs, log="spread.log", timeout=120)
+    assert nbytes == predict_all(workload, CPU, configs, measuring=0.1)[0]
