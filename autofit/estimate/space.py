@@ -41,7 +41,7 @@ from autofit.estimate.rates import UNKNOWN, Rates, rates_for
 from autofit.estimate.scaling import Floats, Grid, Symbols
 from autofit.estimate.seconds import Speed, passes_of
 from autofit.estimate.sharing import BUDGET, ends_of, group_key, group_of, of_pass, other_keys, plain_key
-from autofit.estimate.spread import Each, spread
+from autofit.estimate.spread import Each, apart, spread
 from autofit.estimate.trace import Skeleton, trace
 from autofit.setup.saved_tensors import WINDOW
 from autofit.training.data import tensors
@@ -90,7 +90,8 @@ def predict_all(
     Raises:
         UntraceableError: the model cannot be followed.
     """
-    rates = rates_for(hardware) or UNKNOWN
+    # Measured elsewhere where this process is still to be forked: products of matrices start threads.
+    rates = (rates_for(hardware) if processes == 1 else apart(lambda: rates_for(hardware))) or UNKNOWN
     key = key_of(workload, hardware, rates, configs)
     known = read(key) if key else None
     if known is None:

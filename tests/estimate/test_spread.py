@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 
 from autofit.core.workload import Workload
 from autofit.estimate import predict_all
-from autofit.estimate.rates import UNKNOWN, Rates
+from autofit.estimate.rates import UNKNOWN, Rates, measure
 from autofit.estimate.space import SpaceEstimator
-from autofit.estimate.spread import spread
+from autofit.estimate.spread import apart, spread
 from autofit.probe import Prober
 from autofit.techniques import settle
 from tests.tiny import CPU, llama_workload, mlp_workload
@@ -63,6 +64,29 @@ def failing(_: Workload) -> str:
 
 def test_what_is_raised_there_is_raised_here(prober: Prober) -> None:
     assert in_child(prober, failing) == "division by zero"
+
+
+def measured_apart(_: Workload) -> tuple[int, Rates, int]:
+    before = psutil.Process().num_threads()
+    return before, apart(lambda: measure(0.0)), psutil.Process().num_threads()
+
+
+def test_threads_that_are_started_apart_stay_there(prober: Prober) -> None:
+    before, rates, after = in_child(prober, measured_apart)
+    assert rates.here
+    assert after == before
+
+
+def died(_: Workload) -> str:
+    try:
+        apart(lambda: os.abort())
+    except EOFError:
+        return "no answer"
+    return "an answer"
+
+
+def test_a_process_that_dies_apart_is_told_of(prober: Prober) -> None:
+    assert in_child(prober, died) == "no answer"
 
 
 def predicted(_: Workload, rates: Rates, processes: int | None) -> tuple[list[float], list[float], set[str]]:
