@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from autofit.core.config import Config
 from autofit.core.estimate import Estimate
 from autofit.core.hardware import MIB, Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.calibration import Calibration
+from autofit.estimate.compiled import LEAST, MOST, UNSURE, computed_again
 from autofit.estimate.fake_world import workspace_bytes
 from autofit.estimate.lifetime import run_of
 from autofit.estimate.memory import Peak, peak_of
@@ -25,15 +25,6 @@ from autofit.memory.caching_allocator import replay
 # less to 3.9 % more in uncompiled steps of language models; kernels and their libraries add what nobody saw yet.
 _UNCERTAIN = {"cpu": (0.99, 1.01), "cuda": (0.97, 1.06)}
 _CONTEXT = 500 * MIB  # of CUDA, where the card says nothing else; between 300 and 700 MiB are seen
-# What compiled code needs of the eager operations' memory: of activations and temporaries at the least half; of all at
-# the most 15 % more (a convolutional network on the CPU; language models needed up to 27 % less).
-_COMPILED, _COMPILED_MOST = 0.5, 1.15
-# By activation_checkpointing, the share of a transformer's eager activations that Inductor's code computes again: 0.17
-# to 0.30 without, 0.18 alternate, 0.05 selective, 0.00 full or where they are offloaded, 0.08 beside int8 layers. Of
-# Llama, Qwen2, GPT-2 and BERT, by what PyTorch 2.11's CUDA allocator gave them when rehearsed without kernels.
-_COMPUTED_AGAIN = {"none": 0.23, "alternate": 0.18, "selective": 0.05, "full": 0.0}
-_COMPUTED_AGAIN_INT8 = 0.08
-_COMPUTED_AGAIN_UNSURE = 0.08
 
 
 def predict(
@@ -74,9 +65,10 @@ def estimate_of(
         reserved = max(replay(run_of(traced, hardware), expandable=True).peak_reserved, peak.nbytes + workspace)
         parts = {**peak.parts, "temporary": peak.parts["temporary"] + workspace}
         peak = replace(peak, nbytes=peak.nbytes + workspace, parts=parts)
-    unsure = _unsure(traced, workload, peak, hardware)
-    if unsure is not None and reserved is not None:
-        again = int(_computed_again(traced.config) * peak.parts["activations"])
+    share, unsure = computed_again(traced.config, workload, hardware), None
+    if share is not None and reserved is not None:
+        unsure = UNSURE * peak.parts["activations"]
+        again = int(share * peak.parts["activations"])
         reserved -= again
         parts = {**peak.parts, "activations": peak.parts["activations"] - again}
         peak = replace(peak, nbytes=peak.nbytes - again, parts=parts)
@@ -94,20 +86,6 @@ def estimate_of(
     )
 
 
-def _unsure(traced: Trace, workload: Workload, peak: Peak, hardware: Hardware) -> float | None:
-    """How many bytes either way compiled code may need other than expected; None where nothing is known of it."""
-    known = hardware.device == "cuda" and workload.traits is not None and workload.traits.attention
-    compiled = traced.config["compile"] != "none" and traced.config["activation_checkpointing"] in _COMPUTED_AGAIN
-    return _COMPUTED_AGAIN_UNSURE * peak.parts["activations"] if known and compiled else None
-
-
-def _computed_again(config: Config) -> float:
-    if config["activation_offload"] == "cpu":
-        return 0.0
-    share = _COMPUTED_AGAIN[str(config["activation_checkpointing"])]
-    return min(share, _COMPUTED_AGAIN_INT8) if config["quantization"] == "int8" else share
-
-
 def _interval(
     traced: Trace, peak: Peak, reserved: int | None, calibration: Calibration, unsure: float | None
 ) -> tuple[int, int]:
@@ -119,8 +97,8 @@ def _interval(
     if unsure is not None:
         low, high = low - unsure, high + unsure
     elif traced.config["compile"] != "none":
-        low -= (peak.parts["activations"] + peak.parts["temporary"]) * (1 - _COMPILED)
-        high *= _COMPILED_MOST
+        low -= (peak.parts["activations"] + peak.parts["temporary"]) * (1 - LEAST)
+        high *= MOST
     return int(low), int(high)
 
 

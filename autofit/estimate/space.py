@@ -20,6 +20,7 @@ from autofit.core.config import Config
 from autofit.core.errors import AutofitError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
+from autofit.estimate.compiled import computed_again
 from autofit.estimate.fake_world import workspace_bytes
 from autofit.estimate.kept import keep_figures, key_of, read
 from autofit.estimate.operators import MEASURING_SECONDS, Calls
@@ -281,6 +282,8 @@ class SpaceEstimator:
         held = held - pieces.streamed if config["parameter_offload"] == "cpu" else held
         first, left = passed.run(FIRST_AWAY if away else FIRST)
         added, _ = passed.run(ADDED_AWAY if away else ADDED)
+        again = (computed_again(config, self._workload, self._hardware) or 0.0) * passed.saved[0]
+        first, added = first - again, added - again
         window = np.minimum(WINDOW, passed.saved[0]) if away else 0.0
         update = held + pieces.gradients + np.maximum(left - pieces.gradients, 0.0) + optimizer.temporary
         stepped = held + added + optimizer.largest + window

@@ -8,18 +8,11 @@ import pytest
 from autofit.core.estimate import Estimate
 from autofit.core.workload import Workload
 from autofit.estimate import predict
-from autofit.training.inspect import inspect_workload
 from tests import tiny
-from tests.estimate.traced import AMPERE
-from tests.tiny import CPU, llama_workload
+from tests.estimate.traced import AMPERE, transformer
+from tests.tiny import CPU
 
 CARD = replace(AMPERE, here=False)  # of another machine: whether a compiler is installed here says nothing
-
-
-def transformer() -> Workload:
-    plain = llama_workload(4, 256, num_hidden_layers=3, hidden_size=64, vocab_size=64, max_position_embeddings=256)
-    plain = replace(plain, traits=None)
-    return replace(plain, traits=inspect_workload(plain, CPU, 2**33))
 
 
 def pair(workload: Workload, hardware: Any = CARD, **knobs: Any) -> tuple[Estimate, Estimate]:

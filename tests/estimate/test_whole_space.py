@@ -13,7 +13,7 @@ from autofit.estimate.memory import peak_of
 from autofit.estimate.rates import UNKNOWN
 from autofit.estimate.space import SpaceEstimator, predict_all
 from autofit.techniques import refuse, settle
-from tests.estimate.traced import AMPERE, traced
+from tests.estimate.traced import AMPERE, traced, transformer
 from tests.tiny import CPU, llama_workload
 
 # Large enough that a block's activations outweigh what is rounded and what the head needs.
@@ -106,6 +106,18 @@ def test_chunks_of_a_model_of_few_blocks(hardware: Any) -> None:
     rough = SpaceEstimator(workload, hardware, UNKNOWN, configs).predict()
     full = [peak_of(traced(workload, hardware, **config), hardware).nbytes for config in configs]
     assert rough.allocated == pytest.approx(np.array(full, float), rel=0.06)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "alternate", "full"])
+def test_compiled_transformers_keep_as_little_as_one_estimate_alone_says(checkpointing: str) -> None:
+    workload = replace(LONG, traits=transformer().traits)
+    card = replace(AMPERE, here=False)  # of another machine: whether a compiler is installed here says nothing
+    knobs = {"activation_checkpointing": checkpointing, "compile": "default", "micro_batch_size": 4}
+    configs = [settle({**knobs, "compile": kind}, workload, card) for kind in ("none", "default")]
+    rough = SpaceEstimator(workload, card, UNKNOWN, configs).predict().allocated
+    eager, compiled = (predict(workload, config, card).allocated_bytes for config in configs)
+    assert rough[1] - rough[0] == pytest.approx(compiled - eager, rel=0.05)
+    assert (compiled < eager) is (checkpointing != "full")
 
 
 def test_more_arithmetic_takes_longer() -> None:

@@ -11,8 +11,9 @@ from autofit.estimate.trace import Trace, trace
 from autofit.memory.allocations import AllocationRecord
 from autofit.memory.tracker import StorageTracker
 from autofit.training.build import build
+from autofit.training.inspect import inspect_workload
 from autofit.training.loop import accumulate, update
-from tests.tiny import CPU
+from tests.tiny import CPU, llama_workload
 
 AMPERE = replace(CPU, device="cuda", name="a GPU", capability=(8, 0))
 HOPPER = replace(AMPERE, capability=(9, 0))
@@ -65,3 +66,10 @@ def _two_steps(workload: Workload, knobs: Mapping[str, Any]) -> None:
         accumulate(setup, batch)
         update(setup)
     setup.close()
+
+
+def transformer() -> Workload:
+    """Attention enough for what is known of compiled transformers to hold."""
+    plain = llama_workload(4, 256, num_hidden_layers=3, hidden_size=64, vocab_size=64, max_position_embeddings=256)
+    plain = replace(plain, traits=None)
+    return replace(plain, traits=inspect_workload(plain, CPU, 2**33))
