@@ -206,7 +206,11 @@ def config_of(
     if given is not None:
         return techniques.settle(with_changes(changes, _knobs(given)), workload, hardware), ()
     config = _start(changes, workload, hardware)
-    return config, ("no config was given: this one is where the training of such a model would start.",)
+    start = "this one is where the training of such a model would start"
+    known = (
+        f"of a config only {', '.join(sorted(changes))} was given: with that," if changes else "no config was given:"
+    )
+    return config, (f"{known} {start}.",)
 
 
 def _start(changes: Mapping[str, Value], workload: Workload, hardware: Hardware) -> Config:

@@ -76,6 +76,11 @@ def test_without_a_config_other_models_start_plain() -> None:
     assert "no config was given" in found.notes[0]
 
 
+def test_what_was_set_is_told_from_what_is_assumed() -> None:
+    found = autofit.estimate(tiny.llama_workload(), gpu="h100", set={"precision": "fp32", "lora_rank": 4})
+    assert found.notes[0].startswith("of a config only lora_rank, precision was given: with that, this one is where")
+
+
 def test_the_verdict_follows_the_budget() -> None:
     workload = tiny.llama_workload()
     verdicts = {}
