@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -30,15 +27,16 @@ from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.measurement import Measurement
 from autofit.memory.device import detect
 from autofit.models import resolve
+from autofit.probe import Prober
 from autofit.training.build import build
 from autofit.training.loader import workload_from
 from autofit.training.loop import accumulate
 from autofit.training.run import train
+from benchmarks.run_apart import Ran, command, script
 
 DATA = Path(__file__).resolve().parents[1] / "examples" / "data" / "alice.txt"
 LR = 1e-4
-_RATE = re.compile(r"([\d,]+) tokens/s")
-_SHORT = ("--data", str(DATA), "--steps", "2")
+_RUN_SECONDS = 600.0  # at most
 ALLOWED_SHARE, ALLOWED_SECONDS, LONG_STEP = 0.01, 0.3e-3, 50e-3
 
 
@@ -153,9 +151,10 @@ class Reached:
 def reached(*, smoke: bool) -> list[Reached]:
     """Search; then, in turn, probe the found config again, run its train.py, and train it by `autofit train`."""
     shape = {"seq_len": 32 if smoke else 128, "effective_batch": 4 if smoke else 16}
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, Prober() as prober:
         folder = Path(name)
         found = _search(folder / "found", shape, {"optimizer": "adamw"}, trials=2 if smoke else 4)
+        train_py, result = (str(folder / "found" / file) for file in ("train.py", "result.yaml"))
         speeds: dict[str, list[float]] = {"train.py": [], "autofit train": []}
         for number in range(1 if smoke else 3):
             fixed = {knob: value for knob, value in found.config.items() if knob != "gradient_accumulation_steps"}
@@ -163,15 +162,17 @@ def reached(*, smoke: bool) -> list[Reached]:
             probed = again.tokens_per_second
             assert probed, "tokens are what it counts"
             steps = 5 if smoke else 20
-            speeds["train.py"].append(_script_speed(folder / "found", steps) / probed)
-            speeds["autofit train"].append(_train_speed(folder, number, steps) / probed)
+            options = ["--data", str(DATA), "--steps", str(steps), "--log-every", "1"]
+            speeds["train.py"].append(_run(prober, script, train_py, options).tokens_per_second / probed)
+            speeds["autofit train"].append(_train_speed(prober, folder, number, steps) / probed)
         assert found.peak_bytes, "what fits has a peak"
+        short = ["--data", str(DATA), "--steps", "2"]
         peaks = {
-            "train.py": _peak(SCRIPT, str(folder / "found" / "train.py"), *_SHORT),
-            "autofit train": _peak(_TRAIN, "train", str(folder / "found" / "result.yaml"), "--from-scratch", *_SHORT),
+            "train.py": _run(prober, script, train_py, short, "cpu").peak_bytes,
+            "autofit train": _run(prober, command, ["train", result, "--from-scratch", *short], "cpu").peak_bytes,
         }
     return [
-        Reached(way, statistics.median(ratios), peaks[way] / found.peak_bytes.allocated)
+        Reached(way, statistics.median(ratios), (peaks[way] or 0) / found.peak_bytes.allocated)
         for way, ratios in speeds.items()
     ]
 
@@ -184,66 +185,18 @@ def _search(out: Path, shape: dict[str, int], fixed: dict[str, Any], *, trials: 
     return result.best
 
 
-def _script_speed(run: Path, steps: int) -> float:
-    command = [sys.executable, str(run / "train.py"), "--data", str(DATA), "--steps", str(steps), "--log-every", "1"]
-    return printed_rate(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-
-def _train_speed(folder: Path, number: int, steps: int) -> float:
+def _train_speed(prober: Prober, folder: Path, number: int, steps: int) -> float:
     out = folder / f"trained-{number}"
-    command = [sys.executable, "-m", "autofit", "train", str(folder / "found" / "result.yaml"), "--from-scratch"]
-    command += ["--data", str(DATA), "--steps", str(steps), "--output", str(out), "--quiet"]
-    subprocess.run(command, capture_output=True, check=True)
+    options = ["--data", str(DATA), "--steps", str(steps), "--output", str(out), "--quiet"]
+    _run(prober, command, ["train", str(folder / "found" / "result.yaml"), "--from-scratch", *options])
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     length = yaml.safe_load((folder / "found" / "result.yaml").read_text())["workload"]["sequence_length"]
     return statistics.median(row["samples"] * length / row["seconds"] for row in rows[2:])
 
 
-# Run in a process of its own, with the peak of its tensors counted as a probe does.
-SCRIPT = "sys.argv = sys.argv[1:]; import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
-_TRAIN = "import autofit.cli; autofit.cli.main(sys.argv[1:])"
-_COUNTED = {
-    "cpu": """
-import sys
-from autofit.memory.tracker import StorageTracker
-tracker = StorageTracker()
-try:
-    with tracker:
-        {run}
-except SystemExit as done:
-    assert not done.code
-print("peak", tracker.peak)
-""",
-    "cuda": """
-import sys
-try:
-    {run}
-except SystemExit as done:
-    assert not done.code
-import torch
-print("peak", torch.cuda.max_memory_allocated())
-""",
-}
-
-
-def watched(run: str, *arguments: str, device: str = "cpu") -> list[str]:
-    """Arguments for Python that run something and print the peak at the end."""
-    return ["-c", _COUNTED[device].format(run=run), *arguments]
-
-
-def printed_peak(output: str) -> int:
-    """The peak in bytes that a watched run printed."""
-    return int(output.rpartition("peak ")[2])
-
-
-def printed_rate(output: str) -> float:
-    """The median tokens a second that a train.py printed, its first two steps left out."""
-    return statistics.median(float(rate.replace(",", "")) for rate in _RATE.findall(output)[2:])
-
-
-def _peak(run: str, *arguments: str) -> int:
-    command = [sys.executable, *watched(run, *arguments)]
-    return printed_peak(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+def _run(prober: Prober, function: Callable[..., Ran], *arguments: Any) -> Ran:
+    ran: Ran = prober.run(function, None, *arguments, log="run.log", timeout=_RUN_SECONDS)
+    return ran
 
 
 def cut_gradients(micro_batches: tuple[int, ...] = (1, 3, 4)) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,19 +17,19 @@ from transformers import AutoModelForCausalLM
 
 import autofit
 from autofit.core.config import Config
-from autofit.core.environment import set_defaults
 from autofit.core.errors import AutofitError
 from autofit.core.workload import Workload
 from autofit.memory.tracker import StorageTracker
 from autofit.probe import Plan
 from autofit.training.run import StepReport
 from benchmarks.gpu import search
-from benchmarks.gpu.bench import Bench, LeftOutError, python, sentence
+from benchmarks.gpu.bench import Bench, LeftOutError, sentence
 from benchmarks.gpu.measured import measured
 from benchmarks.gpu.stage import Stage, Table, Told
 from benchmarks.gpu.store import Row, Store
-from benchmarks.loop_overhead import DATA, LR, SCRIPT, Overhead, overheads, printed_peak, printed_rate, watched
+from benchmarks.loop_overhead import DATA, LR, Overhead, overheads
 from benchmarks.peer_tools import Rows
+from benchmarks.run_apart import script
 
 STAGE = "loop"
 PROBE, TRAIN_PY, FIT, OVERHEAD = "probe", "train.py", "fit", "overhead"
@@ -44,7 +44,7 @@ def run(bench: Bench) -> None:
     found = bench.store.get(search.STAGE, search.key_of(what.budgets[0]))
     if bench.store.get(STAGE, OVERHEAD) is None:
         bench.need(1.0 if bench.smoke else _LEAST)
-        bench.store.add(STAGE, OVERHEAD, _overhead(bench))
+        bench.store.add(STAGE, OVERHEAD, _apart(bench, hand_against_loop, None, bench.smoke, log="overhead.log"))
     if found is None or "answer" not in found:
         raise LeftOutError("train.py and fit wait for the stage search to find something")
     config = Config(found["answer"]["best"]["config"])
@@ -52,7 +52,7 @@ def run(bench: Bench) -> None:
     runs = {
         PROBE: lambda: measured(bench, workload, config, search.budget_of(what.budgets[0]), _PLAN),
         TRAIN_PY: lambda: _script(bench, found["files"], workload),
-        FIT: lambda: _fitted(bench, workload, config),
+        FIT: lambda: _apart(bench, fitted, workload, config, bench.device, log="fit.log"),
     }
     for key, action in runs.items():
         if bench.store.get(STAGE, key) is None:
@@ -60,38 +60,38 @@ def run(bench: Bench) -> None:
             bench.store.add(STAGE, key, action())
 
 
-def _overhead(bench: Bench) -> Row:
+def _apart(bench: Bench, function: Callable[..., Row], workload: Workload | None, *arguments: Any, log: str) -> Row:
+    """What a function makes in a child, or why it did not."""
     try:
-        rows = bench.prober.run(hand_against_loop, None, bench.smoke, log="overhead.log", timeout=bench.at_most(_CHILD))
+        row: Row = bench.prober.run(function, workload, *arguments, log=log, timeout=bench.at_most(_CHILD))
     except AutofitError as error:
+        bench.need(1.0)  # or the stage's time is up, and it is run the next time
         return {"failed": sentence(error)}
-    return {"rows": rows}
+    return row
 
 
-def hand_against_loop(_: Workload | None, smoke: bool) -> list[dict[str, Any]]:
+def hand_against_loop(_: Workload | None, smoke: bool) -> Row:
     """The benchmark of the loop's overhead, on the device that is here, in this process."""
-    return [{**asdict(each), "reached": each.reached} for each in overheads(smoke=smoke)]
+    return {"rows": [{**asdict(each), "reached": each.reached} for each in overheads(smoke=smoke)]}
 
 
 def _script(bench: Bench, files: Mapping[str, str], workload: Workload) -> Row:
     """train.py as it was written, on a text long enough for a batch."""
     if "train.py" not in files:
         return {"failed": "the search wrote no train.py for this config; its notes say why"}
-    script, data = bench.work / "train.py", bench.work / "text.txt"
-    script.write_text(files["train.py"])
+    path, data = bench.work / "train.py", bench.work / "text.txt"
+    path.write_text(files["train.py"])
     text, wanted = DATA.read_text(encoding="utf-8"), workload.effective_batch_size * (workload.sequence_length or 1)
     data.write_text(text * (2 + wanted // len(text)), encoding="utf-8")
     options = ["--data", str(data), "--steps", str(_STEPS), "--log-every", "1"]
-    prepared = f"from benchmarks.gpu.loop import draw_on; draw_on({bench.device!r}); {SCRIPT}"
-    environment: dict[str, str] = {}
-    set_defaults(environment)  # as train.py does, which is too late once torch is imported
-    ended = python(watched(prepared, str(script), *options, device=bench.device), bench.at_most(_CHILD), environment)
-    if ended is None:
-        bench.need(1.0)  # or the stage's time is up, and it is run the next time
-        return {"failed": f"it took more than {_CHILD:.0f} s"}
-    if ended.code:
-        return {"failed": f"exit code {ended.code}: {ended.last_words}"}
-    return {"tokens_per_second": printed_rate(ended.stdout), "peak_bytes": printed_peak(ended.stdout)}
+    return _apart(bench, scripted, None, str(path), options, bench.device, log="train.py.log")
+
+
+def scripted(_: Workload | None, path: str, options: Sequence[str], device: str) -> Row:
+    """In a child: train.py, with what it reached."""
+    draw_on(device)
+    ran = script(None, path, options, device)
+    return {"tokens_per_second": ran.tokens_per_second, "peak_bytes": ran.peak_bytes}
 
 
 def draw_on(device: str) -> None:
@@ -109,16 +109,6 @@ def draw_on(device: str) -> None:
         return model
 
     AutoModelForCausalLM.from_config = from_config
-
-
-def _fitted(bench: Bench, workload: Workload, config: Config) -> Row:
-    try:
-        row: Row = bench.prober.run(
-            fitted, workload, config, bench.device, log="fit.log", timeout=bench.at_most(_CHILD)
-        )
-    except AutofitError as error:
-        return {"failed": sentence(error)}
-    return row
 
 
 def fitted(workload: Workload, config: Config, device: str) -> Row:

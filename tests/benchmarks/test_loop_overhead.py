@@ -1,14 +1,20 @@
 """The benchmark of the loop runs, and its figures that are no timings are right."""
 
+import contextlib
 import json
 from pathlib import Path
 
 import pytest
 
+from autofit.probe import Prober
 from benchmarks import loop_overhead
 
 
-def test_smoke_prints_and_writes_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("shared_zygote")
+def test_smoke_prints_and_writes_every_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, prober: Prober
+) -> None:
+    monkeypatch.setattr(loop_overhead, "Prober", lambda: contextlib.nullcontext(prober))
     assert loop_overhead.main(["--smoke", "--out", str(tmp_path / "figures.json")]) == 0
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert len(figures["overhead"]) == 4
