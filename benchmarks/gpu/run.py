@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = given.stage or list(STAGES)
         _forget(bench, names, only_failed=not given.fresh)
     store.added = _NowAndThen(store)
-    signal.signal(signal.SIGTERM, _stop)
+    before = signal.signal(signal.SIGTERM, _stop)
     deadline = time.monotonic() + given.minutes * 60
     try:
         return 0 if given.tell else _work(bench, names, deadline, again=given.estimate_again)
@@ -83,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         store.reload()
         if store.get("about"):
             print(write_results(store))
+        signal.signal(signal.SIGTERM, before)
 
 
 def _parser() -> argparse.ArgumentParser:

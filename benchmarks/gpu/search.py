@@ -59,7 +59,7 @@ class Search:
 
 
 CARD = Search("llama-3.1-8b", "everything", (24, 16, 48, 80), 32, afterwards=10)
-SMOKE = Search(str(TINY), "benchmarks/spaces/smoke.yaml", (1,), 4, afterwards=1, trials=2)
+SMOKE = Search(str(TINY), "benchmarks/spaces/smoke.yaml", (1,), 4, afterwards=1, trials=1)
 
 
 def searched(bench: Bench) -> Search:
@@ -127,7 +127,7 @@ def _afterwards(bench: Bench, what: Search, gib: float) -> None:
     known = bench.store.get(STAGE, CANDIDATES)
     if known is None:
         seen = [trial["config"] for trial in found["answer"]["trials"]]
-        arguments = (bench.hardware, what.space, gib, seen, what.afterwards)
+        arguments = (bench.hardware, what.space, gib, seen, what.afterwards, bench.measuring)
         known = bench.prober.run(
             candidates, workload, *arguments, log="estimate.log", timeout=bench.at_most(2 * ESTIMATE_SECONDS)
         )
@@ -143,14 +143,20 @@ def _afterwards(bench: Bench, what: Search, gib: float) -> None:
 
 
 def candidates(
-    workload: Workload, hardware: Hardware, space: str, gib: float, seen: Sequence[dict[str, Any]], count: int
+    workload: Workload,
+    hardware: Hardware,
+    space: str,
+    gib: float,
+    seen: Sequence[dict[str, Any]],
+    count: int,
+    measuring: float,
 ) -> Row:
     """Of the configs that were not measured and are predicted to fit: the fastest, and random others."""
     memory = {"mem": gib} if hardware.device == "cpu" else {"gpu_mem": gib}
     options = SearchOptions(space=space, device=hardware.device, **memory)
     known = {Config(config) for config in seen}
     configs = legal_configs(options, workload, hardware)
-    nbytes, seconds = predict_all(workload, hardware, configs)  # as the search had it, which has stored it
+    nbytes, seconds = predict_all(workload, hardware, configs, measuring)  # as the search had it, which has stored it
     cap = budget_of(gib).cap_bytes(hardware.device, hardware.context_bytes)
     fitting = sorted((seconds[place], place) for place in range(len(configs)) if nbytes[place] <= cap)
     ranked = [dict(configs[place]) for _, place in fitting if configs[place] not in known]

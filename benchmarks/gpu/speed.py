@@ -44,6 +44,7 @@ def run(bench: Bench) -> None:
             workload,
             bench.hardware,
             1 if bench.smoke else _FASTEST,
+            bench.measuring,
             log="estimate.log",
             timeout=bench.at_most(2 * ESTIMATE_SECONDS),
         )
@@ -56,11 +57,11 @@ def run(bench: Bench) -> None:
             bench.store.add(STAGE, config.key, {**row, **measured(bench, workload, config, budget, _PLAN)})
 
 
-def fastest(workload: Workload, hardware: Hardware, count: int) -> list[Config]:
+def fastest(workload: Workload, hardware: Hardware, count: int, measuring: float) -> list[Config]:
     """The configs in bf16 that are predicted to be fastest on the whole card, compiled ones and others in turn."""
     options = SearchOptions(space="full", set={"precision": "bf16"}, device=hardware.device)
     configs = legal_configs(options, workload, hardware)
-    nbytes, seconds = predict_all(workload, hardware, configs)
+    nbytes, seconds = predict_all(workload, hardware, configs, measuring)
     cap = Budget(hardware.memory_bytes, UNLIMITED).cap_bytes(hardware.device, hardware.context_bytes)
     fitting = sorted((time, place) for place, time in enumerate(seconds) if nbytes[place] <= cap)
     ranked = [configs[place] for _, place in fitting]

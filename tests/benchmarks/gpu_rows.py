@@ -2,7 +2,12 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import pytest
+
+from autofit.probe import Prober
+from benchmarks.gpu import bench as room
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.store import Row, Store
 from tests.tiny import CPU
@@ -49,6 +54,11 @@ def case(
         },
         "measurement": measurement(**peak),
     }
+
+
+def with_prober(monkeypatch: pytest.MonkeyPatch, prober: Prober) -> None:
+    """Every bench measures with this one, which none of them ends."""
+    monkeypatch.setattr(room, "Prober", lambda *_: mock.Mock(wraps=prober, close=lambda: None))
 
 
 def bench_in(folder: Path, *, smoke: bool = True) -> Bench:

@@ -1,4 +1,4 @@
-"""The command for CUDA machines, rehearsed on the CPU as a user runs it: stopped in the middle, then gone on with."""
+"""The command for CUDA machines, rehearsed on the CPU: stopped in the middle, as a user runs it, and gone on with."""
 
 import json
 import os
@@ -12,15 +12,18 @@ from typing import Any
 import psutil
 import pytest
 
+from autofit.probe import Prober
+from benchmarks.gpu import run
 from benchmarks.gpu.measured import STAGE as MEASURED
 from benchmarks.gpu.store import Store
+from tests.benchmarks.gpu_rows import with_prober
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = ["correct", "memory", "speed", "search", "loop", "peers", "levers"]
 
 
-def begun(out: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "benchmarks.gpu", "--smoke", "--out", str(out), *arguments]
+def begun(out: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--smoke", "--out", str(out)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -34,8 +37,10 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, out + err
 
 
-@pytest.mark.timeout(600)  # three calls of the command, the long one of them 90 s on two cores that others use too
-def test_a_rehearsal_that_is_stopped_goes_on_and_every_stage_comes_to_its_end(tmp_path: Path) -> None:
+@pytest.mark.timeout(600, method="thread")  # the command needs the alarm; a minute where others use the cores too
+def test_a_rehearsal_that_is_stopped_goes_on_and_every_stage_comes_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prober: Prober
+) -> None:
     store = Store(tmp_path / "gpu-smoke" / "items.jsonl")
     first = begun(tmp_path)
     while not measured(store) and first.poll() is None:
@@ -49,8 +54,8 @@ def test_a_rehearsal_that_is_stopped_goes_on_and_every_stage_comes_to_its_end(tm
     before = measured(store)
     assert before
 
-    code, said = ended(begun(tmp_path))
-    assert code == 0, said
+    with_prober(monkeypatch, prober)
+    assert run.main(["--smoke", "--out", str(tmp_path)]) == 0
     assert before.items() <= measured(store).items(), "what was measured is not measured again"
     results = json.loads((tmp_path / "gpu-smoke" / "results.json").read_text())
     assert {row["stage"]: row["outcome"] for row in results["stages"]} == dict.fromkeys(STAGES, "done")
@@ -69,8 +74,7 @@ def test_a_rehearsal_that_is_stopped_goes_on_and_every_stage_comes_to_its_end(tm
         assert f"## {title}" in text
 
     lines = store.path.read_text()
-    code, said = ended(begun(tmp_path))
-    assert code == 0, said
+    assert run.main(["--smoke", "--out", str(tmp_path)]) == 0
     assert store.path.read_text() == lines, "what is done is not run again"
 
 

@@ -1,8 +1,11 @@
 """Also of the recorder, which pytest runs as a plugin: what is stored is what a real pytest did."""
 
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from processes import wait_until
 
 from benchmarks.gpu import correct, recorder
 from benchmarks.gpu.bench import Bench, TimeUp
@@ -96,13 +99,19 @@ def test_an_error_of_cuda_ends_its_process_and_the_rest_is_run_in_another(bench:
 
 def test_what_hangs_is_run_last_the_next_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = write(bench, "time.sleep(0 if 'hung' in open(SEEN).read() else 600)")
-    bench.deadline = 15.0
-    with pytest.raises(TimeUp):
+
+    class UpOnceItHangs(subprocess.Popen[str]):
+        def communicate(self, _: object = None, timeout: float | None = None) -> Any:
+            assert timeout == bench.deadline
+            wait_until(lambda: "last" in seen.read_text(), "the last test is begun")
+            raise subprocess.TimeoutExpired("pytest", timeout)
+
+    with monkeypatch.context() as patch, pytest.raises(TimeUp):
+        patch.setattr(subprocess, "Popen", UpOnceItHangs)
         correct.run(bench)
     assert outcomes(bench)["last"] == "begun"
     assert correct.tell(bench.store).notes[0].endswith("test_last did not end in its time.")
     seen.write_text("hung ")
-    bench.deadline = 60.0
     monkeypatch.setattr(correct.os, "getpid", lambda: 1)
     correct.run(bench)
     assert seen.read_text().split() == ["hung", "bad", "last"]

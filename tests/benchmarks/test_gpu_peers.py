@@ -65,4 +65,5 @@ def test_every_peer_settles_within_its_bytes_and_is_timed(tool: str) -> None:
 
 def test_names_of_peers_are_those_of_the_tools() -> None:
     assert {usual.TRAINER, usual.TORCH, usual.TORCH_CHECKPOINTED} < set(peers.PEERS)
+    assert set(peers.REHEARSED) < set(peers.PEERS)
     assert peers.RANK == usual.RANK
