@@ -11,26 +11,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import random
 import statistics
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from autofit.core.errors import AutofitError
+from autofit.core.errors import AutofitError, ProbeError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.memory import peak_of
 from autofit.estimate.trace import trace
 from autofit.memory.allocations import AllocationRecord
 from autofit.memory.device import detect
+from autofit.probe import Prober
 from autofit.techniques import refuse, settle, technique_named
 from autofit.training.build import build
 from autofit.training.data import map_tensors
@@ -60,6 +57,7 @@ COMPILED: tuple[dict[str, Any], ...] = (
     {"optimizer": "adamw-4bit"},
     {"optimizer": "adamw-fp8", "precision": "bf16"},
 )
+_RUN_SECONDS = 3600.0  # at most
 CONFIGS = 64  # of each model: every value alone, then drawn combinations
 
 
@@ -145,36 +143,41 @@ def compiles(config: str) -> bool:
     return any(technique_named(knob).compiles(value) for knob, value in json.loads(config).items())
 
 
-def in_own_process(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Call it in a process that is forked for it and ends with it."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["autofit.estimate.trace", "autofit.training.inspect", "peft"])
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(partial(function, *arguments, **named)).result()
+def listed(_: None, model: str, count: int, seed: int) -> list[str]:
+    """In a child: the configs of a model."""
+    return configs_of(model, count=count, seed=seed)
 
 
-def _figure(function: Callable[[str, str], int], row: Row) -> tuple[int | None, str | None]:
-    """A figure, or why there is none. Whatever a run ends with is a result of the benchmark."""
+def tried(_: None, function: Callable[[str, str], int], model: str, config: str) -> tuple[int | None, str | None]:
+    """In a child: a figure, or why there is none. Whatever a run ends with is a result of the benchmark."""
     try:
-        return in_own_process(function, row.model, row.config), None
+        return function(model, config), None
     except AutofitError as error:
         return None, f"{function.__name__}: {error}"
-    except BrokenProcessPool:
-        return None, f"{function.__name__}: the process died"
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
         return None, f"{function.__name__}: {type(error).__name__}: {first[:200]}"
 
 
-def completed(row: Row, *, again: bool) -> Row:
+def _figure(prober: Prober, function: Callable[[str, str], int], row: Row) -> tuple[int | None, str | None]:
+    try:
+        seen: tuple[int | None, str | None] = prober.run(
+            tried, None, function, row.model, row.config, log="run.log", timeout=_RUN_SECONDS
+        )
+    except ProbeError as error:
+        return None, f"{function.__name__}: {error}"
+    return seen
+
+
+def completed(prober: Prober, row: Row, *, again: bool) -> Row:
     """The row with the figures it lacks; `again`: and its prediction made anew."""
     reasons = []
     predicted, measured = row.predicted, row.measured
     if predicted is None or again:
-        predicted, reason = _figure(predict, row)
+        predicted, reason = _figure(prober, predict, row)
         reasons.append(reason)
     if measured is None:
-        measured, reason = _figure(measure, row)
+        measured, reason = _figure(prober, measure, row)
         reasons.append(reason)
     told = "; ".join(each for each in reasons if each) or None
     return replace(row, predicted=predicted, measured=measured, reason=told)
@@ -248,14 +251,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     rows = {} if given.fresh else read(given.out)
-    for model in given.models:
-        for config in in_own_process(configs_of, model, count=given.configs, seed=given.seed):
-            if given.only not in config or (given.eager and compiles(config)):
-                continue
-            row = rows.get((model, config), Row(model, config, compiles(config)))
-            rows[model, config] = completed(row, again=given.again)
-            print(show(rows[model, config]), flush=True)
-            write(given.out, list(rows.values()))
+    with Prober() as prober:
+        for model in given.models:
+            asked = (model, given.configs, given.seed)
+            for config in prober.run(listed, None, *asked, log="run.log", timeout=_RUN_SECONDS):
+                if given.only not in config or (given.eager and compiles(config)):
+                    continue
+                row = rows.get((model, config), Row(model, config, compiles(config)))
+                rows[model, config] = completed(prober, row, again=given.again)
+                print(show(rows[model, config]), flush=True)
+                write(given.out, list(rows.values()))
     for name, each in summaries(list(rows.values())).items():
         print(f"{name:40} {each.rows:4} configs: median {each.median:.4%}, worst {each.worst:.3%}")
     return 0

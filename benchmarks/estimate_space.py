@@ -36,6 +36,7 @@ SINGLE = {  # what one prediction is timed for, and the seconds it may take
     "lora": ({"precision": "bf16", "micro_batch_size": 1, "lora_rank": 16}, 6.0),
     "qlora": ({"precision": "bf16", "micro_batch_size": 1, "lora_rank": 16, "quantization": "nf4"}, 6.0),
 }
+_ROUNDS = 3  # predictions of which the median is taken
 COLD, WARM, DEEP, RESIDENT, CORRELATION = 60.0, 2.0, 10.0, 1.5 * GIB, 0.98
 
 
@@ -61,12 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
-    hardware = hardware_of(options.gpu)
+    hardware, rounds = hardware_of(options.gpu), 1 if options.smoke else _ROUNDS
     workload = resolve(options.model, effective_batch_size=32)
     deep = resolve(options.deep, effective_batch_size=32)
     figures: dict[str, Any] = {"model": options.model, "deep": options.deep, "gpu": hardware.name}
-    figures["single"] = {name: seconds_of(workload, hardware, knobs) for name, (knobs, _) in SINGLE.items()}
-    figures["deep_seconds"] = seconds_of(deep, hardware, SINGLE["full"][0])
+    figures["single"] = {name: seconds_of(workload, hardware, knobs, rounds) for name, (knobs, _) in SINGLE.items()}
+    figures["deep_seconds"] = seconds_of(deep, hardware, SINGLE["full"][0], rounds)
     figures |= ranking(workload, hardware, space=options.space, samples=options.samples)
     figures["resident_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB
     return figures
@@ -78,10 +79,10 @@ def hardware_of(name: str) -> Hardware:
     return Hardware("cuda", known.title, known.memory_bytes, 512 * GIB, 512 * GIB, 16, capability=known.capability)
 
 
-def seconds_of(workload: Workload, hardware: Hardware, knobs: Mapping[str, Any]) -> float:
-    """The median of three predictions, after one that imports what it needs."""
+def seconds_of(workload: Workload, hardware: Hardware, knobs: Mapping[str, Any], rounds: int) -> float:
+    """The median of some predictions, after one that imports what it needs."""
     predict(workload, knobs, hardware, rates=rates_for(hardware))
-    return float(np.median([_seconds(lambda: predict(workload, knobs, hardware)) for _ in range(3)]))
+    return float(np.median([_seconds(lambda: predict(workload, knobs, hardware)) for _ in range(rounds)]))
 
 
 def ranking(workload: Workload, hardware: Hardware, *, space: str, samples: int) -> dict[str, Any]:

@@ -1,15 +1,20 @@
 """The benchmark of predicted against measured memory runs, goes on where it ended, and the figures agree."""
 
+import contextlib
 import json
 from pathlib import Path
 
 import pytest
 
+from autofit.probe import Prober
 from benchmarks import estimate_memory
 from benchmarks.estimate_memory import Row, summaries, summary_of
 
 
-def test_prints_and_writes_what_was_predicted_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_and_writes_what_was_predicted_and_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, prober: Prober
+) -> None:
+    monkeypatch.setattr(estimate_memory, "Prober", lambda: contextlib.nullcontext(prober))
     out = tmp_path / "figures.json"
     arguments = ["--models", "tiny-llama", "--configs", "3", "--eager", "--out", str(out)]
     assert estimate_memory.main(arguments) == 0
@@ -22,14 +27,15 @@ def test_prints_and_writes_what_was_predicted_and_measured(tmp_path: Path, capsy
 
     figures["rows"][0]["measured"] = 1  # what is in the file is kept
     out.write_text(json.dumps(figures))
-    estimate_memory.main([*arguments, "--again"])
+    estimate_memory.main([*arguments, "--again", "--configs", "1"])
     again = json.loads(out.read_text())["rows"]
     assert again[0]["measured"] == 1
     assert again[0]["predicted"] == figures["rows"][0]["predicted"]
 
 
-def test_what_ends_otherwise_is_a_row_with_its_reason() -> None:
-    row = estimate_memory.completed(Row("tiny-llama", '{"activation_checkpointing": "budget-0.5"}'), again=False)
+def test_what_ends_otherwise_is_a_row_with_its_reason(prober: Prober) -> None:
+    refused = Row("tiny-llama", '{"activation_checkpointing": "budget-0.5"}')
+    row = estimate_memory.completed(prober, refused, again=False)
     assert row.predicted is None
     assert row.measured is None
     assert row.reason is not None and "set compile default" in row.reason
@@ -45,8 +51,8 @@ def test_what_ends_otherwise_is_a_row_with_its_reason() -> None:
         ("vit", {"activation_checkpointing": "full", "lora_rank": 8, "optimizer": "adamw-8bit"}),
     ],
 )
-def test_what_kernels_hold_is_predicted(model: str, config: dict[str, object]) -> None:
-    row = estimate_memory.completed(Row(model, estimate_memory.written(config)), again=False)
+def test_what_kernels_hold_is_predicted(prober: Prober, model: str, config: dict[str, object]) -> None:
+    row = estimate_memory.completed(prober, Row(model, estimate_memory.written(config)), again=False)
     assert row.error == pytest.approx(0, abs=0.005), row
 
 
