@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from processes import descendants, number_in, wait_until_gone
+
+from autofit.cli import main
 
 # Its loss tells in `started` of every process that computes it, and hangs in the one whose turn `hang` names.
 WORKLOAD = """
@@ -45,32 +48,41 @@ TRIALS = 5
 
 
 class Searches:
-    """One search after the other in the same run directory, each in a process of its own."""
+    """One search after the other in the same run directory, those that are ended early in processes of their own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "mine.py").write_text(WORKLOAD.format(folder=str(folder)))
 
-    def start(self, *more: str, hang: int | None) -> subprocess.Popen[str]:
+    @property
+    def arguments(self) -> list[str]:
+        settings = [word for setting in SETTINGS for word in ("--set", setting)]
+        return [
+            *("search", "--model", str(self.folder / "mine.py:make"), "--device", "cpu", "--mem", "1"),
+            *("--trials", str(TRIALS), "--out", str(self.folder / "run"), "--json", *settings),
+        ]
+
+    def start(self, *more: str, hang: int) -> subprocess.Popen[str]:
         (self.folder / "hanging").unlink(missing_ok=True)
         (self.folder / "hang").write_text(str(hang))
-        if hang is None:
-            (self.folder / "hang").unlink()
-        settings = [word for setting in SETTINGS for word in ("--set", setting)]
         return subprocess.Popen(
-            [
-                # Where the tests run in a shell's background, Ctrl-C is ignored, and so by all that they start.
-                *("env", "--default-signal=INT"),
-                *(sys.executable, "-m", "autofit", "search", "--model", str(self.folder / "mine.py:make")),
-                *("--device", "cpu", "--mem", "1", "--trials", str(TRIALS), "--out", str(self.folder / "run")),
-                *("--json", *settings, *more),
-            ],
+            # Where the tests run in a shell's background, Ctrl-C is ignored, and so by all that they start.
+            ["env", "--default-signal=INT", sys.executable, "-m", "autofit", *self.arguments, *more],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             start_new_session=True,  # a process group of its own, as a terminal gives every command
         )
+
+    def finish(self, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+        """Go on in this process to the end; what it said."""
+        (self.folder / "hang").unlink()
+        with pytest.raises(SystemExit) as ended:
+            main([*self.arguments, "--resume"])
+        out, err = capsys.readouterr()
+        assert ended.value.code == 0, err
+        return out, err
 
     def family_in_mid_probe(self, search: subprocess.Popen[str]) -> list[int]:
         """The zygote, its child and what that started, while the child hangs."""
@@ -91,7 +103,8 @@ def left_in_shared_memory(processes: list[int]) -> list[str]:
     return [name for name in names if {str(each) for each in processes} & set(name.split("_"))]
 
 
-def test_nothing_is_lost_or_measured_twice_or_left_behind(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("shared_zygote")
+def test_nothing_is_lost_or_measured_twice_or_left_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     searches = Searches(tmp_path)
 
     # The parent is killed in its third probe; a look and a prediction came before the first.
@@ -122,9 +135,7 @@ def test_nothing_is_lost_or_measured_twice_or_left_behind(tmp_path: Path) -> Non
 
     # Resumed once more, to the end: two probes, at least four that verify, and one process that follows the best one's
     # memory for the report.
-    search = searches.start("--resume", hang=None)
-    out, err = search.communicate()
-    assert search.returncode == 0, err
+    out, err = searches.finish(capsys)
     finished = json.loads(out)
     assert finished["trials"][:3] == interrupted["trials"]
     assert len(finished["trials"]) == TRIALS
