@@ -24,11 +24,7 @@ from benchmarks.peers import micro_batch, missing
 
 STAGE = "peers"
 PEERS = ("trainer", "accelerate", "torch defaults", "torch, checkpointing", "lightning")
-REHEARSED = (
-    "trainer",
-    "torch defaults",
-    "lightning",
-)  # one with a loop of its own, one without, one that few have installed
+REHEARSED = ("trainer", "torch defaults", "lightning")  # a loop of its own; none; one that few have installed
 RANK = 16
 OURS = {"lora": "autofit, LoRA", "qlora": "autofit, QLoRA"}
 _PLAN = Plan(min_steps=3, max_steps=10, max_seconds=10.0, compose=False)
