@@ -156,7 +156,8 @@ def candidates(
     options = SearchOptions(space=space, device=hardware.device, **memory)
     known = {Config(config) for config in seen}
     configs = legal_configs(options, workload, hardware)
-    nbytes, seconds = predict_all(workload, hardware, configs, measuring)  # as the search had it, which has stored it
+    # As the search had it, which has stored it.
+    nbytes, seconds = predict_all(workload, hardware, configs, measuring=measuring, processes=None)
     cap = budget_of(gib).cap_bytes(hardware.device, hardware.context_bytes)
     fitting = sorted((seconds[place], place) for place in range(len(configs)) if nbytes[place] <= cap)
     ranked = [dict(configs[place]) for _, place in fitting if configs[place] not in known]

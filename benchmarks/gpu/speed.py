@@ -61,7 +61,7 @@ def fastest(workload: Workload, hardware: Hardware, count: int, measuring: float
     """The configs in bf16 that are predicted to be fastest on the whole card, compiled ones and others in turn."""
     options = SearchOptions(space="full", set={"precision": "bf16"}, device=hardware.device)
     configs = legal_configs(options, workload, hardware)
-    nbytes, seconds = predict_all(workload, hardware, configs, measuring)
+    nbytes, seconds = predict_all(workload, hardware, configs, measuring=measuring, processes=None)
     cap = Budget(hardware.memory_bytes, UNLIMITED).cap_bytes(hardware.device, hardware.context_bytes)
     fitting = sorted((time, place) for place, time in enumerate(seconds) if nbytes[place] <= cap)
     ranked = [configs[place] for _, place in fitting]

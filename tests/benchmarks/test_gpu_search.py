@@ -70,7 +70,7 @@ def test_candidates_were_not_measured_and_the_fastest_predicted_come_first(monke
     seconds = [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
     nbytes = [GIB / 2] * 7 + [2.0 * GIB]  # the fastest would not fit
     monkeypatch.setattr(search, "legal_configs", lambda *_: configs)
-    monkeypatch.setattr(search, "predict_all", lambda *_: (nbytes, seconds))
+    monkeypatch.setattr(search, "predict_all", lambda *_, **__: (nbytes, seconds))
     row = candidates(llama_workload(), CPU, "full", 1, [dict(configs[5])], 2, 0.0)
     assert [each["micro_batch_size"] for each in row["predicted"]] == [7, 5]
     assert {each["micro_batch_size"] for each in row["random"]} < {1, 2, 3, 4}
