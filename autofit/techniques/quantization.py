@@ -181,7 +181,10 @@ def _hold_int8(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Paramet
     from bitsandbytes.nn import Int8Params
 
     weight = Int8Params(values.t().contiguous() if transposed else values, requires_grad=False, has_fp16_weights=False)
-    return weight._quantize(values.device)  # type: ignore[no-any-return]
+    layer.weight = weight._quantize(values.device)
+    # What the layer else does when it is first called: code compiled for that call would not be that of any other.
+    layer.init_8bit_state()
+    return layer.weight  # type: ignore[no-any-return]
 
 
 def _hold_fake_nf4(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Parameter:

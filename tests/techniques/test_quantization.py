@@ -1,6 +1,7 @@
 """quantization: which weights are held in how many bits, that building never holds all unquantised, beside what."""
 
 import contextlib
+import importlib.util
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import tiny
 import torch
 from contract import Effect, living
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
 from autofit.core.errors import RefusedError
@@ -96,6 +98,7 @@ WIDE = Workload(model=Wide, batch=lambda n: {"x": torch.ones(n, 256)}, effective
 @pytest.mark.parametrize("from_living", [True, False])
 @pytest.mark.parametrize("value", CHANGES)
 def test_building_never_holds_the_whole_model_unquantised(value: str, from_living: bool) -> None:
+    importlib.import_module("bitsandbytes")  # here: pytest keeps what it logs then, and with it all its callers hold
     config = {"quantization": value, "lora_rank": 1}
     one, count = 256 * 256 * 4, 8
     model = Wide() if from_living else None
@@ -147,6 +150,19 @@ def test_training_goes_on_after_an_evaluation(value: str) -> None:
     assert losses(True) == losses(False)
 
 
+@pytest.mark.parametrize("value", CHANGES)
+def test_code_compiled_for_the_first_call_of_a_layer_serves_the_others(value: str) -> None:
+    setup = build(WIDE, {"quantization": value, "lora_rank": 1}, tiny.CPU, model=Wide())
+    counter = CompileCounter()
+    with contextlib.closing(setup):
+        layer = next(iter(quantised(setup.model).values()))
+        compiled = torch.compile(layer.forward, backend=counter)
+        for _ in range(2):
+            compiled(torch.ones(1, 256))
+    torch._dynamo.reset()
+    assert counter.frame_count == 1
+
+
 def test_a_weight_that_somebody_else_holds_too_is_left_alone() -> None:
     class Tied(Wide):
         def __init__(self) -> None:
@@ -174,8 +190,6 @@ def test_what_it_minds() -> None:
 
 
 def test_without_bitsandbytes_it_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib.util
-
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find(name))
     workload = tiny.llama_workload()
