@@ -1,5 +1,11 @@
 """Running emitted scripts in this process, and comparing what they do with autofit's own training."""
 
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +30,29 @@ def module_of(script: str, name: str = "emitted") -> ModuleType:
     module = ModuleType(name)
     exec(compile(script, name, "exec"), module.__dict__)
     return module
+
+
+def losses_printed(script: str, *arguments: str | Path) -> list[float]:
+    """What the script says of its steps when it is run with these arguments, in this process."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(sys, "argv", ["train.py", *map(str, arguments)])
+        module_of(script).main()
+    return _losses_in(printed.getvalue())
+
+
+def losses_alone(script: Path, *arguments: str | Path) -> list[float]:
+    """The same of a script that is run by its command line: a process of its own takes six seconds to import torch."""
+    # One thread: on a busy machine two that wait for each other were several times slower.
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), *map(str, arguments)]
+    run = subprocess.run(command, capture_output=True, text=True, env=offline, timeout=120)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return _losses_in(run.stdout)
+
+
+def _losses_in(printed: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"^step \d+: loss ([^\s,]+)", printed, flags=re.MULTILINE)]
 
 
 def model_of(script: ModuleType, weights: Path | None = None) -> Any:

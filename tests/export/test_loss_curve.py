@@ -1,8 +1,6 @@
 """train.py and `autofit train` go through the same losses, bit for bit on a CPU: same seed, same data, same config."""
 
 import json
-import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import pytest
 import torch
 import yaml
 from architectures import ARCHITECTURES
-from emitted import module_of, saved_weights
+from emitted import losses_printed, saved_weights
 
 from autofit.train import TrainOptions, train_saved
 
@@ -141,18 +139,14 @@ def workload_of(kind: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def losses_of_script(
-    emit: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., list[float]]:
+def losses_of_script(emit: Callable[..., str]) -> Callable[..., list[float]]:
     """What a script prints: nine digits, which tell any two float32 apart."""
 
     def losses(kind: str, knobs: dict[str, Any], data: Path, *more: str) -> list[float]:
         workload = workload_of(kind)
         script = emit(workload["task"], {"workload": workload, "model_config": DRAWS[kind]}, **knobs)
         arguments = ["--data", str(data), "--steps", str(STEPS), "--log-every", "1", "--lr", "1e-3", "--seed", "3"]
-        monkeypatch.setattr(sys, "argv", ["train.py", *arguments, *more])
-        module_of(script).main()
-        return [float(loss) for loss in re.findall(r"^step \d+: loss (\S+),", capsys.readouterr().out, re.MULTILINE)]
+        return losses_printed(script, *arguments, *more)
 
     return losses
 
