@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import gc
 import itertools
 import os
 import shutil
@@ -65,6 +66,15 @@ def shared_zygote(prober: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches in this process use the shared zygote instead of starting their own."""
     for room in ("tune", "doctor"):
         monkeypatch.setattr(f"autofit.{room}.Prober", lambda *_: contextlib.nullcontext(prober))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now lives to the end: Python no longer goes through it to find what may be freed.
+
+    With all tests collected that takes a second, and Trainer, accelerate and what mends an out-of-memory ask for it.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
