@@ -226,7 +226,9 @@ class SpaceEstimator:
 
     def _step(self, config: Config) -> _Step | None:
         found = [(self._passed(each), each) for each in ends_of(config)]
-        steps = [self._put_together(each, passed) for passed, each in found if passed]
+        # Asked of the config itself: where it recomputes within a budget, no rule is known, though of its ends one is.
+        again = computed_again(config, self._workload, self._hardware) or 0.0
+        steps = [self._put_together(each, passed, again) for passed, each in found if passed]
         if len(steps) < len(found):
             return None
         if len(steps) == 1:
@@ -273,7 +275,8 @@ class SpaceEstimator:
             self._skeletons[alternating] = Skeleton.cut_short(self._workload, alternating=alternating)
         return self._skeletons[alternating]
 
-    def _put_together(self, config: Config, passed: _Pass) -> _Step:
+    def _put_together(self, config: Config, passed: _Pass, again: float) -> _Step:
+        """A step; `again`: the share of its activations that compiled code computes again."""
         pieces = passed.pieces
         away = config["activation_offload"] == "cpu"
         optimizer = self._optimizer(config, pieces)
@@ -282,8 +285,7 @@ class SpaceEstimator:
         held = held - pieces.streamed if config["parameter_offload"] == "cpu" else held
         first, left = passed.run(FIRST_AWAY if away else FIRST)
         added, _ = passed.run(ADDED_AWAY if away else ADDED)
-        again = (computed_again(config, self._workload, self._hardware) or 0.0) * passed.saved[0]
-        first, added = first - again, added - again
+        first, added = first - again * passed.saved[0], added - again * passed.saved[0]
         window = np.minimum(WINDOW, passed.saved[0]) if away else 0.0
         update = held + pieces.gradients + np.maximum(left - pieces.gradients, 0.0) + optimizer.temporary
         stepped = held + added + optimizer.largest + window

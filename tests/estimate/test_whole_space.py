@@ -108,6 +108,16 @@ def test_chunks_of_a_model_of_few_blocks(hardware: Any) -> None:
     assert rough.allocated == pytest.approx(np.array(full, float), rel=0.06)
 
 
+def test_a_budget_of_recomputation_lies_between_its_ends_as_they_are_uncompiled() -> None:
+    workload, card = replace(LONG, traits=transformer().traits), replace(AMPERE, here=False)
+    kinds = [("full", "none"), ("budget-0.5", "default"), ("none", "none")]
+    knobs = [{"activation_checkpointing": kind, "compile": way, "micro_batch_size": 4} for kind, way in kinds]
+    configs = [settle(each, workload, card) for each in knobs]
+    assert configs[1]["activation_checkpointing"] == "budget-0.5"
+    least, within, most = SpaceEstimator(workload, card, UNKNOWN, configs).predict().allocated
+    assert within == pytest.approx((least + most) / 2, rel=1e-6)
+
+
 @pytest.mark.parametrize("checkpointing", ["none", "alternate", "full"])
 def test_compiled_transformers_keep_as_little_as_one_estimate_alone_says(checkpointing: str) -> None:
     workload = replace(LONG, traits=transformer().traits)
