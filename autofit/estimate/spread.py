@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from autofit.core.orphans import die_with_parent
+
 Given = TypeVar("Given")
 Found = TypeVar("Found")
 Each = Callable[[Iterable[Given]], list[Found]]
@@ -43,7 +45,12 @@ def apart(function: Callable[[], Found]) -> Found:
     """
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
-    process = context.Process(target=lambda: writer.send(function()))
+
+    def tell() -> None:
+        die_with_parent()
+        writer.send(function())
+
+    process = context.Process(target=tell)
     process.start()
     writer.close()  # so that there is an end to read
     try:
@@ -59,6 +66,7 @@ _inherited: Callable[[Any], Any] | None = None
 def _begin(function: Callable[[Any], Any]) -> None:
     global _inherited
     _inherited = function
+    die_with_parent()  # else it would wait for more to do when that was killed
     torch.set_num_threads(1)  # the threads of the process it was forked from are not there
 
 

@@ -7,12 +7,10 @@ Until the imports are done they are told what a forked child saw, which ends bef
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import importlib
 import os
 import pickle
-import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -22,7 +20,7 @@ from unittest import mock
 
 import torch
 
-_PR_SET_PDEATHSIG = 1
+from autofit.core.orphans import die_with_parent
 
 
 def preload(names: Sequence[str]) -> bool:
@@ -42,11 +40,6 @@ def preload(names: Sequence[str]) -> bool:
                 traceback.print_exc()  # to the log; the one who asked for the card is told by its probe
                 return False
     return card() is not None and not torch.cuda.is_initialized()
-
-
-def die_with_parent() -> None:
-    """Called in a forked child: if its parent is killed, it is killed as well."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextlib.contextmanager

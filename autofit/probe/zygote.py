@@ -22,7 +22,8 @@ import time
 import traceback
 from typing import Any, NoReturn
 
-from autofit.probe.preload import die_with_parent, preload
+from autofit.core.orphans import die_with_parent
+from autofit.probe.preload import preload
 from autofit.probe.wire import Died, Job, Ready, Returned, TimedOut, receive, send
 
 _PRELOADED = ("transformers", "transformers.modeling_utils", "autofit.probe.worker", "peft")

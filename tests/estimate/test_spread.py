@@ -1,11 +1,15 @@
 import functools
 import os
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from processes import number_in, wait_until_gone
 
 from autofit.core.workload import Workload
 from autofit.estimate import predict_all
@@ -75,6 +79,25 @@ def test_threads_that_are_started_apart_stay_there(prober: Prober) -> None:
     before, rates, after = in_child(prober, measured_apart)
     assert rates.here
     assert after == before
+
+
+def killed_while_it_spreads(_: Workload, folder: Path) -> None:
+    def tell(name: int) -> None:
+        (folder / str(name)).write_text(f"{os.getpid()}\n")
+        time.sleep(600)
+
+    middle = os.fork()
+    if middle == 0:
+        with spread(tell, 2) as each:
+            each([0, 1])
+    seen = [number_in(folder / str(name)) for name in (0, 1)]
+    os.kill(middle, signal.SIGKILL)
+    os.waitpid(middle, 0)
+    wait_until_gone(seen)
+
+
+def test_who_is_killed_while_others_trace_for_it_leaves_none_behind(prober: Prober, tmp_path: Path) -> None:
+    in_child(prober, functools.partial(killed_while_it_spreads, folder=tmp_path))
 
 
 def died(_: Workload) -> str:
