@@ -15,7 +15,7 @@ from autofit.core.strict_yaml import load_mapping
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU model: total memory in bytes, compute capability, and peak rates.
+    """One GPU model: total memory in bytes, the GB it is sold as, compute capability, and peak rates.
 
     `flops_per_second` is of dense matrix products by the format they are computed in (fp32, tf32, bf16, fp16, fp8,
     int8); `bandwidth` of the memory and `link` to the host are in bytes per second. `context_bytes` is what an open
@@ -25,6 +25,7 @@ class Card:
     name: str
     title: str
     memory_bytes: int
+    sold_gb: int
     capability: tuple[int, int]
     flops_per_second: Mapping[str, float]
     bandwidth: float
@@ -56,12 +57,24 @@ def card(name: str) -> Card:
         name=name,
         title=data["title"],
         memory_bytes=int(data["memory_gib"] * GIB),
+        sold_gb=data["sold_gb"],
         capability=(major, minor),
         flops_per_second={kind: tera * 1e12 for kind, tera in data["tflops"].items()},
         bandwidth=data["bandwidth_gb_s"] * 1e9,
         link=data["link_gb_s"] * 1e9,
         context_bytes=data["context_mib"] * MIB,
     )
+
+
+def most_common_card(gib: float) -> Card:
+    """The most common card sold with so much memory, or with the next larger size, or with the largest."""
+    most_common = [card(name) for name, data in _cards().items() if data.get("most_common")]
+    enough = [each for each in most_common if each.sold_gb >= gib]
+    return min(enough, key=_sold) if enough else max(most_common, key=_sold)
+
+
+def _sold(each: Card) -> int:
+    return each.sold_gb
 
 
 def card_like(hardware: Hardware) -> Card | None:

@@ -7,7 +7,7 @@ import tiny
 
 from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, MIB
-from autofit.memory.catalogue import card, card_names, hardware_of, standing_in_for
+from autofit.memory.catalogue import card, card_names, hardware_of, most_common_card, standing_in_for
 
 
 @pytest.mark.parametrize("name", card_names())
@@ -57,6 +57,33 @@ def test_the_cards_of_the_documentation() -> None:
     assert {"a100-80gb", "rtx-4090"} <= set(card_names())
     assert card("a100-80gb").capability == (8, 0)
     assert card("rtx-4090").memory_bytes < 24 * GIB  # the driver reports less than the box says
+
+
+@pytest.mark.parametrize(
+    ("gib", "name"),
+    [
+        (11, "rtx-2080-ti"),
+        (12, "rtx-3060"),
+        (16, "rtx-4080"),
+        (23.5, "rtx-4090"),  # as its driver says
+        (24, "rtx-4090"),
+        (32, "rtx-5090"),
+        (40, "a100-40gb"),
+        (48, "l40s"),
+        (60, "h100"),  # no card has that size
+        (80, "h100"),
+        (141, "h200"),
+        (192, "b200"),
+        (500, "b200"),
+    ],
+)
+def test_the_most_common_card_of_a_size(gib: float, name: str) -> None:
+    assert most_common_card(gib).name == name
+
+
+def test_of_each_size_one_card_is_the_most_common() -> None:
+    for size in {card(name).sold_gb for name in card_names()}:
+        assert most_common_card(size).sold_gb == size
 
 
 def test_an_unknown_card_names_the_nearest() -> None:
