@@ -4,7 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-ASKING = "import torch\ncapability = torch.cuda.get_device_capability()\ndevice = torch.cuda.current_device()\n"
+ASKING = """
+import torch
+cards = torch.cuda.device_count()
+capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+device = torch.cuda.current_device()
+"""
 
 SCRIPT = """
 import os
@@ -21,13 +26,20 @@ def properties(device=None):
         raise RuntimeError("this card cannot be opened")
     return SimpleNamespace(major=9, minor=0, name="a card", uuid=object(), total_memory=2**34)
 
-torch.cuda.is_available = lambda: True
+def available():
+    # As without NVML, or with instances of a card (MIG): asking opens CUDA.
+    if os.getpid() == mother:
+        opened.append("asked")
+    return sys.argv[1] != "none"
+
+torch.cuda.is_available = available
+torch.cuda.device_count = lambda: int(available())
 torch.cuda.is_initialized = lambda: bool(opened)
 torch.cuda.get_device_properties = properties
 from autofit.probe.preload import preload
 print(preload(sys.argv[2:]), bool(opened))
 asking = sys.modules.get("asking")
-print(asking and (asking.capability, asking.device), torch.cuda.get_device_properties is properties)
+print(asking and (asking.cards, asking.capability, asking.device), torch.cuda.get_device_properties is properties)
 """
 
 
@@ -38,7 +50,11 @@ def run(folder: Path, card: str, *names: str) -> list[str]:
 
 
 def test_a_library_that_asks_is_told_what_a_child_saw(tmp_path: Path) -> None:
-    assert run(tmp_path, "whole", "asking") == ["True False", "((9, 0), 0) True"]
+    assert run(tmp_path, "whole", "asking") == ["True False", "(1, (9, 0), 0) True"]
+
+
+def test_without_a_card_that_is_told_too(tmp_path: Path) -> None:
+    assert run(tmp_path, "none", "asking") == ["True False", "(0, None, 0) True"]
 
 
 def test_a_card_that_no_child_can_open_is_noticed_though_nobody_asks(tmp_path: Path) -> None:
