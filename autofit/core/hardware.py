@@ -13,6 +13,7 @@ CUDA_MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation, the error_code of a tor
 class Hardware:
     """One device and its host. Sizes in bytes.
 
+    `used_bytes` is what others hold on the device: not to be had, whatever its size; 0 on CPU.
     `context_bytes` is what the process pays for having the device open at all (the CUDA context); 0 on CPU.
     `measured_on` names the card that probes run on when it is not the one described (`--gpu NAME`). `here` is False
     where nothing is run: what this machine lacks is then not held against a config.
@@ -29,6 +30,7 @@ class Hardware:
     ranks: int = 1
     measured_on: str | None = None
     here: bool = True
+    used_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -9,19 +9,26 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import torch
 
 from autofit.core.errors import ProbeError
 from autofit.core.hardware import MIB, Hardware
+from autofit.memory.host import host_memory
+
+_IDLE = 64 * MIB  # of a card that nobody uses: what its driver holds for itself
 
 
 def detect(device: str | None = None) -> Hardware:
     """The facts of `device` ("cuda" or "cpu"; None: CUDA card 0 where there is one, else the CPU).
 
     Raises:
-        ProbeError: CUDA was asked for and is not there.
+        ProbeError: CUDA was asked for and is not there, or the card is one of AMD's, which PyTorch calls CUDA as well.
     """
+    if device != "cpu" and torch.version.hip is not None:
+        raise ProbeError(
+            "this PyTorch is built for AMD's cards (ROCm), which autofit does not support.",
+            "Search for the CPU with --device cpu --mem GIB, or predict for a card with autofit estimate --gpu NAME.",
+        )
     if device != "cpu" and torch.cuda.is_available():
         return _cuda()
     if device == "cuda":
@@ -33,13 +40,13 @@ def detect(device: str | None = None) -> Hardware:
 
 
 def _cpu() -> Hardware:
-    memory = psutil.virtual_memory()
+    memory = host_memory()
     return Hardware(
         device="cpu",
         name=_cpu_name(),
         memory_bytes=memory.total,
         host_memory_bytes=memory.total,
-        host_free_bytes=memory.available,
+        host_free_bytes=memory.free,
         cores=len(os.sched_getaffinity(0)),
     )
 
@@ -58,15 +65,17 @@ def _cuda() -> Hardware:
     torch.ones(1, device="cuda").add_(1)
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info(0)
-    used = total - free - torch.cuda.memory_reserved(0)
     properties = torch.cuda.get_device_properties(0)
+    used = total - free - torch.cuda.memory_reserved(0)
+    others = min(before, used)
     return replace(
         _cpu(),
         device="cuda",
         name=properties.name,
         memory_bytes=total,
         capability=(properties.major, properties.minor),
-        context_bytes=max(0, used - before),
+        context_bytes=used - others,
+        used_bytes=others if others > _IDLE else 0,
     )
 
 
@@ -83,15 +92,27 @@ def visible_cards() -> tuple[str, ...]:
 
 
 def used_bytes_without_context() -> int:
-    """What other processes hold on card 0, from nvidia-smi: it opens no context. 0 where it is not installed."""
+    """What other processes hold on card 0, from nvidia-smi: it opens no context. 0 where that is not told.
+
+    By the card's UUID, because CUDA and nvidia-smi number cards differently. Nobody else holds memory of an instance of
+    a card (MIG), and nvidia-smi tells of whole cards.
+    """
+    used = _used_by_card()  # before CUDA is asked, however much of the card that takes
+    if not used:
+        return 0
+    properties = torch.cuda.get_device_properties(0)
+    return 0 if " MIG " in properties.name else used.get(f"GPU-{properties.uuid}", 0)
+
+
+def _used_by_card() -> dict[str, int]:
+    """What is held on each card of this machine, by its UUID; empty where nvidia-smi does not tell."""
     command = shutil.which("nvidia-smi")
     if command is None:
-        return 0
-    card = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
-    query = [command, f"--id={card}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        return {}
+    query = [command, "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):  # a driver that hangs is not this question's to report
-        return 0
-    text = answer.stdout.strip()
-    return int(text) * MIB if answer.returncode == 0 and text.isdigit() else 0
+        return {}
+    rows = [line.partition(",") for line in answer.stdout.splitlines() if answer.returncode == 0]
+    return {card.strip(): int(used) * MIB for card, _, used in rows if used.strip().isdigit()}

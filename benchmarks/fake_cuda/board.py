@@ -1,11 +1,13 @@
-"""What `nvidia-smi` answers under the fake CUDA, whatever it is asked: the MiB that all processes hold.
+"""What `nvidia-smi` answers under the fake CUDA, whatever it is asked: the card's UUID if so, and the MiB in use.
 
 A script without imports of ours: nvidia-smi is also run by processes that cannot import the benchmarks.
 """
 
 import os
 import struct
+import sys
 from pathlib import Path
+from uuid import UUID
 
 _SLOT = struct.Struct("i4xQ")  # as memory.cpp writes it: a process, and how many bytes it holds
 
@@ -20,4 +22,5 @@ def used_bytes(board: Path) -> int:
 
 
 if __name__ == "__main__":
-    print(used_bytes(Path(os.environ["FAKE_CUDA_BOARD"])) >> 20)
+    card = f"GPU-{UUID(int=0)}, " if any("uuid" in word for word in sys.argv) else ""  # as the runtime here says
+    print(f"{card}{used_bytes(Path(os.environ['FAKE_CUDA_BOARD'])) >> 20}")

@@ -101,7 +101,7 @@ def _make(made: Path, place: Path, sources: Sequence[Path], folders: Sequence[Pa
         link = ["-Wl,--no-as-needed", f"-Wl,-soname,{stand_in}", str(library)]
         _output(["g++", "-shared", "-x", "c++", "/dev/null", "-x", "none", *link, "-o", str(made / "lib" / stand_in)])
     smi = made / "bin" / "nvidia-smi"
-    smi.write_text(f'#!/bin/sh\nLD_PRELOAD= exec "{sys.executable}" -I -S "{HERE / "board.py"}"\n')
+    smi.write_text(f'#!/bin/sh\nLD_PRELOAD= exec "{sys.executable}" -I -S "{HERE / "board.py"}" "$@"\n')
     smi.chmod(0o755)
 
 

@@ -2,7 +2,9 @@
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -22,7 +24,7 @@ def test_the_cpu() -> None:
     hardware = device.detect("cpu")
     assert hardware.device == "cpu"
     assert hardware.name
-    assert hardware.memory_bytes == hardware.host_memory_bytes == psutil.virtual_memory().total
+    assert 0 < hardware.memory_bytes == hardware.host_memory_bytes <= psutil.virtual_memory().total
     assert 0 < hardware.host_free_bytes <= hardware.host_memory_bytes
     assert hardware.cores == len(os.sched_getaffinity(0))
     assert (hardware.capability, hardware.context_bytes, hardware.ranks) == (None, 0, 1)
@@ -44,25 +46,50 @@ def test_a_cpu_without_a_name_is_called_by_its_architecture(monkeypatch: pytest.
     assert device.detect("cpu").name == os.uname().machine
 
 
-def answering(text: str, code: int = 0, seen: list | None = None) -> object:
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess:
-        if seen is not None:
-            seen.extend(command)
-        return subprocess.CompletedProcess(command, code, stdout=text)
+CARD, OTHER = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-4444-555555555555"
 
-    return run
+
+@pytest.fixture
+def smi(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """What nvidia-smi says, on a machine whose card 0 is CARD to CUDA."""
+
+    def set_up(text: str, code: int = 0, name: str = "NVIDIA L4") -> None:
+        def run(command: list[str], **_: object) -> subprocess.CompletedProcess:
+            assert "--query-gpu=uuid,memory.used" in command
+            return subprocess.CompletedProcess(command, code, stdout=text)
+
+        properties = SimpleNamespace(name=name, uuid=CARD, major=8, minor=9)
+        monkeypatch.setattr(device.shutil, "which", lambda name: f"/usr/bin/{name}")
+        monkeypatch.setattr(device.subprocess, "run", run)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+
+    return set_up
 
 
 @pytest.mark.parametrize(
     ("answer", "expected"),
-    [(answering("512\n"), 512 * MIB), (answering("[N/A]\n"), 0), (answering("", code=9), 0), (answering("1\n", 2), 0)],
+    [
+        (f"GPU-{CARD}, 512\n", 512 * MIB),
+        (f"GPU-{OTHER}, 9\nGPU-{CARD}, 512\n", 512 * MIB),  # by the bus, where CUDA numbers by speed
+        (f"GPU-{OTHER}, 9\n", 0),
+        (f"GPU-{CARD}, [N/A]\n", 0),  # where memory is the host's as well
+        ("No devices were found\n", 0),
+        ("", 0),
+    ],
 )
-def test_what_others_hold_is_asked_of_the_driver(
-    monkeypatch: pytest.MonkeyPatch, answer: object, expected: int
-) -> None:
-    monkeypatch.setattr(device.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(device.subprocess, "run", answer)
+def test_what_others_hold_is_asked_of_the_driver(smi: Callable[..., None], answer: str, expected: int) -> None:
+    smi(answer)
     assert device.used_bytes_without_context() == expected
+
+
+def test_a_driver_that_reports_a_failure_tells_nothing(smi: Callable[..., None]) -> None:
+    smi(f"GPU-{CARD}, 512\n", code=9)
+    assert device.used_bytes_without_context() == 0
+
+
+def test_what_is_held_of_a_whole_card_is_not_held_of_an_instance(smi: Callable[..., None]) -> None:
+    smi(f"GPU-{CARD}, 512\n", name="NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+    assert device.used_bytes_without_context() == 0
 
 
 @pytest.mark.parametrize("error", [OSError(), subprocess.TimeoutExpired("nvidia-smi", 30)])
@@ -75,18 +102,29 @@ def test_a_driver_that_does_not_answer_is_no_failure(monkeypatch: pytest.MonkeyP
     assert device.used_bytes_without_context() == 0
 
 
-@pytest.mark.parametrize(("visible", "asked"), [(None, "0"), ("2,3", "2"), ("GPU-1234", "GPU-1234"), ("", "0")])
-def test_the_card_asked_about_is_the_first_visible(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, asked: str
+@pytest.mark.parametrize(("held", "told"), [(3000, 3000), (20, 0)], ids=["in use", "idle"])
+def test_of_a_card_in_use_is_told_what_others_hold_beside_the_context(
+    smi: Callable[..., None], monkeypatch: pytest.MonkeyPatch, held: int, told: int
 ) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr(device.shutil, "which", lambda name: name)
-    monkeypatch.setattr(device.subprocess, "run", answering("1", seen=seen))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    device.used_bytes_without_context()
-    assert f"--id={asked}" in seen
+    smi(f"GPU-{CARD}, {held}\n")
+    total, reserved, context = 22 * GIB, 2 * MIB, 300 * MIB
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (total - held * MIB - reserved - context, total))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: reserved)
+    found = device.detect()
+    assert (found.name, found.capability, found.memory_bytes) == ("NVIDIA L4", (8, 9), total)
+    assert (found.used_bytes, found.context_bytes) == (told * MIB, context)
+
+
+@pytest.mark.parametrize("asked", ["cuda", None])
+def test_a_card_of_amds_is_not_supported(monkeypatch: pytest.MonkeyPatch, asked: str | None) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with pytest.raises(ProbeError, match=r"AMD's cards \(ROCm\), which autofit does not support") as caught:
+        device.detect(asked)
+    assert "--device cpu" in caught.value.remedy
+    assert device.detect("cpu").device == "cpu"
 
 
 def test_without_nvidia_smi_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
