@@ -13,10 +13,10 @@ from autofit.core.options import search_options
 from autofit.core.versions import versions
 from autofit.core.workload import Workload
 from autofit.estimate import calibration_for
+from autofit.memory.allowed import budget_for
 from autofit.probe import Prober
 from autofit.setup import Technique
 from autofit.store import Count, Store
-from autofit.tune import budget_for
 
 
 def examine(device: str | None = None) -> dict[str, Any]:

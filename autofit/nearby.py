@@ -20,11 +20,11 @@ from autofit.core.options import SearchOptions, search_options
 from autofit.core.workload import Workload
 from autofit.estimate.space import predict_all
 from autofit.estimate.trace import Trace, trace
+from autofit.memory.allowed import budget_for
 from autofit.memory.catalogue import Card, card, card_names, hardware_of
 from autofit.models import HuggingFaceModel
 from autofit.models.huggingface import huggingface_workload
 from autofit.predict import Given, Prediction, config_of, on_device, with_changes, workload_of
-from autofit.tune import budget_for
 
 _AMPERE = (8, 0)  # from which on attention takes other kernels: all that a trace knows of a card
 _FINEST = 8  # the longest sequence is found to an eighth of itself

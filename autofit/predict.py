@@ -29,13 +29,13 @@ from autofit.estimate.estimator import estimate_of
 from autofit.estimate.rates import rates_for
 from autofit.estimate.space import predict_all
 from autofit.estimate.trace import Trace, trace
-from autofit.memory.catalogue import card, hardware_of
+from autofit.memory.allowed import budget_for, notes_on
+from autofit.memory.catalogue import card, hardware_of, sold_bytes
 from autofit.memory.device import detect
 from autofit.models import resolve
 from autofit.offer import legal_configs
 from autofit.probe import Prober
 from autofit.training.inspect import inspect_workload
-from autofit.tune import budget_for
 
 Given = Mapping[str, Any] | str | Path | None
 
@@ -191,7 +191,9 @@ def _hardware(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
         here = dataclasses.replace(here, memory_bytes=needed)
         notes = ("no card was named: a recent one is assumed, and how fast it is stays open.",)
     # What a prediction is for need not be here: a larger budget than there is memory means a larger device.
-    return dataclasses.replace(here, memory_bytes=max(here.memory_bytes, needed)), notes
+    if needed > (here.memory_bytes if here.device == "cpu" else sold_bytes(here)):
+        return dataclasses.replace(here, memory_bytes=needed, used_bytes=0), notes
+    return here, (*notes, *notes_on(options, here))
 
 
 def config_of(

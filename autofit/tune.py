@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from autofit import techniques
-from autofit.core.budget import Budget, gib_to_bytes
+from autofit.core.budget import gib_to_bytes
 from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
-from autofit.core.hardware import GIB, Hardware
+from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import SearchOptions
 from autofit.core.record import Record
@@ -30,7 +30,8 @@ from autofit.core.workload import Workload
 from autofit.estimate import Seen, learn, predict_all
 from autofit.handover import hand_over, hand_over_report
 from autofit.knowledge import Knowledge, subject_of
-from autofit.memory.catalogue import card, standing_in_for
+from autofit.memory.allowed import FREE_FRACTION, budget_for, notes_on
+from autofit.memory.catalogue import card_to_search_for, standing_in_for
 from autofit.memory.other_budgets import other_budgets
 from autofit.offer import space_for
 from autofit.parallel import check_memory, cores_of_each, described, explored, places_for, seen_by_each
@@ -60,7 +61,6 @@ from autofit.search import (
 
 Listener = Callable[[Event], None]
 
-FREE_FRACTION = 0.8  # of free memory: the default budget of the CPU and of the host
 EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
 EXPECT_SECONDS, EXPECT_SHARE = 300.0, 0.5  # for predicting a space, at most and of a time limit, else it goes without
 EXPLORE_PLAN = Plan()
@@ -101,28 +101,6 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
         return hand_over_report(dataclasses.replace(record, result=result), directory, tell=run.tell)
 
 
-def budget_for(options: SearchOptions, hardware: Hardware) -> Budget:
-    """What the user allows, checked against what the hardware has.
-
-    Raises:
-        InputError: more than the machine has.
-    """
-    on_cpu = hardware.device == "cpu"
-    given, option = (options.mem, "--mem") if on_cpu else (options.gpu_mem, "--gpu-mem")
-    default = int(hardware.host_free_bytes * FREE_FRACTION) if on_cpu else hardware.memory_bytes
-    device_bytes = gib_to_bytes(given) if given is not None else default
-    if device_bytes > hardware.memory_bytes:
-        has = f"{hardware.name} has {hardware.memory_bytes / GIB:.1f} GiB"
-        raise InputError(f"{option} {given} is more than the machine: {has}.", "Give a smaller budget.")
-    host_bytes = int(hardware.host_free_bytes * FREE_FRACTION)
-    if options.host_mem is not None:
-        host_bytes = gib_to_bytes(options.host_mem)
-        if host_bytes > hardware.host_memory_bytes:
-            has = f"this machine has {hardware.host_memory_bytes / GIB:.1f} GiB"
-            raise InputError(f"--host-mem {options.host_mem} is more than the host: {has}.", "Give less.")
-    return Budget(device_bytes=device_bytes, host_bytes=host_bytes, margin=options.margin)
-
-
 class _Run:
     """One search: what was found out about the machine and the workload, and the functions handed to the search."""
 
@@ -134,17 +112,15 @@ class _Run:
         self._prober = prober
         self._directory = directory
         self._listener = listener
-        target = card(options.gpu) if options.gpu else None  # a name that does not exist is told at once
+        target = card_to_search_for(options.gpu) if options.gpu else None  # what is no such name is told at once
         memory = options.mem if options.mem is not None else options.gpu_mem
         budget_bytes = gib_to_bytes(memory) if memory is not None else None
         self._by_default = memory is None and target is None
         hardware, traits = prober.look(workload, options.wanted_device, budget_bytes)
-        if target and target.memory_bytes > hardware.memory_bytes:
-            has = f"{hardware.name} has {hardware.memory_bytes / GIB:.1f} GiB"
-            raise InputError(f"{target.title} has more memory than the card here: {has}.", "Search on a larger card.")
         self.hardware = standing_in_for(hardware, target) if target else hardware
         self.workload = dataclasses.replace(workload, traits=traits)
         self.budget = budget_for(options, self.hardware)
+        self._budget_notes = tuple(notes_on(options, self.hardware))
         self._places = places_for(options.workers, hardware, prober)
         free_bytes = int(self.hardware.host_free_bytes * FREE_FRACTION)
         check_memory(self._places, self.budget, free_bytes, given=not self._by_default)
@@ -152,7 +128,11 @@ class _Run:
         self._cap_bytes = self.budget.cap_bytes(self.hardware.device, self.hardware.context_bytes)
         self._knowledge = self._knowledge_on(seen_by_each(self._places, hardware))
         self._finalists_knowledge = self._knowledge_on(hardware) if cores_of_each(self._places) else self._knowledge
-        for note in (*traits.notes, *([described(self._places, hardware)] if self._places else ())):
+        for note in (
+            *self._budget_notes,
+            *traits.notes,
+            *([described(self._places, hardware)] if self._places else ()),
+        ):
             listener(Note(note))
         if options.store and traits.fingerprint is None:
             listener(
@@ -257,6 +237,7 @@ class _Run:
         if best is not None:
             tiers[tier(best.config)] = best  # not one that was only explored, and promised more
         others = other_budgets(self.budget, self.hardware)
+        where = [explored(self._places)] if cores_of_each(self._places) else []
         around = outlook(self._evidence(outcome, finals, best), others=others, tolerance=self.options.tolerance)
         return Result(
             model=self.workload.name,
@@ -276,7 +257,7 @@ class _Run:
             runner_up=runner_up,
             finalists=finals.verified,
             bound=outcome.bound,
-            notes=(*_notes(outcome, best), *([explored(self._places)] if cores_of_each(self._places) else ())),
+            notes=(*self._budget_notes, *_notes(outcome, best), *where),
             frontier=around.frontier,
             alternatives=around.alternatives,
             other_budgets=others,

@@ -20,7 +20,7 @@ from autofit.core.errors import InputError, ProbeError
 from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
 from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
-from autofit.core.options import SearchOptions, search_options
+from autofit.core.options import search_options
 from autofit.core.record import Record
 from autofit.core.result import Result, SavedResult
 from autofit.core.workload import Traits, Workload
@@ -525,35 +525,6 @@ def test_resuming_a_search_of_something_else_is_refused(bench: Bench, change: di
 # The budget and the card
 
 
-def options(**given: Any) -> SearchOptions:
-    return search_options(**given)
-
-
-def test_default_budgets() -> None:
-    on_cpu = dataclasses.replace(tiny.CPU, host_free_bytes=5 * GIB)
-    assert tune.budget_for(options(), on_cpu) == Budget(4 * GIB, 4 * GIB)
-    assert tune.budget_for(options(margin=0.1), CARD) == Budget(140 * GIB, int(8 * GIB * 0.8), 0.1)
-
-
-def test_given_budgets() -> None:
-    assert tune.budget_for(options(mem=1.5, host_mem=2), tiny.CPU) == Budget(int(1.5 * GIB), 2 * GIB)
-    assert tune.budget_for(options(gpu_mem=24), CARD).device_bytes == 24 * GIB
-
-
-@pytest.mark.parametrize(
-    ("given", "hardware", "words"),
-    [
-        ({"mem": 9}, tiny.CPU, r"--mem 9\.0 is more than the machine: a CPU has 8\.0 GiB\. Give a smaller budget\."),
-        ({"gpu_mem": 141}, CARD, r"--gpu-mem 141\.0 is more than the machine: NVIDIA H200 has 140\.0 GiB\."),
-        ({"host_mem": 9}, tiny.CPU, r"--host-mem 9\.0 is more than the host: this machine has 8\.0 GiB\. Give less\."),
-    ],
-    ids=["cpu", "card", "host"],
-)
-def test_a_budget_larger_than_the_machine(given: dict[str, Any], hardware: Hardware, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        tune.budget_for(options(**given), hardware)
-
-
 def test_a_card_by_name(bench: Bench) -> None:
     bench.prober.hardware = CARD
     result = bench.search(gpu="rtx-4090", mem=None)
@@ -570,10 +541,37 @@ def test_a_card_larger_than_the_one_here(bench: Bench) -> None:
         bench.search(gpu="rtx-4090", mem=None)
 
 
-def test_an_unknown_card_is_told_before_the_device_is_asked(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("gpu", "words"),
+    [
+        ("rtx-4091", r"unknown GPU 'rtx-4091'\. Did you mean 'rtx-409"),
+        ("mi300x", r"AMD Instinct MI300X is not supported: autofit runs on cards that take CUDA\."),
+    ],
+)
+def test_a_card_that_cannot_be_is_told_before_the_device_is_asked(bench: Bench, gpu: str, words: str) -> None:
     bench.prober.look = None  # type: ignore[assignment,method-assign]
-    with pytest.raises(InputError, match=r"unknown GPU 'rtx-4091'\. Did you mean 'rtx-409"):
-        bench.search(gpu="rtx-4091", mem=None)
+    with pytest.raises(InputError, match=words):
+        bench.search(gpu=gpu, mem=None)
+
+
+def test_the_card_that_is_here_has_what_its_driver_says(bench: Bench) -> None:
+    bench.prober.hardware = dataclasses.replace(CARD, name="NVIDIA H100 80GB HBM3", memory_bytes=79 * GIB)
+    result = bench.search(gpu="h100", mem=None)
+    assert result.hardware == bench.prober.hardware
+    assert result.budget.device_bytes == 79 * GIB
+    assert not result.notes
+
+
+def test_what_becomes_of_a_budget_is_said_at_once_and_in_the_result(bench: Bench) -> None:
+    bench.prober.hardware = dataclasses.replace(CARD, used_bytes=4 * GIB)
+    said: list[Any] = []
+    result = bench.search(gpu_mem=141, mem=None, listener=said.append)
+    assert result.budget.device_bytes == 136 * GIB
+    assert result.notes[:2] == (
+        "--gpu-mem 141 means the card: NVIDIA H200 has 140.0 GiB.",
+        "others hold 4.0 of the card's 140.0 GiB: the budget is what is free, 136.00 GiB.",
+    )
+    assert [event.text for event in said if isinstance(event, Note)][:2] == list(result.notes[:2])
 
 
 # The store

@@ -82,9 +82,17 @@ class Rates:
         return self.source == _HERE
 
 
-# For a device that nothing is known of: an A100's, so that configs can at least be ranked.
+# For a device that nothing is known of: an A100's, so that configs can at least be ranked, and fp8 at twice bf16, as on
+# every card that has it; those that have not are never asked for it.
 UNKNOWN = Rates(
-    matmul={"float32": 16e12, "tf32": 125e12, "bfloat16": 250e12, "float16": 250e12, "int8": 500e12},
+    matmul={
+        "float32": 16e12,
+        "tf32": 125e12,
+        "bfloat16": 250e12,
+        "float16": 250e12,
+        "float8": 500e12,
+        "int8": 500e12,
+    },
     bandwidth=1.8e12,
     link=25e9,
     launch_seconds=_LAUNCH,

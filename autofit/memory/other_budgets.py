@@ -33,7 +33,8 @@ def _by_halves(size: int) -> tuple[OtherBudget, ...]:
 
 def _of_cards(size: int, hardware: Hardware) -> list[OtherBudget]:
     """The next sizes among cards that can compute in every format that the hardware can."""
-    cards = [each for each in map(card, card_names()) if each.capability >= (hardware.capability or (0, 0))]
+    able = hardware.capability or (0, 0)
+    cards = [each for each in map(card, card_names()) if each.runs_cuda and each.capability >= able]
     smaller = [each for each in cards if each.memory_bytes < size * (1 - _ANOTHER_SIZE)]
     larger = [each for each in cards if each.memory_bytes > size * (1 + _ANOTHER_SIZE)]
     found = []

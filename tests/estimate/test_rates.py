@@ -52,6 +52,13 @@ def test_a_gpu_is_known_by_its_title_and_another_is_not() -> None:
     assert rates.rates_for(replace(known, name="another")) is None
 
 
+def test_a_card_is_known_by_what_its_driver_says_and_an_unknown_one_multiplies_fp8_no_slower_than_bf16() -> None:
+    here = replace(hardware_of(card("h100")), name="NVIDIA H100 80GB HBM3")
+    assert rates.rates_for(here) == rates.rates_of(card("h100"))
+    known = rates.UNKNOWN.matmul
+    assert rates.rate_of(known, "float8_e4m3fn") == 2 * rates.rate_of(known, "bfloat16")
+
+
 def ticking(step: float) -> Callable[[], float]:
     """A clock on which every reading is `step` seconds after the one before."""
     readings = itertools.count()

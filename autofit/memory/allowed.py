@@ -1,0 +1,73 @@
+"""What a search may use of a machine: what the user allows, held against what is there and what others hold of it.
+
+A request up to the size a card is sold as means the card: no card of 24 GB has 24 GiB. What others hold cannot be had,
+so a budget is at most what is free: the driver is never run out, and what runs out of memory had all of its budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autofit.core.budget import Budget, gib_to_bytes
+from autofit.core.errors import InputError
+from autofit.core.hardware import GIB, Hardware
+from autofit.core.options import SearchOptions
+from autofit.memory.catalogue import sold_bytes
+
+FREE_FRACTION = 0.8  # of free memory: the default budget of the CPU and of the host
+_STEP = GIB // 4  # what is free is rounded down to: a little more held by a display tomorrow is no other budget
+
+
+def budget_for(options: SearchOptions, hardware: Hardware) -> Budget:
+    """What the user allows, checked against what the hardware has.
+
+    Raises:
+        InputError: more than the machine has.
+    """
+    host_bytes = int(hardware.host_free_bytes * FREE_FRACTION)
+    if options.host_mem is not None:
+        host_bytes = gib_to_bytes(options.host_mem)
+        if host_bytes > hardware.host_memory_bytes:
+            has = f"this machine has {_gib(hardware.host_memory_bytes)} GiB"
+            raise InputError(f"--host-mem {options.host_mem:g} is more than the host: {has}.", "Give less.")
+    device_bytes = _of_cpu(options, hardware) if hardware.device == "cpu" else _of_card(options, hardware)
+    return Budget(device_bytes=device_bytes, host_bytes=host_bytes, margin=options.margin)
+
+
+def notes_on(options: SearchOptions, hardware: Hardware) -> Iterator[str]:
+    """Where the budget is another one than the user may think, in sentences; of a budget that `budget_for` grants."""
+    if hardware.device == "cpu":
+        return
+    asked, allowed = _asked(options, hardware), _of_card(options, hardware)
+    if asked > hardware.memory_bytes:
+        yield f"--gpu-mem {options.gpu_mem:g} means the card: {hardware.name} has {_gib(hardware.memory_bytes)} GiB."
+    if allowed < min(asked, hardware.memory_bytes):
+        held = f"others hold {_gib(hardware.used_bytes)} of the card's {_gib(hardware.memory_bytes)} GiB"
+        yield f"{held}: the budget is what is free, {allowed / GIB:.2f} GiB."
+
+
+def _of_cpu(options: SearchOptions, hardware: Hardware) -> int:
+    if options.mem is None:
+        return int(hardware.host_free_bytes * FREE_FRACTION)
+    if gib_to_bytes(options.mem) > hardware.memory_bytes:
+        has = f"{hardware.name} has {_gib(hardware.memory_bytes)} GiB"
+        raise InputError(f"--mem {options.mem:g} is more than the machine: {has}.", "Give a smaller budget.")
+    return gib_to_bytes(options.mem)
+
+
+def _of_card(options: SearchOptions, hardware: Hardware) -> int:
+    asked, free = _asked(options, hardware), hardware.memory_bytes
+    if asked > sold_bytes(hardware):
+        has = f"{hardware.name} has {_gib(hardware.memory_bytes)} GiB"
+        raise InputError(f"--gpu-mem {options.gpu_mem:g} is more than the card: {has}.", "Give a smaller budget.")
+    if hardware.used_bytes:
+        free = (hardware.memory_bytes - hardware.used_bytes) // _STEP * _STEP
+    return min(asked, free)
+
+
+def _asked(options: SearchOptions, hardware: Hardware) -> int:
+    return hardware.memory_bytes if options.gpu_mem is None else gib_to_bytes(options.gpu_mem)
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f}"
