@@ -157,7 +157,9 @@ def test_the_house_has_no_shed() -> None:
         assert not any(word in path.stem for word in forbidden), path
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["search", "--help"], ["estimate", "--help"], ["models"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["search", "--help"], ["estimate", "--help"], ["models"]]
+)
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys\n"

@@ -13,6 +13,7 @@ import pytest
 import tiny
 import torch
 
+import autofit
 from autofit.cli import main
 from autofit.core.errors import InputError
 from autofit.core.estimate import PARTS
@@ -516,11 +517,17 @@ def test_a_search_starts_from_what_another_measured_until_that_is_cleared(run: R
     assert "earlier searches" not in run(*search, "--out", "after").err
 
 
-def test_no_arguments_are_a_request_for_help(run: Run) -> None:
+def test_no_arguments_are_told_how_to_start(run: Run) -> None:
     said = run()
-    assert said.code == 2
-    assert "search" in said.out + said.err
-    assert run("--help").code == run("search", "--help").code == 0
+    assert (said.code, said.out) == (2, "")
+    commands = [line.split()[1:] for line in said.err.splitlines() if line.startswith("  autofit ")]
+    assert [words[0] for words in commands] == ["search", "search", "estimate"]
+    assert "autofit --help" in said.err
+
+
+def test_the_version(run: Run) -> None:
+    assert run("--version") == (0, f"autofit {autofit.__version__}\n", "")
+    assert run("--version", "search").out == run("--version").out
 
 
 # Bad input

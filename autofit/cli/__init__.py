@@ -15,7 +15,10 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+import autofit
 from autofit.cli import estimate, handed_over, inventory, search, train
+from autofit.cli.help import Command, PlainFlags
+from autofit.cli.options import Version
 from autofit.cli.output import INTERRUPTED, print_json, tell_error
 from autofit.core.environment import set_defaults
 from autofit.core.errors import AutofitError, InputError
@@ -28,6 +31,14 @@ _NOT_TO_ACT_ON = {
     "torch.utils._pytree": "is an Enum subclass",
     "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward",
 }
+_HOW_TO_START = """\
+autofit finds the fastest PyTorch training configuration that fits your memory, by measuring real steps.
+
+  autofit search --model llama-3.1-8b --gpu-mem 24              on a GPU
+  autofit search --model tiny-llama --device cpu --mem 2        without one, to see how it goes
+  autofit estimate --model llama-3.1-8b --gpu list              which cards would do; needs none
+
+autofit --help lists all commands."""
 _COMMANDS = (
     search.search,
     estimate.estimate,
@@ -40,7 +51,7 @@ _COMMANDS = (
 )
 
 
-class _Commands(TyperGroup):
+class _Commands(PlainFlags, TyperGroup):
     """typer ends on Ctrl-C without a word; here it is told as every other end is."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -53,12 +64,22 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     help="Find the fastest PyTorch training configuration that fits your memory, by measuring real steps.",
-    no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",  # keeps the lines of examples apart
     pretty_exceptions_enable=False,
 )
 for _command in _COMMANDS:
-    app.command()(_command)
+    app.command(cls=Command)(_command)
+
+
+@app.callback(invoke_without_command=True)
+def _start(context: typer.Context, version: Version = False) -> None:
+    if version:
+        print(f"autofit {autofit.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(_HOW_TO_START, file=sys.stderr)
+        raise typer.Exit(InputError.exit_code)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -83,11 +104,7 @@ def _run(command: Callable[[], Any], as_json: bool) -> int:
         tell_error(error.message, error.remedy, as_json)
         return error.exit_code
     except UsageError as error:
-        message = getattr(error, "format_message", lambda: "")()
-        if message:
-            tell_error(message, "See --help.", as_json)
-        else:  # no arguments at all: the error is the help text
-            getattr(error, "show", lambda: None)()
+        tell_error(getattr(error, "format_message", lambda: "")(), "See --help.", as_json)
         return InputError.exit_code
     except (KeyboardInterrupt, typer.Abort):
         tell_error("interrupted.", "", as_json)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 
-from autofit.cli.options import Device, EffectiveBatch, GpuMem, Json, Mem, Model, SeqLen, TrustRemoteCode
+from autofit.cli.options import (
+    Alternatives,
+    ConfigFile,
+    Device,
+    EffectiveBatch,
+    Fix,
+    GpuMem,
+    GpuOrList,
+    Json,
+    Mem,
+    Model,
+    SeqLen,
+    TrustRemoteCode,
+)
 from autofit.cli.output import heavy, print_json
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.options import parse_settings
@@ -17,24 +28,24 @@ from autofit.report import around_table, cards_table, estimate_table
 
 def estimate(
     model: Model,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A config or a result.yaml; default: a plain start.")
-    ] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="Set a knob.")] = None,
-    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="A card such as rtx-4090, or list: all.")] = None,
+    seq_len: SeqLen = None,
+    effective_batch: EffectiveBatch = None,
+    trust_remote_code: TrustRemoteCode = False,
+    gpu: GpuOrList = None,
     gpu_mem: GpuMem = None,
     device: Device = None,
     mem: Mem = None,
-    seq_len: SeqLen = None,
-    effective_batch: EffectiveBatch = None,
-    alternatives: Annotated[
-        bool | None,
-        typer.Option("--alternatives/--no-alternatives", help="What changes would bring; default: not with --json."),
-    ] = None,
+    config: ConfigFile = None,
+    set_: Fix = None,
+    alternatives: Alternatives = None,
     as_json: Json = False,
-    trust_remote_code: TrustRemoteCode = False,
 ) -> int:
-    """Predict memory and speed of a config, without a GPU and without weights."""
+    """Predict memory and speed of a config, without a GPU and without weights.
+
+    Examples:
+      autofit estimate --model llama-3.1-8b --gpu rtx-4090 --set lora_rank=16
+      autofit estimate --model llama-3.1-8b --gpu list
+    """
     asked: dict[str, Any] = {
         "set": parse_settings(set_ or []),
         "seq_len": seq_len,

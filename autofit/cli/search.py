@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 
 from autofit.cli.estimate import print_expected
 from autofit.cli.options import (
     Device,
     EffectiveBatch,
+    Gpu,
     GpuMem,
+    HostMem,
     Json,
+    Margin,
+    Markdown,
     Mem,
     MemorySnapshot,
     Model,
+    Narrow,
+    NoStore,
+    Out,
     Quiet,
+    ResumeSearch,
+    Seed,
     SeqLen,
+    Space,
+    TimeLimit,
+    Tolerance,
+    Trials,
     TrustRemoteCode,
+    Workers,
 )
 from autofit.cli.output import INTERRUPTED, heavy, print_json
 from autofit.core.errors import InputError, NothingFitsError, ProbeError
@@ -29,37 +42,37 @@ from autofit.report import LiveDisplay, nothing_fits_view, result_table
 
 def search(
     model: Model,
-    gpu_mem: GpuMem = None,
-    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="The card to fit, such as rtx-4090.")] = None,
-    device: Device = None,
-    mem: Mem = None,
-    host_mem: Annotated[str | None, typer.Option(metavar="GIB", help="Host memory; default 80 % of free.")] = None,
-    margin: Annotated[float, typer.Option(help="Fraction of the card kept free.")] = 0.05,
     seq_len: SeqLen = None,
     effective_batch: EffectiveBatch = None,
-    space: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="See `autofit spaces`.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KNOB=VALUE[,VALUE...]", help="Fix or narrow a knob.")
-    ] = None,
-    trials: Annotated[int, typer.Option(help="Probes at most.")] = 40,
-    time_limit: Annotated[str | None, typer.Option(metavar="TIME", help="For example 10m.")] = None,
-    tolerance: Annotated[float, typer.Option(help="A difference in speed that is none: for ties, and to end.")] = 0.03,
-    seed: int = 0,
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", help="Probes at a time; default: one on each card like card 0; a CPU: 1.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory; default autofit-runs/...")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the search in --out.")] = False,
-    no_store: Annotated[
-        bool, typer.Option("--no-store", help="Know nothing of earlier searches, and keep nothing for later ones.")
-    ] = False,
+    trust_remote_code: TrustRemoteCode = False,
+    gpu_mem: GpuMem = None,
+    gpu: Gpu = None,
+    device: Device = None,
+    mem: Mem = None,
+    host_mem: HostMem = None,
+    margin: Margin = 0.05,
+    space: Space = None,
+    set_: Narrow = None,
+    trials: Trials = 40,
+    time_limit: TimeLimit = None,
+    tolerance: Tolerance = 0.03,
+    seed: Seed = 0,
+    workers: Workers = None,
+    resume: ResumeSearch = False,
+    no_store: NoStore = False,
+    out: Out = None,
     memory_snapshot: MemorySnapshot = False,
     as_json: Json = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the answer as Markdown.")] = False,
+    as_markdown: Markdown = False,
     quiet: Quiet = False,
-    trust_remote_code: TrustRemoteCode = False,
 ) -> int:
-    """Find, prove and write down the fastest config that fits."""
+    """Find, prove and write down the fastest config that fits.
+
+    Examples:
+      autofit search --model llama-3.1-8b --gpu-mem 24
+      autofit search --model tiny-llama --device cpu --mem 2 --trials 8
+      autofit search --model train.py:workload --set precision=bf16,fp32
+    """
     if as_json and as_markdown:
         raise InputError("--json and --markdown both say what is printed.", "Give one of them.")
     stderr = Console(stderr=True)

@@ -5,12 +5,34 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
 
-from autofit.cli.options import MemorySnapshot, Quiet, Result, TrustRemoteCode
+from autofit.cli.options import (
+    CheckpointEvery,
+    Data,
+    Epochs,
+    EvalData,
+    FromScratch,
+    KeepLast,
+    LearningRate,
+    MaxGradNorm,
+    MemorySnapshot,
+    Packing,
+    Quiet,
+    Result,
+    ResumeTraining,
+    Schedule,
+    Steps,
+    TrainOutput,
+    TrainSeed,
+    TrustRemoteCode,
+    WarmupSteps,
+    WeightDecay,
+    Weights,
+)
 from autofit.cli.output import INTERRUPTED, heavy
 from autofit.core.errors import InputError
 from autofit.core.events import Note
@@ -20,31 +42,33 @@ from autofit.models.config_json import is_hub_id
 def train(
     context: typer.Context,
     result: Result,
-    data: Annotated[Path, typer.Option(help="Text, .jsonl, .csv, .pt of images, an image folder, or a saved Dataset.")],
-    weights: Annotated[str | None, typer.Option(metavar="DIR", help="Weights to start from, or a hub id.")] = None,
-    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Start from random weights.")] = False,
-    eval_data: Annotated[Path | None, typer.Option(metavar="PATH", help="Evaluate on it after each pass.")] = None,
-    packing: Annotated[
-        bool | None,
-        typer.Option("--packing/--padding", help="Samples in a row, or each padded; default: packing for plain text."),
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data; default 1.")] = None,
-    lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-4,
-    weight_decay: Annotated[float, typer.Option(help="On matrices only.")] = 0.0,
-    schedule: Annotated[str, typer.Option(help="Of the learning rate: constant, cosine or linear.")] = "constant",
-    warmup_steps: Annotated[int, typer.Option(help="Steps in which the learning rate rises.")] = 0,
-    max_grad_norm: Annotated[float | None, typer.Option(help="Clip gradients to this norm.")] = None,
-    output: Annotated[Path | None, typer.Option(metavar="DIR", help="For checkpoints and the model.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in --output.")] = False,
-    checkpoint_every: Annotated[int, typer.Option(metavar="STEPS", help="Steps between two checkpoints.")] = 200,
-    keep_last: Annotated[int, typer.Option(metavar="N", help="Checkpoints that are kept.")] = 2,
-    memory_snapshot: MemorySnapshot = False,
-    seed: int = 0,
-    quiet: Quiet = False,
+    data: Data,
+    weights: Weights = None,
+    from_scratch: FromScratch = False,
+    eval_data: EvalData = None,
+    packing: Packing = None,
     trust_remote_code: TrustRemoteCode = False,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    lr: LearningRate = 1e-4,
+    weight_decay: WeightDecay = 0.0,
+    schedule: Schedule = "constant",
+    warmup_steps: WarmupSteps = 0,
+    max_grad_norm: MaxGradNorm = None,
+    seed: TrainSeed = 0,
+    output: TrainOutput = None,
+    resume: ResumeTraining = False,
+    checkpoint_every: CheckpointEvery = 200,
+    keep_last: KeepLast = 2,
+    memory_snapshot: MemorySnapshot = False,
+    quiet: Quiet = False,
 ) -> int:
-    """Train the config of a result on a file."""
+    """Train the config of a result on data of yours.
+
+    Examples:
+      autofit train run/result.yaml --data data.jsonl --weights ./llama-3.1-8b --output trained
+      autofit train run/result.yaml --data corpus.txt --from-scratch --steps 100
+    """
     if from_scratch == (weights is not None):
         raise InputError("say what to start from.", "Give either --weights DIR or --from-scratch.")
     if weights is not None and not Path(weights).is_dir() and not is_hub_id(weights):
