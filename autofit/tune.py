@@ -129,6 +129,7 @@ class _Run:
         self._knowledge = self._knowledge_on(seen_by_each(self._places, hardware))
         self._finalists_knowledge = self._knowledge_on(hardware) if cores_of_each(self._places) else self._knowledge
         for note in (
+            *hardware.notes,
             *self._budget_notes,
             *traits.notes,
             *([described(self._places, hardware)] if self._places else ()),

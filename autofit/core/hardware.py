@@ -4,6 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from autofit.core.environment import EXPANDABLE
+
 GIB = 2**30
 MIB = 2**20
 CUDA_MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation, the error_code of a torch.AcceleratorError
@@ -16,7 +18,8 @@ class Hardware:
     `used_bytes` is what others hold on the device: not to be had, whatever its size; 0 on CPU.
     `context_bytes` is what the process pays for having the device open at all (the CUDA context); 0 on CPU.
     `measured_on` names the card that probes run on when it is not the one described (`--gpu NAME`). `here` is False
-    where nothing is run: what this machine lacks is then not held against a config.
+    where nothing is run: what this machine lacks is then not held against a config. `allocator` is what PyTorch's
+    allocator of device memory is set to, as PYTORCH_ALLOC_CONF says it; empty: as autofit sets it.
     """
 
     device: str  # "cuda" or "cpu"
@@ -31,6 +34,19 @@ class Hardware:
     measured_on: str | None = None
     here: bool = True
     used_bytes: int = 0
+    allocator: str = ""
+
+    @property
+    def expandable_segments(self) -> bool:
+        """Whether segments of device memory grow, instead of being reserved one by one."""
+        return not self.allocator or EXPANDABLE in self.allocator
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of it."""
+        if self.device == "cpu" or self.expandable_segments:
+            return ()
+        return (f"segments of device memory do not grow here ({self.allocator}), which takes some percent more of it.",)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -125,6 +125,8 @@ class Result:
             "budget_gib": round(self.budget.device_bytes / GIB, 3),
             "margin": self.budget.margin,
         }
+        if self.hardware.allocator:
+            hardware["allocator"] = self.hardware.allocator
         if self.hardware.measured_on:
             hardware["measured_on"] = self.hardware.measured_on
         return dump(

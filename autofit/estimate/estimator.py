@@ -62,7 +62,8 @@ def estimate_of(
     reserved, context, workspace = None, 0, 0
     if hardware.device == "cuda":
         context, workspace = hardware.context_bytes or _CONTEXT, workspace_bytes(hardware)
-        reserved = max(replay(run_of(traced, hardware), expandable=True).peak_reserved, peak.nbytes + workspace)
+        replayed = replay(run_of(traced, hardware), expandable=hardware.expandable_segments)
+        reserved = max(replayed.peak_reserved, peak.nbytes + workspace)
         parts = {**peak.parts, "temporary": peak.parts["temporary"] + workspace}
         peak = replace(peak, nbytes=peak.nbytes + workspace, parts=parts)
     share, unsure = computed_again(traced.config, workload, hardware), None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from autofit.core.environment import ALLOCATOR, EXPANDABLE
 from autofit.export.departure import Departure
 from autofit.export.found import Found
 from autofit.export.head import measured_sentence
@@ -43,6 +44,9 @@ def _lines(written_for: str, found: Found, departures: Sequence[Departure], run:
 
 def _sentences(found: Found) -> Iterator[str]:
     yield measured_sentence(found.hardware, found.measured)
+    if found.device == "cuda":
+        allocator = found.hardware.get("allocator") or EXPANDABLE
+        yield f"Memory: measured under {ALLOCATOR}={plain(allocator)}, to be set in the tool's environment too."
     samples = f"{found.effective_batch_size} samples per optimizer step" if found.effective_batch_size else ""
     tokens = f"{found.sequence_length} tokens per sample" if found.sequence_length else ""
     if samples or tokens:

@@ -13,6 +13,7 @@ from keyword import iskeyword
 from typing import Any
 
 from autofit.core.config import Config
+from autofit.core.environment import EXPANDABLE
 from autofit.core.errors import InputError
 from autofit.core.hardware import Hardware
 from autofit.export.fragments import Case, Fragments
@@ -37,8 +38,11 @@ _INSTEAD = "Run it with `autofit train`."
 # What probes run under: with fixed segments the same config may not fit a card, and threads that spin while they wait
 # make a busy machine many times slower.
 _EARLY = {
-    "cuda": 'os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # as measured',
-    "cpu": 'os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as measured; read by torch',
+    "cuda": (
+        'if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # which would no longer count',
+        '    os.environ.setdefault("PYTORCH_ALLOC_CONF", {allocator})  # as measured',
+    ),
+    "cpu": ('os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as measured; read by torch',),
 }
 
 _OPTIMIZER = {False: "optimizer = build_optimizer(model, args.lr)", True: "step_in_backward(model, args.lr)"}
@@ -91,7 +95,7 @@ def train_script(
     slots = {
         "title": textwrap.shorten(title, WIDTH - 6, placeholder=" ..."),
         "head": head(facts, measured=measured, versions=versions, packages=packages, changes=changes),
-        "imports": _imports(task, fragments, device),
+        "imports": _imports(task, fragments, facts),
         "constants": [*constants, *fragments.constants],
         "flags": _flags(task),
         "architecture": _architecture(task, model_config),
@@ -161,13 +165,15 @@ def _packages(fragments: Fragments) -> list[str]:
     return list(dict.fromkeys(["torch", "transformers", *modules, *fragments.packages]))
 
 
-def _imports(task: Task, fragments: Fragments, device: str) -> list[str]:
+def _imports(task: Task, fragments: Fragments, facts: Mapping[str, Any]) -> list[str]:
     standard = sorted({*_STANDARD, *fragments.standard, *(["import json"] if task.text else [])}, key=_place)
     classes = ["AutoConfig", task.auto_class]
     classes += ["AutoTokenizer"] if task.text else []
     classes += ["BitsAndBytesConfig"] if fragments.quantization else []
     library = {*task.imports, *fragments.imports, "import torch", import_from("transformers", *classes)}
-    return [*standard, "", _EARLY[device], "", *sorted(library, key=_place)]
+    allocator = facts.get("allocator") or EXPANDABLE
+    early = [line.format(allocator=literal(str(allocator))) for line in _EARLY[str(facts["device"])]]
+    return [*standard, "", *early, "", *sorted(library, key=_place)]
 
 
 def _place(line: str) -> tuple[bool, str]:

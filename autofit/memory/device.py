@@ -14,6 +14,7 @@ import torch
 from autofit.core.errors import ProbeError
 from autofit.core.hardware import MIB, Hardware
 from autofit.memory.host import host_memory
+from autofit.memory.segments import open_card
 
 _IDLE = 64 * MIB  # of a card that nobody uses: what its driver holds for itself
 
@@ -62,8 +63,7 @@ def _cpu_name() -> str:
 
 def _cuda() -> Hardware:
     before = used_bytes_without_context()
-    torch.ones(1, device="cuda").add_(1)
-    torch.cuda.synchronize()
+    allocator = open_card()
     free, total = torch.cuda.mem_get_info(0)
     properties = torch.cuda.get_device_properties(0)
     used = total - free - torch.cuda.memory_reserved(0)
@@ -76,6 +76,7 @@ def _cuda() -> Hardware:
         capability=(properties.major, properties.minor),
         context_bytes=used - others,
         used_bytes=others if others > _IDLE else 0,
+        allocator=allocator,
     )
 
 

@@ -21,6 +21,7 @@ from autofit.core.errors import AutofitError, InputError, ProbeError, RefusedErr
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes
 from autofit.core.workload import Traits, Workload
+from autofit.memory import segments
 from autofit.memory.allocations import AllocationRecord
 from autofit.memory.device import detect, used_bytes_without_context, visible_cards
 from autofit.memory.out_of_memory import is_device_out_of_memory, is_host_out_of_memory
@@ -309,6 +310,7 @@ class _CudaProbe(Probe):
     def __init__(self, workload: Workload, request: Request) -> None:
         super().__init__(workload, request)
         self.used_by_others = used_bytes_without_context()
+        segments.change(request.hardware.allocator)
         torch.cuda.init()
         self.total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, max(0, self.cap) / self.total), 0)

@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 from autofit.core.errors import AutofitError, DivergedError, OutOfMemoryError
+from autofit.core.hardware import Hardware
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.run_directory import write_whole
 from autofit.core.strict_yaml import dump, load_mapping
 from autofit.core.workload import Workload
+from autofit.memory import segments
 from autofit.memory.device import detect
 from autofit.setup import Setup
 from autofit.training import checkpoint, random_state
@@ -86,20 +88,25 @@ class Session:
         cuts = self.keeping.cuts()
         if cuts:
             self.listener(f"memory ran out in this run before, so it goes on with {_told(cuts)}.")
-        config = {**config, **cuts}
-        setup = build(self.workload, config, detect(device), model=self.model, hyperparameters=self.hyperparameters)
-        try:
-            for warning in setup.warnings:
-                self.listener(warning)
-            if self.keeping.directory:
-                checkpoint.check_savable(setup)
-            with random_state.kept(setup.device):
-                check_loss(setup)
-                if eval_loader is not None:
-                    check_evaluation(setup, eval_loader)
-            return _Training(self, setup, loader, eval_loader).to(steps)
-        finally:
-            setup.close()
+        with segments.as_in_probes(device, self.listener):
+            setup = self._built({**config, **cuts}, detect(device))
+            try:
+                if self.keeping.directory:
+                    checkpoint.check_savable(setup)
+                with random_state.kept(setup.device):
+                    check_loss(setup)
+                    if eval_loader is not None:
+                        check_evaluation(setup, eval_loader)
+                return _Training(self, setup, loader, eval_loader).to(steps)
+            finally:
+                setup.close()
+
+    def _built(self, config: Mapping[str, Any], hardware: Hardware) -> Setup:
+        """The setup, with all that is to be said of it said."""
+        setup = build(self.workload, config, hardware, model=self.model, hyperparameters=self.hyperparameters)
+        for note in (*hardware.notes, *setup.warnings):
+            self.listener(note)
+        return setup
 
 
 class _Training:

@@ -1,6 +1,7 @@
-"""Hardware: the facts come back from JSON as they were."""
+"""Hardware: the facts come back from JSON as they were, and what the user should know of them is said."""
 
 import json
+from dataclasses import replace
 
 import tiny
 from hypothesis import given
@@ -24,3 +25,15 @@ def test_a_journey_through_json_changes_nothing(hardware: Hardware) -> None:
 def test_units() -> None:
     assert (GIB, MIB) == (1024**3, 1024**2)
     assert tiny.CPU.memory_bytes == 8 * GIB
+
+
+def test_segments_that_do_not_grow_are_told_of() -> None:
+    card = replace(tiny.CPU, device="cuda")
+    fixed = replace(card, allocator="expandable_segments:False")
+    assert [each.expandable_segments for each in (card, fixed)] == [True, False]
+    assert replace(card, allocator="max_split_size_mb:64,expandable_segments:True").expandable_segments
+    assert not replace(card, allocator="max_split_size_mb:64").expandable_segments
+    assert not card.notes
+    (note,) = fixed.notes
+    assert note.startswith("segments of device memory do not grow here (expandable_segments:False), which takes")
+    assert not tiny.CPU.notes

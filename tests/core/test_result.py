@@ -198,3 +198,9 @@ def test_the_parts_that_may_be_missing(tmp_path: Path) -> None:
     loaded = SavedResult.load(saved(tmp_path, "{autofit: 1, model: m, workload: {}, config: {precision: bf16}}"))
     assert (loaded.source, loaded.hardware, loaded.measured) == ({}, {}, {})
     assert loaded.config == Config(precision="bf16")
+
+
+def test_what_the_allocator_was_set_to_is_recorded() -> None:
+    assert "allocator" not in result().to_yaml()
+    fixed = result(hardware=dataclasses.replace(HARDWARE, allocator="expandable_segments:False"))
+    assert parse(fixed.to_yaml(), "result.yaml")["hardware"]["allocator"] == "expandable_segments:False"

@@ -35,3 +35,10 @@ def test_what_was_not_measured_is_not_said_to_be() -> None:
 def test_lines_stay_comments() -> None:
     lines = heading("Tool 1.0", found(), departures=[Departure("x", "y", "a\nb " * 60)], run="run")
     assert all("\n" not in line and len(line) <= 104 for line in lines)
+
+
+def test_how_memory_was_reserved_is_said_of_a_card() -> None:
+    assert "Memory: measured under PYTORCH_ALLOC_CONF=expandable_segments:True, to be set in" in said()
+    card = {"device": "cuda", "name": "a card", "allocator": "expandable_segments:False"}
+    assert "PYTORCH_ALLOC_CONF=expandable_segments:False" in said(hardware=card)
+    assert "PYTORCH_ALLOC_CONF" not in " ".join(heading("Tool 1.0", found("cpu"), departures=(), run="run"))

@@ -239,6 +239,19 @@ def test_a_knob_that_is_off_leaves_no_trace(emit: Emit) -> None:
         assert word not in body
 
 
+def test_the_allocator_is_set_as_it_was_measured_unless_the_user_has_set_it(emit: Emit) -> None:
+    def early(**facts: str) -> list[str]:
+        text = emit(others={"hardware": {"device": "cuda", "name": "a card", **facts}})
+        return [line for line in text.splitlines() if "_ALLOC_CONF" in line]
+
+    condition, setting = early()
+    assert condition.startswith('if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:')
+    assert setting.strip().startswith('os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")')
+    assert '"PYTORCH_ALLOC_CONF", "expandable_segments:False")' in early(allocator="expandable_segments:False")[1]
+    assert early(allocator='"); boom(')[1].count("boom") == 1
+    compile(emit(others={"hardware": {"device": "cuda", "name": "x", "allocator": '"); boom('}}), "train.py", "exec")
+
+
 def test_a_models_own_code_has_no_script(emit: Emit) -> None:
     arguments: dict[str, Any] = {
         "model": "x",

@@ -14,8 +14,10 @@ import yaml
 from torch import nn
 
 from autofit.core.errors import DivergedError, OutOfMemoryError
+from autofit.core.hardware import Hardware
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.training import checkpoint
+from autofit.memory import segments
+from autofit.training import checkpoint, session
 from autofit.training.loader import workload_from
 from autofit.training.run import StepReport
 from autofit.training.session import Keeping, Session
@@ -224,3 +226,30 @@ def test_a_torn_update_can_go_on_in_a_fresh_process(tmp_path: Path, monkeypatch:
     again = Run(directory=tmp_path, resume=True)  # there was none yet: from the start, in smaller slices
     assert [report.step for report in again(steps=3)] == [0, 1, 2]
     assert "goes on with micro_batch_size 4" in again.told[0]
+
+
+def test_on_a_card_memory_is_reserved_as_it_was_in_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU stands for the card, whose allocator has its settings in any build of PyTorch."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(segments, "settings", lambda: set_to[-1] if set_to else "")
+    set_to: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", set_to.append)
+    monkeypatch.setattr(session, "detect", lambda _: tiny.CPU)
+    run, seen = Run(), []
+    run.session = replace(run.session, callbacks=(lambda _: seen.append(segments.settings()),))
+    run.session.run({}, None, run.loader, steps=1)
+    assert seen == ["expandable_segments:True"]
+    assert segments.settings() == ""
+
+
+def test_what_is_to_be_known_of_the_device_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = Noted(**vars(tiny.CPU))
+    monkeypatch.setattr(session, "detect", lambda _: noted)
+    run = Run()
+    run(steps=1)
+    assert run.told[0] == "segments do not grow."
+
+
+class Noted(Hardware):
+    notes = ("segments do not grow.",)

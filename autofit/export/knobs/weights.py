@@ -97,14 +97,11 @@ def quantization(case: Case) -> Fragments | None:
     )
     # A head with a bias would be quantized; the name of this argument is that of the first kind there was.
     heads = ('llm_int8_skip_modules=["score", "classifier", "pre_classifier"]',) if case.classifies else ()
-    quiet = (
-        "# bitsandbytes says at every product that inputs are cast to float16.",
-        'logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)',
-    )
+    quiet = 'logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells of a cast at every product'
     return Fragments(
         standard=("import tempfile", *(("import logging",) if value == "int8" else ())),
         packages=("bitsandbytes", "accelerate"),
         quantization=(*(("load_in_8bit=True",) if value == "int8" else four_bits), *heads),
         quantized=f"{value} (quantization)",
-        start=quiet if value == "int8" else (),
+        start=(quiet,) if value == "int8" else (),
     )
