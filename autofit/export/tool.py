@@ -44,6 +44,15 @@ class Request:
     def departs(self, knob: str, instead: str, *, may_not_fit: bool = False) -> Departure:
         return Departure(knob, self.config.get(knob), instead, may_not_fit)
 
+    @property
+    def convolutions(self) -> tuple[Departure, ...]:
+        """Of a tool that leaves the rounding of fp32 to PyTorch: where there may be convolutions, those are in TF32."""
+        on_a_card = self.found.device == "cuda" and self.text("precision") == "fp32"
+        if not on_a_card or self.found.task not in ("image-classification", "custom"):
+            return ()
+        off = "torch.backends.cudnn.allow_tf32 = False"
+        return (self.departs("precision", f"PyTorch rounds convolutions to TF32 unless the script sets {off}"),)
+
 
 @dataclass(frozen=True)
 class Told:

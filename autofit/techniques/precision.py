@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from autofit.setup import Setup, Stage, Technique, parts
 from autofit.setup.layers import output_heads
 
 _FIDELITY = {"fp32": 5, "tf32": 4, "bf16-mixed": 3, "fp16-mixed": 2, "bf16": 1, "fp8": 0}
+_ROUNDINGS = {"fp32": "ieee", "tf32": "tf32"}  # of the products of fp32 numbers
 _AMPERE = (8, 0)  # first compute capability with bf16 and tf32 matrix units
 _ADA = (8, 9)  # and with fp8 ones
 _FP8_MULTIPLE = 16  # what every dimension of an fp8 product must be a multiple of
@@ -26,10 +29,11 @@ _FP8_MULTIPLE = 16  # what every dimension of an fp8 product must be a multiple 
 class Precision(Technique):
     """The ways of holding and computing numbers.
 
-    `fp32`: everything. `tf32`: fp32 that matrix units round to 10 bits of mantissa. `bf16`: weights, gradients,
-    optimizer state and arithmetic. `bf16-mixed`, `fp16-mixed`: trained weights, their gradients and state in fp32;
-    frozen weights and arithmetic (autocast) in the low format. `fp8`: as `bf16`, with the products of linear layers in
-    fp8, scaled tensor by tensor (torchao; Micikevicius et al. 2022, arXiv 2209.05433), the output head left out.
+    `fp32`: everything, convolutions too. `tf32`: fp32 that matrix units round to 10 bits of mantissa. `bf16`: weights,
+    gradients, optimizer state and arithmetic. `bf16-mixed`, `fp16-mixed`: trained weights, their gradients and state in
+    fp32; frozen weights and arithmetic (autocast) in the low format. `fp8`: as `bf16`, with the products of linear
+    layers in fp8, scaled tensor by tensor (torchao; Micikevicius et al. 2022, arXiv 2209.05433), the output head left
+    out.
     """
 
     name = "precision"
@@ -69,8 +73,8 @@ class Precision(Technique):
     def apply(self, setup: Setup, value: Value) -> None:
         if value == "fp8":
             _multiply_in_fp8(setup)
-        if value == "tf32":
-            _multiply_in_tf32(setup)
+        if value in _ROUNDINGS:
+            _round_fp32_products(setup, _ROUNDINGS[str(value)])
         if value in ("bf16", "fp8"):
             setup.trainable_dtype = setup.frozen_dtype = torch.bfloat16
             _cast_inputs(setup, torch.bfloat16)
@@ -165,10 +169,56 @@ def _put_back(parent: nn.Module, name: str, layer: nn.Module) -> None:
         setattr(parent, name, layer)
 
 
-def _multiply_in_tf32(setup: Setup) -> None:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    setup.on_close(lambda: torch.set_float32_matmul_precision(before))
+@dataclass(frozen=True)
+class _Rounding:
+    """How a card multiplies fp32 numbers: by PyTorch's older switches, and by the newer one of each kind of product.
+
+    Both are set, because parts of PyTorch still ask the older ones, which raise where the two contradict each other.
+    Where a user has set such a contradiction, there is nothing older to give back.
+    """
+
+    matmul: str | None
+    convolution: bool | None
+    newer: tuple[str, ...]
+
+    @classmethod
+    def now(cls) -> _Rounding:
+        newer = tuple(str(each.fp32_precision) for each in _products())
+        return cls(
+            _told(torch.get_float32_matmul_precision), _told(lambda: bool(torch.backends.cudnn.allow_tf32)), newer
+        )
+
+    @classmethod
+    def to(cls, precision: str) -> _Rounding:
+        tf32 = precision == "tf32"
+        return cls("high" if tf32 else "highest", tf32, tuple(precision for _ in _products()))
+
+    def set(self) -> None:
+        if self.matmul is not None:
+            torch.set_float32_matmul_precision(self.matmul)
+        if self.convolution is not None:
+            torch.backends.cudnn.allow_tf32 = self.convolution
+        for each, precision in zip(_products(), self.newer, strict=True):
+            each.fp32_precision = precision
+
+
+def _products() -> tuple[Any, ...]:
+    backends: Any = torch.backends
+    return backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul
+
+
+def _told(question: Callable[[], Any]) -> Any:
+    try:
+        return question()
+    except RuntimeError:
+        return None
+
+
+def _round_fp32_products(setup: Setup, precision: str) -> None:
+    """By itself PyTorch rounds convolutions and recurrent layers to TF32, and plain products not."""
+    before = _Rounding.now()
+    setup.on_close(before.set)
+    _Rounding.to(precision).set()
 
 
 def _warn_of_two_formats(setup: Setup, low: torch.dtype) -> None:

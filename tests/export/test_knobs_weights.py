@@ -144,3 +144,19 @@ def test_fp8_products_get_their_rows_by_sixteen(emit: Emit, rows: tuple[int, int
     inputs = torch.rand(*rows, 4)
     torch.testing.assert_close(script.in_sixteens(product, inputs), inputs @ torch.ones(4, 5))
     assert seen == [(32, 4)]
+
+
+@pytest.mark.parametrize(
+    ("task", "knobs", "others", "expected"),
+    [
+        ("image-classification", {}, CUDA, ["torch.backends.cudnn.allow_tf32 = False"]),
+        ("image-classification", {"precision": "tf32"}, CUDA, ['torch.set_float32_matmul_precision("high")']),
+        ("image-classification", {}, {}, []),
+        ("causal-lm", {}, CUDA, []),
+    ],
+)
+def test_fp32_products_are_rounded_as_measured(
+    emit: Emit, task: str, knobs: dict[str, Any], others: dict[str, Any], expected: list[str]
+) -> None:
+    lines = [line.partition("  # precision")[0].strip() for line in emit(task, others, **knobs).splitlines()]
+    assert [line for line in lines if line.startswith(("torch.backends", "torch.set_"))] == expected

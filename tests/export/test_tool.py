@@ -166,3 +166,17 @@ def test_an_export_is_plain_data() -> None:
             "may_not_fit": True,
         }
     ]
+
+
+@pytest.mark.parametrize("name", ["accelerate", "deepspeed", "lightning"])
+def test_convolutions_that_pytorch_rounds_are_a_departure(name: str) -> None:
+    def departures(device: str, task: str, precision: str = "fp32") -> set[str]:
+        made = write(tool_named(name), found(device, task, precision=precision, lora_rank=0))
+        return {each.told for each in made.departures if "convolutions" in each.told}
+
+    (told,) = departures("cuda", "image-classification")
+    assert "precision fp32: PyTorch rounds convolutions to TF32 unless the script sets torch.backends.cudnn" in told
+    assert departures("cuda", "custom")
+    assert not departures("cpu", "custom")
+    assert not departures("cuda", "causal-lm")
+    assert not departures("cuda", "image-classification", "bf16-mixed")

@@ -1,6 +1,7 @@
 """precision: what is searched on which hardware, what is refused, and which inputs follow the weights."""
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -162,14 +163,66 @@ def test_fp8_needs_a_multiple_of_16_tokens() -> None:
     assert "a multiple of 16 tokens in a micro-batch, not 20; choose another" in refuse(config, workload, HOPPER)
 
 
-def test_tf32_is_set_while_the_run_lasts() -> None:
-    setup = build(tiny.llama_workload(), {}, tiny.CPU)
-    before = torch.get_float32_matmul_precision()
-    PRECISION.apply(setup, "tf32")
-    assert torch.get_float32_matmul_precision() == "high"
-    assert before == "highest"
+def roundings() -> dict[str, Any]:
+    """How products of fp32 numbers are rounded, by all of PyTorch's switches."""
+    backends = torch.backends
+    kinds = {"matmul": backends.cuda.matmul, "convolution": backends.cudnn.conv, "recurrent": backends.cudnn.rnn}
+    found = {name: kind.fp32_precision for name, kind in kinds.items()}
+    older = {"older": torch.get_float32_matmul_precision(), "older convolution": backends.cudnn.allow_tf32}
+    return {**found, "of a CPU": backends.mkldnn.matmul.fp32_precision, **older}
+
+
+def set_rounding(of_matmul: str, of_convolutions: bool) -> None:
+    torch.set_float32_matmul_precision(of_matmul)
+    torch.backends.cudnn.allow_tf32 = of_convolutions
+
+
+@pytest.fixture
+def rounding_kept() -> Iterator[None]:
+    """PyTorch's own switches, whatever builds that nobody closed have left."""
+    set_rounding("highest", True)
+    yield
+    set_rounding("highest", True)
+
+
+@pytest.mark.usefixtures("rounding_kept")
+@pytest.mark.parametrize("own", ["highest", "high", "medium"])
+@pytest.mark.parametrize(("value", "rounding"), [("fp32", "ieee"), ("tf32", "tf32")])
+def test_fp32_products_are_rounded_as_the_value_says_while_the_run_lasts(value: str, rounding: str, own: str) -> None:
+    torch.set_float32_matmul_precision(own)
+    before = roundings()
+    setup = build(tiny.llama_workload(), {"precision": "bf16"}, tiny.CPU)
+    assert roundings() == before
+    PRECISION.apply(setup, value)
+    while_it_lasts = roundings()  # which would raise where two switches contradict each other
+    assert {while_it_lasts[kind] for kind in ("matmul", "convolution", "recurrent", "of a CPU")} == {rounding}
+    assert while_it_lasts["older"] == ("high" if value == "tf32" else "highest")
+    assert while_it_lasts["older convolution"] is (value == "tf32")
     setup.close()
-    assert torch.get_float32_matmul_precision() == before
+    assert roundings() == before
+
+
+@pytest.mark.usefixtures("rounding_kept")
+def test_switches_that_contradict_each_other_are_given_back_as_they_were() -> None:
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    with pytest.raises(RuntimeError, match="cuDNN"):
+        roundings()
+    setup = build(tiny.conv_workload(), {"precision": "fp32"}, tiny.CPU)
+    assert roundings()["recurrent"] == "ieee"
+    setup.close()
+    assert (torch.backends.cudnn.conv.fp32_precision, torch.backends.cudnn.rnn.fp32_precision) == ("ieee", "tf32")
+
+
+@pytest.mark.gpu
+def test_fp32_convolves_in_fp32() -> None:
+    hardware = detect("cuda")
+    images, weights = torch.randn(4, 64, 32, 32, device="cuda"), torch.randn(64, 64, 3, 3, device="cuda")
+    exact = nn.functional.conv2d(images.double(), weights.double())
+    errors = {}
+    for value in ("fp32", "tf32"):
+        with contextlib.closing(build(tiny.conv_workload(), {"precision": value}, hardware)):
+            errors[value] = float((nn.functional.conv2d(images, weights) - exact).abs().max())
+    assert errors["fp32"] < errors["tf32"] / 10
 
 
 @pytest.fixture

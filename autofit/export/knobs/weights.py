@@ -22,8 +22,8 @@ def precision(case: Case) -> Fragments | None:
     """Weights, arithmetic and loss scaler by DESIGN section 4; frozen weights are what LoRA leaves untrained."""
     value = str(case.config.get("precision", "fp32"))
     if value in ("fp32", "tf32"):
-        start = ('torch.set_float32_matmul_precision("high")  # precision: tf32',) if value == "tf32" else ()
-        return Fragments(load_dtype="torch.float32", start=start, held=f"all weights in float32 (precision: {value})")
+        held = f"all weights in float32 (precision: {value})"
+        return Fragments(load_dtype="torch.float32", start=_rounding(case, value), held=held)
     if value in ("bf16", "fp8"):
         both = Fragments(
             load_dtype="torch.bfloat16",
@@ -46,6 +46,15 @@ def precision(case: Case) -> Fragments | None:
         scaler="torch.amp.GradScaler(DEVICE)  # precision: fp16-mixed" if value == "fp16-mixed" else None,
         held=f"frozen weights in {_COMPUTE[value]}" if case.lora else "all weights in float32",
     )
+
+
+def _rounding(case: Case, value: str) -> tuple[str, ...]:
+    """PyTorch rounds convolutions to TF32 unless it is told not to, and plain products only when it is told to."""
+    if value == "tf32":
+        return ('torch.set_float32_matmul_precision("high")  # precision: tf32',)
+    if case.device == "cuda" and case.task == "image-classification":
+        return ("torch.backends.cudnn.allow_tf32 = False  # precision: fp32, in convolutions too",)
+    return ()
 
 
 def _cast(case: Case, dtype: str) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ def _precision(request: Request) -> Told:
     value = request.text("precision")
     keys = {"mixed_precision": _AUTOCAST.get(value, "no")}
     if value not in _WITHOUT:
-        return Told(keys)
+        return Told(keys, request.convolutions)
     return Told(keys, (request.departs("precision", _WITHOUT[value], may_not_fit=value != "tf32"),))
 
 

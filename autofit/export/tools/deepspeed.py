@@ -49,7 +49,7 @@ def _precision(request: Request) -> Told:
         slower = " and multiplies in bfloat16, which is slower" if value == "fp8" else ""
         why = f"DeepSpeed updates through ZeRO's buffers, which come on top of what was measured{slower}"
         return Told(keys, (request.departs("precision", why, may_not_fit=True),))
-    return Told(keys)
+    return Told(keys, request.convolutions)
 
 
 def _micro_batch(request: Request) -> Told:

@@ -40,7 +40,7 @@ def _precision(request: Request) -> Told:
     if value.endswith("-mixed") and request.config["lora_rank"]:
         why = "Lightning leaves frozen weights as your module makes them, float32 if it does not say"
         return Told(keys, (request.departs("precision", why, may_not_fit=True),))
-    return Told(keys)
+    return Told(keys, request.convolutions)
 
 
 def _micro_batch(request: Request) -> Told:
