@@ -55,6 +55,8 @@ class Kernels(Technique):
             return "liger is made of Triton kernels, which run on CUDA only; use none."
         if not parts.installed("liger_kernel"):
             return "liger needs liger-kernel, which is not installed; pip install liger-kernel, or use none."
+        if hardware.here and (lacking := parts.no_compiler(hardware.device)):
+            return f"liger compiles its kernels: {lacking}, or use none."
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:

@@ -102,6 +102,8 @@ def _why_not_fused(config: Config, hardware: Hardware) -> str | None:
         return "fused is made of Triton kernels, which run on CUDA only; use chunked."
     if not parts.installed("liger_kernel"):
         return "fused needs liger-kernel, which is not installed; pip install liger-kernel, or use chunked."
+    if hardware.here and (lacking := parts.no_compiler(hardware.device)):
+        return f"fused compiles its kernels: {lacking}, or use chunked."
     if config.get("lora_targets") == "all-linear+head":
         return "fused reads the head's weight itself and would leave out its adapters; use chunked."
     return None

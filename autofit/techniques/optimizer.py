@@ -41,6 +41,7 @@ _LIBRARY = {
     "adamw-fp8": "torchao",
 }
 _COMPILED = ("adamw-4bit", "adamw-fp8")  # torchao's step is one function for torch.compile
+_COUNTED_ON = ("cpu",)  # steps and learning rate are tensors of the host, for which the step has code in C++
 _ADA = (8, 9)  # first compute capability whose compiler knows float8_e4m3fn; torchao's README names it too
 
 
@@ -108,7 +109,7 @@ class Optimizer(Technique):
         if value == "adamw-fp8" and _before_ada(hardware):
             capability = ".".join(str(part) for part in hardware.capability or ())
             return f"{value} needs compute capability 8.9, {hardware.name} has {capability}; use adamw-8bit."
-        if value in _COMPILED and hardware.here and (lacking := parts.no_compiler(hardware.device)):
+        if value in _COMPILED and hardware.here and (lacking := parts.no_compiler(hardware.device, *_COUNTED_ON)):
             return f"{value} compiles its step: {lacking}, or use adamw-8bit."
         return None
 

@@ -188,6 +188,9 @@ def test_it_needs_cuda_and_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install liger-kernel" in technique.refuse(config, workload, CUDA)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert technique.refuse(config, workload, CUDA) is None
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert technique.refuse(config, workload, CUDA).startswith("liger compiles its kernels: Triton needs a C compiler")
+    assert technique.refuse(config, workload, replace(CUDA, here=False)) is None
     assert technique.choices(tiny.CPU) == ("none",)
     assert technique.choices(CUDA) == ("none", "liger")
     assert technique.package("liger") == "liger-kernel"

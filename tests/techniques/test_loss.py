@@ -285,6 +285,10 @@ def test_on_cuda_fused_needs_liger_and_a_head_without_adapters(monkeypatch: pyte
     assert "pip install liger-kernel" in technique.refuse(config, llama, cuda)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert technique.refuse(config, llama, cuda) is None
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.which", lambda name: None)
+        assert technique.refuse(config, llama, cuda).startswith("fused compiles its kernels: Triton needs a C compiler")
+        assert technique.refuse(config, llama, replace(cuda, here=False)) is None
     assert "would leave out its adapters; use chunked." in technique.refuse(
         settle({"loss": "fused", **HEAD_LORA}, llama, tiny.CPU), llama, cuda
     )

@@ -155,7 +155,7 @@ def test_without_a_compiler_torchaos_are_refused(
     monkeypatch: pytest.MonkeyPatch, value: str, hardware: Hardware
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(parts, "no_compiler", lambda device: None)
+        patch.setattr(parts, "no_compiler", lambda *_: None)
         assert reason(value, hardware) is None
     monkeypatch.setattr(parts, "installed", lambda name: True)
     monkeypatch.setattr(shutil, "which", lambda name: None)
@@ -178,7 +178,7 @@ def test_the_paged_one_is_refused_where_there_is_nothing_to_page() -> None:
 
 
 def test_fp8_needs_a_card_that_knows_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "no_compiler", lambda device: None)
+    monkeypatch.setattr(parts, "no_compiler", lambda *_: None)
     assert reason("adamw-fp8", card((8, 6))) == (
         "optimizer: adamw-fp8 needs compute capability 8.9, a card has 8.6; use adamw-8bit."
     )

@@ -235,7 +235,7 @@ def test_on_a_gpu_it_is_offered_with_what_it_can_hold() -> None:
 
 @pytest.mark.parametrize("optimizer", [v for v in technique_named("optimizer").values if v != "adamw"])
 def test_the_state_of_another_optimizer_is_refused(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "no_compiler", lambda device: None)
+    monkeypatch.setattr(parts, "no_compiler", lambda *_: None)
     card = dataclasses.replace(CARD, capability=(9, 0))
     assert reason(card, optimizer=optimizer) == (
         f"optimizer_offload: the step on the host is that of adamw, not of {optimizer}; use optimizer adamw."
