@@ -24,7 +24,7 @@ from autofit.core.workload import Workload
 from autofit.models import resolve
 from autofit.report import explain, nothing_fits
 from autofit.training import checkpoint
-from autofit.training.loader import Peek, batches_of, length_of, training_workload, workload_from
+from autofit.training.loader import Peek, batches_of, length_of, nothing_left, training_workload, workload_from
 from autofit.training.metrics import Bar
 from autofit.training.run import Callback, StepReport
 from autofit.training.saving import merged
@@ -36,6 +36,7 @@ __all__ = ["Trained", "explain", "fit", "nothing_fits", "search"]
 _SEARCH, _RESULT = "search", "result.yaml"  # the run directory inside an output directory, and what came of it
 _TRACES = (_SEARCH, _RESULT, CUTS)  # of a run that was stopped before its first checkpoint
 _SEARCHES = ("auto", "always")
+_LR = Hyperparameters.lr
 _log = logging.getLogger("autofit")
 
 
@@ -110,7 +111,7 @@ def fit(
     *,
     loss: Callable[[Any, Any], Any] | None = None,
     optimizer: str | Callable[[Any], Any] | None = None,
-    lr: float,
+    lr: float = _LR,
     weight_decay: float = 0.0,
     schedule: str = "constant",
     warmup_steps: int = 0,
@@ -141,6 +142,8 @@ def fit(
 
     Args:
         loss: (model, batch) -> scalar mean; default: the model's own.
+        lr: the learning rate, the most that the schedule gives; that the default is taken is told.
+        epochs, steps: how long, one of them; default: one pass over the loader.
         optimizer: a value of the knob of that name, or a function from parameter groups to an optimizer of one's own,
             whose learning rate the loop sets; default: the search chooses.
         config: train with this one, without a search.
@@ -162,8 +165,10 @@ def fit(
         ProbeError: probes cannot run here; OutOfMemoryError: memory ran out, and nothing could be done about it.
     """
     _check_fit(config, callbacks, search)
-    config, options = _with_optimizer(optimizer, config, options)
     tell = listener or log_event
+    if lr is _LR:  # nobody gave one: a number that is written somewhere is an object of its own
+        tell(Note(f"lr is not given: the learning rate is {_LR:g}."))
+    config, options = _with_optimizer(optimizer, config, options)
     directory = _directory(output_dir, resume)
     session = Session(
         workload=(workload_from if config is None else training_workload)(
@@ -304,7 +309,7 @@ def _total_steps(loader: Any, epochs: int | None, steps: int | None) -> int:
     """Optimizer steps in all: one for each batch of the loader.
 
     Raises:
-        InputError: both given, not positive, or epochs of a loader whose length is not known.
+        InputError: both given, not positive, or a loader that is found empty when its batches are counted.
     """
     if epochs is not None and steps is not None:
         raise InputError("epochs and steps both say how long to train.", "Give one of them.")
@@ -314,4 +319,6 @@ def _total_steps(loader: Any, epochs: int | None, steps: int | None) -> int:
     if steps is not None:
         return steps
     length = length_of(loader)
-    return given * (sum(1 for _ in batches_of(loader)) if length is None else length)
+    if length is None and not (length := sum(1 for _ in batches_of(loader))):
+        raise nothing_left()
+    return given * length

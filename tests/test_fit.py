@@ -214,6 +214,35 @@ def test_a_loader_without_a_length_is_counted() -> None:
     assert len(fitted(loader=read, epochs=2).history) == 6
 
 
+class Drained:
+    """Can be read again, but gives nothing any more."""
+
+    def __init__(self) -> None:
+        self.rest = iter(batches())
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield from self.rest
+
+
+@pytest.mark.parametrize("length", [{}, {"steps": 2}], ids=str)
+def test_a_loader_that_one_look_used_up(length: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="gave no batch: it is empty, or can be read only once"):
+        fitted(loader=Drained(), **length)
+
+
+def test_a_learning_rate_that_nobody_gave_is_told() -> None:
+    def told(**given: float) -> list[str]:
+        events: list[Event] = []
+        trained = fit(
+            mlp(), batches(), loss=tiny.classify, config={}, device="cpu", steps=1, listener=events.append, **given
+        )
+        assert [report.lr for report in trained.history] == [1e-4]
+        return [event.text for event in events if isinstance(event, Note)]
+
+    assert told() == ["lr is not given: the learning rate is 0.0001."]
+    assert told(lr=float("1e-4")) == []
+
+
 def test_schedules() -> None:
     def rates(**given: Any) -> list[float]:
         return [report.lr for report in fitted(steps=5, lr=1.0, config={"optimizer": "sgd"}, **given).history]

@@ -26,6 +26,7 @@ from autofit.setup.blocks import repeated_blocks
 from autofit.setup.layers import is_linear
 from autofit.training.build import build
 from autofit.training.data import map_tensors, sample_count, weighted_slices
+from autofit.training.default_loss import check_call
 from autofit.training.fingerprint import fingerprint
 from autofit.training.loop import compute_loss
 from autofit.training.skeleton import skeleton_from
@@ -102,6 +103,8 @@ def _try_loss(workload: Workload, hardware: Hardware) -> tuple[bool, bool, tuple
     setup = build(workload, {}, hardware)
     watch = _SdpaWatch()
     try:
+        if workload.loss is None:
+            check_call(setup.model, batch)
         with watch:
             _evaluated(setup, batch)
         splits, note = loss_splits(setup, batch)

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.utils.data import DataLoader
 
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload, task_of
 from autofit.training.data import labels_of, map_tensors, repeat_to, sample_count, tensors
+from autofit.training.default_loss import check_call, check_loss_function
 from autofit.training.inspect import blamed_on
 from autofit.training.skeleton import skeleton_of
 
@@ -84,11 +86,14 @@ def training_workload(
     Looks at the first batches for the largest shape; the model itself is not touched.
 
     Raises:
-        InputError: not a module with weights in one place, a loader that is empty or can be read only once, or batches
-            without samples or of different structure.
+        InputError: not a module with weights in one place, a loader that is empty or can be read only once, batches
+            without samples or of different structure, or no loss beside batches that the model does not take.
     """
     _check_model(model)
+    check_loss_function(loss)
     largest, samples = _largest(loader, peek or Peek())
+    if loss is None:
+        check_call(model, largest)
     sequence_length = _sequence_length(largest)
     return Workload(
         model=lambda: model,
@@ -125,7 +130,8 @@ def _largest(loader: Any, peek: Peek) -> tuple[Any, int]:
     """
     largest: Any = None
     first, samples = "", 0
-    for number, batch in enumerate(itertools.islice(batches_of(loader), peek.batches)):
+    batches = batches_of(loader)
+    for number, batch in enumerate(itertools.islice(batches, peek.batches)):
         first = first or _structure(batch)
         _check_structure(batch, first, f"batch {number} of the loader")
         samples = max(samples, sample_count(batch))
@@ -134,6 +140,8 @@ def _largest(loader: Any, peek: Peek) -> tuple[Any, int]:
             largest = batch
     if largest is None:
         raise InputError("the loader is empty: it gave no batch.", "Check the data set.")
+    if not isinstance(loader, DataLoader) and batches_of(loader) is batches:  # a DataLoader would start workers
+        raise _read_once(f"the loader gives the same {type(batches).__name__} again")
     if peek.worst_case is None:
         return largest, samples
     _check_structure(peek.worst_case, first, "worst_case")
@@ -175,9 +183,13 @@ def batches_of(loader: Any, *, name: str = "loader") -> Iterator[Any]:
         raise InputError(message, "For example a DataLoader.")
     batches = iter(loader)  # once: it starts a DataLoader's workers and draws its seed
     if batches is loader:
-        message = f"the {name} is a {type(loader).__name__}, which can be read only once: one look would use it up."
-        raise InputError(message, "Pass a function that returns it, or a DataLoader, or a list of batches.")
+        raise _read_once(f"the {name} is a {type(loader).__name__}")
     return batches
+
+
+def _read_once(what: str) -> InputError:
+    message = f"{what}, which can be read only once: one look would use it up."
+    return InputError(message, "Pass a function that returns it, or a DataLoader, or a list of batches.")
 
 
 def endless(loader: Any) -> Iterator[Any]:
@@ -188,7 +200,13 @@ def endless(loader: Any) -> Iterator[Any]:
             empty = False
             yield batch
         if empty:
-            raise InputError("the loader is empty: it gave no batch.", "Check the data set.")
+            raise nothing_left()
+
+
+def nothing_left() -> InputError:
+    """Of a pass over a loader that gave no batch, though a look at it did."""
+    message = "a pass over the loader gave no batch: it is empty, or can be read only once."
+    return InputError(message, "Pass a DataLoader, a list of batches, or a function that returns a fresh iterator.")
 
 
 def length_of(loader: Any) -> int | None:

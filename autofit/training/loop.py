@@ -9,6 +9,7 @@ import torch
 from autofit.core.errors import InputError
 from autofit.setup import Setup
 from autofit.training.data import map_tensors, sample_count, weighted_slices
+from autofit.training.default_loss import default_loss
 
 
 def compute_loss(setup: Setup, batch: Any) -> torch.Tensor:
@@ -18,27 +19,14 @@ def compute_loss(setup: Setup, batch: Any) -> torch.Tensor:
         InputError: not a tensor, not a scalar, or not connected to any trainable weight.
     """
     workload, model = setup.workload, setup.model
-    loss = workload.loss(model, batch) if workload.loss is not None else _default_loss(model, batch)
+    loss = workload.loss(model, batch) if workload.loss is not None else default_loss(model, batch)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        remedy = "Take its mean." if isinstance(loss, torch.Tensor) else "Put labels in the batch, or give the loss."
+        remedy = "Take its mean." if isinstance(loss, torch.Tensor) else "Let it return that tensor."
         raise InputError(f"the loss must be one number in a tensor, not {given}.", remedy)
     if torch.is_grad_enabled() and not loss.requires_grad:
         raise InputError("the loss needs no gradient: no trainable weight takes part in it.", "Check requires_grad.")
     return loss.reshape(())
-
-
-def _default_loss(model: torch.nn.Module, batch: Any) -> Any:
-    """`model(**batch).loss`, or what the model returns when that is the loss."""
-    if isinstance(batch, dict) or hasattr(batch, "keys"):
-        output = model(**batch)
-    elif isinstance(batch, tuple | list):
-        output = model(*batch)
-    else:
-        output = model(batch)
-    if isinstance(output, dict) and "loss" in output:
-        return output["loss"]
-    return getattr(output, "loss", output)
 
 
 def accumulate(setup: Setup, batch: Any) -> torch.Tensor:

@@ -312,7 +312,7 @@ def test_where_all_of_it_is_torchs_own_code_that_is_named() -> None:
             {"loss": lambda model, batch: model(batch[0])},
             "the loss must be one number in a tensor, not a tensor of shape",
         ),
-        ({"loss": None}, "the loss raised TypeError"),
+        ({"loss": None}, "a batch is a tuple of 2, which MLP.forward(features) does not take, and no loss is given."),
     ],
 )
 def test_what_is_not_what_it_should_be(changes: dict, message: str) -> None:

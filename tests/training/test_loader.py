@@ -71,8 +71,31 @@ def test_what_cannot_be_iterated(loader: object) -> None:
 def test_an_empty_loader(loader: Any) -> None:
     with pytest.raises(InputError, match=r"the loader is empty: it gave no batch\. Check the data set\."):
         workload_from(MODEL, loader, tiny.classify)
-    with pytest.raises(InputError, match="the loader is empty"):
+    with pytest.raises(InputError, match=r"a pass over the loader gave no batch: it is empty, or can be read only on"):
         next(endless(loader))
+
+
+class Spent:
+    """Looks like an iterable, but hands out one and the same iterator."""
+
+    def __init__(self) -> None:
+        self.batches = iter(batches(4))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.batches
+
+
+def test_an_iterable_of_one_pass_is_refused() -> None:
+    for loader in (Spent(), Spent().__iter__):
+        with pytest.raises(InputError, match="the loader gives the same list_iterator again, which can be read only o"):
+            workload_from(MODEL, loader, tiny.classify)
+
+
+def test_batches_beside_which_a_loss_must_be_given_are_told_of_at_once() -> None:
+    with pytest.raises(InputError, match=r"a batch is a tuple of 2, which MLP\.forward\(features\) does not take"):
+        workload_from(MODEL, batches(4), None)
+    with pytest.raises(InputError, match=r"nn\.MSELoss\(\) is a function of outputs and targets"):
+        workload_from(MODEL, batches(4), nn.MSELoss())
 
 
 def test_batches_that_are_none() -> None:
@@ -181,12 +204,12 @@ def test_a_model_that_cannot_be_copied_is_one_sentence() -> None:
 
 def test_how_far_to_look_is_the_users_choice() -> None:
     loader = [token_batch(2, 4), token_batch(2, 4), token_batch(2, 9)]
-    assert workload_from(tiny.MLP(), loader, None, peek=Peek(batches=2)).sequence_length == 4
-    assert workload_from(tiny.MLP(), loader, None, peek=Peek(batches=3)).sequence_length == 9
+    assert workload_from(tiny.MLP(), loader, tiny.classify, peek=Peek(batches=2)).sequence_length == 4
+    assert workload_from(tiny.MLP(), loader, tiny.classify, peek=Peek(batches=3)).sequence_length == 9
 
 
 def test_the_worst_case_can_be_given() -> None:
-    workload = workload_from(tiny.MLP(), [token_batch(8, 4)], None, peek=Peek(worst_case=token_batch(1, 64)))
+    workload = workload_from(tiny.MLP(), [token_batch(8, 4)], tiny.classify, peek=Peek(worst_case=token_batch(1, 64)))
     assert workload.sequence_length == 64
     assert workload.effective_batch_size == 8  # which the loader says
     assert workload.batch(8)["input_ids"].shape == (8, 64)
@@ -215,11 +238,11 @@ def test_looking_at_no_batch(batches: Any) -> None:
 )
 def test_batches_of_different_structure(odd: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        workload_from(tiny.MLP(), [token_batch(2, 4), odd], None)
+        workload_from(tiny.MLP(), [token_batch(2, 4), odd], tiny.classify)
 
 
 def test_batches_of_different_length_are_of_one_structure() -> None:
-    assert workload_from(tiny.MLP(), [token_batch(3, 4), token_batch(1, 7)], None).sequence_length == 7
+    assert workload_from(tiny.MLP(), [token_batch(3, 4), token_batch(1, 7)], tiny.classify).sequence_length == 7
 
 
 def test_a_model_without_weights() -> None:
@@ -243,13 +266,13 @@ def test_batches_that_were_looked_at_are_let_go() -> None:
             yield batch
             del batch
 
-    assert workload_from(tiny.MLP(), loader, None).sequence_length == 9
+    assert workload_from(tiny.MLP(), loader, tiny.classify).sequence_length == 9
     assert most <= 3  # the largest, the one before, and the one that is made
 
 
 def test_the_worst_case_must_look_like_a_batch() -> None:
     with pytest.raises(InputError, match=r"worst_case is a tensor of 1 dimensions, but the first batch is \{"):
-        workload_from(tiny.MLP(), [token_batch(2, 4)], None, peek=Peek(worst_case=torch.zeros(2)))
+        workload_from(tiny.MLP(), [token_batch(2, 4)], tiny.classify, peek=Peek(worst_case=torch.zeros(2)))
 
 
 def test_a_model_whose_weights_have_no_shape_yet() -> None:

@@ -125,5 +125,5 @@ def test_its_state_is_read_back_without_running_code() -> None:
 
 
 def test_a_loader_that_is_empty() -> None:
-    with pytest.raises(InputError, match="the loader is empty"):
+    with pytest.raises(InputError, match="a pass over the loader gave no batch"):
         next(Passes([], seed=0))

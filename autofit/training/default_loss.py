@@ -1,0 +1,101 @@
+"""The loss where none is given: the model's own. Where it has none, a sentence says how to give one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from autofit.core.errors import InputError
+
+
+def default_loss(model: nn.Module, batch: Any) -> Any:
+    """`model(**batch).loss`, or what the model returns when that is the loss.
+
+    Raises:
+        InputError: the model returned something in which there is no loss.
+    """
+    args, kwargs = _arguments(batch)
+    output = model(*args, **kwargs)
+    loss = output["loss"] if isinstance(output, dict) and "loss" in output else getattr(output, "loss", output)
+    if isinstance(loss, torch.Tensor) and (loss.numel() == 1 or loss is not output):
+        return loss
+    name = type(model).__name__
+    if loss is None and output is not None:
+        raise InputError(f"{name} computed no loss of the batch.", f"Put labels in the batch, or p{_pass(batch)[1:]}")
+    first = output[0] if isinstance(output, tuple | list) and output else None
+    remedy = _pass(batch)
+    if isinstance(first, torch.Tensor) and first.numel() == 1:  # transformers without return_dict, and others
+        remedy = f"Pass loss=lambda model, batch: model({'**' if kwargs else '*'}batch)[0], if that is one."
+    raise InputError(f"{name} returned {_described(output)}, which is no loss, and none is given.", remedy)
+
+
+def check_call(model: nn.Module, batch: Any) -> None:
+    """Whether a model can be called with the batch alone, as it is where no loss is given; told without calling it.
+
+    Raises:
+        InputError: its forward does not take what the batch holds.
+    """
+    if model._forward_pre_hooks:  # they may change what the forward gets
+        return
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # compiled code has none
+        return
+    args, kwargs = _arguments(batch)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        taken = f"{type(model).__name__}.forward({', '.join(signature.parameters)})"
+        message = f"a batch is {_described(batch)}, which {taken} does not take, and no loss is given."
+        raise InputError(message, _pass(batch)) from None
+
+
+def check_loss_function(loss: Any) -> None:
+    """Whether a loss that is given can be a function of (model, batch).
+
+    Raises:
+        InputError: not a function, or PyTorch's own, which are of outputs and targets.
+    """
+    if loss is None:
+        return
+    if isinstance(loss, nn.modules.loss._Loss):
+        name = f"nn.{type(loss).__name__}()"
+    elif getattr(loss, "__module__", None) == "torch.nn.functional":
+        name = f"F.{loss.__name__}"
+    elif callable(loss):
+        return
+    else:
+        raise InputError(f"the loss must be a function of (model, batch), not {loss!r}.", _pass(()))
+    message = f"{name} is a function of outputs and targets; a loss is one of (model, batch)."
+    raise InputError(message, f"Pass loss=lambda model, batch: {name}(model(batch[0]), batch[1]).")
+
+
+def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(batch, dict) or hasattr(batch, "keys"):
+        return (), {**batch}
+    return (tuple(batch), {}) if isinstance(batch, tuple | list) else ((batch,), {})
+
+
+def _pass(batch: Any) -> str:
+    """The remedy, with an example in the names that the batch has."""
+    _, kwargs = _arguments(batch)
+    if isinstance(batch, torch.Tensor):
+        example = "F.mse_loss(model(batch), batch)"
+    else:
+        inputs, targets = (f'"{next(iter(kwargs))}"', f'"{list(kwargs)[-1]}"') if kwargs else ("0", "1")
+        example = f"F.cross_entropy(model(batch[{inputs}]), batch[{targets}])"
+    return f"Pass loss=..., for example loss=lambda model, batch: {example}."
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping) or hasattr(value, "keys"):
+        return f"a {type(value).__name__} of {', '.join(map(str, value.keys()))}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"

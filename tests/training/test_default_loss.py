@@ -1,0 +1,114 @@
+"""Without a loss the model's own is taken; where there is none, one sentence says how to give it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from torch import nn
+from torch.nn import functional
+
+from autofit.core.errors import InputError
+from autofit.training.default_loss import check_call, check_loss_function, default_loss
+
+SCALAR, VECTOR = torch.tensor(2.0), torch.ones(4, 10)
+
+
+class Returning(nn.Module):
+    """Returns what it was made with."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return self.output
+
+
+BATCH = {"x": VECTOR, "y": VECTOR}
+
+
+@pytest.mark.parametrize("output", [SCALAR, {"loss": SCALAR}, SimpleNamespace(loss=SCALAR, logits=VECTOR)])
+@pytest.mark.parametrize("batch", [BATCH, (VECTOR, VECTOR), [VECTOR, VECTOR]])
+def test_the_models_own_loss(output: Any, batch: Any) -> None:
+    assert default_loss(Returning(output), batch) is SCALAR
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ((VECTOR, SCALAR), "Returning returned a tuple of 2, which is no loss, and none is given."),
+        ({"logits": VECTOR}, "Returning returned a dict of logits, which is no loss, and none is given."),
+        (SimpleNamespace(logits=VECTOR), "Returning returned a SimpleNamespace, which is no loss, and none is given."),
+        (VECTOR, "Returning returned a tensor of shape (4, 10), which is no loss, and none is given."),
+        (2.0, "Returning returned a float, which is no loss, and none is given."),
+        (None, "Returning returned a NoneType, which is no loss, and none is given."),
+        (SimpleNamespace(loss=None), "Returning computed no loss of the batch."),
+    ],
+)
+def test_what_is_no_loss(output: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        default_loss(Returning(output), BATCH)
+    assert caught.value.message == message
+    example = 'ass loss=..., for example loss=lambda model, batch: F.cross_entropy(model(batch["x"]), batch["y"]).'
+    assert caught.value.remedy.endswith(example)
+
+
+def test_a_tuple_that_begins_with_a_loss() -> None:
+    with pytest.raises(InputError) as caught:
+        default_loss(Returning((SCALAR, VECTOR)), BATCH)
+    assert caught.value.remedy == "Pass loss=lambda model, batch: model(**batch)[0], if that is one."
+
+
+@pytest.mark.parametrize(
+    ("batch", "told", "example"),
+    [
+        ((VECTOR, VECTOR), "a tuple of 2", "F.cross_entropy(model(batch[0]), batch[1])"),
+        ([VECTOR, VECTOR], "a list of 2", "F.cross_entropy(model(batch[0]), batch[1])"),
+        ({"x": VECTOR, "y": VECTOR}, "a dict of x, y", 'F.cross_entropy(model(batch["x"]), batch["y"])'),
+    ],
+)
+def test_batches_that_the_model_does_not_take(batch: Any, told: str, example: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_call(nn.Sequential(nn.Linear(10, 2)), batch)
+    assert str(caught.value) == (
+        f"a batch is {told}, which Sequential.forward(input) does not take, and no loss is given. "
+        f"Pass loss=..., for example loss=lambda model, batch: {example}."
+    )
+
+
+def test_a_tensor_that_is_no_loss_is_its_own_target() -> None:
+    with pytest.raises(InputError, match=r"loss=lambda model, batch: F\.mse_loss\(model\(batch\), batch\)"):
+        default_loss(nn.Linear(10, 10), VECTOR)
+
+
+def test_models_that_may_take_anything_are_let_through() -> None:
+    class Anything(nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> None: ...
+
+    hooked = nn.Linear(10, 2)
+    hooked.register_forward_pre_hook(lambda module, args: args[:1])
+    for model in (Anything(), hooked, tiny.Transformer()):
+        check_call(model, (VECTOR, VECTOR))
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (
+            nn.CrossEntropyLoss(),
+            r"nn\.CrossEntropyLoss\(\) is a function of outputs and targets; a loss is one of \(mo",
+        ),
+        (functional.mse_loss, r"Pass loss=lambda model, batch: F\.mse_loss\(model\(batch\[0\]\), batch\[1\]\)\."),
+        ("mse", r"the loss must be a function of \(model, batch\), not 'mse'\. Pass loss="),
+    ],
+)
+def test_what_cannot_be_a_loss(loss: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        check_loss_function(loss)
+
+
+def test_what_can_be_a_loss() -> None:
+    for loss in (None, tiny.classify, lambda model, batch: SCALAR):
+        check_loss_function(loss)
