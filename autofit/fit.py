@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from autofit.core.workload import Workload
 from autofit.models import resolve
 from autofit.report import explain, nothing_fits
 from autofit.training import checkpoint
+from autofit.training.formats import formats_to_keep
 from autofit.training.loader import Peek, batches_of, length_of, nothing_left, training_workload, workload_from
 from autofit.training.metrics import Bar
 from autofit.training.run import Callback, StepReport
@@ -36,7 +38,7 @@ __all__ = ["Trained", "explain", "fit", "nothing_fits", "search"]
 _SEARCH, _RESULT = "search", "result.yaml"  # the run directory inside an output directory, and what came of it
 _TRACES = (_SEARCH, _RESULT, CUTS)  # of a run that was stopped before its first checkpoint
 _SEARCHES = ("auto", "always")
-_LR = Hyperparameters.lr
+_SPACE, _LR = "full", Hyperparameters.lr
 _log = logging.getLogger("autofit")
 
 
@@ -126,7 +128,7 @@ def fit(
     checkpoint_every: int = 200,
     keep_last: int = 2,
     seed: int = 0,
-    space: str = "full",
+    space: str | None = None,
     search: str = "auto",
     worst_case: Any = None,
     peek: int = 64,
@@ -138,7 +140,9 @@ def fit(
     """Search for the fastest config that fits, then train the user's own model with it.
 
     The loader's batch size is the effective batch: each of its batches is one optimizer step, cut into micro-batches
-    as the config says.
+    as the config says. The model is trained in place. Modules come back in train or eval mode as they came, weights on
+    the device that they were trained on, and in the format they came in, unless `config`, `space` or `set` asks for
+    another.
 
     Args:
         loss: (model, batch) -> scalar mean; default: the model's own.
@@ -151,6 +155,8 @@ def fit(
         callbacks: functions of a StepReport, called after every optimizer step.
         output_dir: keeps the run directory (`search/`) and its `result.yaml`, a checkpoint every `checkpoint_every`
             steps (the `keep_last` newest), `metrics.jsonl`, and the trained `model/`. `resume` goes on from there.
+        space: the space to search; default: `full`, as far as weights keep the format (dtype) they came in, unless
+            `set` says otherwise.
         search: "auto" takes the stored result of a search for the same model, data shape, hardware, options and
             versions, where there is one; "always" searches again.
         worst_case: a batch of the largest samples there are; default: the largest of the loader's first `peek` batches.
@@ -170,14 +176,14 @@ def fit(
         tell(Note(f"lr is not given: the learning rate is {_LR:g}."))
     config, options = _with_optimizer(optimizer, config, options)
     directory = _directory(output_dir, resume)
+    own = optimizer if callable(optimizer) else None
+    workload = (workload_from if config is None else training_workload)(
+        model, loader, loss, optimizer=own, peek=Peek(worst_case, peek)
+    )
+    if config is None and space is None:
+        workload = dataclasses.replace(workload, keeps=formats_to_keep(model, options.get("set", {})))
     session = Session(
-        workload=(workload_from if config is None else training_workload)(
-            model,
-            loader,
-            loss,
-            optimizer=optimizer if callable(optimizer) else None,
-            peek=Peek(worst_case, peek),
-        ),
+        workload=workload,
         model=model,
         hyperparameters=Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed),
         keeping=Keeping(directory, resume, checkpoint_every, keep_last),
@@ -191,7 +197,7 @@ def fit(
     if config is None:
         if max_grad_norm is not None:  # which needs all gradients at once
             options["set"] = {"optimizer_in_backward": False, **options.get("set", {})}
-        result = _found(session, search_options(space=space, **{"seed": seed, **options}), search, tell)
+        result = _found(session, search_options(space=space or _SPACE, **{"seed": seed, **options}), search, tell)
         config = result.config if isinstance(result, SavedResult) else result.best.config  # type: ignore[union-attr]
     device = _device(result, options)
     history, evaluations = session.run(config, device, loader, steps=total, eval_loader=eval_loader)

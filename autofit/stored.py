@@ -32,6 +32,7 @@ def key_of(workload: Workload, options: SearchOptions) -> str:
     code = Code()
     facts = {
         **facts_of(workload, workload.model()),
+        "keeps": workload.keeps,
         "options": options.model_dump(mode="json", exclude=_NOT_WHAT_IS_FOUND),
         "space": _space_text(options.space),
         "knobs": [code.of(type(each)) for each in techniques.added_techniques()],

@@ -468,6 +468,67 @@ def test_resuming_with_another_config(tmp_path: Path) -> None:
         fitted(output_dir=tmp_path, resume=True, config={"optimizer": "sgd"}, epochs=2)
 
 
+# How the model comes back
+
+
+def asked(monkeypatch: pytest.MonkeyPatch, model: nn.Module, **options: Any) -> tuple[Any, str]:
+    """The formats that are to be kept, and the space, as a search would be given them."""
+    given: list[Any] = []
+
+    def run_search(workload: Any, options: Any, listener: Any) -> Any:
+        given.append((workload.keeps, options.space))
+        raise NothingFitsError("as far as this test goes.")
+
+    monkeypatch.setattr(importlib.import_module("autofit.fit"), "run_search", run_search)
+    with pytest.raises(NothingFitsError):
+        fitted(model, config=None, **options)
+    return given[0]
+
+
+def test_the_default_space_keeps_the_format_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asked(monkeypatch, mlp().bfloat16()) == ((("bfloat16",), ()), "full")
+    assert asked(monkeypatch, mlp(), set={"precision": "bf16"}) == (None, "full")
+    assert asked(monkeypatch, mlp(), space="lora") == (None, "lora")
+
+
+def test_a_model_comes_back_in_the_format_it_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SavedResult("noisy", {}, {}, {"device": "cpu"}, Config({"precision": "fp32"}), {})
+    monkeypatch.setattr(importlib.import_module("autofit.fit"), "_found", lambda *_: found)
+    model = noisy().double()  # which no config trains in
+    before = weights(model)
+    loader = [(features.double(), classes) for features, classes in batches()]
+    fitted(model, loader, config=None)
+    after = weights(model)
+    assert {name: each.dtype for name, each in after.items()} == {name: each.dtype for name, each in before.items()}
+    assert not torch.equal(before["body.0.weight"], after["body.0.weight"])
+
+
+def test_modules_come_back_in_the_mode_they_came_in() -> None:
+    model = noisy().eval()
+    model.body[2].train()
+    trained = fitted(model, config={"lora_rank": 2})
+    assert [module.training for module in model.body] == [False, False, True, False]
+    assert not trained.model.training
+    model.train()
+    model.body[1].eval()
+
+    def stop(report: StepReport) -> None:
+        assert model.body[1].training
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        fitted(model, callbacks=(stop,))
+    assert [module.training for module in model.body] == [True, False, True, True]
+
+
+def test_gradients_from_before_have_no_part_in_the_first_step() -> None:
+    model, expected = mlp(), fitted(steps=2).history
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    assert fitted(model, steps=2).history == expected
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 # With a search before it
 
 

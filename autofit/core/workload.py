@@ -69,6 +69,8 @@ class Workload:
             labels are per token, else samples.
         optimizer: parameter groups -> an optimizer of one's own, instead of those of the knob; its learning rate is
             set by the loop.
+        keeps: formats ("float32", ...) of trained and of frozen weights that are to come back as they came, which
+            narrows what is searched; None: they may change.
     """
 
     model: Callable[[], Any]
@@ -82,6 +84,7 @@ class Workload:
     reduction: str = "mean"
     count: Callable[[Any], int] | None = None
     optimizer: Callable[[Any], Any] | None = None
+    keeps: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     traits: Traits | None = None
     source: Mapping[str, Any] = field(default_factory=dict)  # how models/ can make it again; written to result.yaml
 

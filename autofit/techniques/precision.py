@@ -21,6 +21,15 @@ from autofit.setup.layers import output_heads
 
 _FIDELITY = {"fp32": 5, "tf32": 4, "bf16-mixed": 3, "fp16-mixed": 2, "bf16": 1, "fp8": 0}
 _ROUNDINGS = {"fp32": "ieee", "tf32": "tf32"}  # of the products of fp32 numbers
+_FP32, _BF16, _FP16 = torch.float32, torch.bfloat16, torch.float16
+_HELD = {  # the formats of trained weights, their gradients and state, and of frozen weights
+    "fp32": (_FP32, _FP32),
+    "tf32": (_FP32, _FP32),
+    "bf16": (_BF16, _BF16),
+    "bf16-mixed": (_FP32, _BF16),
+    "fp16-mixed": (_FP32, _FP16),
+    "fp8": (_BF16, _BF16),
+}
 _AMPERE = (8, 0)  # first compute capability with bf16 and tf32 matrix units
 _ADA = (8, 9)  # and with fp8 ones
 _FP8_MULTIPLE = 16  # what every dimension of an fp8 product must be a multiple of
@@ -52,6 +61,17 @@ class Precision(Technique):
             return tuple(value for value in self.values if value != "fp8")
         return self.values
 
+    def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
+        """Where weights are to come back as they came: what holds them so; else what loses none of their digits."""
+        offered = self.choices(hardware)
+        if workload.keeps is None:
+            return offered
+        pairs = {value: _held_and_given(value, workload) for value in offered}
+        kept = (value for value in offered if all(held == given for held, given in pairs[value]))
+        exact = (value for value in offered if all(_holds(held, given) for held, given in pairs[value]))
+        widest = (value for value in offered if _HELD[str(value)] == (_FP32, _FP32))
+        return tuple(kept) or tuple(exact) or tuple(widest)
+
     def package(self, value: Value) -> str:
         return "torchao" if value == "fp8" else "torch"
 
@@ -75,30 +95,45 @@ class Precision(Technique):
             _multiply_in_fp8(setup)
         if value in _ROUNDINGS:
             _round_fp32_products(setup, _ROUNDINGS[str(value)])
+        setup.trainable_dtype, frozen = _HELD[str(value)]
+        setup.frozen_dtype = frozen
+        changed = {str(given)[6:] for held, given in _held_and_given(value, setup.workload) if held != given}
+        if changed:
+            names = " and ".join(sorted(changed))
+            setup.warnings.append(f"weights in {names} are held in another format until the end, and rounded back.")
         if value in ("bf16", "fp8"):
-            setup.trainable_dtype = setup.frozen_dtype = torch.bfloat16
             _cast_inputs(setup, torch.bfloat16)
             if not setup.config.get("lora_rank"):
                 setup.warnings.append(
                     "bf16 weights lose updates smaller than 1/256 of the weight; bf16-mixed keeps them."
                 )
             return
-        setup.trainable_dtype = setup.frozen_dtype = torch.float32
-        low = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}.get(str(value))
+        low = None if frozen == _FP32 else frozen
         given = {parameter.dtype for parameter in setup.model.parameters() if parameter.is_floating_point()}
         if low and _some_stay_frozen(setup):  # a frozen norm is held in the low format, and cannot take fp32 features
             _cast_inputs(setup, low)
-        elif given - {torch.float32}:  # a model made in another format comes with inputs in it
-            _cast_inputs(setup, torch.float32)
+        elif given - {_FP32}:  # a model made in another format comes with inputs in it
+            _cast_inputs(setup, _FP32)
         if torch.float64 in given:
             setup.warnings.append("the model's float64 weights are held and trained in float32.")
         if low:
-            setup.frozen_dtype = low
             _warn_of_two_formats(setup, low)
             device = setup.device.type
             setup.forward_contexts.append(lambda: torch.autocast(device, dtype=low))
             if value == "fp16-mixed":
                 setup.scaler = torch.amp.GradScaler(device)
+
+
+def _held_and_given(value: Value, workload: Workload) -> list[tuple[torch.dtype, torch.dtype]]:
+    """How a value holds each kind of weights that is to come back as it came, and how that is."""
+    both = zip(_HELD[str(value)], workload.keeps or ((), ()), strict=True)
+    return [(held, getattr(torch, name)) for held, names in both for name in names]
+
+
+def _holds(held: torch.dtype, given: torch.dtype) -> bool:
+    """Whether a format has all the digits and the range of another."""
+    one, other = torch.finfo(held), torch.finfo(given)
+    return one.eps <= other.eps and one.max >= other.max
 
 
 def _against_fp8(config: Config, workload: Workload) -> str | None:

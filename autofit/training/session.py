@@ -23,6 +23,7 @@ from autofit.setup import Setup
 from autofit.training import checkpoint, random_state
 from autofit.training.build import build
 from autofit.training.evaluation import check_evaluation, evaluate
+from autofit.training.formats import given_back
 from autofit.training.inspect import check_loss
 from autofit.training.loader import batches_of, length_of
 from autofit.training.metrics import Bar, MetricsFile, Recorder, TensorBoard
@@ -79,7 +80,7 @@ class Session:
     def run(
         self, config: Mapping[str, Any], device: str | None, loader: Any, *, steps: int, eval_loader: Any = None
     ) -> tuple[list[StepReport], list[float]]:
-        """Train the model itself, and give it back without wrappers; the reports and the evaluations.
+        """Train the model itself, and give it back as it came, but trained; the reports and the evaluations.
 
         Raises:
             InputError: the config cannot be, or the loss does not go with it; AutofitError: see `train`.
@@ -88,7 +89,9 @@ class Session:
         cuts = self.keeping.cuts()
         if cuts:
             self.listener(f"memory ran out in this run before, so it goes on with {_told(cuts)}.")
-        with segments.as_in_probes(device, self.listener):
+        self.model.zero_grad()  # of what was done with it before, which the first step would add its own to
+        keeps = self.workload.keeps is not None
+        with segments.as_in_probes(device, self.listener), given_back(self.model, formats=keeps):
             setup = self._built({**config, **cuts}, detect(device))
             try:
                 if self.keeping.directory:

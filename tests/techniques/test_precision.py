@@ -31,6 +31,43 @@ def test_what_is_searched_depends_on_the_hardware() -> None:
     assert PRECISION.choices(HOPPER) == PRECISION.values
 
 
+@pytest.mark.parametrize(
+    ("keeps", "here", "on_a_card"),
+    [
+        ((("float32",), ()), ["fp32", "bf16-mixed"], ["fp32", "tf32", "bf16-mixed", "fp16-mixed"]),
+        ((("float32",), ("float32",)), ["fp32"], ["fp32", "tf32"]),
+        ((("bfloat16",), ()), ["bf16"], ["bf16", "fp8"]),
+        ((("float32",), ("bfloat16",)), ["bf16-mixed"], ["bf16-mixed"]),
+        (((), ("bfloat16",)), ["bf16", "bf16-mixed"], ["bf16", "bf16-mixed", "fp8"]),
+        # What no value keeps is held in what loses nothing of it, as far as there is such a format.
+        ((("float16",), ()), ["fp32", "bf16-mixed"], ["fp32", "tf32", "bf16-mixed", "fp16-mixed"]),
+        ((("bfloat16", "float32"), ()), ["fp32", "bf16-mixed"], ["fp32", "tf32", "bf16-mixed", "fp16-mixed"]),
+        ((("float64",), ()), ["fp32"], ["fp32", "tf32"]),
+        (((), ()), ["fp32", "bf16", "bf16-mixed"], list(PRECISION.values)),
+    ],
+    ids=str,
+)
+def test_weights_that_are_to_come_back_as_they_came(keeps: Any, here: list[str], on_a_card: list[str]) -> None:
+    workload = replace(tiny.mlp_workload(), keeps=keeps)
+    assert list(PRECISION.choices_for(workload, tiny.CPU)) == here
+    assert list(PRECISION.choices_for(workload, HOPPER)) == on_a_card
+
+
+def test_a_bf16_model_on_a_card_without_bf16_is_held_in_fp32() -> None:
+    workload = replace(tiny.mlp_workload(), keeps=(("bfloat16",), ()))
+    assert PRECISION.choices_for(workload, TURING) == ("fp32", "fp16-mixed")
+
+
+def test_weights_held_in_another_format_meanwhile_are_told_of() -> None:
+    def warned(precision: str, *trained: str) -> list[str]:
+        return build(replace(tiny.mlp_workload(), keeps=(trained, ())), {"precision": precision}, tiny.CPU).warnings
+
+    assert warned("fp32", "float16") == [
+        "weights in float16 are held in another format until the end, and rounded back."
+    ]
+    assert warned("fp32", "float32") == []
+
+
 @pytest.mark.parametrize("value", ["bf16", "bf16-mixed"])
 def test_bf16_is_refused_where_there_are_no_units_for_it(value: str) -> None:
     workload = tiny.transformer_workload()
