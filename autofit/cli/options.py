@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autofit.cli import completion
+from autofit.cli.completion import cards, cards_and_list, devices, formats, models, schedules, settings, spaces, tools
 
 _MODEL, _BUDGET, _SPACE, _CONFIG, _SEARCH = "Model", "Budget", "Search space", "Config", "Search"
 _DATA, _LEARNING, _RUN, _OUTPUT = "Weights and data", "Learning", "Run", "Output"
@@ -26,7 +26,7 @@ Model = Annotated[
         "A preset (see `autofit models`), a directory with config.json, a hub id, or file.py:function.",
         "--model",
         metavar="MODEL",
-        autocompletion=completion.models,
+        autocompletion=models,
     ),
 ]
 SeqLen = Annotated[int | None, _option(_MODEL, "Tokens of a sample; default 2048 or the model's most.", metavar="N")]
@@ -38,7 +38,7 @@ TrustRemoteCode = Annotated[bool, _option(_MODEL, "Run the model's own code.", "
 GpuMem = Annotated[str | None, _option(_BUDGET, "Memory of the card to fit.", metavar="GIB")]
 Gpu = Annotated[
     str | None,
-    _option(_BUDGET, "The card to fit, such as rtx-4090.", metavar="NAME", autocompletion=completion.cards),
+    _option(_BUDGET, "The card to fit, such as rtx-4090.", metavar="NAME", autocompletion=cards),
 ]
 GpuOrList = Annotated[
     str | None,
@@ -47,7 +47,7 @@ GpuOrList = Annotated[
         "The card to fit, such as rtx-4090; list: all of them.",
         "--gpu",
         metavar="NAME",
-        autocompletion=completion.cards_and_list,
+        autocompletion=cards_and_list,
     ),
 ]
 Device = Annotated[
@@ -56,7 +56,7 @@ Device = Annotated[
         _BUDGET,
         "cuda or cpu; default: CUDA where there is a card.",
         metavar="DEVICE",
-        autocompletion=completion.devices,
+        autocompletion=devices,
     ),
 ]
 Mem = Annotated[str | None, _option(_BUDGET, "Memory for tensors on the CPU; default: 80 % of free.", metavar="GIB")]
@@ -72,7 +72,7 @@ Space = Annotated[
         "Where to start from (see `autofit spaces`), or a YAML file; "
         "default: everything for causal language models, else full.",
         metavar="NAME|FILE",
-        autocompletion=completion.spaces,
+        autocompletion=spaces,
     ),
 ]
 Narrow = Annotated[
@@ -82,7 +82,7 @@ Narrow = Annotated[
         "Fix a knob, or narrow it: precision=bf16,fp32. Once for each knob.",
         "--set",
         metavar="KNOB=VALUE,...",
-        autocompletion=completion.settings,
+        autocompletion=settings,
     ),
 ]
 Fix = Annotated[
@@ -92,7 +92,7 @@ Fix = Annotated[
         "Set a knob. Once for each knob.",
         "--set",
         metavar="KNOB=VALUE",
-        autocompletion=completion.settings,
+        autocompletion=settings,
     ),
 ]
 ConfigFile = Annotated[
@@ -147,7 +147,7 @@ Schedule = Annotated[
         _LEARNING,
         "Of the learning rate: constant, cosine or linear.",
         metavar="NAME",
-        autocompletion=completion.schedules,
+        autocompletion=schedules,
     ),
 ]
 WarmupSteps = Annotated[int, _option(_LEARNING, "Steps in which the learning rate rises.", metavar="N")]
@@ -190,7 +190,7 @@ ResultOrNone = Annotated[Path | None, typer.Argument(metavar="RESULT.yaml", help
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN_DIR", help="A run directory; two are compared.")]
 Tool = Annotated[
     str,
-    _option(_OUTPUT, "The tool, such as axolotl; list: all of them.", metavar="TOOL", autocompletion=completion.tools),
+    _option(_OUTPUT, "The tool, such as axolotl; list: all of them.", metavar="TOOL", autocompletion=tools),
 ]
 ToolVersion = Annotated[str | None, _option(_OUTPUT, "Of the tool; default: the newest known.", metavar="V")]
 Strict = Annotated[bool, _option(_OUTPUT, "Fail where the tool would run another config.", "--strict")]
@@ -202,7 +202,7 @@ Format = Annotated[
         "html, svg, png or md; of two runs a table, or md.",
         "--format",
         metavar="FORMAT",
-        autocompletion=completion.formats,
+        autocompletion=formats,
     ),
 ]
 ReportOutput = Annotated[
