@@ -265,7 +265,7 @@ def _product(first: torch.Tensor, second: torch.Tensor, *_: Any) -> int:
     the tiles were read off as those of convolutions."""
     rows, summed, columns = first.shape[-2], first.shape[-1], second.shape[-1]
     returned = first.numel() // summed * columns * first.itemsize
-    if first.dtype != torch.bfloat16 or rows * summed * columns <= _TOO_SMALL:
+    if first.dtype != torch.bfloat16 or rows * summed * columns <= _TOO_SMALL or not _onednn_takes_bf16():
         return returned
     tiles = -(-rows // _TILE_ROWS)
     tall = -(-rows // (-(-tiles // _threads()) * _threads()))
@@ -277,6 +277,12 @@ def _product(first: torch.Tensor, second: torch.Tensor, *_: Any) -> int:
     if summed > _TILE_DEPTH:  # of a matrix that lies transposed, all columns are summed at once
         wide = min(columns, _SUMMED_COLUMNS)
     return returned + _threads() * (deep * (tall + min(columns, _TILE_COLUMNS)) * 2 + tall * wide * 4)
+
+
+@functools.cache
+def _onednn_takes_bf16() -> bool:
+    """Without AVX-512 PyTorch multiplies itself (native/mkldnn/Utils.h, mkldnn_bf16_device_check)."""
+    return torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "AVX2")
 
 
 def _product_and_sum(_: torch.Tensor, *factors: Any) -> int:

@@ -100,6 +100,16 @@ def test_products_in_bf16(shape: tuple[int, int, int], transposed: bool) -> None
     assert bytes_inside(torch.ops.aten.addmm.default, (second[0], first, second), product) == rule
 
 
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX2", reason="oneDNN multiplies where AVX-512 is")
+@pytest.mark.parametrize("shape", [(384, 448, 640), (96, 1152, 288)], ids=str)
+def test_products_in_bf16_without_avx512_hold_nothing_but_their_results(shape: tuple[int, int, int]) -> None:
+    rows, summed, columns = shape
+    first = torch.randn(rows, summed, dtype=torch.bfloat16)
+    second = torch.randn(summed, columns, dtype=torch.bfloat16)
+    real, product = allocated(lambda: torch.mm(first, second))
+    assert bytes_inside(torch.ops.aten.mm.default, (first, second), product) == real - product.nbytes == 0
+
+
 @pytest.mark.parametrize("length", [96, 320, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_attention_by_flash(length: int, dtype: torch.dtype) -> None:
