@@ -32,10 +32,11 @@ from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Traits, Workload
 from autofit.probe.place import Place
+from autofit.probe.steps import Request
 from autofit.probe.timing import Plan
 from autofit.probe.traced import trace_step
 from autofit.probe.wire import Died, Job, Ready, Returned, TimedOut, receive, send
-from autofit.probe.worker import Request, look, look_around, look_at_card, look_for_cards, measure, serve
+from autofit.probe.worker import look, look_around, look_at_card, look_for_cards, measure, serve
 from autofit.techniques import added_techniques
 
 _START_SECONDS = 300.0

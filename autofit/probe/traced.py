@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from autofit.core.workload import Workload
-from autofit.probe.worker import COMPOSED_MICRO_BATCHES, Request, probe_of
+from autofit.probe.steps import COMPOSED_MICRO_BATCHES, Request
+from autofit.probe.worker import probe_of
 from autofit.techniques import register
 from autofit.training.loop import train_step
 from autofit.training.step_trace import StepTrace

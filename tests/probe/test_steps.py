@@ -1,4 +1,4 @@
-"""What a probe's child does between build and verdict, counted in this process instead of a child."""
+"""What a probe does between build and verdict, counted in this process instead of a child."""
 
 import math
 from collections import Counter
@@ -18,16 +18,17 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
 from autofit.memory.allocations import AllocationRecord
 from autofit.memory.tracker import StorageTracker
-from autofit.probe import Plan, Prober, worker
+from autofit.probe import Plan, Prober, on_cpu, steps
+from autofit.probe.worker import measure
 from autofit.techniques import compile as compile_file
 
 THREE = Plan(min_steps=3, max_steps=3)
 WHOLE = Plan(min_steps=3, max_steps=3, compose=False)
 
 
-def request(workload: Workload, *, plan: Plan = THREE, budget: int = GIB, **knobs: Any) -> worker.Request:
+def request(workload: Workload, *, plan: Plan = THREE, budget: int = GIB, **knobs: Any) -> steps.Request:
     config = techniques.settle(knobs, workload, tiny.CPU)
-    return worker.Request(config, tiny.CPU, Budget(budget, GIB), plan)
+    return steps.Request(config, tiny.CPU, Budget(budget, GIB), plan)
 
 
 def counting(workload: Workload, file: Path) -> Workload:
@@ -66,7 +67,7 @@ def test_forwards_of_a_probe(prober: Prober, tmp_path: Path, micro_batch: int, p
 @pytest.fixture
 def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
     """No resource limit on the process of the tests."""
-    monkeypatch.setattr(worker, "guard_cpu", lambda budget: None)
+    monkeypatch.setattr(on_cpu, "guard_cpu", lambda budget: None)
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, unguarded: None) -> Iterator[Counter[
     counter: Counter[str] = Counter()
 
     def counted(name: str) -> Callable[..., Any]:
-        original = getattr(worker, name)
+        original = getattr(steps, name)
 
         def call(*arguments: Any) -> Any:
             counter[name] += 1
@@ -84,7 +85,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, unguarded: None) -> Iterator[Counter[
         return call
 
     for name in ("accumulate", "update", "train_step"):
-        monkeypatch.setattr(worker, name, counted(name))
+        monkeypatch.setattr(steps, name, counted(name))
     yield counter
 
 
@@ -97,7 +98,7 @@ def timed_as(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
         given.append(given.pop(0))
         return given[-1]
 
-    monkeypatch.setattr(worker.Probe, "_seconds", timed)
+    monkeypatch.setattr(steps.Probe, "_seconds", timed)
 
 
 def test_a_composed_step_is_four_micro_batches_scaled_up_and_one_update(
@@ -105,7 +106,7 @@ def test_a_composed_step_is_four_micro_batches_scaled_up_and_one_update(
 ) -> None:
     timed_as(monkeypatch, 0.4, 0.1)
     workload = tiny.mlp_workload(16)
-    seen = worker.measure(workload, request(workload, micro_batch_size=1))
+    seen = measure(workload, request(workload, micro_batch_size=1))
     assert seen.step_seconds
     assert seen.step_seconds.median == pytest.approx(0.4 * 16 / 4 + 0.1)
     assert seen.samples_per_second == pytest.approx(16 / 1.7)
@@ -115,7 +116,7 @@ def test_a_composed_step_is_four_micro_batches_scaled_up_and_one_update(
 def test_a_whole_step_is_the_loops_own(monkeypatch: pytest.MonkeyPatch, calls: Counter[str]) -> None:
     timed_as(monkeypatch, 0.5)
     workload = tiny.mlp_workload(16)
-    seen = worker.measure(workload, request(workload, micro_batch_size=1, plan=WHOLE))
+    seen = measure(workload, request(workload, micro_batch_size=1, plan=WHOLE))
     assert seen.step_seconds
     assert seen.step_seconds.median == 0.5
     assert calls == {"accumulate": 2, "update": 2, "train_step": 3}
@@ -123,10 +124,10 @@ def test_a_whole_step_is_the_loops_own(monkeypatch: pytest.MonkeyPatch, calls: C
 
 def test_over_budget_nothing_is_timed(calls: Counter[str]) -> None:
     workload = tiny.mlp_workload()
-    fitting = worker.measure(workload, request(workload))
+    fitting = measure(workload, request(workload))
     assert fitting.peak_bytes
     calls.clear()
-    seen = worker.measure(workload, request(workload, budget=fitting.peak_bytes.allocated - 1))
+    seen = measure(workload, request(workload, budget=fitting.peak_bytes.allocated - 1))
     assert seen.outcome is Outcome.OUT_OF_MEMORY
     assert seen.steps == 0
     assert seen.step_seconds is None
@@ -136,15 +137,15 @@ def test_over_budget_nothing_is_timed(calls: Counter[str]) -> None:
 def test_no_step_needs_more_memory_than_the_two_micro_batches_of_the_warm_up(unguarded: None) -> None:
     """Else the peak would depend on how many micro-batches are tried."""
     workload = tiny.mlp_workload(8)
-    setup = worker.build(workload, request(workload, micro_batch_size=1).config, tiny.CPU)
+    setup = steps.build(workload, request(workload, micro_batch_size=1).config, tiny.CPU)
     batch = workload.batch(8)
     peaks = []
     for micro_batches in (2, 8):
-        with worker.StorageTracker() as tracker:
+        with StorageTracker() as tracker:
             tracker.see_module(setup.model)
-            part = worker.map_tensors(batch, lambda tensor, count=micro_batches: tensor[:count])
+            part = steps.map_tensors(batch, lambda tensor, count=micro_batches: tensor[:count])
             for _ in range(2):
-                worker.train_step(setup, part)
+                steps.train_step(setup, part)
         peaks.append(tracker.peak)
     assert peaks[0] == peaks[1]
 
@@ -152,7 +153,7 @@ def test_no_step_needs_more_memory_than_the_two_micro_batches_of_the_warm_up(ung
 def test_hopelessly_slow_ones_stop_after_two_steps(monkeypatch: pytest.MonkeyPatch, calls: Counter[str]) -> None:
     timed_as(monkeypatch, 0.5)
     workload = tiny.mlp_workload()
-    seen = worker.measure(workload, request(workload, plan=Plan(best_seconds=0.2)))
+    seen = measure(workload, request(workload, plan=Plan(best_seconds=0.2)))
     assert seen.fits
     assert seen.steps == calls["train_step"] == 2
     assert "far slower" in (seen.reason or "")
@@ -166,7 +167,7 @@ def test_a_scaler_that_skips_its_first_steps_has_not_diverged(calls: Counter[str
         return tiny.classify(model, batch) * 1000
 
     workload = Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=4)
-    seen = worker.measure(workload, request(workload, precision="fp16-mixed"))
+    seen = measure(workload, request(workload, precision="fp16-mixed"))
     assert seen.fits
     assert calls["update"] > 5
 
@@ -179,7 +180,7 @@ def test_a_scaler_that_always_skips_has(calls: Counter[str]) -> None:
         return tiny.classify(model, batch) + zero.sqrt()  # finite, but its slope at 0 is not
 
     workload = Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=4)
-    seen = worker.measure(workload, request(workload, precision="fp16-mixed"))
+    seen = measure(workload, request(workload, precision="fp16-mixed"))
     assert seen.outcome is Outcome.DIVERGED
     assert "scaler skipped 50 steps" in (seen.reason or "")
     assert seen.loss
@@ -188,7 +189,7 @@ def test_a_scaler_that_always_skips_has(calls: Counter[str]) -> None:
 
 def test_warnings_of_the_build_are_kept(unguarded: None) -> None:
     workload = tiny.conv_workload()
-    seen: Measurement = worker.measure(workload, request(workload, micro_batch_size=2))
+    seen: Measurement = measure(workload, request(workload, micro_batch_size=2))
     assert any("BatchNorm" in warning for warning in seen.warnings)
 
 
@@ -204,10 +205,10 @@ def test_an_answer_crosses_processes_whole(prober: Prober) -> None:
 def test_compiling_is_measured_apart(monkeypatch: pytest.MonkeyPatch, unguarded: None) -> None:
     monkeypatch.setattr(compile_file, "BACKEND", "aot_eager")
     workload = tiny.transformer_workload(4)
-    plain = worker.measure(workload, request(workload))
+    plain = measure(workload, request(workload))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    seen = worker.measure(workload, request(workload, compile="default"))
+    seen = measure(workload, request(workload, compile="default"))
     assert seen.fits, seen.reason
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # nothing kept it from compiling
     assert 0 < seen.compile_seconds < seen.warmup_seconds
@@ -220,8 +221,8 @@ def test_compiling_is_measured_apart(monkeypatch: pytest.MonkeyPatch, unguarded:
 
 def test_what_compiles_is_watched_through_the_allocator(unguarded: None) -> None:
     workload = tiny.transformer_workload(4)
-    assert isinstance(worker._CpuProbe(workload, request(workload, compile="default")).watch, AllocationRecord)
-    assert isinstance(worker._CpuProbe(workload, request(workload)).watch, StorageTracker)
+    assert isinstance(on_cpu.CpuProbe(workload, request(workload, compile="default")).watch, AllocationRecord)
+    assert isinstance(on_cpu.CpuProbe(workload, request(workload)).watch, StorageTracker)
 
 
 def test_a_compiled_run_over_budget_is_told_so_after_its_warm_up(
@@ -229,7 +230,7 @@ def test_a_compiled_run_over_budget_is_told_so_after_its_warm_up(
 ) -> None:
     monkeypatch.setattr(compile_file, "BACKEND", "aot_eager")
     workload = tiny.transformer_workload(4)
-    seen = worker.measure(workload, request(workload, budget=100_000, compile="default"))
+    seen = measure(workload, request(workload, budget=100_000, compile="default"))
     assert seen.outcome is Outcome.OUT_OF_MEMORY
     assert seen.peak_bytes
     assert seen.peak_bytes.allocated > 400_000
@@ -238,9 +239,9 @@ def test_a_compiled_run_over_budget_is_told_so_after_its_warm_up(
 
 def test_seconds_that_a_step_spends_compiling_are_not_its_own(monkeypatch: pytest.MonkeyPatch, unguarded: None) -> None:
     workload = tiny.mlp_workload()
-    probe = worker._CpuProbe(workload, request(workload, compile="default"))
+    probe = on_cpu.CpuProbe(workload, request(workload, compile="default"))
     spent = iter((10.0, 13.0))
     clock = iter((100.0, 105.0))
     monkeypatch.setattr(probe, "_compiled", lambda: next(spent))
-    monkeypatch.setattr(worker.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(steps.time, "perf_counter", lambda: next(clock))
     assert probe._seconds(lambda: None) == 2.0
