@@ -82,4 +82,7 @@ API int nvmlSystemGetCudaDriverVersion_v2(int* to) {
 }
 API int nvmlDeviceGetNvLinkRemoteDeviceType() { return kNotSupported; }
 API int nvmlDeviceGetNvLinkRemotePciInfo_v2() { return kNotSupported; }
-API int nvmlDeviceGetGpuFabricInfoV() { return kNotSupported; }
+API int nvmlDeviceGetGpuFabricInfoV(void*, char* to) {
+  to[28] = 0;  // nvmlGpuFabricInfoV_t.state: NVML_GPU_FABRIC_STATE_NOT_SUPPORTED
+  return kSuccess;
+}
