@@ -31,7 +31,7 @@ def change(text: str) -> None:
 
 
 def open_card() -> str:
-    """Allocate for the first time on card 0, with fixed segments where they cannot grow; the settings that hold then.
+    """Allocate a first segment of card 0, a fixed one where they cannot grow; the settings that hold then.
 
     Raises:
         RuntimeError: nothing can be allocated.
@@ -48,8 +48,13 @@ def open_card() -> str:
 
 
 def _allocate() -> None:
-    torch.ones(1, device="cuda").add_(1)
+    """A new segment also where others have room: each stream has its own."""
+    in_use = torch.cuda.is_initialized()
+    with torch.cuda.stream(torch.cuda.Stream() if in_use else None):
+        torch.ones(1, device="cuda").add_(1)
     torch.cuda.synchronize()
+    if in_use:
+        torch.cuda.empty_cache()
 
 
 @contextmanager

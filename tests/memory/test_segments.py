@@ -14,7 +14,8 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """PyTorch reads the settings, which CPU builds have as well, as of nobody's; and gives them back at the end."""
     before = segments.settings()
     monkeypatch.delenv(ALLOCATOR, raising=False)
-    torch._C._accelerator_setAllocatorSettings("")
+    for text in (FIXED, ""):
+        torch._C._accelerator_setAllocatorSettings(text)
     yield
     torch._C._accelerator_setAllocatorSettings(before)
 
@@ -131,5 +132,18 @@ def test_segments_of_a_card_in_use_grow_from_then_on() -> None:
         torch.cuda.empty_cache()
         grown = torch.ones(1 << 28, device="cuda", dtype=torch.uint8)
         assert kinds() == {False, True}
+        del grown
     assert segments.settings() == ""
-    assert float(before.sum() + grown.sum()) > 0
+    del before
+
+
+@pytest.mark.gpu
+def test_a_card_in_use_is_asked_for_a_new_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = torch.ones(1, device="cuda")  # and much room beside it
+    asked = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append(len(torch.cuda.memory_snapshot())))
+    held = len(torch.cuda.memory_snapshot())
+    segments.change(EXPANDABLE)
+    assert segments.open_card() == EXPANDABLE
+    assert asked == [held + 1]
+    del room
