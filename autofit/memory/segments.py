@@ -17,17 +17,26 @@ from autofit.core.environment import ALLOCATOR, EXPANDABLE, FIXED, allocator_var
 
 _NATIVE = "native"  # PyTorch's own allocator, the only one that has segments
 
+_set_here: list[str] = []  # the last of this process's changes, because PyTorch 2.11 does not tell
+
 
 def settings() -> str:
     """The allocator's settings as it last read them; empty where nobody has set any."""
     read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
-    return str(read()) if read else os.environ.get(allocator_variable() or "", "")
+    if read:
+        return str(read())
+    return _set_here[-1] if _set_here else os.environ.get(allocator_variable() or "", "")
 
 
 def change(text: str) -> None:
     """Let other settings hold for what is allocated from now on; what has its memory keeps it. Opens no device."""
     if text and text != settings():
-        torch._C._accelerator_setAllocatorSettings(text)
+        _set(text)
+
+
+def _set(text: str) -> None:
+    torch._C._accelerator_setAllocatorSettings(text)
+    _set_here[:] = [text]
 
 
 def open_card() -> str:
@@ -78,7 +87,7 @@ def as_in_probes(device: str | None, tell: Callable[[str], Any]) -> Iterator[Non
         yield
     finally:
         for text in (FIXED, ""):  # the second only forgets that there was a first
-            torch._C._accelerator_setAllocatorSettings(text)
+            _set(text)
 
 
 def _hindered() -> str | None:

@@ -9,15 +9,20 @@ from autofit.core.environment import ALLOCATOR, EXPANDABLE, FIXED
 from autofit.memory import segments
 
 
-@pytest.fixture(autouse=True)
-def nothing_set(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """PyTorch reads the settings, which CPU builds have as well, as of nobody's; and gives them back at the end."""
+@pytest.fixture(autouse=True, params=["told", "remembered"])
+def nothing_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """PyTorch reads the settings, which CPU builds have as well, as of nobody's; and gives them back at the end.
+
+    PyTorch 2.11 does not tell what they are.
+    """
     before = segments.settings()
     monkeypatch.delenv(ALLOCATOR, raising=False)
+    if request.param == "remembered":
+        monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings", raising=False)
     for text in (FIXED, ""):
-        torch._C._accelerator_setAllocatorSettings(text)
+        segments._set(text)
     yield
-    torch._C._accelerator_setAllocatorSettings(before)
+    segments._set(before)
 
 
 @pytest.fixture
