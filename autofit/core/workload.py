@@ -71,6 +71,7 @@ class Workload:
             set by the loop.
         keeps: formats ("float32", ...) of trained and of frozen weights that are to come back as they came, which
             narrows what is searched; None: they may change.
+        varying: whether samples come in many shapes, as texts do that are padded to the longest of a batch.
     """
 
     model: Callable[[], Any]
@@ -85,6 +86,7 @@ class Workload:
     count: Callable[[Any], int] | None = None
     optimizer: Callable[[Any], Any] | None = None
     keeps: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    varying: bool = False
     traits: Traits | None = None
     source: Mapping[str, Any] = field(default_factory=dict)  # how models/ can make it again; written to result.yaml
 

@@ -24,6 +24,8 @@ _HOPPER = (9, 0)
 _WORKSPACE = 2 * 4096 * 1024 + 8 * 16 * 1024  # bytes: ":4096:2:16:8", parseChosenWorkspaceSize
 _HOPPER_WORKSPACE = 8 * 4096 * 1024
 _FLASH_HEAD = 256  # largest head size of PyTorch's flash kernel: sdp_utils.cpp, check_head_dim_size_flash
+_CUDNN_FIRST = (9, 10)  # major capabilities on which PyTorch prefers cuDNN's
+_CUDNN_HEAD, _CUDNN_HEADS = 128, (192, 128)  # largest head size, and the one pair (of keys, of values) beyond it
 _LITTLE_SHARED_MEMORY = (
     (8, 6),
     (8, 9),
@@ -117,6 +119,8 @@ def _cuda_attention(hardware: Hardware, plain: Callable[..., torch.Tensor]) -> C
                 attn_mask = attn_mask.to(low)
         grouped = enable_gqa and query.shape[-3] != key.shape[-3]
         inputs = (query, key, value, dropout_p, grouped)
+        if _cudnn(inputs, hardware):
+            return _by_cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
         if _flash(inputs, attn_mask, is_causal, hardware):
             return _by_flash(query, key, value, dropout_p, is_causal, scale)
         if _efficient(inputs, hardware):
@@ -128,6 +132,18 @@ def _cuda_attention(hardware: Hardware, plain: Callable[..., torch.Tensor]) -> C
         return out
 
     return attention
+
+
+def _cudnn(inputs: _Inputs, hardware: Hardware) -> bool:
+    """can_use_cudnn_attention, with masks and groups too; check_prefer_cudnn_attention says where it comes first."""
+    query, key, value, dropout, _ = inputs
+    preferred = hardware.capability is not None and hardware.capability[0] in _CUDNN_FIRST
+    sizes = query.shape[-1], value.shape[-1]
+    known = not any(size % 8 for size in sizes) and (max(sizes) <= _CUDNN_HEAD or sizes == _CUDNN_HEADS)
+    long = key.shape[-2] > 1 and (query.shape[-2] > 1 or not dropout)
+    allowed = torch.backends.cuda.cudnn_sdp_enabled() and not torch.are_deterministic_algorithms_enabled()
+    low = query.dtype in (torch.float16, torch.bfloat16)
+    return allowed and preferred and low and known and long and _plain(inputs)
 
 
 def _flash(inputs: _Inputs, mask: torch.Tensor | None, is_causal: bool, hardware: Hardware) -> bool:
@@ -162,6 +178,33 @@ def _plain(inputs: _Inputs) -> bool:
     return all(each.dim() == 4 and each.stride(-1) == 1 and each.numel() > 0 for each in tensors)
 
 
+def _by_cudnn(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """What it keeps for the backward; its workspace, which only cuDNN knows and only on a card, is left out."""
+    cudnn: Any = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+    bias = _bias(mask, query, key)
+    out: torch.Tensor = cudnn(
+        query, key, value, bias, torch.is_grad_enabled(), dropout_p, is_causal, False, scale=scale
+    )[0]
+    return out
+
+
+def _bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
+    """What is added to the scores: 0, and minus infinity where a mask says so."""
+    if mask is None:
+        return None
+    if mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
 def _by_flash(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, is_causal: bool, scale: float | None
 ) -> torch.Tensor:
@@ -184,13 +227,9 @@ def _by_efficient(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    if mask is not None:
-        shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-        if mask.dtype is torch.bool:
-            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-        mask = mask.expand(shape)
+    bias = _bias(mask, query, key)
     efficient: Any = torch.ops.aten._scaled_dot_product_efficient_attention.default
-    out: torch.Tensor = efficient(query, key, value, mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale)[
+    out: torch.Tensor = efficient(query, key, value, bias, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale)[
         0
     ]
     return out

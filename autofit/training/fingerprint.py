@@ -42,7 +42,7 @@ def facts_of(workload: Workload, model: nn.Module) -> dict[str, Any]:
     return {
         "model": _described(workload) or list(_model_facts(model, code)),
         "batch": [[list(each.shape[1:]), str(each.dtype)] for each in tensors(workload.batch(1))],
-        "workload": [workload.summary(), workload.unit, workload.reduction],
+        "workload": [workload.summary(), workload.unit, workload.reduction, workload.varying],
         "functions": [code.of(each) for each in (workload.loss, workload.count, workload.optimizer)],
     }
 

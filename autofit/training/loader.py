@@ -20,6 +20,7 @@ from autofit.training.default_loss import check_call, check_loss_function
 from autofit.training.inspect import blamed_on
 from autofit.training.skeleton import skeleton_of
 
+_FEW_SHAPES = 8  # such as those of buckets: what is planned once for each of them pays
 _NOT_COPIED = "Take that out of the model, or search with autofit.Workload(model=...) and a function that makes it."
 
 
@@ -91,7 +92,7 @@ def training_workload(
     """
     _check_model(model)
     check_loss_function(loss)
-    largest, samples = _largest(loader, peek or Peek())
+    largest, samples, shapes = _largest(loader, peek or Peek())
     if loss is None:
         check_call(model, largest)
     sequence_length = _sequence_length(largest)
@@ -101,6 +102,7 @@ def training_workload(
         loss=loss,
         optimizer=optimizer,
         effective_batch_size=samples,
+        varying=shapes > _FEW_SHAPES,
         unit="tokens" if sequence_length else "samples",
         sequence_length=sequence_length,
         task=_task(model, largest),
@@ -123,18 +125,19 @@ def _check_model(model: Any) -> None:
         raise InputError(message, "Load it without a device_map.")
 
 
-def _largest(loader: Any, peek: Peek) -> tuple[Any, int]:
-    """The batch with the largest samples, and how many the fullest one has.
+def _largest(loader: Any, peek: Peek) -> tuple[Any, int, int]:
+    """The batch with the largest samples, how many the fullest one has, and how many shapes samples come in.
 
     Two batches are held at a time, not all: each that comes from a worker takes shared memory and open files.
     """
     largest: Any = None
-    first, samples = "", 0
+    first, samples, shapes = "", 0, set()
     batches = batches_of(loader)
     for number, batch in enumerate(itertools.islice(batches, peek.batches)):
         first = first or _structure(batch)
         _check_structure(batch, first, f"batch {number} of the loader")
         samples = max(samples, sample_count(batch))
+        shapes.add(tuple(tensor.shape[1:] for tensor in tensors(batch)))
         # The last batch may hold few samples that are the longest.
         if largest is None or _elements_per_sample(batch) > _elements_per_sample(largest):
             largest = batch
@@ -143,9 +146,9 @@ def _largest(loader: Any, peek: Peek) -> tuple[Any, int]:
     if not isinstance(loader, DataLoader) and batches_of(loader) is batches:  # a DataLoader would start workers
         raise _read_once(f"the loader gives the same {type(batches).__name__} again")
     if peek.worst_case is None:
-        return largest, samples
+        return largest, samples, len(shapes)
     _check_structure(peek.worst_case, first, "worst_case")
-    return peek.worst_case, samples
+    return peek.worst_case, samples, len(shapes)
 
 
 def _check_structure(batch: Any, first: str, name: str) -> None:

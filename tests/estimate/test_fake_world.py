@@ -16,7 +16,7 @@ A10G = replace(A100, capability=(8, 6))
 T4 = replace(A100, capability=(7, 5))
 H100 = replace(A100, capability=(9, 0))
 CPU = replace(A100, device="cpu", capability=None)
-KERNELS = ("flash", "efficient", "math")
+KERNELS = ("cudnn", "flash", "efficient", "math")
 
 
 class Called(TorchDispatchMode):
@@ -64,6 +64,13 @@ def kernel(hardware: Hardware, *, dtype: torch.dtype = torch.bfloat16, size: int
         (A10G, {"size": 200}, "efficient"),
         (T4, {"dtype": torch.float16}, "efficient"),
         (T4, {}, "math"),
+        (H100, {}, "cudnn"),
+        (H100, {"masked": True, "heads": (4, 2), "enable_gqa": True}, "cudnn"),
+        (H100, {"size": 192}, "flash"),
+        (H100, {"size": 20}, "flash"),
+        (H100, {"dtype": torch.float32}, "efficient"),
+        (H100, {"lengths": (16, 1)}, "flash"),
+        (replace(H100, capability=(12, 0)), {}, "flash"),
     ],
 )
 def test_attention_takes_the_kernel_that_pytorch_would_choose(

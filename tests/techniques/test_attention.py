@@ -64,6 +64,24 @@ def test_a_checkpointed_block_takes_the_same_path_again() -> None:
     assert accumulate(setup, setup.workload.batch(4)).isfinite()
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize("knobs", [{}, {"attention": "eager"}])
+def test_where_shapes_vary_cudnn_which_plans_for_each_is_left_out(allowed: bool, knobs: dict[str, str]) -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(allowed)
+    try:
+        steady = tiny.llama_workload()
+        for workload in (steady, replace(steady, varying=True)):
+            setup = build(workload, knobs, tiny.CPU)
+            left_out = workload.varying and not knobs
+            assert torch.backends.cuda.cudnn_sdp_enabled() is (allowed and not left_out)
+            assert accumulate(setup, workload.batch(2)).isfinite()
+            setup.close()
+            assert torch.backends.cuda.cudnn_sdp_enabled() is allowed
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
 CUDA = replace(tiny.CPU, device="cuda", name="a card", capability=(8, 0))
 
 
