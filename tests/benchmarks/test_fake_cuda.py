@@ -31,6 +31,7 @@ found = {
     "allocated": torch.cuda.memory_allocated(),
     "reserved": torch.cuda.memory_reserved(),
     "free_and_total": torch.cuda.mem_get_info(),
+    "uuid": str(torch.cuda.get_device_properties(0).uuid),
     "smi": int(subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=True).stdout),
 }
 torch.cuda.set_per_process_memory_fraction(0.01)
@@ -207,14 +208,14 @@ def test_nvidia_smi_adds_up_what_living_processes_hold(tmp_path: Path) -> None:
     assert board.used_bytes(path) == 0
     path.write_bytes(b"".join(struct.pack("i4xQ", *slot) for slot in slots))
     assert board.used_bytes(path) == 720 * MIB
-    answer = subprocess.run(
-        [sys.executable, "-I", "-S", board.__file__],
-        env={**os.environ, "FAKE_CUDA_BOARD": str(path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert answer.stdout == "720\n"
+
+    def answer(*asked: str) -> str:
+        command = [sys.executable, "-I", "-S", board.__file__, *asked]
+        environment = {**os.environ, "FAKE_CUDA_BOARD": str(path)}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert answer() == "720\n"
+    assert answer("--query-gpu=uuid,memory.used") == "GPU-00000000-0000-0000-0000-000000000000, 720\n"
 
 
 def test_every_python_that_starts_there_turns_off_attention_by_cudnn() -> None:
@@ -242,4 +243,5 @@ def test_a_step_runs_and_memory_is_counted_as_on_a_card() -> None:
     total = 40 * 1024 * MIB
     assert found["free_and_total"] == [total - found["reserved"] - 300 * MIB, total]
     assert found["smi"] == 300 + 22
+    assert found["uuid"] == "00000000-0000-0000-0000-000000000000"  # as nvidia-smi says there
     assert "out of memory" in found["refused"] and "409.60 MiB allowed" in found["refused"]
