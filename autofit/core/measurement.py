@@ -50,6 +50,19 @@ class PeakBytes:
         """What is held against the budget: that of the device where there is one, else that of tensors."""
         return self.device or self.reserved or self.allocated
 
+    def larger(self, other: PeakBytes) -> PeakBytes:
+        """The larger of each figure that both have."""
+        return PeakBytes(
+            allocated=max(self.allocated, other.allocated),
+            reserved=_larger(self.reserved, other.reserved),
+            device=_larger(self.device, other.device),
+            resident=_larger(self.resident, other.resident),
+        )
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else max(one, other)
+
 
 @dataclass(frozen=True)
 class Measurement:

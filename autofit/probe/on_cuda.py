@@ -1,30 +1,126 @@
-"""A probe on a CUDA card: PyTorch's allocator counts, and is held to the budget."""
+"""A probe on a CUDA card: PyTorch's allocator counts, and is held to the budget with what lies beside it."""
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
-from autofit.core.hardware import GIB
+from autofit.core.budget import Budget
+from autofit.core.errors import ProbeError
+from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.measurement import Outcome, PeakBytes
 from autofit.core.workload import Workload
 from autofit.memory import segments
 from autofit.memory.device import used_bytes_without_context
+from autofit.memory.out_of_memory import is_device_out_of_memory
 from autofit.probe.limits import peak_resident_bytes
 from autofit.probe.steps import Probe, Request
+from autofit.setup import Setup
+from autofit.training.loop import accumulate, update
+
+_END_OTHERS = "End what else runs there (nvidia-smi names it), then go on with --resume, or give a smaller budget."
+_UNEVEN = 256 * MIB  # contexts are not of the same size in every process, nor is what a desktop takes at all times
+
+
+def open_card() -> int:
+    """Compute something on the card, as where its context was measured; the bytes that are free then.
+
+    Raises:
+        ProbeError: it cannot be opened, as when it is full.
+    """
+    try:
+        _compute()
+        return torch.cuda.mem_get_info(0)[0]
+    except RuntimeError as error:
+        if not is_device_out_of_memory(error):
+            raise ProbeError(f"the card cannot be used: {str(error).strip().splitlines()[0]}.") from error
+        used = used_bytes_without_context()
+        held = f": {used / GIB:.1f} GiB are in use" if used else ""
+        raise ProbeError(f"the card is full before the probe begins{held}.", _END_OTHERS) from error
+
+
+def _compute() -> None:
+    torch.ones(1, device="cuda").add_(1)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+def check_room(free_bytes: int, budget: Budget, hardware: Hardware) -> None:
+    """See whether a card on which so much is free has what the budget allows.
+
+    Raises:
+        ProbeError: it has not, so that running out of memory there says nothing about a config.
+    """
+    cap = budget.cap_bytes(hardware.device, hardware.context_bytes)
+    if free_bytes < cap - _UNEVEN:
+        has = f"{free_bytes / GIB:.1f} GiB of the card are free where the budget lets tensors take {cap / GIB:.1f}"
+        raise ProbeError(f"others use the card, so that what does not fit cannot be told: {has}.", _END_OTHERS)
 
 
 class CudaProbe(Probe):
-    """The caching allocator under a hard cap, which fails where the smaller card would."""
+    """The caching allocator under a hard cap, which fails where the smaller card would.
+
+    What lies beside the allocator counts too: by what it has grown once steps have run, the cap is lowered for those
+    that are timed. Managed memory alone (`pages`) is not counted, since it gives way: there the card is made as small
+    as the budget instead.
+    """
 
     def __init__(self, workload: Workload, request: Request) -> None:
         super().__init__(workload, request)
-        self.used_by_others = used_bytes_without_context()
         segments.change(request.hardware.allocator)
-        torch.cuda.init()
+        self.free_bytes = open_card()
         self.total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0, self.cap) / self.total), 0)
-        torch.cuda.reset_peak_memory_stats()
+        self.context = request.hardware.context_bytes
+        self.built_peak: PeakBytes | None = None
         self.retries_before_timing = 0
+        self._allow(self.cap)
+        torch.cuda.reset_peak_memory_stats(0)
+
+    def _allow(self, cap: int) -> None:
+        self.cap = cap
+        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0, cap) / self.total), 0)
+
+    def prepare(self) -> Setup:
+        if self.pages:
+            self._shrink_card()
+        return super().prepare()
+
+    def _shrink_card(self) -> None:
+        """Hold what the card has above the budget, for pages to go to the host where those of the smaller card would.
+
+        Counting them against the budget instead would call every such config too large: they take all that is free,
+        and fit nonetheless. Refusing them would keep them from the cards that they are made for.
+        """
+        above = self.free_bytes - (self.request.budget.device_bytes - self.request.hardware.context_bytes)
+        if above > 0:
+            _hold(above)
+
+    def built(self) -> None:
+        self._ask_for_context()
+        self.built_peak = self.peak()
+
+    def warmed_up(self, setup: Setup) -> None:
+        """One more step where the steps before do not tell what all later ones need.
+
+        Compiling needs buffers of its own, to try kernels on; and what was reserved before the cap was lowered may be
+        more than now is allowed, though much of it is not in use.
+        """
+        self.synchronize()
+        self._ask_for_context()
+        self._allow(self.usable - self.context)
+        if self.compiles or torch.cuda.max_memory_reserved(0) > self.cap:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(0)
+            accumulate(setup, self.part(setup, 2))
+            update(setup)
+
+    def _ask_for_context(self) -> None:
+        """What this process holds beside the allocator, which grows as kernels are loaded."""
+        if self.pages:
+            return  # which cannot be told from it
+        taken = self.free_bytes - torch.cuda.mem_get_info(0)[0] - torch.cuda.memory_reserved(0)
+        self.context = self.request.hardware.context_bytes + max(0, taken)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
@@ -33,7 +129,7 @@ class CudaProbe(Probe):
         self.retries_before_timing = self._retries()
 
     def over_budget(self) -> bool:
-        return torch.cuda.max_memory_reserved() > self.cap
+        return self.peak().held_bytes > self.usable
 
     def verdict(self) -> tuple[Outcome, str | None]:
         retries = self._retries() - self.retries_before_timing
@@ -44,18 +140,32 @@ class CudaProbe(Probe):
         return super().verdict()
 
     def peak(self) -> PeakBytes:
-        reserved = torch.cuda.max_memory_reserved()
-        return PeakBytes(
-            allocated=torch.cuda.max_memory_allocated(),
+        """Nothing here asks the device, which answers no more after an assert in a kernel."""
+        reserved = torch.cuda.max_memory_reserved(0)
+        seen = PeakBytes(
+            allocated=torch.cuda.max_memory_allocated(0),
             reserved=reserved,
-            device=reserved + max(self._context_bytes(), self.request.hardware.context_bytes),
+            device=reserved + self.context,
             resident=peak_resident_bytes(),
         )
+        return seen.larger(self.built_peak) if self.built_peak else seen
 
-    def _context_bytes(self) -> int:
-        """What this process holds beside the allocator; it grows as kernels are loaded, which the margin is for."""
-        free, total = torch.cuda.mem_get_info()
-        return total - free - torch.cuda.memory_reserved() - self.used_by_others
+    def check_room(self) -> None:
+        check_room(self.free_bytes, self.request.budget, self.request.hardware)
 
     def _retries(self) -> int:
-        return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
+        return int(torch.cuda.memory_stats(0).get("num_alloc_retries", 0))
+
+
+def _hold(nbytes: int) -> None:
+    """Take memory of the card until this process ends.
+
+    By the runtime's own function, which PyTorch loads for all to see: PyTorch's allocator would count it as tensors. It
+    is plain memory, since managed memory would give way itself.
+
+    Raises:
+        ProbeError: the card does not give it.
+    """
+    allocate = getattr(ctypes.CDLL(None), "cudaMalloc", None)
+    if allocate is None or allocate(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(nbytes)):
+        raise ProbeError(f"{nbytes / GIB:.1f} GiB of the card, the part above the budget, could not be set aside.")

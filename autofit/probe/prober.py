@@ -31,12 +31,13 @@ from autofit.core.errors import AutofitError, InputError, ProbeError
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Traits, Workload
+from autofit.memory.out_of_memory import outcome_of_last_words
 from autofit.probe.place import Place
 from autofit.probe.steps import Request
 from autofit.probe.timing import Plan
 from autofit.probe.traced import trace_step
 from autofit.probe.wire import Died, Job, Ready, Returned, TimedOut, receive, send
-from autofit.probe.worker import look, look_around, look_at_card, look_for_cards, measure, serve
+from autofit.probe.worker import look, look_around, look_at_card, look_for_cards, look_for_room, measure, serve
 from autofit.techniques import added_techniques
 
 _START_SECONDS = 300.0
@@ -149,9 +150,11 @@ class Prober:
         """Measure one Config in a child of its own.
 
         Raises:
-            InputError: the workload cannot be sent, or not be opened there; ProbeError: the zygote itself is gone.
+            InputError: the workload cannot be sent, or not be opened there; ProbeError: the zygote itself is gone, the
+                card cannot be used, or ran full because others use it.
         """
         log = self._logs / f"{number:04d}.log"
+        said_before = log.stat().st_size if log.exists() else 0
         timeout = self._timeout * (1 if self._probes else 2)
         self._probes += 1
         start = time.monotonic()
@@ -160,10 +163,12 @@ class Prober:
         seconds = time.monotonic() - start
         if isinstance(answer, AutofitError):
             raise answer
-        if isinstance(answer, Measurement):
-            return dataclasses.replace(answer, number=number, seconds=seconds)
-        outcome, reason = _ending(answer, timeout)
-        return Measurement(config=config, outcome=outcome, number=number, reason=reason, seconds=seconds)
+        if not isinstance(answer, Measurement):
+            outcome, reason = _ending(answer, timeout, _last_line(log, said_before))
+            answer = Measurement(config=config, outcome=outcome, reason=reason)
+        if answer.outcome is Outcome.OUT_OF_MEMORY and hardware.device == "cuda":
+            self._look(look_for_room, budget, hardware)  # others may have come while it ran
+        return dataclasses.replace(answer, number=number, seconds=seconds)
 
     def trace(
         self, workload: Workload, config: Config, hardware: Hardware, budget: Budget, *, directory: Path
@@ -273,12 +278,22 @@ def _pickle(workload: Workload | None) -> bytes:
     return file.getvalue()
 
 
-def _ending(answer: TimedOut | Died, timeout: float) -> tuple[Outcome, str]:
+def _ending(answer: TimedOut | Died, timeout: float, last_line: str) -> tuple[Outcome, str]:
     if isinstance(answer, TimedOut):
         return Outcome.TIMED_OUT, f"took more than {timeout:.0f} s"
     if answer.signal == signal.SIGKILL:  # nobody here sent it: the kernel's out-of-memory killer did
         return Outcome.HOST_OUT_OF_MEMORY, "the system killed the process for want of host memory"
-    return Outcome.FAILED, _death(answer)
+    told = outcome_of_last_words(last_line) if answer.code == 1 else None
+    return told or (Outcome.FAILED, _death(answer))
+
+
+def _last_line(log: Path, start: int) -> str:
+    """The last line that was written to a log after its first so many bytes."""
+    try:
+        written = log.read_bytes()[start:].decode(errors="replace")
+    except OSError:
+        return ""
+    return (written.strip().splitlines() or [""])[-1]
 
 
 def _death(answer: Died) -> str:

@@ -50,7 +50,8 @@ class Probe(ABC):
     def __init__(self, workload: Workload, request: Request) -> None:
         self.workload = workload
         self.request = request
-        self.cap = request.budget.cap_bytes(request.hardware.device, request.hardware.context_bytes)
+        self.usable = request.budget.cap_bytes(request.hardware.device)  # by all that the process holds of the device
+        self.cap = request.budget.cap_bytes(request.hardware.device, request.hardware.context_bytes)  # by tensors
         self.setup: Setup | None = None
         self.batch: Any = None
         self.loss: float | None = None
@@ -59,6 +60,7 @@ class Probe(ABC):
         self.composed = False
         self.build_seconds = self.warmup_seconds = 0.0
         self.compiles = any(each.compiles(request.config[each.name]) for each in all_techniques())
+        self.pages = any(each.pages(request.config[each.name]) for each in all_techniques())
         self.compiled_before = self._compiled()
 
     def run(self) -> None:
@@ -75,8 +77,10 @@ class Probe(ABC):
         start = time.monotonic()
         self.setup = build(self.workload, self.request.config, self.request.hardware)
         self.build_seconds = time.monotonic() - start
+        self.built()
         self.batch = self.workload.batch(self.workload.effective_batch_size)
         self._warm_up(self.setup)
+        self.warmed_up(self.setup)
         self.synchronize()
         self.warmup_seconds = time.monotonic() - start - self.build_seconds
         return self.setup
@@ -130,7 +134,7 @@ class Probe(ABC):
     def verdict(self) -> tuple[Outcome, str | None]:
         """The outcome of a run that came to its end."""
         if self.over_budget():
-            return Outcome.OUT_OF_MEMORY, f"needs {self.peak().allocated / GIB:.2f} GiB of {self.cap / GIB:.2f}"
+            return Outcome.OUT_OF_MEMORY, f"needs {self.peak().held_bytes / GIB:.2f} GiB of {self.usable / GIB:.2f}"
         if self.hopeless:
             return Outcome.FITS, "stopped after two steps: far slower than the best"
         return Outcome.FITS, None
@@ -172,8 +176,17 @@ class Probe(ABC):
     def synchronize(self) -> None:  # noqa: B027 - the CPU has nothing to wait for
         """Wait for the device."""
 
-    def before_timing(self) -> None:  # noqa: B027 - nor anything to be told
-        """What the device needs said just before the timed steps."""
+    def built(self) -> None:  # noqa: B027 - nor anything to be told
+        """Called when the training run has been built."""
+
+    def warmed_up(self, setup: Setup) -> None:  # noqa: B027
+        """Called when its first steps have run."""
+
+    def before_timing(self) -> None:  # noqa: B027
+        """Called just before the timed steps."""
+
+    def check_room(self) -> None:  # noqa: B027 - its budget is of what it counts, whatever else the machine holds
+        """See whether the device had what the budget allows when it was opened; else a ProbeError."""
 
     @abstractmethod
     def over_budget(self) -> bool:

@@ -9,14 +9,17 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from autofit.core.budget import Budget
 from autofit.core.errors import AutofitError, InputError, ProbeError, RefusedError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Traits, Workload
 from autofit.memory.device import detect, used_bytes_without_context, visible_cards
-from autofit.memory.out_of_memory import is_device_out_of_memory, is_host_out_of_memory
+from autofit.memory.out_of_memory import is_device_out_of_memory, is_host_out_of_memory, is_out_of_memory
 from autofit.probe.on_cpu import CpuProbe
-from autofit.probe.on_cuda import CudaProbe
+from autofit.probe.on_cuda import CudaProbe, check_room, open_card
 from autofit.probe.steps import LossDivergedError, Probe, Request
 from autofit.techniques import register
 from autofit.training.inspect import inspect_workload
@@ -67,8 +70,17 @@ def look(workload: Workload, device: str | None, budget_bytes: int | None) -> tu
     return hardware, inspect_workload(workload, hardware, budget_bytes or hardware.host_free_bytes)
 
 
+def look_for_room(_: Workload | None, budget: Budget, hardware: Hardware) -> None:
+    """A ProbeError where others leave the card less than the budget allows."""
+    check_room(open_card(), budget, hardware)
+
+
 def measure(workload: Workload, request: Request) -> Measurement:
-    """Measure one Config; every way a run can end comes back as an Outcome, never as an exception."""
+    """Measure one Config; every way a run can end comes back as an Outcome, never as an exception.
+
+    Raises:
+        ProbeError: the device cannot be used, or had less memory than the budget allows, so that nothing was measured.
+    """
     start = time.monotonic()
     for technique in request.techniques:
         register(technique)
@@ -84,16 +96,31 @@ def measure(workload: Workload, request: Request) -> Measurement:
     except AutofitError as error:
         outcome, reason = Outcome.FAILED, str(error)
     except Exception as error:
-        outcome, reason = _classify(error, request)
+        outcome, reason = _classify(_first(error), request)
+    if outcome is Outcome.OUT_OF_MEMORY:
+        probe.check_room()
     return probe.measurement(outcome, reason, time.monotonic() - start)
 
 
 def probe_of(workload: Workload, request: Request) -> Probe:
-    """The probe of the device that was asked for; it puts this process under the cap."""
+    """The probe of the device that was asked for; it puts this process under the cap.
+
+    Raises:
+        ProbeError: the device cannot be used.
+    """
     return (CudaProbe if request.hardware.device == "cuda" else CpuProbe)(workload, request)
 
 
-def _classify(error: Exception, request: Request) -> tuple[Outcome, str]:
+def _first(error: BaseException) -> BaseException:
+    """The error by which a device ended, where one did: after it every call fails, and what cleans up reports that."""
+    chain = [error]
+    while chain[-1].__context__:
+        chain.append(chain[-1].__context__)
+    ends = [each for each in chain if isinstance(each, torch.AcceleratorError) and not is_out_of_memory(each)]
+    return ends[-1] if ends else error
+
+
+def _classify(error: BaseException, request: Request) -> tuple[Outcome, str]:
     if is_device_out_of_memory(error):
         return Outcome.OUT_OF_MEMORY, f"needs more than {request.budget.device_bytes / GIB:.2f} GiB"
     if is_host_out_of_memory(error):
@@ -102,4 +129,6 @@ def _classify(error: Exception, request: Request) -> tuple[Outcome, str]:
         return Outcome.HOST_OUT_OF_MEMORY, "the host could not give more memory"
     traceback.print_exc()
     lines = "".join(traceback.format_exception(error)).strip().splitlines()
+    if isinstance(error, torch.AcceleratorError):  # its first line says what it is; how to debug PyTorch follows
+        del lines[len(lines) - len(str(error).strip().splitlines()) + 1 :]
     return Outcome.FAILED, "\n".join(lines[-12:])

@@ -70,6 +70,10 @@ class Technique:
         """Whether the value keeps part of what a GPU trains in the host's memory."""
         return False
 
+    def pages(self, value: Value) -> bool:
+        """Whether the value takes memory that moves between GPU and host by itself, beside PyTorch's allocator."""
+        return False
+
     def exact(self, value: Value, workload: Workload) -> bool:
         """Whether the value is the same mathematics as `off`, up to rounding and random draws."""
         return value == self.off

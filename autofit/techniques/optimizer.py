@@ -91,6 +91,9 @@ class Optimizer(Technique):
     def keeps_on_host(self, value: Value) -> bool:
         return value == "paged-adamw-8bit"
 
+    def pages(self, value: Value) -> bool:
+        return value == "paged-adamw-8bit"
+
     def exact(self, value: Value, workload: Workload) -> bool:
         return value in ("adamw", "adamw-foreach")
 

@@ -100,3 +100,8 @@ def test_only_fits_fits_and_nothing_timed_is_no_throughput(outcome: Outcome) -> 
 )
 def test_what_is_held_against_the_budget(peak: PeakBytes, held: int) -> None:
     assert peak.held_bytes == held
+
+
+def test_the_larger_of_two_peaks_is_so_figure_by_figure() -> None:
+    assert PeakBytes(5, 9, 12, 7).larger(PeakBytes(6, 8, 13, 7)) == PeakBytes(6, 9, 13, 7)
+    assert PeakBytes(5, None, None, 7).larger(PeakBytes(4)) == PeakBytes(5)

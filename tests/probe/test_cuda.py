@@ -1,5 +1,6 @@
 """What only a CUDA card can show; run by `python -m benchmarks.gpu --stage correct`."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from autofit.core.budget import Budget
+from autofit.core.errors import ProbeError
 from autofit.core.hardware import GIB, MIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
@@ -110,6 +112,121 @@ def test_what_a_card_of_24_gib_would_refuse_fails_on_a_larger_one(gib: float, ou
         seen = measure(prober, holding(gib), 24, micro_batch=4)
         assert seen.outcome is outcome, seen.reason
         assert measure(prober, holding(gib), 30, micro_batch=4).outcome is Outcome.FITS
+
+
+def test_an_assert_in_a_kernel_is_told_and_the_next_probe_is_unharmed() -> None:
+    plain = holding(0.1)
+
+    def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        beyond = torch.full_like(batch["x"], 10**6, dtype=torch.long)
+        return model(batch["x"]).flatten()[beyond].sum()
+
+    workload = Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=4)
+    with Prober() as prober:
+        seen = measure(prober, workload, 8, micro_batch=4)
+        assert seen.outcome is Outcome.FAILED
+        assert (seen.reason or "").splitlines()[-1].endswith("CUDA error: device-side assert triggered")
+        assert seen.peak_bytes
+        assert seen.peak_bytes.device
+        assert measure(prober, plain, 8, micro_batch=4).outcome is Outcome.FITS
+
+
+_FILLS = """
+import sys, torch
+free = torch.cuda.mem_get_info()[0]
+held = torch.empty(free - {left} * 2**20, dtype=torch.uint8, device="cuda")
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def filled(left_mib: int) -> Iterator[None]:
+    """Another process holds the card but for so much."""
+    command = [sys.executable, "-c", _FILLS.format(left=left_mib)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:  # ends when its input does
+        assert other.stdout
+        assert other.stdout.readline() == b"holds\n"
+        yield
+
+
+def test_a_card_that_others_have_filled_is_no_measurement() -> None:
+    with Prober() as prober:
+        hardware = prober.detect("cuda")
+        budget = Budget(8 * GIB, hardware.host_free_bytes)
+        workload = holding(6.0)
+        config = settle({"micro_batch_size": 4}, workload, hardware)
+        with filled(64), pytest.raises(ProbeError, match="the card is full before the probe begins"):
+            prober.measure(workload, config, hardware, budget, plan=Plan(max_seconds=1.0), number=0)
+        with filled(4096), pytest.raises(ProbeError, match="others use the card"):
+            prober.measure(workload, config, hardware, budget, plan=Plan(max_seconds=1.0), number=0)
+        with filled(4096):
+            assert measure(prober, holding(0.1), 8, micro_batch=4).outcome is Outcome.FITS
+        assert measure(prober, workload, 8, micro_batch=4).outcome is Outcome.FITS
+
+
+@pytest.mark.parametrize(("optimizer", "small"), [("paged-adamw-8bit", True), ("adamw-8bit", False)])
+def test_the_card_is_as_small_as_the_budget_where_state_moves_to_the_host(optimizer: str, small: bool) -> None:
+    """And what is held for that does not count: the config takes next to nothing."""
+
+    def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        if (torch.cuda.mem_get_info()[0] < 8 * GIB) is not small:
+            raise ValueError("the card has another size")
+        return model(batch["x"]).pow(2).mean()
+
+    wide = Workload(
+        model=lambda: nn.Linear(WIDTH, WIDTH),
+        batch=lambda n: {"x": torch.randn(n, WIDTH)},
+        loss=loss,
+        effective_batch_size=4,
+    )
+    with Prober() as prober:
+        hardware = prober.detect("cuda")
+        if hardware.memory_bytes < 16 * GIB:
+            pytest.skip("needs a card of more than 16 GiB")
+        config = settle({"optimizer": optimizer}, wide, hardware)
+        budget = Budget(8 * GIB, hardware.host_free_bytes)
+        seen = prober.measure(wide, config, hardware, budget, plan=Plan(max_seconds=1.0), number=0)
+    assert seen.fits, seen.reason
+    assert seen.peak_bytes
+    assert seen.peak_bytes.device
+    assert seen.peak_bytes.device < 2 * GIB
+
+
+def test_state_that_finds_no_room_below_the_budget_moves_to_the_host() -> None:
+    """Of 3 GiB, 1 GiB are weights in bf16, 1 GiB gradients and 1 GiB state, beside the context and activations."""
+    workload = Workload(
+        model=lambda: nn.Sequential(*(nn.Linear(8192, 8192, bias=False) for _ in range(8))),
+        batch=lambda n: {"x": torch.randn(n, 8192)},
+        loss=lambda model, batch: model(batch["x"]).float().pow(2).mean(),
+        effective_batch_size=4,
+    )
+    seen = {}
+    with Prober() as prober:
+        hardware = prober.detect("cuda")
+        for optimizer in ("adamw-8bit", "paged-adamw-8bit"):
+            config = settle({"optimizer": optimizer, "precision": "bf16"}, workload, hardware)
+            budget = Budget(int(3.2 * GIB), hardware.host_free_bytes)
+            seen[optimizer] = prober.measure(
+                workload, config, hardware, budget, plan=Plan(max_seconds=1.0), number=len(seen)
+            )
+    assert seen["adamw-8bit"].outcome is Outcome.OUT_OF_MEMORY, seen["adamw-8bit"].reason
+    assert seen["paged-adamw-8bit"].fits, seen["paged-adamw-8bit"].reason
+
+
+@pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
+def test_the_peak_of_a_compiled_step_is_without_what_the_compiler_tried_kernels_on(mode: str) -> None:
+    with Prober() as prober:
+        hardware = prober.detect("cuda")
+        budget = Budget(hardware.memory_bytes, hardware.host_free_bytes)
+        peaks = []
+        for compiled in ("none", mode):
+            config = settle({"micro_batch_size": 8, "compile": compiled}, wide(), hardware)
+            seen = prober.measure(wide(), config, hardware, budget, plan=Plan(max_seconds=1.0), number=len(peaks))
+            assert seen.fits, seen.reason
+            assert seen.peak_bytes
+            peaks.append(seen.peak_bytes.allocated)
+    assert peaks[1] < peaks[0] * 1.05
 
 
 def test_children_find_the_libraries_imported_and_the_card_closed() -> None:

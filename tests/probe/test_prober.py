@@ -1,5 +1,6 @@
 """Every way a probe can end, for real: each in a child process, and the next probe is unharmed."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -249,6 +250,50 @@ def test_a_probe_that_leaves_by_itself_failed(prober: Prober, end: Callable[[], 
 
 def log_of(prober: Prober, number: int) -> str:
     return (prober._logs / f"{number:04d}.log").read_text()
+
+
+@pytest.mark.usefixtures("unharmed")
+@pytest.mark.parametrize(
+    ("line", "code", "outcome", "reason"),
+    [
+        ("Error out of memory at line 77 in file /src/csrc/ops.cu", 1, Outcome.OUT_OF_MEMORY, "out of memory"),
+        ("Error invalid argument at line 7 in file /src/csrc/ops.cu", 1, Outcome.FAILED, "invalid argument"),
+        ("Error out of memory at line 77 in file /src/csrc/ops.cu", 7, Outcome.FAILED, "exit code 7"),
+        ("torch.OutOfMemoryError: CUDA out of memory", 1, Outcome.FAILED, "exit code 1"),
+    ],
+    ids=["out of memory", "another error", "another way to end", "another's words"],
+)
+def test_of_a_process_that_bitsandbytes_ended_the_last_line_tells_why(
+    prober: Prober, line: str, code: int, outcome: Outcome, reason: str
+) -> None:
+    def end() -> None:
+        os.write(2, f"Error out of memory at line 1 in file /src/csrc/ops.cu\n{line}\n".encode())
+        os._exit(code)
+
+    seen = measure(prober, doing(end), number=53)
+    assert seen.outcome is outcome
+    assert (seen.reason or "").endswith(reason)
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_the_last_line_of_an_earlier_probe_in_the_same_log_tells_nothing(prober: Prober) -> None:
+    (prober._logs / "0054.log").write_text("Error out of memory at line 77 in file /src/csrc/ops.cu\n")
+    seen = measure(prober, doing(lambda: os._exit(1)), number=54)
+    assert (seen.outcome, seen.reason) == (Outcome.FAILED, "exit code 1")
+
+
+def test_running_out_counts_only_where_others_left_the_card_what_the_budget_allows(
+    prober: Prober, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have come while the probe ran, so that is looked at when it has ended."""
+    config = techniques.settle({}, tiny.mlp_workload(), tiny.CPU)
+    card = dataclasses.replace(tiny.CPU, device="cuda")
+    answers = [Measurement(config, Outcome.OUT_OF_MEMORY), ProbeError("others use the card.")]
+    monkeypatch.setattr(prober, "_call", lambda *_: answers.pop(0))
+    with pytest.raises(ProbeError, match="others use the card"):
+        prober.measure(tiny.mlp_workload(), config, card, BUDGET, plan=QUICK, number=55)
+    answers = [Measurement(config, Outcome.OUT_OF_MEMORY), None]
+    assert prober.measure(tiny.mlp_workload(), config, card, BUDGET, plan=QUICK, number=55).number == 55
 
 
 def test_output_goes_to_a_log_of_its_own_and_is_never_parsed(prober: Prober, capfd: pytest.CaptureFixture[str]) -> None:

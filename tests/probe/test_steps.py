@@ -16,7 +16,6 @@ from autofit.core.budget import Budget
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
-from autofit.memory.allocations import AllocationRecord
 from autofit.memory.tracker import StorageTracker
 from autofit.probe import Plan, Prober, on_cpu, steps
 from autofit.probe.worker import measure
@@ -217,12 +216,6 @@ def test_compiling_is_measured_apart(monkeypatch: pytest.MonkeyPatch, unguarded:
     assert seen.peak_bytes.allocated == pytest.approx(plain.peak_bytes.allocated, rel=0.1)
     again = Measurement.from_trial(seen.to_trial())
     assert again.compile_seconds == seen.compile_seconds
-
-
-def test_what_compiles_is_watched_through_the_allocator(unguarded: None) -> None:
-    workload = tiny.transformer_workload(4)
-    assert isinstance(on_cpu.CpuProbe(workload, request(workload, compile="default")).watch, AllocationRecord)
-    assert isinstance(on_cpu.CpuProbe(workload, request(workload)).watch, StorageTracker)
 
 
 def test_a_compiled_run_over_budget_is_told_so_after_its_warm_up(
