@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,12 +19,14 @@ from autofit import stored
 from autofit.core.errors import InputError, unknown
 from autofit.core.events import Event, Note, ProbeFinished
 from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.notebook import in_notebook
 from autofit.core.options import SearchOptions, search_options
 from autofit.core.result import Result, SavedResult
 from autofit.core.run_directory import write_whole
 from autofit.core.workload import Workload
 from autofit.models import resolve
-from autofit.report import explain, nothing_fits
+from autofit.report import CellRegion, LiveDisplay, explain, nothing_fits
+from autofit.report.html import trained_html
 from autofit.training import checkpoint
 from autofit.training.formats import formats_to_keep
 from autofit.training.loader import Peek, batches_of, length_of, nothing_left, training_workload, workload_from
@@ -31,6 +34,7 @@ from autofit.training.metrics import Bar
 from autofit.training.run import Callback, StepReport
 from autofit.training.saving import merged
 from autofit.training.session import CUTS, Keeping, Session
+from autofit.training.set_aside import set_aside
 from autofit.tune import Listener, run_search
 
 __all__ = ["Trained", "explain", "fit", "nothing_fits", "search"]
@@ -54,6 +58,9 @@ class Trained:
     history: list[StepReport]
     result: Result | SavedResult | None
     evaluations: list[float]
+
+    def _repr_html_(self) -> str:
+        return trained_html(self.history, self.evaluations, _config_of(self.result))
 
     def merged(self) -> nn.Module:
         """A copy of the model with its adapters folded into the weights: plain layers again. Takes its memory again."""
@@ -102,7 +109,7 @@ def search(
         workload = model
     else:
         workload = workload_from(model, loader, loss)
-    return run_search(workload, checked, listener)
+    return _run_search(workload, checked, listener, model if isinstance(model, nn.Module) else None)
 
 
 @torch.inference_mode(mode=False)  # a notebook may have switched gradients off for everything
@@ -198,7 +205,8 @@ def fit(
         if max_grad_norm is not None:  # which needs all gradients at once
             options["set"] = {"optimizer_in_backward": False, **options.get("set", {})}
         result = _found(session, search_options(space=space or _SPACE, **{"seed": seed, **options}), search, tell)
-        config = result.config if isinstance(result, SavedResult) else result.best.config  # type: ignore[union-attr]
+        config = _config_of(result)
+        assert config is not None, "else NothingFitsError"
     device = _device(result, options)
     history, evaluations = session.run(config, device, loader, steps=total, eval_loader=eval_loader)
     return Trained(model, history, result, evaluations)
@@ -258,10 +266,34 @@ def _searched(session: Session, options: SearchOptions, tell: Listener) -> Resul
     if directory and options.out is None:
         out = directory / _SEARCH
         options = options.model_copy(update={"out": out, "resume": (out / "journal.log").exists()})
-    result = run_search(session.workload, options, tell)
+    result = _run_search(session.workload, options, tell, session.model)
     if result.best is None:
         raise nothing_fits(result)
     return result
+
+
+def _run_search(
+    workload: Workload, options: SearchOptions, listener: Listener | None, model: nn.Module | None
+) -> Result:
+    """A search, before which a living model leaves the card, and of which a notebook shows the progress."""
+    listeners = [listener] if listener else []
+    with ExitStack() as stack:
+        if in_notebook() and listener in (None, log_event):  # else somebody shows it in a way of their own
+            listeners.append(stack.enter_context(LiveDisplay(CellRegion())))
+        if model is not None:
+            stack.enter_context(set_aside(model))
+
+        def tell(event: Event) -> None:
+            for each in listeners:
+                each(event)
+
+        return run_search(workload, options, tell)
+
+
+def _config_of(result: Result | SavedResult | None) -> Mapping[str, Any] | None:
+    if isinstance(result, SavedResult):
+        return result.config
+    return result.best.config if result and result.best else None
 
 
 def _device(result: Result | SavedResult | None, options: dict[str, Any]) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
+from autofit.core.notebook import as_html
 
 Fits = Literal["yes", "maybe", "no"]
 PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary", "context")
@@ -53,6 +54,9 @@ class Estimate:
         most = int(budget.device_bytes * (1 - budget.margin)) if self.reserved_bytes is not None else None
         limit = budget.device_bytes if most is None else most
         return "no" if self.low > limit else "yes" if self.high <= limit else "maybe"
+
+    def _repr_html_(self) -> str | None:
+        return as_html(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of `autofit estimate --json`, but for the schema."""

@@ -19,6 +19,7 @@ from autofit.core.errors import InputError
 from autofit.core.frontier import Alternative, OtherBudget, Point, fastest_within
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement
+from autofit.core.notebook import as_html
 from autofit.core.strict_yaml import dump, load_mapping
 
 SCHEMA = 1
@@ -73,6 +74,9 @@ class Result:
         """By tier what a budget of so many bytes would run, by all that was measured and predicted."""
         usable = replace(self.budget, device_bytes=device_bytes).cap_bytes(self.hardware.device)
         return {name: fastest_within(self.frontier.get(name, ()), usable) for name in TIERS}
+
+    def _repr_html_(self) -> str | None:
+        return as_html(self)
 
     def to_json(self) -> dict[str, Any]:
         """The one object that `autofit search --json` prints."""

@@ -1,5 +1,6 @@
 """What is shown to people: the end of a search, its progress, and tables of plain data. Nothing here prints."""
 
+from autofit.report.cell import CellRegion
 from autofit.report.estimate_table import around_table, cards_table, estimate_table
 from autofit.report.explain import explain
 from autofit.report.listings import cleared_text, doctor_table, models_table, spaces_table, tools_table
@@ -10,6 +11,7 @@ from autofit.report.table import result_table
 from autofit.report.words import drifted
 
 __all__ = [
+    "CellRegion",
     "LiveDisplay",
     "around_table",
     "cards_table",

@@ -1,4 +1,4 @@
-"""Progress while a search runs: a few lines that change in place on a terminal, plain lines everywhere else."""
+"""Progress while a search runs: a few lines that change in place on a terminal and in a notebook, else plain lines."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.console import Console
 
 from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, SearchStarted
 from autofit.core.measurement import Measurement
+from autofit.report.cell import CellRegion
 from autofit.report.panel import panel
 from autofit.report.progress import Progress
 from autofit.report.region import Region
@@ -26,20 +27,24 @@ class LiveDisplay:
 
     On a terminal a few lines change in place and are gone at the end; elsewhere, on a terminal that cannot move its
     cursor and under CI, every phase of the search and every finished probe is one line. `quiet` shows nothing at all.
+    In a cell of a notebook the lines change in place, too, and stay at the end; notes are for others to show.
     """
 
-    def __init__(self, console: Console, *, quiet: bool = False, seconds: Callable[[], float] = time.monotonic) -> None:
-        self._console = console
+    def __init__(
+        self, shown: Console | CellRegion, *, quiet: bool = False, seconds: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cell = shown if isinstance(shown, CellRegion) else None
+        self._console = shown.console if isinstance(shown, CellRegion) else shown
         self._quiet = quiet
         self._seconds = seconds
         self._progress = Progress(seconds())
-        self._region: Region | None = None
+        self._region: Region | CellRegion | None = None
         self._done = Signal()
         self._ticks: Thread | None = None
 
     def __enter__(self) -> LiveDisplay:
-        if not self._quiet and _changes_in_place(self._console):
-            self._region = Region(self._console)
+        if not self._quiet and (self._cell or _changes_in_place(self._console)):
+            self._region = self._cell or Region(self._console)
             self._region.start()
             self._draw(self._region)
             self._ticks = Thread(target=self._tick, args=(self._region,), name="autofit-display", daemon=True)
@@ -52,6 +57,8 @@ class LiveDisplay:
         self._done.set()
         if self._ticks is not None:
             self._ticks.join()
+        if self._cell is not None:
+            self._cell.draw(panel(self._progress, self._seconds(), self._console, ended=True))
         if self._region is not None:
             self._region.stop()
             self._region = None
@@ -66,17 +73,17 @@ class LiveDisplay:
             return
         with self._region.lock:
             self._progress.take(event, self._seconds())
-            if isinstance(event, Note):
+            if isinstance(event, Note) and self._cell is None:
                 self._print(event.text)
             self._draw(self._region)
 
-    def _tick(self, region: Region) -> None:
+    def _tick(self, region: Region | CellRegion) -> None:
         while not self._done.wait(_TICK_SECONDS):
             with region.lock:
                 if not self._done.is_set():
                     self._draw(region)
 
-    def _draw(self, region: Region) -> None:
+    def _draw(self, region: Region | CellRegion) -> None:
         region.draw(panel(self._progress, self._seconds(), self._console))
 
     def _print(self, line: str) -> None:

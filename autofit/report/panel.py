@@ -35,11 +35,11 @@ _SIDE_BY_SIDE = 4  # of probes at a time
 _MEMORY = (Outcome.OUT_OF_MEMORY, Outcome.HOST_OUT_OF_MEMORY)
 
 
-def panel(seen: Progress, now: float, console: Console) -> list[Text]:
-    """The lines: narrower than the console, and fewer than its rows."""
+def panel(seen: Progress, now: float, console: Console, *, ended: bool = False) -> list[Text]:
+    """The lines: narrower than the console, and fewer than its rows; `ended`: nothing goes on."""
     paper = _Paper(console)
     height = max(0, console.height - 2)  # for the cursor, and a line of what was there before
-    doing = _now(seen, now, paper)
+    doing = [] if ended else _now(seen, now, paper)
     if seen.search is None:
         return doing[:height]
     title = Text(printable(f"{seen.search.model} on {where(seen.search.hardware, seen.search.budget)}"), "bold")
@@ -48,7 +48,7 @@ def panel(seen: Progress, now: float, console: Console) -> list[Text]:
         (10, [Text()]),
         (4, [paper.cut(title)]),
         (1, doing),
-        (8, [Text()] * (_usual(seen) - len(doing))),  # so that what stands below does not jump
+        (8, [] if ended else [Text()] * (_usual(seen) - len(doing))),  # so that what stands below does not jump
         (2, _best(seen, paper)),
         (5, _memory(seen, paper)),
         (7, _curve(seen, paper)),

@@ -13,9 +13,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import IO, Any
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from autofit.core.errors import InputError
+from autofit.core.notebook import Cell, in_notebook
 from autofit.training.run import StepReport
 
 _NAMES = (*(each.name for each in fields(StepReport)), "evaluation")
@@ -123,11 +124,29 @@ class TensorBoard:
         return importlib.util.find_spec("tensorboard") is not None
 
 
+class _InCell(tqdm):  # type: ignore[misc]
+    """tqdm's line as the output of a notebook's cell. Its own bar there needs a package of widgets."""
+
+    def __init__(self, **given: Any) -> None:
+        self._cell = Cell()
+        super().__init__(gui=True, ncols=100, **given)  # gui: nothing is written to stderr
+        self.refresh()
+
+    def display(self, *_: Any, **__: Any) -> None:
+        self._cell.show(str(self))
+
+    def close(self) -> None:
+        if not self.disable:
+            self.display()
+        super().close()
+
+
 class Bar:
-    """A bar on stderr, or a widget in a notebook: steps, loss, rate, and the share of time lost waiting for data."""
+    """A bar on stderr, or in a notebook's cell: steps, loss, rate, and the share of time lost waiting for data."""
 
     def __init__(self, total: int, *, first_step: int = 0) -> None:
-        self._bar: Any = tqdm(total=total, initial=first_step, desc="training", unit="step", dynamic_ncols=True)
+        given = {"total": total, "initial": first_step, "desc": "training", "unit": "step"}
+        self._bar: Any = _InCell(**given) if in_notebook() else tqdm(**given, dynamic_ncols=True)
         self._waited = self._spent = 0.0
 
     def __call__(self, report: StepReport) -> None:
@@ -156,7 +175,7 @@ class Bar:
     @staticmethod
     def wanted() -> bool:
         """Whether somebody is looking: a terminal, or a notebook."""
-        return sys.stderr.isatty() or "ipykernel" in sys.modules
+        return sys.stderr.isatty() or in_notebook()
 
 
 Recorder = MetricsFile | TensorBoard | Bar

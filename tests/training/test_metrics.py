@@ -88,8 +88,26 @@ def test_the_bar_says_loss_and_waiting(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_bar_is_for_somebody_who_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
     assert not Bar.wanted()
-    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    monkeypatch.setattr("autofit.training.metrics.in_notebook", lambda: True)
     assert Bar.wanted()
+
+
+def test_in_a_notebook_the_bar_is_a_cells_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("autofit.training.metrics.in_notebook", lambda: True)
+    monkeypatch.setattr("autofit.training.metrics.Cell.show", lambda self, text: shown.append(text))
+    bar = Bar(2)
+    bar(REPORT)
+    bar.evaluated(1, 1.25)
+    bar(replace(REPORT, step=1))
+    bar.close()
+    bar.close()
+    assert "0/2" in shown[0]
+    assert "training (evaluation 1.25): 100%" in shown[-1]
+    assert "loss=2.5" in shown[-1]
+    assert capsys.readouterr() == ("", "")
 
 
 def test_tensorboard_gets_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
