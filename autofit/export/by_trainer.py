@@ -59,7 +59,7 @@ def unknown(knob: str, instead: str, *, may_not_fit: bool = True) -> Share:
         off = request.found.off.get(knob)
         return (
             Told()
-            if request.config[knob] == off
+            if request.config[knob] in (None, off)
             else Told({}, (request.departs(knob, instead, may_not_fit=may_not_fit),))
         )
 

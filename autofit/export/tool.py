@@ -181,7 +181,7 @@ def _told(tool: Tool, knob: str, request: Request) -> Told:
     off = request.found.off.get(knob)
     known = knob in request.found.off
     told = share(request) if share else Told()
-    if told.departures or told.anyway or (value == off if known else is_off(value)) or (share and off is None):
+    if told.departures or told.anyway or (value in (None, off) if known else is_off(value)) or (share and off is None):
         return told
     plain = share(_with_off(request, knob, off)).keys if share else {}
     if told.keys != plain:

@@ -280,8 +280,8 @@ def _compile(case: TrainerCase) -> TrainerKeywords:
 
 
 def _attention(case: TrainerCase) -> TrainerKeywords:
-    value = str(case.config["attention"])
-    if value == "sdpa":  # what transformers takes by itself
+    value = case.config["attention"]
+    if value in (None, "sdpa"):  # what transformers takes by itself
         return TrainerKeywords()
     if value == "eager":
         return TrainerKeywords(model={"attn_implementation": "eager"})

@@ -22,7 +22,7 @@ _AMPERE = (8, 0)  # first compute capability that FlashAttention-2 has kernels f
 class Attention(Technique):
     """`sdpa`: the framework's choice, but for cuDNN's where shapes vary. `eager`: plain matrix products, which hold the
     whole score matrix. `flash`: FlashAttention-2 (Dao 2023, arXiv 2307.08691) or nothing, by flash-attn where it is
-    installed and the model knows it, by PyTorch's own copy else."""
+    installed and the model knows it, by PyTorch's own copy else. null where the model has no attention to choose."""
 
     name = "attention"
     stage = Stage.BLOCKS
@@ -35,7 +35,10 @@ class Attention(Technique):
 
     def settle(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         uses_it = workload.traits is None or workload.traits.sdpa
-        return config[self.name] if uses_it else self.off
+        return config[self.name] or self.off if uses_it else None
+
+    def accepts(self, value: Value, hardware: Hardware) -> bool:
+        return value is None or super().accepts(value, hardware)
 
     def package(self, value: Value) -> str:
         return "flash-attn" if value == "flash" and _has_flash_attn() else "torch"
@@ -56,6 +59,8 @@ class Attention(Technique):
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:
+        if value is None:
+            return
         if value == self.off:
             _leave_out_plans(setup)
             return

@@ -57,6 +57,12 @@ def test_every_knob_is_told_by_keys_or_named_as_a_departure(name: str, knobs: di
 
 
 @pytest.mark.parametrize("name", TOOLS)
+def test_attention_that_nobody_can_choose_is_no_departure(name: str) -> None:
+    made = write(tool_named(name), found(**LORA, attention=None))
+    assert "attention" not in {each.knob for each in made.departures}
+
+
+@pytest.mark.parametrize("name", TOOLS)
 def test_a_technique_of_ones_own_is_a_departure(name: str) -> None:
     made = write(tool_named(name), found(**LORA, channels="last"))
     (departure,) = (each for each in made.departures if each.knob == "channels")

@@ -12,8 +12,8 @@ _BUDGET = "budget-"
 
 def attention(case: Case) -> Fragments | None:
     """How softmax(QK)V is computed."""
-    value = case.config.get("attention", "sdpa")
-    if value == "sdpa":  # what transformers takes by itself
+    value = case.config.get("attention")
+    if value in (None, "sdpa"):  # what transformers takes by itself
         return Fragments()
     if value == "eager":
         return Fragments(adapt=(_attention("eager", value),))
