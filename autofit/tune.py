@@ -261,7 +261,7 @@ class _Run:
             notes=(*self._budget_notes, *_notes(outcome, best), *where),
             frontier=around.frontier,
             alternatives=around.alternatives,
-            other_budgets=others,
+            other_budgets=around.other_budgets,
             predicted=self._expected is not None,
         )
 

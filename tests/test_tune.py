@@ -369,9 +369,8 @@ def test_the_frontier_reaches_beyond_the_budget(bench: Bench) -> None:
     found = {each.why: result.fastest_within(each.device_bytes)["full"] for each in result.other_budgets}
     assert {why: point and point.config["micro_batch_size"] for why, point in found.items()} == {
         "half of it": 2,
-        "a quarter more": 4,
         "twice as much": 8,
-    }
+    }, "a quarter more would run the same"
     changes = {each.value: each for each in result.alternatives if each.knob == "micro_batch_size"}
     assert {value: each.fits for value, each in changes.items()} == {1: True, 2: True, 8: False}
     assert len(changes) == len(result.alternatives)

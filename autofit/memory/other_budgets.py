@@ -1,4 +1,4 @@
-"""Budgets beside the one that was asked for, of which it is told what they would run.
+"""Budgets beside the one that was asked for, of which it is told what they would run, where that is something else.
 
 On CUDA the sizes of the next smaller and the next larger card of the catalogue; on a CPU, where no such steps exist,
 half and twice the budget. And a little more on either: 4 GiB, or a quarter where 4 GiB would be more than that again.

@@ -23,16 +23,18 @@ _LOOKED_AT = 3000  # of each tier, the nearest to its predicted frontier
 
 @dataclass(frozen=True)
 class Outlook:
-    """By tier its frontier; and the single changes of the best config, knob by knob."""
+    """By tier its frontier; the single changes of the best config, knob by knob; the other budgets worth a word."""
 
     frontier: dict[str, tuple[Point, ...]]
     alternatives: tuple[Alternative, ...] = ()
+    other_budgets: tuple[OtherBudget, ...] = ()
 
 
 def outlook(evidence: Evidence, *, others: Sequence[OtherBudget] = (), tolerance: float = 0.0) -> Outlook:
     """What lies around the best config, if there is one.
 
-    A frontier is thinned out, but what the budget and the others would run of it stays.
+    A frontier is thinned out, but what the budget and the others would run of it stays. Another budget is worth a word
+    where it is that of a card, or would run something else: beside a small model most sizes run the same.
     """
     changed = _single_changes(evidence.best.config, evidence) if evidence.best else {}
     asked = dict.fromkeys((*(leading(evidence.expected, _LOOKED_AT) if evidence.expected else ()), *changed))
@@ -40,19 +42,16 @@ def outlook(evidence: Evidence, *, others: Sequence[OtherBudget] = (), tolerance
     points = [*_measured_points(evidence), *predicted.values()]
     budgets = (dataclasses.replace(evidence.budget, device_bytes=each.device_bytes) for each in others)
     limits = [each.cap_bytes(evidence.hardware.device) for each in (evidence.budget, *budgets)]
+    wholes = {
+        name: frontier([each for each in points if tier(each.config) == name], tolerance=tolerance) for name in TIERS
+    }
+    here, *there = ([fastest_within(whole, limit) for whole in wholes.values()] for limit in limits)
+    answers = [point for each in (here, *there) for point in each if point]
     return Outlook(
-        {
-            name: _thinned_frontier([each for each in points if tier(each.config) == name], limits, tolerance)
-            for name in TIERS
-        },
+        {name: thinned(whole, [each for each in answers if each in whole]) for name, whole in wholes.items()},
         _alternatives(changed, predicted, evidence),
+        tuple(other for other, each in zip(others, there, strict=True) if other.card or each != here),
     )
-
-
-def _thinned_frontier(points: Sequence[Point], limits: Sequence[int], tolerance: float) -> tuple[Point, ...]:
-    whole = frontier(points, tolerance=tolerance)
-    answers = [fastest_within(whole, limit) for limit in limits]
-    return thinned(whole, [each for each in answers if each])
 
 
 def _measured_points(evidence: Evidence) -> list[Point]:

@@ -44,6 +44,19 @@ def test_what_other_budgets_would_run_is_nearly_the_best_they_could(
                 assert point.samples_per_second == pytest.approx(problem.speed(point.config), rel=0.1)
 
 
+def test_another_budget_is_told_where_it_would_run_something_else(formula: Any, searched: Searched) -> None:
+    evidence = searched(formula(2, share=0.4))
+    assert [each.device_bytes for each in around(evidence, 0.5, 2.0).other_budgets] == [
+        int(0.5 * evidence.budget.device_bytes),
+        2 * evidence.budget.device_bytes,
+    ]
+    plenty = dataclasses.replace(evidence.budget, device_bytes=1000 * evidence.budget.device_bytes)
+    evidence = dataclasses.replace(evidence, budget=plenty)
+    assert around(evidence, 0.5, 2.0).other_budgets == ()
+    larger = OtherBudget("the next larger card", 2 * plenty.device_bytes, "A6000")
+    assert outlook(evidence, others=[larger]).other_budgets == (larger,), "somebody may think of buying it"
+
+
 def test_frontiers_hold_what_was_measured_and_reach_beyond_the_budget(formula: Any, searched: Searched) -> None:
     problem = formula(2, share=0.2)
     evidence = searched(problem)
