@@ -17,6 +17,7 @@ from typing import Any
 
 from autofit import techniques
 from autofit.core.cache import digest
+from autofit.core.counted import counted
 from autofit.core.environment import SETTINGS
 from autofit.core.errors import StoreError
 from autofit.core.hardware import GIB, Hardware
@@ -94,8 +95,8 @@ class Knowledge:
         told = tuple(each for each in known if each is not None)
         if told:
             count = len({each.config for each in told})
-            configs = f"{count} config{'s' if count > 1 else ''}"
-            self._tell(f"earlier searches measured {configs}: they tell where to start (--no-store leaves them out)")
+            seen = f"earlier searches measured {counted(count, 'config')}"
+            self._tell(f"{seen}: they tell where to start (--no-store leaves them out)")
         return told
 
     def keep(self, measurement: Measurement, *, plan: str = "explored") -> None:

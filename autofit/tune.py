@@ -171,7 +171,7 @@ class _Run:
             rules=techniques.rules(self.workload, self.hardware),
             memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
             on_finished=self._finished,
-            on_started=lambda size: started(size),
+            on_started=lambda size, refused: started(size, refused),
             expect=self._expect,
             known=self._knowledge.known(resumed=self.options.resume),
             on_probe=lambda number, config: self._listener(ProbeStarted(number, config, False, self._peak_of(config))),
@@ -185,9 +185,9 @@ class _Run:
             tolerance=self.options.tolerance,
         )
 
-        def started(size: int) -> None:
-            trials = min(size, limits.trials)
-            self._listener(SearchStarted(self.workload.name, self.hardware, self.budget, size, trials, time_limit))
+        def started(size: int, refused: int) -> None:
+            trials, name = min(size - refused, limits.trials), self.workload.name
+            self._listener(SearchStarted(name, self.hardware, self.budget, size, trials, time_limit, refused))
 
         return search(self.space, seams, limits=limits, journal=journal, seed=self.options.seed)
 

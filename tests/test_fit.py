@@ -22,7 +22,7 @@ import autofit
 from autofit import tune
 from autofit.core.config import Config
 from autofit.core.errors import InputError, NothingFitsError, ProbeError
-from autofit.core.events import Event, Note
+from autofit.core.events import Event, Note, SearchStarted
 from autofit.core.measurement import Outcome
 from autofit.core.result import Result, SavedResult
 from autofit.fit import fit, search
@@ -593,6 +593,8 @@ def test_a_contrastive_loss_is_searched_unsplit(tmp_path: Path) -> None:
         mlp(), batches(), loss=contrastive, device="cpu", mem=1, trials=2, out=tmp_path / "r", listener=events.append
     )
     assert result.skipped["refused"] > 0
+    (started,) = (event for event in events if isinstance(event, SearchStarted))
+    assert (started.space_size, started.refused) == (result.space_size, result.skipped["refused"])
     assert {trial.config["micro_batch_size"] for trial in result.trials} == {8}
     assert any(isinstance(event, Note) and "it cannot be split" in event.text for event in events)
 

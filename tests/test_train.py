@@ -191,7 +191,7 @@ def test_padding_and_packing_are_chosen_and_told(causal: Case) -> None:
     data = jsonl(causal.folder / "a.jsonl", {"text": "a" * 40}, *[{"text": "abc"}] * 7)
     events: list[Event] = []
     assert len(causal.train(data, packing=False, events=events).history) == 1
-    assert "1 of 8 samples are longer than 32 tokens and were cut." in notes(events)
+    assert "cut to 32 tokens: 1 of 8 samples." in notes(events)
     packed = causal.train(data, packing=True, epochs=2)
     assert [report.samples for report in packed.history] == [8, 8]
 

@@ -34,6 +34,7 @@ from autofit.cli.options import (
     Weights,
 )
 from autofit.cli.output import INTERRUPTED, heavy
+from autofit.core.counted import counted
 from autofit.core.errors import InputError
 from autofit.core.events import Note
 from autofit.models.config_json import is_hub_id
@@ -120,5 +121,7 @@ def train(
         return 0
     first, last = trained.history[0].loss, trained.history[-1].loss
     evaluated = f", evaluation loss {trained.evaluations[-1]:.4f}" if trained.evaluations else ""
-    Console().print(f"{len(trained.history)} steps, loss {first:.4f} -> {last:.4f}{evaluated}", highlight=False)
+    Console().print(
+        f"{counted(len(trained.history), 'step')}, loss {first:.4f} -> {last:.4f}{evaluated}", highlight=False
+    )
     return 0

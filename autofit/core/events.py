@@ -10,7 +10,10 @@ from autofit.core.measurement import Measurement
 
 @dataclass(frozen=True)
 class SearchStarted:
-    """The space is known and the first probe is next. `trials` is the largest number of probes."""
+    """The space is known and the first probe is next.
+
+    `space_size` is that of the Result, `refused` how many of it cannot be, `trials` the largest number of probes.
+    """
 
     model: str
     hardware: Hardware
@@ -18,6 +21,7 @@ class SearchStarted:
     space_size: int
     trials: int
     time_limit: float | None
+    refused: int = 0
 
 
 @dataclass(frozen=True)

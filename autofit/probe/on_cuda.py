@@ -7,6 +7,7 @@ import ctypes
 import torch
 
 from autofit.core.budget import Budget
+from autofit.core.counted import counted
 from autofit.core.errors import ProbeError
 from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.measurement import Outcome, PeakBytes
@@ -134,7 +135,8 @@ class CudaProbe(Probe):
     def verdict(self) -> tuple[Outcome, str | None]:
         retries = self._retries() - self.retries_before_timing
         if retries:
-            return Outcome.OUT_OF_MEMORY, f"the allocator had to empty its cache {retries} times in the timed steps"
+            emptied = f"the allocator had to empty its cache {counted(retries, 'time')} in the timed steps"
+            return Outcome.OUT_OF_MEMORY, emptied
         if peak_resident_bytes() > self.request.budget.host_bytes:
             return Outcome.HOST_OUT_OF_MEMORY, f"needs {peak_resident_bytes() / GIB:.2f} GiB of host memory"
         return super().verdict()

@@ -12,6 +12,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autofit.core.counted import counted
 from autofit.core.errors import InputError
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
@@ -71,7 +72,7 @@ def on_cores(count: int) -> tuple[Place, ...]:
     cores = physical_cores()
     share = len(cores) // count
     if not share:
-        have = f"{len(cores)} cores" if len(cores) > 1 else "1 core"
+        have = counted(len(cores), "core")
         raise InputError(f"{count} workers need a core each, and this process may use {have}.", "Give fewer workers.")
     return tuple(
         Place(number, processors=frozenset().union(*cores[number * share : (number + 1) * share]), cores=share)

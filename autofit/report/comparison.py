@@ -139,10 +139,10 @@ def _both_measured(first: Result, second: Result, names: tuple[str, str]) -> lis
     if not ratios:
         return []
     slowest, middle, fastest = min(ratios), statistics.median(ratios), max(ratios)
-    told = f"{len(ratios)} configs were measured to fit in both: in {names[1]} they are {speed(middle)} in the median"
     if len(ratios) == 1:
         config = next(config for config in mine if config in theirs and mine[config].fits and theirs[config].fits)
         return [f"One config was measured to fit in both, {describe(config)}: in {names[1]} it is {speed(middle)}."]
+    told = f"{len(ratios)} configs were measured to fit in both: in {names[1]} they are {speed(middle)} in the median"
     return [f"{told} (from {slowest:.2f} to {fastest:.2f} times the speed)."]
 
 

@@ -15,8 +15,8 @@ from autofit.report.words import (
     listed,
     may_be_missed,
     peak_bytes,
-    percent,
     rate,
+    speed,
     value,
     where,
 )
@@ -84,11 +84,13 @@ def _gain(result: Result, best: Measurement) -> str:
     if first is None or first.config == best.config or not first.throughput:
         return "It was the first that fitted, and stayed the best." if first else ""
     ratio = 1 / relative_speed(first, result)
+    # Of another moment than the best's, its figure would contradict the ratio, which is of one and the same moment.
+    told = f" ({rate(first)})" if abs(first.throughput * ratio / best.throughput - 1) <= _NOTICED else ""
     if ratio < 1.005:
-        return f"The first config that fitted was as fast ({rate(first)})."
-    if abs(first.throughput * ratio / best.throughput - 1) > _NOTICED:  # else the figures would contradict each other
-        return f"It is {ratio:.2f} times as fast as the first config that fitted."
-    return f"The first config that fitted reached {rate(first)}: the best is {ratio:.2f} times as fast."
+        tied = "" if ratio > 0.995 else ", which counts as a tie"
+        how = tied if first.verified or ratio > 1 - _NOTICED else " for a moment, before it was measured longer"
+        return f"The first config that fitted was {speed(1 / ratio)}{told}{how}."
+    return f"It is {ratio:.2f} times as fast as the first config that fitted{told}."
 
 
 def _runner_up(result: Result, best: Measurement) -> str:
@@ -100,8 +102,8 @@ def _runner_up(result: Result, best: Measurement) -> str:
         for name, (mine, theirs) in best.config.differences(second.config).items()
         if name != "gradient_accumulation_steps"
     ]
-    speed = relative_speed(second, result)
-    how = f"{percent(1 - speed)} slower" if speed < 1 else f"{percent(speed - 1)} faster, which counts as a tie"
+    ratio = relative_speed(second, result)
+    how = speed(ratio) + (", which counts as a tie" if ratio > 1 else "")
     return f"The runner-up is {how}; against it the best differs in {listed(changes)}." if changes else ""
 
 

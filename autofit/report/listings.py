@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from autofit.core.counted import counted
 from autofit.core.hardware import GIB
 from autofit.report.words import value
 
@@ -26,7 +27,7 @@ def doctor_table(data: Mapping[str, Any]) -> RenderableType:
         "memory": f"{hardware['memory_bytes'] / GIB:.1f} GiB",
         "budget": f"{data['budget_gib']:.1f} GiB unless you give another",
         "host": f"{hardware['host_free_bytes'] / GIB:.1f} GiB free of {hardware['host_memory_bytes'] / GIB:.1f}, "
-        f"{hardware['cores']} cores",
+        + counted(hardware["cores"], "core"),
         "versions": ", ".join(f"{name} {version}" for name, version in data["versions"].items()),
         "predictions": _calibration(data["calibration"]),
         "store": data["store"]["trouble"] or f"{_stored(data['store'])} in {data['store']['path']}",
@@ -55,7 +56,7 @@ def _calibration(known: Mapping[str, Any]) -> str:
     times = f"steps took {known['seconds']:.2f} times as long as predicted" if known["seconds"] else ""
     memory = f"memory was {known['memory']:.3f} times what was predicted" if known["memory"] != 1.0 else ""
     told = " and ".join(filter(None, (memory, times))) or "as predicted"
-    return f"{told} (median of {known['count']} measurements)"
+    return f"{told} (median of {counted(known['count'], 'measurement')})"
 
 
 def cleared_text(data: Mapping[str, Any]) -> str:
@@ -67,8 +68,7 @@ def cleared_text(data: Mapping[str, Any]) -> str:
 
 def _stored(counts: Mapping[str, Any]) -> str:
     """Measurements that searches start from."""
-    numbers = [f"{counts[what]:,} {what[:-1] if counts[what] == 1 else what}" for what in ("measurements", "models")]
-    return " of ".join(numbers)
+    return f"{counted(counts['measurements'], 'measurement')} of {counted(counts['models'], 'model')}"
 
 
 def _rows_of_values(values: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

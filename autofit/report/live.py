@@ -11,6 +11,7 @@ from types import TracebackType
 
 from rich.console import Console
 
+from autofit.core.counted import counted
 from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, SearchStarted
 from autofit.core.measurement import Measurement
 from autofit.report.cell import CellRegion
@@ -93,7 +94,9 @@ class LiveDisplay:
         """The plain line of an event; None for those that say nothing by themselves."""
         if isinstance(event, SearchStarted):
             place = where(event.hardware, event.budget)
-            return f"{event.model} on {place}: {event.space_size:,} configs, at most {event.trials} probes"
+            configs, probes = counted(event.space_size, "config"), counted(event.trials, "probe")
+            refused = f", {event.refused:,} of them refused beforehand" if event.refused else ""
+            return f"{event.model} on {place}: {configs}{refused}; at most {probes}"
         if isinstance(event, ProbeFinished):
             return self._probe_line(event)
         if isinstance(event, PhaseStarted):  # before the search begins, wrong input may end it: that is told alone

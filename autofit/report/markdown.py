@@ -23,11 +23,12 @@ def markdown(record: Record) -> str:
     head = f"### {plain(result.model)} on {plain(where(result.hardware, result.budget))}"
     if result.best is None:
         return _joined([head, "\n\n".join(map(plain, nothing_fits_lines(result))), _versions(result)])
+    shown = standings(result, tolerance=record.tolerance, rows=_ROWS)
     parts = [
         head,
         _answer(result),
-        _standings(record),
-        plain(explored_at(result)),
+        _table_of(shown, result),
+        plain(explored_at(result, (each.measurement for each in shown))),
         _section("What each knob buys, if it alone is changed", knob_lines(result)),
         _section("With other budgets", other_budget_lines(result)),
         plain(" ".join(filter(None, [tried(result), ended(result), may_be_missed(result.bound), *result.notes]))),
@@ -60,10 +61,8 @@ def _answer(result: Result) -> str:
     return f"{told}\n\n<details><summary>config</summary>\n\n```yaml\n{config}\n```\n\n</details>"
 
 
-def _standings(record: Record) -> str:
-    result = record.result
+def _table_of(shown: Iterable[Standing], result: Result) -> str:
     unit = "tokens/s" if result.best and result.best.tokens_per_second else "samples/s"
-    shown = standings(result, tolerance=record.tolerance, rows=_ROWS)
     return table(("config", unit, "peak GiB", "verdict"), (_row(each) for each in shown))
 
 

@@ -7,6 +7,7 @@ import math
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autofit.core.counted import counted
 from autofit.core.errors import NothingFitsError
 from autofit.core.frontier import Point
 from autofit.core.hardware import GIB
@@ -79,7 +80,7 @@ def tried(result: Result) -> str:
     others = "".join(f"; {count:,} {word}" for word, count in skipped.items() if count)
     outcomes = f": {measured}" if measured else ""
     were = "was" if len(seen) == 1 else "were"
-    return f"Of {result.space_size:,} configs {len(seen)} {were} measured{outcomes}{others}."
+    return f"Of {counted(result.space_size, 'config')} {len(seen)} {were} measured{outcomes}{others}."
 
 
 def _need(miss: Measurement, result: Result) -> str:

@@ -63,11 +63,13 @@ def relative_speed(measurement: Measurement, result: Result) -> float:
     return measurement.throughput / reference.throughput if reference.throughput else 1.0
 
 
-def explored_at(result: Result) -> str:
-    """What figures that are not verified are to be held against, where that is not the best's; else a row would read
-    "10 % slower" beside a figure larger than the best's."""
+def explored_at(result: Result, shown: Iterable[Measurement]) -> str:
+    """What figures among those shown that are not verified are to be held against, where that is not the best's; else a
+    row would read "10 % slower" beside a figure larger than the best's."""
     explored = next((each for each in result.trials if result.best and each.config == result.best.config), None)
     if not explored or not result.best or abs(explored.throughput / result.best.throughput - 1) <= _NOTICED:
+        return ""
+    if not any(each.fits and not each.verified for each in shown):
         return ""
     return f"What is not verified was measured once, briefly, when the best reached {rate(explored)}."
 

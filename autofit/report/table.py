@@ -27,11 +27,12 @@ def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> R
 
     `tolerance` is the one of the search, within which configs count as tied.
     """
-    table = _Standings(standings(result, tolerance=tolerance, rows=rows), result)  # with a blank line of its own around
+    shown = standings(result, tolerance=tolerance, rows=rows)
+    table = _Standings(shown, result)  # with a blank line of its own around
     files = written(result)
     parts: list[list[RenderableType]] = [
         [*(_answer(result, result.best) if result.best else []), table],
-        _sentences(explored_at(result)),
+        _sentences(explored_at(result, (each.measurement for each in shown))),
         _sentences(tried(result), ended(result), may_be_missed(result.bound) if result.best else ""),
         _other_budgets(result),
         _notes(result),

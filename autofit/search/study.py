@@ -46,7 +46,7 @@ class Seams:
     rules: what makes knobs a canonical Config, and why one cannot be.
     memory_order: a knob's value -> its proven rank of memory (`Technique.memory_order`), or None.
     on_finished: is told each measurement, and the best one that fits so far.
-    on_started: is told the number of legal configs, before the first one is measured.
+    on_started: is told how many configs there are and how many of them are refused, before the first one is measured.
     expect: what is predicted of configs, or None.
     known: what earlier searches measured, by which the first probes are chosen; none of it is in the outcome.
     on_probe: is told each config that begins to be measured, with its number.
@@ -57,7 +57,7 @@ class Seams:
     rules: Rules
     memory_order: Callable[[str, Value], int | None]
     on_finished: Callable[[Measurement, Measurement | None], None]
-    on_started: Callable[[int], None] = lambda size: None
+    on_started: Callable[[int, int], None] = lambda size, refused: None
     expect: Callable[[Sequence[Config]], Expectation | None] = lambda configs: None
     known: Sequence[Known] = ()
     on_probe: Callable[[int, Config], None] = lambda number, config: None
@@ -124,7 +124,8 @@ def search(
     enumeration = Enumeration(space.knobs, seams.rules)
     legal = enumeration.configs(seed)
     size = enumeration.count(refused=True).configs
-    seams.on_started(len(legal))
+    refused = size - enumeration.count().configs
+    seams.on_started(size, refused)
     expected = seams.expect(legal) if len(legal) > 1 else None
     past = _of_legal(seams.known, legal)
     possible = _with(past.fits, legal, _not_surely_too_large(legal, expected, limits.memory_bytes))
@@ -146,7 +147,6 @@ def search(
     left = sampler.left(measurements)
     dominated = never - int(left.sum())
     bound = sampler.beliefs.surplus(measurements, left) if left.any() else math.inf
-    refused = size - enumeration.count().configs
     skipped = {"predicted": len(legal) - len(possible), "dominated": dominated, "refused": refused}
     return SearchOutcome(
         tuple(measurements),

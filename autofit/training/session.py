@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from autofit.core.counted import counted
 from autofit.core.errors import AutofitError, DivergedError, OutOfMemoryError
 from autofit.core.hardware import Hardware
 from autofit.core.hyperparameters import Hyperparameters
@@ -130,7 +131,7 @@ class _Training:
         """Train up to that many steps in all, from wherever the run stands."""
         first = self._resumed() if self._keeping.resume and self._has_checkpoint() else 0
         if first > steps:
-            self._tell(f"the run has done {first} steps already, more than the {steps} it was to go on to.")
+            self._tell(f"the run has done {counted(first, 'step')} already, more than the {steps} it was to go on to.")
         with ExitStack() as stack:
             for recorder in self._make_recorders(steps, first):
                 stack.callback(recorder.close)
@@ -227,7 +228,7 @@ class _Training:
         self._evaluations = {step: loss for step, loss in self._evaluations.items() if step < first}
         for recorder in self._recorders:
             recorder.back_to(first)
-        place = f"{torn.message[:-1]}: training goes on from the checkpoint after {first} steps"
+        place = f"{torn.message[:-1]}: training goes on from the checkpoint after {counted(first, 'step')}"
         self._tell(f"{place}, with {_told(self._setup.config)}.")
         return first
 

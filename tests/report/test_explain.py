@@ -19,7 +19,7 @@ def test_every_part_of_the_story_is_told(result: Results) -> None:
     for sentence in (
         "The best config for tiny-llama on a test's CPU within 2.00 GiB is bf16-mixed, micro-batch 2x4, adamw",
         "It trains 6,400 tokens/s at a peak of 1.50 GiB; longer runs verified it.",
-        "The first config that fitted reached 3,200 tokens/s: the best is 2.04 times as fast.",
+        "It is 2.04 times as fast as the first config that fitted (3,200 tokens/s).",
         "The runner-up is 2 % slower; against it the best differs in precision (bf16-mixed instead of bf16).",
         "Of 23 configs 8 were measured: 5 fit, 2 out of memory, 1 refused; 12 ruled out",
         "The nearest miss needs a budget of at least 2.40 GiB: fp32, micro-batch 8x1",
@@ -44,6 +44,24 @@ def test_figures_of_a_machine_that_drifted_are_not_set_beside_each_other(
     first, explored = measured(80, 1.9), replace(slowly, verified=False, samples_per_second=100.0)
     text = explain(result(best=slowly, trials=(first, explored), tiers={"full": slowly}, runner_up=None))
     assert "It is 1.25 times as fast as the first config that fitted." in text
+
+
+@pytest.mark.parametrize(
+    ("reached", "at_best", "said"),
+    [
+        (100.0, 100.0, "The first config that fitted was as fast."),
+        (102.0, 100.0, "was 2 % faster, which counts as a tie."),
+        (120.0, 100.0, "was 20 % faster for a moment, before it was measured longer."),
+        (70.5, 70.0, "was 1 % faster (4,512 tokens/s), which counts as a tie."),
+    ],
+)
+def test_a_first_one_as_fast_is_told_without_figures_of_another_moment(
+    result: Results, measured: Callable[..., Measurement], reached: float, at_best: float, said: str
+) -> None:
+    best = measured(70, 1.5, others={"verified": True}, precision="bf16-mixed", micro_batch_size=2)
+    explored = replace(best, verified=False, samples_per_second=at_best)
+    text = explain(result(best=best, trials=(measured(reached, 1.9), explored), tiers={"full": best}, runner_up=None))
+    assert said in text
 
 
 def test_where_nothing_fits_the_explanation_is_what_would_help(

@@ -1,5 +1,6 @@
 """Progress: lines that change in place on terminals, plain lines elsewhere, nothing when quiet."""
 
+import dataclasses
 import os
 import pty
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autofit.core.events import Event, Note
+from autofit.core.events import Event, Note, SearchStarted
 from autofit.report import LiveDisplay
 from tests.report.screen import Screen
 
@@ -99,10 +100,16 @@ def in_a_terminal(*arguments: str, columns: int = 80, rows: int = 24, **environm
     return written.decode().replace("\r\n", "\n")
 
 
+def test_what_is_refused_beforehand_is_told_apart_and_one_is_one(events: list[Event]) -> None:
+    (started,) = (each for each in events if isinstance(each, SearchStarted))
+    told = played([dataclasses.replace(started, space_size=28800, refused=14112, trials=1)], terminal=False)
+    assert told.endswith(": 28,800 configs, 14,112 of them refused beforehand; at most 1 probe\n")
+
+
 def test_without_a_terminal_every_phase_of_the_search_and_every_probe_is_one_line(events: list[Event]) -> None:
     config = "micro-batch 8x1, adamw, sdpa attention"
     assert played(events, terminal=False).splitlines() == [
-        "tiny-llama on a test's CPU within 2.00 GiB: 23 configs, at most 4 probes",
+        "tiny-llama on a test's CPU within 2.00 GiB: 23 configs; at most 4 probes",
         "a note about [this]",
         "predicting 23 configs",
         f"probe 1 of 4: fits, 3,200 tokens/s, 1.90 of 2.00 GiB (best so far) - fp32, {config}",

@@ -152,6 +152,10 @@ def test_a_best_that_was_explored_at_another_speed_says_so(
     explored = dataclasses.replace(best, verified=False, samples_per_second=150.0, tokens_per_second=9600.0)
     trials = (*(each for each in result().trials if each.config != best.config), explored)
     assert f"{words} 9,600 tokens/s." in shown(result_table(result(trials=trials)), 120)
+    verified = tuple(dataclasses.replace(each, verified=each.fits) for each in trials if each.config != best.config)
+    tiers = {"full": best}
+    text = shown(result_table(result(trials=(*verified, explored), tiers=tiers, runner_up=None)), 120)
+    assert words not in text, "all that is shown is verified"
 
 
 def test_what_may_have_been_missed_is_told_below(result: Results, shown: Shown) -> None:

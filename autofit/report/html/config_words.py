@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autofit.core.counted import counted
 from autofit.report.words import value
 
 _OFF = (None, False, 0, "none")
@@ -117,7 +118,7 @@ def _row(config: Mapping[str, Any], knob: str) -> Row:
 def _batch(config: Mapping[str, Any]) -> tuple[str, str]:
     size, times = config["micro_batch_size"], config.get("gradient_accumulation_steps") or 1
     written = f"micro_batch_size: {size}, gradient_accumulation_steps: {times}"
-    samples = f"{size} sample{'' if size == 1 else 's'} at a time"
+    samples = f"{counted(size, 'sample')} at a time"
     return (f"{samples}, {times} times for each update" if times > 1 else f"{samples}, the whole batch"), written
 
 

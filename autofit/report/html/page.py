@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from autofit.core.counted import counted
 from autofit.core.measurement import Outcome
 from autofit.core.record import Record
 from autofit.core.result import Result, tier
@@ -71,7 +72,7 @@ def report_page(record: Record, directory: Path) -> str:
         columns=columns(record),
         trials=trials(record, directory),
         shared=shared(record),
-        explored_at=explored_at(result),
+        explored_at=explored_at(result, result.trials),
     )
 
 
@@ -100,8 +101,8 @@ def facts(record: Record) -> dict[str, str]:
         "device": f"{hardware.name}, {gib(hardware.memory_bytes)} GiB",
         "measured on": hardware.measured_on or "",
         "budget": f"{gib(result.budget.device_bytes)} GiB" + _margin(result),
-        "host": f"{hardware.cores} cores, {gib(hardware.host_memory_bytes)} GiB",
-        "space": f"{options.get('space') or 'default'}, {result.space_size:,} configs",
+        "host": f"{counted(hardware.cores, 'core')}, {gib(hardware.host_memory_bytes)} GiB",
+        "space": f"{options.get('space') or 'default'}, {counted(result.space_size, 'config')}",
         "settings": ", ".join(f"{knob}={_values(given)}" for knob, given in (options.get("set") or {}).items()),
         "workers": str(options.get("workers") or ""),
         "seed": str(options.get("seed", "")),
@@ -173,7 +174,7 @@ def _inline(picture: Picture | None) -> Markup | None:
 def _workload(result: Result) -> str:
     told = result.workload
     length = f", {told['sequence_length']} tokens each" if told.get("sequence_length") else ""
-    return f"{told.get('task')}, {told.get('effective_batch_size')} samples a step{length}"
+    return f"{told.get('task')}, {counted(told.get('effective_batch_size', 0), 'sample')} a step{length}"
 
 
 def _margin(result: Result) -> str:

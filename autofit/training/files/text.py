@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from autofit.core.counted import counted
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload
 from autofit.training.files.byte_tokenizer import CHAT_TEMPLATE
@@ -70,14 +71,16 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
     if not len(tokens.ids):
         raise InputError(f"the data in {path} holds no text.", "Give at least one line that has some.")
     if tokens.cut:
-        notes.append(f"{tokens.cut} of {len(tokens.spans)} samples are longer than {length} tokens and were cut.")
+        notes.append(f"cut to {length} tokens: {tokens.cut} of {counted(len(tokens.spans), 'sample')}.")
     samples: Stacked | Ragged = _packed(tokens, length) if packing else _padded(tokens, tokenizer, classes)
     kept = samples.learnt(shifted=workload.task == "causal-lm")
     if not kept.any():
         remedy = "Search with a longer sequence length, or check what is to be learnt."
         raise InputError(f"no sample of {path} has a label to learn within {length} tokens.", remedy)
     if left_out := int((~kept).sum()):
-        notes.append(f"{left_out} of {len(kept)} samples have no label to learn within {length} tokens: left out.")
+        notes.append(
+            f"left out, without a label to learn within {length} tokens: {left_out} of {counted(len(kept), 'sample')}."
+        )
         samples = samples.only(kept)
     names = classes.names if classes else {}
     return FileLoader(samples, workload.effective_batch_size, mask_id, notes=tuple(notes), label_names=names)

@@ -73,7 +73,7 @@ def test_packed_sequences_without_anything_to_learn_are_left_out(tmp_path: Path)
     path = lines(tmp_path, {"prompt": "a" * 16, "completion": "bcdefghi"})
     found = loader(path, packing=True)
     assert len(found.samples) == 1
-    assert found.notes == ("2 of 3 samples have no label to learn within 8 tokens: left out.",)
+    assert found.notes == ("left out, without a label to learn within 8 tokens: 2 of 3 samples.",)
 
 
 # Padding
@@ -93,8 +93,8 @@ def test_what_is_cut_and_what_is_left_out_is_said(tmp_path: Path) -> None:
     assert len(found.samples) == 2
     assert found.samples.batch(torch.arange(2))["input_ids"].shape == (2, 8)
     assert found.notes == (
-        "2 of 3 samples are longer than 8 tokens and were cut.",
-        "1 of 3 samples have no label to learn within 8 tokens: left out.",
+        "cut to 8 tokens: 2 of 3 samples.",
+        "left out, without a label to learn within 8 tokens: 1 of 3 samples.",
     )
 
 
@@ -169,7 +169,7 @@ def test_labelled_texts_are_padded_and_their_labels_numbered(tmp_path: Path) -> 
     )
     found = loader(path, tokenizer=letters(), task="sequence-classification")
     assert found.label_names == {"bad": 0, "good": 1}
-    assert found.notes == ("1 of 3 samples are longer than 8 tokens and were cut.",)
+    assert found.notes == ("cut to 8 tokens: 1 of 3 samples.",)
     batch = found.samples.batch(torch.arange(3))
     assert batch["labels"].tolist() == [1, 0, 1]
     assert batch["input_ids"].tolist() == [[6, 7, 8, *[3] * 5], list(range(6, 14)), [6, *[3] * 7]]
