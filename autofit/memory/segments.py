@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ def open_card() -> str:
 def _allocate() -> None:
     """A new segment also where others have room: each stream has its own."""
     in_use = torch.cuda.is_initialized()
-    with torch.cuda.stream(torch.cuda.Stream() if in_use else None):
+    with torch.cuda.stream(torch.cuda.Stream()) if in_use else nullcontext():
         torch.ones(1, device="cuda").add_(1)
     torch.cuda.synchronize()
     if in_use:

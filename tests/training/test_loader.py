@@ -131,13 +131,13 @@ def token_batch(samples: int, length: int) -> dict[str, torch.Tensor]:
 
 def test_samples_of_many_shapes_are_told_from_those_of_a_few() -> None:
     def varying(*lengths: int) -> bool:
-        return workload_from(tiny.MLP(), [token_batch(4, length) for length in lengths], None).varying
+        return workload_from(tiny.MLP(), [token_batch(4, length) for length in lengths], tiny.classify).varying
 
     assert not varying(8, 8, 8)
     assert not varying(*range(8, 16)), "eight buckets"
     assert varying(*range(8, 17))
     batches = [token_batch(size, 8) for size in range(1, 17)]
-    assert not workload_from(tiny.MLP(), batches, None).varying, "how many samples there are is not their shape"
+    assert not workload_from(tiny.MLP(), batches, tiny.classify).varying, "their number is no shape"
 
 
 def test_the_largest_shape_is_the_one_that_is_probed() -> None:
