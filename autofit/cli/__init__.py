@@ -7,7 +7,6 @@ in files of their own; here is what is the same for all of them: how they start 
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -25,12 +24,6 @@ from autofit.core.errors import AutofitError, InputError
 
 # typer ships its own copy of click or uses click itself, by version; this is whichever it is.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
-# What packages log when they are imported on a machine without the card that their kernels are for.
-_NOT_TO_ACT_ON = {
-    "torchao": "Failed to load",
-    "torch.utils._pytree": "is an Enum subclass",
-    "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward",
-}
 _HOW_TO_START = """\
 autofit finds the fastest PyTorch training configuration that fits your memory, by measuring real steps.
 
@@ -85,15 +78,9 @@ def _start(context: typer.Context, version: Version = False) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
     set_defaults()  # before a command loads torch
-    for logger in _NOT_TO_ACT_ON:
-        logging.getLogger(logger).addFilter(_worth_telling)
     arguments = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in arguments
     sys.exit(_run(lambda: app(arguments, prog_name="autofit", standalone_mode=False, obj=arguments), as_json))
-
-
-def _worth_telling(record: logging.LogRecord) -> bool:
-    return _NOT_TO_ACT_ON[record.name] not in record.getMessage()
 
 
 def _run(command: Callable[[], Any], as_json: bool) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autofit.core.config import Config, Value
+from autofit.core.environment import quiet_imports
 from autofit.core.errors import InputError, unknown
 from autofit.core.hardware import Hardware
 from autofit.core.rules import Rules
@@ -135,4 +136,5 @@ def keeps_on_host(config: Config) -> bool:
     return any(each.keeps_on_host(config.get(each.name, each.off)) for each in all_techniques())
 
 
+quiet_imports()  # techniques import others' packages where they are applied
 _discover()

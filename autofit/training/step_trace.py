@@ -6,6 +6,7 @@ of its own steps; both through here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from autofit.training.run import StepReport
 
 TRACE, SNAPSHOT = "step_trace.json.gz", "memory_snapshot.pickle"
 WARM_STEPS = 2  # the optimizer's state exists after the first; the second has found its kernels
+_SILENT = "6"  # above all levels of libkineto, which else tells stderr when it starts and stops
 _MAX_EVENTS = 200_000  # of the allocator: an 8B model's step has some ten thousand
 
 
@@ -43,6 +45,7 @@ class StepTrace:
 
     def begin(self) -> None:
         """Record from here on."""
+        os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda else [])]
         self._profiler = profile(activities=activities, profile_memory=True, acc_events=True)
         self._profiler.start()

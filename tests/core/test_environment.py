@@ -1,8 +1,10 @@
 """Environment: what the user has set stays."""
 
+import logging
+
 import pytest
 
-from autofit.core.environment import ALLOCATOR, SETTINGS, allocator_variable, set_defaults
+from autofit.core.environment import ALLOCATOR, SETTINGS, allocator_variable, quiet_imports, set_defaults
 
 
 def test_only_what_is_not_set_is_set() -> None:
@@ -18,3 +20,10 @@ def test_the_allocator_is_the_users_by_whichever_name_it_was_set(name: str) -> N
     assert environment == {name: "max_split_size_mb:128", "OMP_WAIT_POLICY": "PASSIVE"}
     assert allocator_variable(environment) == name
     assert allocator_variable({}) is None
+
+
+def test_what_other_packages_could_not_load_is_not_the_users_to_mend(caplog: pytest.LogCaptureFixture) -> None:
+    quiet_imports()
+    logging.getLogger("torchao").warning("Failed to load _C_mxfp8.so")
+    logging.getLogger("torchao").warning("something else")
+    assert [record.message for record in caplog.records] == ["something else"]

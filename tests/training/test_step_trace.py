@@ -2,7 +2,10 @@
 
 import gzip
 import json
+import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,22 @@ def test_one_step_is_recorded_and_no_more(tmp_path: Path) -> None:
     assert len(updates) == 1
     assert any(event.get("name") == "[memory]" for event in events)
     assert trace.told == f"one step was recorded: {trace.files['trace']} (for ui.perfetto.dev)."
+
+
+def test_the_profiler_tells_nothing_of_its_own(tmp_path: Path) -> None:
+    """In a process of its own: libkineto reads its level once, when it is first used."""
+    code = f"""
+import torch
+from pathlib import Path
+from autofit.training.step_trace import StepTrace
+trace = StepTrace(Path({str(tmp_path)!r}), "cpu")
+trace.begin()
+torch.ones(4).sum()
+trace.end()
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 @pytest.mark.parametrize("steps", [1, 2])
