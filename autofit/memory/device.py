@@ -6,16 +6,20 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from autofit.core.errors import ProbeError
-from autofit.core.hardware import MIB, Hardware
+from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.memory.host import host_memory
+from autofit.memory.out_of_memory import is_device_out_of_memory
 from autofit.memory.segments import open_card
 
+END_OTHERS = "End what else runs there (nvidia-smi names it), or give a smaller budget; a search goes on with --resume."
 _IDLE = 64 * MIB  # of a card that nobody uses: what its driver holds for itself
 
 
@@ -23,7 +27,8 @@ def detect(device: str | None = None) -> Hardware:
     """The facts of `device` ("cuda" or "cpu"; None: CUDA card 0 where there is one, else the CPU).
 
     Raises:
-        ProbeError: CUDA was asked for and is not there, or the card is one of AMD's, which PyTorch calls CUDA as well.
+        ProbeError: CUDA was asked for and is not there or cannot be used, or the card is one of AMD's, which PyTorch
+            calls CUDA as well.
     """
     if device != "cpu" and torch.version.hip is not None:
         raise ProbeError(
@@ -63,8 +68,9 @@ def _cpu_name() -> str:
 
 def _cuda() -> Hardware:
     before = used_bytes_without_context()
-    allocator = open_card()
-    free, total = torch.cuda.mem_get_info(0)
+    with opening():
+        allocator = open_card()
+        free, total = torch.cuda.mem_get_info(0)
     properties = torch.cuda.get_device_properties(0)
     used = total - free - torch.cuda.memory_reserved(0)
     others = min(before, used)
@@ -78,6 +84,23 @@ def _cuda() -> Hardware:
         used_bytes=others if others > _IDLE else 0,
         allocator=allocator,
     )
+
+
+@contextmanager
+def opening() -> Iterator[None]:
+    """What card 0 is first used in.
+
+    Raises:
+        ProbeError: it cannot be used, as when it is full.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_device_out_of_memory(error):
+            raise ProbeError(f"the card cannot be used: {str(error).strip().splitlines()[0]}.") from error
+        used = used_bytes_without_context()
+        held = f": {used / GIB:.1f} GiB are in use" if used else ""
+        raise ProbeError(f"the card is full before autofit has taken any of it{held}.", END_OTHERS) from error
 
 
 def visible_cards() -> tuple[str, ...]:
@@ -101,7 +124,10 @@ def used_bytes_without_context() -> int:
     used = _used_by_card()  # before CUDA is asked, however much of the card that takes
     if not used:
         return 0
-    properties = torch.cuda.get_device_properties(0)
+    try:
+        properties = torch.cuda.get_device_properties(0)
+    except RuntimeError:  # what uses the card next says what is wrong with it
+        return 0
     return 0 if " MIG " in properties.name else used.get(f"GPU-{properties.uuid}", 0)
 
 

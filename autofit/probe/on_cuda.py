@@ -13,14 +13,12 @@ from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.measurement import Outcome, PeakBytes
 from autofit.core.workload import Workload
 from autofit.memory import segments
-from autofit.memory.device import used_bytes_without_context
-from autofit.memory.out_of_memory import is_device_out_of_memory
+from autofit.memory.device import END_OTHERS, opening
 from autofit.probe.limits import peak_resident_bytes
 from autofit.probe.steps import Probe, Request
 from autofit.setup import Setup
 from autofit.training.loop import accumulate, update
 
-_END_OTHERS = "End what else runs there (nvidia-smi names it), then go on with --resume, or give a smaller budget."
 _UNEVEN = 256 * MIB  # contexts are not of the same size in every process, nor is what a desktop takes at all times
 
 
@@ -30,15 +28,9 @@ def open_card() -> int:
     Raises:
         ProbeError: it cannot be opened, as when it is full.
     """
-    try:
+    with opening():
         _compute()
         return torch.cuda.mem_get_info(0)[0]
-    except RuntimeError as error:
-        if not is_device_out_of_memory(error):
-            raise ProbeError(f"the card cannot be used: {str(error).strip().splitlines()[0]}.") from error
-        used = used_bytes_without_context()
-        held = f": {used / GIB:.1f} GiB are in use" if used else ""
-        raise ProbeError(f"the card is full before the probe begins{held}.", _END_OTHERS) from error
 
 
 def _compute() -> None:
@@ -56,7 +48,7 @@ def check_room(free_bytes: int, budget: Budget, hardware: Hardware) -> None:
     cap = budget.cap_bytes(hardware.device, hardware.context_bytes)
     if free_bytes < cap - _UNEVEN:
         has = f"{free_bytes / GIB:.1f} GiB of the card are free where the budget lets tensors take {cap / GIB:.1f}"
-        raise ProbeError(f"others use the card, so that what does not fit cannot be told: {has}.", _END_OTHERS)
+        raise ProbeError(f"others use the card, so that what does not fit cannot be told: {has}.", END_OTHERS)
 
 
 class CudaProbe(Probe):

@@ -118,6 +118,29 @@ def test_of_a_card_in_use_is_told_what_others_hold_beside_the_context(
     assert (found.used_bytes, found.context_bytes) == (told * MIB, context)
 
 
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), "the card is full before autofit has taken any of it."),
+        (RuntimeError("CUDA error: busy\nFor debugging"), "the card cannot be used: CUDA error: busy."),
+    ],
+    ids=["full", "busy"],
+)
+def test_a_card_that_cannot_be_used_is_told(
+    smi: Callable[..., None], monkeypatch: pytest.MonkeyPatch, raised: Exception, told: str
+) -> None:
+    def fails(*_: object) -> None:
+        raise raised
+
+    smi(f"GPU-{CARD}, 81000\n")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", fails)
+    monkeypatch.setattr(device, "open_card", fails)
+    with pytest.raises(ProbeError) as caught:
+        device.detect("cuda")
+    assert caught.value.message == told
+
+
 @pytest.mark.parametrize("asked", ["cuda", None])
 def test_a_card_of_amds_is_not_supported(monkeypatch: pytest.MonkeyPatch, asked: str | None) -> None:
     monkeypatch.setattr(torch.version, "hip", "7.0")

@@ -156,8 +156,10 @@ def test_a_card_that_others_have_filled_is_no_measurement() -> None:
         budget = Budget(8 * GIB, hardware.host_free_bytes)
         workload = holding(6.0)
         config = settle({"micro_batch_size": 4}, workload, hardware)
-        with filled(64), pytest.raises(ProbeError, match="the card is full before the probe begins"):
+        with filled(64), pytest.raises(ProbeError, match="the card is full before autofit has taken any of it"):
             prober.measure(workload, config, hardware, budget, plan=Plan(max_seconds=1.0), number=0)
+        with filled(64), pytest.raises(ProbeError, match="the card is full before autofit has taken any of it"):
+            prober.detect("cuda")
         with filled(4096), pytest.raises(ProbeError, match="others use the card"):
             prober.measure(workload, config, hardware, budget, plan=Plan(max_seconds=1.0), number=0)
         with filled(4096):

@@ -17,6 +17,7 @@ from autofit.core.errors import ProbeError
 from autofit.core.hardware import GIB, MIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
+from autofit.memory import device
 from autofit.probe import Plan, on_cuda, steps
 from autofit.probe.worker import measure
 
@@ -136,9 +137,9 @@ def test_the_cap_is_what_the_budget_leaves_beside_the_context(card: Card) -> Non
 @pytest.mark.parametrize(
     ("raised", "used", "told"),
     [
-        (NOTHING, 79 * GIB, "the card is full before the probe begins: 79.0 GiB are in use."),
-        (ended(2, "out of memory"), 0, "the card is full before the probe begins."),
-        (RuntimeError("CUDA driver error: out of memory"), 0, "the card is full before the probe begins."),
+        (NOTHING, 79 * GIB, "the card is full before autofit has taken any of it: 79.0 GiB are in use."),
+        (ended(2, "out of memory"), 0, "the card is full before autofit has taken any of it."),
+        (RuntimeError("CUDA driver error: out of memory"), 0, "the card is full before autofit has taken any of it."),
         (ended(46, "devices are busy"), 0, "the card cannot be used: CUDA error: devices are busy."),
     ],
     ids=["by the allocator", "by the runtime", "by the driver", "busy"],
@@ -151,7 +152,7 @@ def test_a_card_that_cannot_be_opened_is_no_measurement(
         raise raised
 
     monkeypatch.setattr(on_cuda, "_compute", compute)
-    monkeypatch.setattr(on_cuda, "used_bytes_without_context", lambda: used)
+    monkeypatch.setattr(device, "used_bytes_without_context", lambda: used)
     with pytest.raises(ProbeError) as caught:
         measured(lambda _: None)
     assert caught.value.message == told
