@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from autofit.estimate.recorder import Recorder
 from autofit.estimate.scaling import Grid, Symbols
-from autofit.techniques.loss import chunk_rows, token_slices
+from autofit.techniques.loss import ROWS, token_slices
 
 CHUNK = -1  # in place of a block, in marks: part of the forward that comes once for each chunk
 
@@ -20,6 +20,8 @@ CHUNK = -1  # in place of a block, in marks: part of the forward that comes once
 class SampledChunks:
     """Marks the first chunk, which stands for itself, and the second, which stands for all others.
 
+    `loss` is whose chunks they are.
+
     Attributes:
         seen: (tokens, features, vocabulary) of the loss in the trace; None where none was made in chunks, or too few
             tokens were there for two.
@@ -27,12 +29,13 @@ class SampledChunks:
 
     rows: int
     recorder: Recorder
+    loss: str
     seen: tuple[int, int, int] | None = None
 
     def __call__(self, tokens: int, features: int, vocabulary: int) -> Iterator[slice]:
         """The tokens of two chunks."""
         if tokens < 2 * self.rows:
-            yield from token_slices(tokens, features, vocabulary)
+            yield from token_slices(tokens, features, vocabulary, rows=ROWS[self.loss])
             return
         self.seen = (tokens, features, vocabulary)
         for start in (0, self.rows):
@@ -41,10 +44,10 @@ class SampledChunks:
         self.recorder.mark("forward")
 
 
-def with_chunks(grid: Grid, symbols: Symbols, seen: tuple[int, int, int] | None) -> Grid:
-    """The grid with the tokens of a chunk, and the number of chunks, at each pair."""
+def with_chunks(grid: Grid, symbols: Symbols, seen: tuple[int, int, int] | None, loss: str) -> Grid:
+    """The grid with the tokens of a chunk of this loss, and the number of chunks, at each pair."""
     if seen is None:
         return grid
     tokens, features, vocabulary = seen
     wanted = [int(tokens / symbols.samples * samples) for samples in grid.samples.tolist()]
-    return grid.with_chunks([(each, chunk_rows(each, features, vocabulary)) for each in wanted])
+    return grid.with_chunks([(each, ROWS[loss](each, features, vocabulary)) for each in wanted])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-MATMUL = "matmul"
+MATMUL, ATTENTION = "matmul", "attention"
 _KINDS = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm", "linear"), MATMUL),
     **dict.fromkeys(("convolution", "convolution_backward", "_convolution"), "convolution"),
@@ -84,7 +84,7 @@ def _classified(func: Any) -> str | None:
     if name in _KINDS:
         return _KINDS[name]
     if "scaled_dot_product" in name or "flash_attention" in name or "efficient_attention" in name:
-        return "attention"
+        return ATTENTION
     return "memory"
 
 
@@ -98,7 +98,8 @@ def cost_of(func: Any, args: Any, kwargs: Any, result: Any) -> Cost | None:
         return None
     sizes = tuple(each.numel() * each.itemsize for each in tensors)
     name = func._schema.name
-    return Cost(kind, str(tensors[0].dtype).removeprefix("torch."), _flops(func, args, kwargs, result), sizes, name)
+    factor = tensors[min(1, len(tensors) - 1)] if kind == MATMUL else tensors[0]  # what it is added to may be wider
+    return Cost(kind, str(factor.dtype).removeprefix("torch."), _flops(func, args, kwargs, result), sizes, name)
 
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
@@ -108,6 +109,7 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
         query, key, value = args[1:4] if backward else args[:3]
         return _attention_flops(query, key, value, products=5 if backward else 2)
     count = _FLOPS.get(func._overloadpacket)
+    args = tuple(each for each in args if not isinstance(each, torch.dtype))  # of a product in a wider format
     return int(count(*args, **kwargs, out_val=result)) if count is not None else 0
 
 

@@ -162,8 +162,7 @@ def _notes(traced: Trace, rates: Rates | None, unsure: float | None) -> list[str
     if traced.config["compile"] != "none":
         known = "less what compiled transformers compute again" if unsure is not None else "in a wide interval"
         notes.append(f"compiled code cannot be traced: the memory is that of the eager operations, {known}.")
-    if traced.config["kernels"] != "none":
-        notes.append("liger's kernels were traced as the model's own operations, which keep rather more.")
+    notes += traced.assumptions
     if rates is None:
         notes.append("nothing is known of this device's speed.")
     return notes

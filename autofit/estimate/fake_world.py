@@ -125,6 +125,8 @@ def _cuda_attention(hardware: Hardware, plain: Callable[..., torch.Tensor]) -> C
             return _by_flash(query, key, value, dropout_p, is_causal, scale)
         if _efficient(inputs, hardware):
             return _by_efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        if not torch.backends.cuda.math_sdp_enabled():
+            raise RuntimeError("No available kernel. Aborting execution.")  # word for word PyTorch's
         plainly: Any = torch.ops.aten._scaled_dot_product_attention_math.default
         out: torch.Tensor = plainly(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa

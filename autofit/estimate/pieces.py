@@ -15,6 +15,7 @@ import numpy as np
 
 from autofit.core.hardware import Hardware
 from autofit.estimate.chunks import CHUNK, with_chunks
+from autofit.estimate.costs import ATTENTION
 from autofit.estimate.depth import Depth
 from autofit.estimate.memory import ROUNDING
 from autofit.estimate.optimizer_state import Kind, Shapes
@@ -55,7 +56,7 @@ class Pieces:
 
     `depth` is how the traced blocks stand for all, `shapes` are of the trained weights of all of them, `streamed`
     the frozen weights of the middle blocks, which parameter_offload keeps on the host, and `chunks` how many there are
-    of the loss.
+    of the loss; `by_flash` says that PyTorch's flash kernel computes all of the attention.
     """
 
     row: tuple[Piece, ...]
@@ -66,6 +67,7 @@ class Pieces:
     others: Floats
     streamed: Floats
     chunks: Floats
+    by_flash: bool
 
     def of(self, phase: str, block: int | None) -> Iterator[Piece]:
         """The pieces of one block in one phase."""
@@ -86,7 +88,7 @@ class Pieces:
 
 def cut_into_pieces(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) -> Pieces:
     """The pieces of a trace at each pair of a grid."""
-    grid = with_chunks(grid, symbols, trace.chunks)
+    grid = with_chunks(grid, symbols, trace.chunks, str(trace.config["loss"]))
     events = _Events.of(trace, grid, symbols, hardware)
     spans = list(_spans(trace))
     ways = {FIRST: events.changes, ADDED: events.added(), FIRST_AWAY: events.away(events.changes, spans)}
@@ -107,6 +109,7 @@ def cut_into_pieces(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardwa
         others=events.changes[:start].sum(0),
         streamed=events.streamed(),
         chunks=grid.chunks,
+        by_flash={"flash" in cost.name for cost in trace.costs if cost.kind == ATTENTION} == {True},
     )
 
 

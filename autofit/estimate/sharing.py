@@ -11,8 +11,6 @@ from autofit.estimate.scaling import Symbols
 
 _SAME = {
     "precision": {"tf32": "fp32", "fp16-mixed": "bf16-mixed"},
-    "attention": {"flash": "sdpa"},
-    "loss": {"fused": "chunked"},
 }
 _SAME_WORK = {"quantization": {"nf4-dq": "nf4"}}  # and but for the bytes of weights
 _LEFT_OUT = {  # knobs that the pieces are put together by, and what is traced in their place
@@ -22,7 +20,6 @@ _LEFT_OUT = {  # knobs that the pieces are put together by, and what is traced i
     "activation_offload": "none",
     "parameter_offload": "none",
     "compile": "none",
-    "kernels": "none",
 }
 _SCALED = frozenset(("micro_batch_size", "gradient_accumulation_steps", "lora_rank", "lora_alpha"))
 BUDGET = "budget-"
@@ -57,12 +54,18 @@ def ends_of(config: Config) -> list[Config]:
 
 def plain_key(config: Config, symbols: Symbols) -> Config:
     """What is traced for a config's blocks without checkpointing, its weights held as it says."""
-    return trace_key(config, symbols, as_held=True, loss="standard", activation_checkpointing="none", attention="sdpa")
+    given = {"loss": "standard", "activation_checkpointing": "none", "attention": "sdpa", "kernels": "none"}
+    return trace_key(config, symbols, as_held=True, **given)
 
 
-def other_keys(config: Config, symbols: Symbols, depth: Depth | None) -> tuple[Config, ...]:
+def other_keys(config: Config, symbols: Symbols, depth: Depth | None, *, by_flash: bool) -> tuple[Config, ...]:
     """What is traced for a pass beside its plain blocks: the whole where those have no `depth`, or the head, then the
-    blocks as they are, of two kinds where every second one is checkpointed."""
+    blocks as they are, of two kinds where every second one is checkpointed.
+
+    `by_flash`: PyTorch computes the attention of the plain blocks by flash, so that asking for it changes nothing.
+    """
+    if by_flash and config["attention"] == "flash":
+        config = config.replace(attention="sdpa")
     if depth is None:
         return (trace_key(config, symbols),)
     # Which layers are quantised makes no difference to the head: it never is.

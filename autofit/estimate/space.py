@@ -257,7 +257,8 @@ class SpaceEstimator:
     def _keys(self, config: Config) -> tuple[Config, ...]:
         """What is traced for a pass beside its plain blocks, once those are."""
         plain = self._pieces[plain_key(config, self._symbols)]
-        return other_keys(config, self._symbols, plain.depth if plain else None)
+        depth, by_flash = (plain.depth, plain.by_flash) if plain else (None, False)
+        return other_keys(config, self._symbols, depth, by_flash=by_flash)
 
     def _trace(self, config: Config) -> tuple[Pieces | None, Calls | None]:
         """The pieces of a trace, and what operators were called with in it, if that matters."""

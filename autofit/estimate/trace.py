@@ -59,6 +59,7 @@ class Trace:
         calls: what they were called with, where the CPU is what is traced for.
         depth: how the blocks stand for those of a deeper model; None where all are there.
         trainable, parameters: numbers of elements, as traced.
+        assumptions: what stand-ins take for granted, in sentences.
     """
 
     config: Config
@@ -77,6 +78,7 @@ class Trace:
     depth: Depth | None
     trainable: int
     parameters: int
+    assumptions: tuple[str, ...] = ()
 
     def phase_at(self, event: int) -> str:
         """The phase that an event belongs to."""
@@ -149,7 +151,7 @@ def trace(
         hyperparameters=Hyperparameters(),
     )
     setup.note_host = recorder.note_host
-    chunks = SampledChunks(rows, recorder) if rows else None
+    chunks = SampledChunks(rows, recorder, str(settled["loss"])) if rows else None
     setup.slices = chunks
     saved: SavedTensors | None = None
     try:
@@ -184,6 +186,7 @@ def trace(
         depth=skeleton.depth,
         trainable=sum(parameter.numel() for _, parameter in setup.trainable()),
         parameters=sum(parameter.numel() for parameter in setup.model.parameters()),
+        assumptions=tuple(setup.assumptions),
     )
 
 

@@ -34,7 +34,8 @@ class Setup:
     the backward has applied the gradients already, and tells whether it has since it was last asked. `phase` is what
     the last step came to (forward, backward, update), and `gradient_norm` what it was clipped from, where it is.
     `note_host` is for stand-ins under fake tensors, all of which are on one device: it is told which of them lie in
-    the host's memory; `slices` is what they take in place of the chunks of a loss, where not all are wanted.
+    the host's memory; `slices` is what they take in place of the chunks of a loss, where not all are wanted;
+    `assumptions` are theirs, in sentences.
     """
 
     workload: Workload
@@ -58,6 +59,7 @@ class Setup:
     note_host: Callable[[torch.Tensor], Any] = lambda tensor: None
     slices: Slices | None = None
     warnings: list[str] = field(default_factory=list)
+    assumptions: list[str] = field(default_factory=list)
     _undo: list[Callable[[], None]] = field(default_factory=list)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:

@@ -15,6 +15,7 @@ from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.setup import Setup, Stage, Technique, parts
+from autofit.setup.flash_attn import IMPLEMENTATION, stand_in_for_flash_attn
 
 _AMPERE = (8, 0)  # first compute capability that FlashAttention-2 has kernels for
 
@@ -71,10 +72,27 @@ class Attention(Technique):
                 _set_implementation(setup, "sdpa")
             setup.step_contexts.append(_flash_or_nothing)
         elif named:
-            _set_implementation(setup, "flash_attention_2" if value == "flash" else str(value))
+            _set_implementation(setup, IMPLEMENTATION if value == "flash" else str(value))
         else:
             # Around forward and backward: a checkpointed block must take the same path when it is computed again.
             setup.step_contexts.append(lambda: sdpa_kernel(SDPBackend.MATH))
+
+    def trace(self, setup: Setup, value: Value) -> None:
+        """flash-attn has a stand-in. It need not be installed to plan: for a card elsewhere it is taken to be there."""
+        planned = not setup.hardware.here
+        if (
+            value != "flash"
+            or not hasattr(setup.model, "set_attn_implementation")
+            or not (planned or _has_flash_attn())
+        ):
+            self.apply(setup, value)
+            return
+        if planned:
+            setup.assumptions.append("attention flash is that of flash-attn, which is to be installed there.")
+        try:
+            stand_in_for_flash_attn(setup)
+        except ValueError as error:
+            raise _lacking(IMPLEMENTATION, error) from error
 
 
 def _leave_out_plans(setup: Setup) -> None:
@@ -99,8 +117,12 @@ def _set_implementation(setup: Setup, name: str) -> None:
     try:
         model.set_attn_implementation(name)
     except (ValueError, ImportError) as error:
-        raise RefusedError(f"this model has no {name} attention: {error}") from error
+        raise _lacking(name, error) from error
     setup.on_close(functools.partial(model.set_attn_implementation, before))
+
+
+def _lacking(name: str, error: Exception) -> RefusedError:
+    return RefusedError(f"this model has no {name} attention: {error}")
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.setup import Setup, Stage, Technique, parts
 from autofit.setup.deferred_logits import loss_of_few_tokens
+from autofit.setup.liger import no_kernels_for, stand_in_for_liger
 
 _TOLERANCE = 1e-3  # relative, of the loss and of what each module computes: the kernels round otherwise
 _LOW_PRECISION_TOLERANCE = 2e-2
@@ -53,7 +54,7 @@ class Kernels(Technique):
             return None
         if hardware.device != "cuda":
             return "liger is made of Triton kernels, which run on CUDA only; use none."
-        if not parts.installed("liger_kernel"):
+        if hardware.here and not parts.installed("liger_kernel"):
             return "liger needs liger-kernel, which is not installed; pip install liger-kernel, or use none."
         if hardware.here and (lacking := parts.no_compiler(hardware.device)):
             return f"liger compiles its kernels: {lacking}, or use none."
@@ -77,7 +78,8 @@ class Kernels(Technique):
             raise RefusedError(f"with liger's kernels the loss is {after:.6g} in the place of {before:.6g}; use none.")
 
     def trace(self, setup: Setup, value: Value) -> None:
-        """Triton kernels cannot run on fake tensors: traced as the model's own operations, which keep rather more."""
+        """Without the comparison, which needs numbers."""
+        stand_in_for_liger(setup)
 
 
 def _patch_for(model: nn.Module) -> Any:
@@ -94,7 +96,7 @@ def _patch_for(model: nn.Module) -> Any:
         raise RefusedError(message, "Install another version of it, or use none.") from error
     functions: dict[str, Any] = liger.MODEL_TYPE_TO_APPLY_LIGER_FN
     if kind not in functions:
-        raise RefusedError(f"liger has no kernels for models of type {kind}; use none.")
+        raise no_kernels_for(kind)
     return functions[kind]
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +36,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup import Setup, Slices, Stage, Technique, parts
+from autofit.setup import Setup, Slices, Stage, Technique, liger, parts
 from autofit.setup.deferred_logits import NO_HEAD, Deferral, Pending, SummedLoss, defer_logits, loss_of_few_tokens
 
 _ROWS = 256  # tokens at a time that keep a GPU's matrix units busy while the head's weight streams by
@@ -93,14 +93,18 @@ class Loss(Technique):
             raise RefusedError(f"the {value} loss is {after:.6g} where the model's own is {before:.6g}; use standard.")
 
     def trace(self, setup: Setup, value: Value) -> None:
-        """Without the comparison, which needs numbers; what the fused kernels hold is what the chunks hold."""
-        defer_logits(setup, functools.partial(chunked_loss, slices=setup.slices or token_slices))
+        """Without the comparison, which needs numbers, and with a stand-in for Liger's kernels."""
+        slices = setup.slices or functools.partial(token_slices, rows=ROWS[str(value)])
+        summed: SummedLoss = functools.partial(chunked_loss, slices=slices)
+        if value == "fused":
+            summed = functools.partial(fused_loss, kernels=liger.fused_cross_entropy(setup, slices))
+        defer_logits(setup, summed)
 
 
 def _why_not_fused(config: Config, hardware: Hardware) -> str | None:
     if hardware.device != "cuda":
         return "fused is made of Triton kernels, which run on CUDA only; use chunked."
-    if not parts.installed("liger_kernel"):
+    if hardware.here and not parts.installed("liger_kernel"):
         return "fused needs liger-kernel, which is not installed; pip install liger-kernel, or use chunked."
     if hardware.here and (lacking := parts.no_compiler(hardware.device)):
         return f"fused compiles its kernels: {lacking}, or use chunked."
@@ -120,10 +124,14 @@ def chunk_rows(tokens: int, features: int, vocabulary: int) -> int:
     return max(1, min(rows, -(-tokens // _LEAST_CHUNKS)))
 
 
-def token_slices(tokens: int, features: int, vocabulary: int) -> Iterator[slice]:
+Rows = Callable[[int, int, int], int]
+ROWS: dict[str, Rows] = {"chunked": chunk_rows, "fused": liger.chunk_rows}
+
+
+def token_slices(tokens: int, features: int, vocabulary: int, *, rows: Rows = chunk_rows) -> Iterator[slice]:
     """The tokens of each chunk."""
-    rows = chunk_rows(tokens, features, vocabulary)
-    return (slice(start, start + rows) for start in range(0, max(tokens, 1), rows))  # one of none, where none are
+    count = rows(tokens, features, vocabulary)
+    return (slice(start, start + count) for start in range(0, max(tokens, 1), count))  # one of none, where none are
 
 
 @dataclass(frozen=True)
@@ -248,13 +256,19 @@ def _own_graph() -> Iterator[None]:
         yield
 
 
-def fused_loss(pending: Pending, classes: torch.Tensor, ignored: int) -> torch.Tensor:
+def fused_loss(
+    pending: Pending, classes: torch.Tensor, ignored: int, *, kernels: Callable[..., torch.Tensor] | None = None
+) -> torch.Tensor:
     """The sum of the tokens' losses by Liger's kernels, which know a scale and a soft-cap between head and loss.
+
+    Args:
+        kernels: what stands for Liger's function.
 
     Raises:
         RefusedError: something else stands there, or the head is more than a linear layer.
     """
-    liger = importlib.import_module("liger_kernel.transformers.functional")
+    if kernels is None:
+        kernels = importlib.import_module("liger_kernel.transformers.functional").liger_fused_linear_cross_entropy
     head: Any = pending.deferral.head
     if not is_plain(pending.deferral):
         raise RefusedError("fused needs an output head that is a linear layer and nothing else; use chunked.")
@@ -262,7 +276,7 @@ def fused_loss(pending: Pending, classes: torch.Tensor, ignored: int) -> torch.T
     if scale != 1.0 and head.bias is not None:
         raise RefusedError("fused cannot scale the logits of a head with a bias; use chunked.")
     hidden = pending.hidden.reshape(-1, pending.hidden.shape[-1])
-    total: torch.Tensor = liger.liger_fused_linear_cross_entropy(
+    total: torch.Tensor = kernels(
         hidden * scale if scale != 1.0 else hidden,
         head.weight,
         classes,

@@ -65,10 +65,24 @@ def test_sizes_are_primes() -> None:
 
 def test_a_model_of_blocks_is_put_together_from_its_head_and_their_kinds() -> None:
     depth = Depth(whole=8, kept=3, period=1, repeats=6)
-    head, blocks = other_keys(config_of(activation_checkpointing="full", loss="chunked"), SYMBOLS, depth)
+    head, blocks = other_keys(config_of(activation_checkpointing="full", loss="chunked"), SYMBOLS, depth, by_flash=True)
     assert (head["activation_checkpointing"], head["loss"]) == ("none", "chunked")
     assert (blocks["activation_checkpointing"], blocks["loss"]) == ("full", "standard")
-    every_second = other_keys(config_of(activation_checkpointing="alternate"), SYMBOLS, depth)
+    every_second = other_keys(config_of(activation_checkpointing="alternate"), SYMBOLS, depth, by_flash=True)
     assert [each["activation_checkpointing"] for each in every_second] == ["none", "none", "full"]
-    whole = other_keys(config_of(activation_checkpointing="alternate"), SYMBOLS, None)
+    whole = other_keys(config_of(activation_checkpointing="alternate"), SYMBOLS, None, by_flash=False)
     assert [each["activation_checkpointing"] for each in whole] == ["alternate"]
+
+
+def test_flash_is_traced_by_itself_where_it_is_not_what_sdpa_takes_anyhow() -> None:
+    flash = config_of(attention="flash", precision="bf16")
+    for by_flash, traced in ((True, "sdpa"), (False, "flash")):
+        head, blocks = other_keys(flash, SYMBOLS, Depth(whole=8, kept=3, period=1, repeats=6), by_flash=by_flash)
+        assert (head["attention"], blocks["attention"]) == ("sdpa", traced)
+
+
+def test_ligers_kernels_change_the_blocks_and_the_head_but_not_what_the_weights_are() -> None:
+    liger = config_of().replace(kernels="liger")
+    assert plain_key(liger, SYMBOLS) == plain_key(config_of(), SYMBOLS)
+    keys = other_keys(liger, SYMBOLS, Depth(whole=8, kept=3, period=1, repeats=6), by_flash=True)
+    assert {each["kernels"] for each in keys} == {"liger"}

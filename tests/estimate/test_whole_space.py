@@ -78,14 +78,25 @@ FAR: dict[str, dict[str, Any]] = {
     "1 sample, chunked": {"micro_batch_size": 1, "loss": "chunked"},
     "2 samples, chunked": {**LORA, "activation_offload": "none", "micro_batch_size": 2, "loss": "chunked"},
     "32 samples, chunked": {"micro_batch_size": 32, "loss": "chunked", "activation_checkpointing": "full"},
+    "1 sample, fused": {"micro_batch_size": 1, "loss": "fused"},
+    "8 samples, fused": {"micro_batch_size": 8, "loss": "fused", "precision": "bf16", "attention": "flash"},
+    "8 samples, liger": {"micro_batch_size": 8, "kernels": "liger", "precision": "bf16", "loss": "fused"},
+    "liger, full": {
+        **LORA,
+        "activation_offload": "none",
+        "activation_checkpointing": "full",
+        "micro_batch_size": 8,
+        "kernels": "liger",
+    },
 }
+ELSEWHERE = replace(AMPERE, here=False)  # what is not installed here is not missing there
 
 
 @pytest.fixture(scope="module")
 def far() -> dict[str, tuple[float, float]]:
     """(bytes, seconds) of each of those configs, predicted at once."""
-    configs = [settle(knobs, LONG, AMPERE) for knobs in FAR.values()]
-    rough = SpaceEstimator(LONG, AMPERE, UNKNOWN, configs).predict()
+    configs = [settle(knobs, LONG, ELSEWHERE) for knobs in FAR.values()]
+    rough = SpaceEstimator(LONG, ELSEWHERE, UNKNOWN, configs).predict()
     return dict(zip(FAR, zip(rough.allocated, rough.seconds, strict=True), strict=True))
 
 
@@ -93,9 +104,9 @@ def far() -> dict[str, tuple[float, float]]:
 def test_bytes_and_seconds_of_offloading_and_of_chunks_are_those_of_a_full_trace(
     far: dict[str, tuple[float, float]], name: str
 ) -> None:
-    full = predict(LONG, settle(FAR[name], LONG, AMPERE), AMPERE, rates=UNKNOWN)
+    full = predict(LONG, settle(FAR[name], LONG, ELSEWHERE), ELSEWHERE, rates=UNKNOWN)
     nbytes, seconds = far[name]
-    assert nbytes + workspace_bytes(AMPERE) == pytest.approx(full.allocated_bytes, rel=0.05)
+    assert nbytes + workspace_bytes(ELSEWHERE) == pytest.approx(full.allocated_bytes, rel=0.05)
     assert seconds == pytest.approx(full.step_seconds, rel=0.05)
 
 
@@ -106,6 +117,16 @@ def test_chunks_of_a_model_of_few_blocks(hardware: Any) -> None:
     rough = SpaceEstimator(workload, hardware, UNKNOWN, configs).predict()
     full = [peak_of(traced(workload, hardware, **config), hardware).nbytes for config in configs]
     assert rough.allocated == pytest.approx(np.array(full, float), rel=0.06)
+
+
+def test_flash_is_refused_where_a_mask_is_needed_and_as_fast_as_sdpa_where_none_is() -> None:
+    masked = {"model_type": "mistral", "sliding_window": 16}
+    for changes, fits in ((masked, False), ({}, True)):
+        workload = replace(llama_workload(8, 64, num_hidden_layers=7, **changes), traits=None)
+        configs = [settle({"attention": each, "precision": "bf16"}, workload, AMPERE) for each in ("sdpa", "flash")]
+        rough = SpaceEstimator(workload, AMPERE, UNKNOWN, configs).predict()
+        assert np.isfinite(rough.allocated).tolist() == [True, fits]
+        assert not fits or rough.allocated[0] == rough.allocated[1]
 
 
 def test_a_budget_of_recomputation_lies_between_its_ends_as_they_are_uncompiled() -> None:

@@ -186,6 +186,7 @@ def test_it_needs_cuda_and_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert technique.refuse(config, workload, tiny.CPU).endswith("CUDA only; use none.")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install liger-kernel" in technique.refuse(config, workload, CUDA)
+    assert technique.refuse(config, workload, replace(CUDA, here=False)) is None  # to plan it need not be installed
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert technique.refuse(config, workload, CUDA) is None
     monkeypatch.setattr("shutil.which", lambda name: None)
@@ -196,13 +197,17 @@ def test_it_needs_cuda_and_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert technique.package("liger") == "liger-kernel"
 
 
-def test_under_fake_tensors_the_models_own_operations_stand_in() -> None:
+def test_under_fake_tensors_stand_ins_take_their_place_and_are_taken_back() -> None:
     workload = tiny.llama_workload()
     model = workload.model()
     setup = build(workload, {}, tiny.CPU, model=model)
     before = everything(model)
     technique_named("kernels").trace(setup, "liger")
-    assert same(everything(model), before)
+    assert not same(everything(model), before)
+    setup.close()
+    after = everything(model)
+    assert same([after[0][1:], *after[1:]], [before[0][1:], *before[1:]])
+    assert "forward" not in vars(model.model.norm)
 
 
 def shows(effect: Effect) -> None:

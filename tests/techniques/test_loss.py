@@ -283,6 +283,7 @@ def test_on_cuda_fused_needs_liger_and_a_head_without_adapters(monkeypatch: pyte
     config = settle({"loss": "fused"}, llama, tiny.CPU)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install liger-kernel" in technique.refuse(config, llama, cuda)
+    assert technique.refuse(config, llama, replace(cuda, here=False)) is None  # to plan it need not be installed
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert technique.refuse(config, llama, cuda) is None
     with monkeypatch.context() as patch:
@@ -355,14 +356,15 @@ def test_masked_language_models_are_refused_when_nothing_says_what_they_are() ->
         build(workload, CHUNKED, tiny.CPU)
 
 
-def test_under_fake_tensors_it_is_traced_without_a_comparison() -> None:
+@pytest.mark.parametrize(("value", "chunks"), [("chunked", [8] * 16), ("fused", [])])  # of which Liger's has a stand-in
+def test_under_fake_tensors_it_is_traced_without_a_comparison(value: str, chunks: list[int]) -> None:
     workload = tiny.llama_workload()
     with FakeTensorMode(allow_non_fake_inputs=True), contextlib.closing(build(workload, {}, tiny.CPU)) as setup:
-        technique_named("loss").trace(setup, "fused")
+        technique_named("loss").trace(setup, value)
         with _Softmax() as softmax:
             workload_loss = setup.model(**workload.batch(4)).loss
             workload_loss.backward()
-    assert softmax.rows == [8] * 16
+    assert softmax.rows == chunks
     assert all(parameter.grad.shape == parameter.shape for parameter in setup.model.parameters())
 
 
