@@ -98,7 +98,7 @@ def spaces_table(rows: Sequence[Mapping[str, Any]], counted_for: str) -> Rendera
     for row in rows:
         number = f"{row['configs']:,}" if row["counted"] == "exactly" else f"at most {row['configs']:,}"
         table.add_row(Text(row["name"]), Text(number), Text(" ".join(row["description"].split())))
-    return Group(table, Text(f"configs: legal ones, {counted_for}."))
+    return Group(table, Text(f"Counted without what is refused, {counted_for}."))
 
 
 def tools_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:

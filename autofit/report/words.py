@@ -119,7 +119,7 @@ def gib(size: int) -> str:
     for least, form in ((0.1, ".2f"), (0.001, ".3f")):
         if size >= least * GIB:
             return f"{size / GIB:{form}}"
-    return f"{size / GIB:.2g}"
+    return f"{float(f'{size / GIB:.2g}'):.10f}".rstrip("0").rstrip(".")  # never 2e-05
 
 
 def peak_bytes(measurement: Measurement) -> int | None:

@@ -103,7 +103,7 @@ def test_spaces_show_what_they_allow_and_how_much(shown: Shown) -> None:
     text = shown(spaces_table(rows, "for a model on a card"), 100)
     for words in ("Only what is the same.", " 1,234", "at most 1,234,567"):
         assert words in text
-    assert "legal ones, for a model on a card." in text
+    assert "Counted without what is refused, for a model on a card." in text
 
 
 @pytest.mark.parametrize("width", [10, 40])

@@ -70,6 +70,8 @@ def test_sizes_and_shares() -> None:
     assert gib(3 * GIB // 2) == "1.50"
     assert gib(7 * GIB // 100) == "0.070"
     assert gib(GIB // 2048) == "0.00049"
+    assert gib(21_000) == "0.00002"
+    assert gib(0) == "0"
     assert percent(0.123) == "12 %"
     assert percent(0.001) == "less than 1 %"
     assert listed(["a", "b", "c"]) == "a, b and c"
