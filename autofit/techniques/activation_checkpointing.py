@@ -100,6 +100,11 @@ class ActivationCheckpointing(Technique):
         if value == "selective":
             setup.step_contexts.append(_changes_in_place_refused)
 
+    def trace(self, setup: Setup, value: Value) -> None:
+        """Nothing is compiled there, and generators of random numbers have no state to compare."""
+        if not str(value).startswith(_BUDGET):
+            self.apply(setup, value)
+
 
 def _every_second(blocks: list[nn.Module]) -> list[nn.Module]:
     """Never the last: its inside would be there again at once, while all that others keep is still there."""

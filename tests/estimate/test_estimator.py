@@ -36,6 +36,12 @@ def test_a_share_of_a_transformers_activations_is_not_kept(checkpointing: str, s
     assert any("compute again" in note for note in compiled.notes)
 
 
+def test_a_config_within_a_budget_of_recomputation_is_predicted() -> None:
+    """As one that keeps all: what the compiler computes again is not known."""
+    within = predict(transformer(), {"activation_checkpointing": "budget-0.5", "compile": "default"}, CARD)
+    assert within.allocated_bytes == predict(transformer(), {}, CARD).allocated_bytes
+
+
 def test_offloaded_activations_stay_what_they_are() -> None:
     eager, compiled = pair(transformer(), activation_offload="cpu")
     assert compiled.allocated_bytes == eager.allocated_bytes
