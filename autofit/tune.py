@@ -27,7 +27,7 @@ from autofit.core.result import Result, tier
 from autofit.core.run_directory import RunDirectory
 from autofit.core.versions import versions
 from autofit.core.workload import Workload
-from autofit.estimate import Seen, learn, predict_all
+from autofit.estimate import compared, learn, predict_all
 from autofit.handover import hand_over, hand_over_report
 from autofit.knowledge import Knowledge, subject_of
 from autofit.memory.allowed import FREE_FRACTION, budget_for, notes_on
@@ -35,7 +35,7 @@ from autofit.memory.catalogue import card_to_search_for, standing_in_for
 from autofit.memory.other_budgets import other_budgets
 from autofit.offer import space_for
 from autofit.parallel import check_memory, cores_of_each, described, explored, places_for, seen_by_each
-from autofit.probe import Plan, Prober, Workers
+from autofit.probe import Contention, Plan, Prober, Workers
 from autofit.recording import recorded, traced
 from autofit.report import drifted
 from autofit.search import (
@@ -140,6 +140,7 @@ class _Run:
                 Note("this model's code cannot be told from another's: what was measured before is not looked up.")
             )
         self._expected: Expectation | None = None
+        self._waiting = 1.0  # the share of the time that something waited for a processor while finalists ran
         self.space = space_for(options, self.workload, self.hardware)
 
     def _knowledge_on(self, hardware: Hardware) -> Knowledge:
@@ -197,6 +198,7 @@ class _Run:
             return Finals(outcome.measurements, interrupted=True)
         tolerance, fidelity = self.options.tolerance, techniques.fidelity
         elsewhere = cores_of_each(self._places) is not None
+        contention = Contention()
         finals = play(
             outcome.measurements,
             outcome.expected,
@@ -206,6 +208,7 @@ class _Run:
             in_time=lambda: time.monotonic() - self._started < (self.options.time_limit or math.inf),
             elsewhere=elsewhere,
         )
+        self._waiting = contention.share()
         if not elsewhere or finals.interrupted:
             return finals
         return play_tiers(finals, outcome.expected, self._verify_one, tolerance=tolerance, fidelity=fidelity)
@@ -215,20 +218,9 @@ class _Run:
         expected = self._expected
         if expected is None or cores_of_each(self._places):  # predicted for fewer cores than finalists run on
             return
-        on_cpu = self.hardware.device == "cpu"
-        learn(
-            self.hardware,
-            [
-                Seen(
-                    predicted_bytes=0 if on_cpu else int(expected.nbytes.get(each.config) or 0),
-                    measured_bytes=each.peak_bytes.allocated,
-                    predicted_seconds=expected.seconds.get(each.config),
-                    measured_seconds=each.step_seconds.median,
-                )
-                for each in finals.verified
-                if each.peak_bytes and each.step_seconds and math.isfinite(expected.nbytes.get(each.config, math.nan))
-            ],
-        )
+        exact = self.hardware.device == "cpu"
+        found = compared(finals.verified, expected.nbytes, expected.seconds, exact=exact, waiting=self._waiting)
+        learn(self.hardware, found)
 
     def result(self, outcome: SearchOutcome, finals: Finals, seconds: float) -> Result:
         """Everything as data."""

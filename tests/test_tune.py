@@ -24,7 +24,7 @@ from autofit.core.options import search_options
 from autofit.core.record import Record
 from autofit.core.result import Result, SavedResult
 from autofit.core.workload import Traits, Workload
-from autofit.estimate import timelines
+from autofit.estimate import calibration_for, timelines
 from autofit.memory.catalogue import card
 from autofit.probe import Plan
 from autofit.search.finals import MOST
@@ -377,6 +377,17 @@ def test_the_frontier_reaches_beyond_the_budget(bench: Bench) -> None:
     assert result.predicted
     assert "(twice as much): " in autofit.explain(result)
     assert "% faster with micro-batch 8x1 (predicted)" in autofit.explain(result)
+
+
+@pytest.mark.parametrize(("waiting", "seconds"), [(0.0, 2.0), (0.9, 1.0)])
+def test_how_busy_the_machine_was_says_whether_step_times_are_learnt(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, waiting: float, seconds: float
+) -> None:
+    rates = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}
+    predicting(bench, {micro: 2 * rate for micro, rate in rates.items()})
+    monkeypatch.setattr(tune, "Contention", lambda: SimpleNamespace(share=lambda: waiting))
+    bench.search(by_micro_batch(rates))
+    assert calibration_for(tiny.CPU).seconds == pytest.approx(seconds)
 
 
 def test_what_failed_when_verified_is_on_no_frontier(bench: Bench) -> None:

@@ -4,7 +4,7 @@ This room needs neither the device nor weights. `predict` says all about one Con
 thousands; what a real measurement shows flows back by `learn`.
 """
 
-from autofit.estimate.calibration import Calibration, Seen, calibration_for, learn
+from autofit.estimate.calibration import Calibration, Seen, calibration_for, compared, learn
 from autofit.estimate.estimator import predict
 from autofit.estimate.rates import Rates, rates_for, rates_of
 from autofit.estimate.space import SpaceEstimator, predict_all
@@ -25,5 +25,6 @@ __all__ = [
     "Calibration",
     "calibration_for",
     "Seen",
+    "compared",
     "learn",
 ]

@@ -56,7 +56,8 @@ def _calibration(known: Mapping[str, Any]) -> str:
     times = f"steps took {known['seconds']:.2f} times as long as predicted" if known["seconds"] else ""
     memory = f"memory was {known['memory']:.3f} times what was predicted" if known["memory"] != 1.0 else ""
     told = " and ".join(filter(None, (memory, times))) or "as predicted"
-    return f"{told} (median of {counted(known['count'], 'measurement')})"
+    little = f", {known['discounted']} of them long ago or on a busy machine" if known["discounted"] else ""
+    return f"{told} (median of {counted(known['count'], 'measurement')}{little})"
 
 
 def cleared_text(data: Mapping[str, Any]) -> str:

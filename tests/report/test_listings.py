@@ -20,7 +20,7 @@ DOCTOR: dict[str, Any] = {
     "hardware": Hardware("cuda", "NVIDIA [H200]", 140 * GIB, 128 * GIB, 100 * GIB, 16, (9, 0)).to_dict(),
     "budget_gib": 140.0,
     "versions": {"torch": "2.13.0", "peft": "0.21.2"},
-    "calibration": {"memory": 1.04, "spread": None, "seconds": 1.25, "count": 6},
+    "calibration": {"memory": 1.04, "spread": None, "seconds": 1.25, "count": 6, "discounted": 2},
     "store": {"path": "/cache/[x].sqlite", "measurements": 1234, "models": 1, "trouble": None},
     "techniques": [
         {"name": "precision", "values": [standing("fp32"), standing("bf16"), standing("fp16-mixed", searched=False)]},
@@ -34,6 +34,7 @@ DOCTOR: dict[str, Any] = {
 def test_doctor_shows_device_budget_and_reasons(shown: Shown) -> None:
     text = shown(doctor_table(DOCTOR), 140)
     assert "memory was 1.040 times what was predicted and steps took 1.25 times as long" in text
+    assert "(median of 6 measurements, 2 of them long ago or on a busy machine)" in " ".join(text.split())
     for words in (
         "NVIDIA [H200] (cuda)",
         "140.0 GiB",
