@@ -14,6 +14,7 @@ _KINDS = {
     **dict.fromkeys(("convolution", "convolution_backward", "_convolution"), "convolution"),
 }
 _FLOPS = {**flop_registry, torch.ops.aten._int_mm: flop_registry[torch.ops.aten.mm]}
+_ADDED_TO = ("::addmm", "::baddbmm")  # whose first argument is what the product is added to, and may be wider than it
 _FUSED_ATTENTION = "scaled_dot_product"
 _kinds: dict[Any, str | None] = {}
 
@@ -98,7 +99,7 @@ def cost_of(func: Any, args: Any, kwargs: Any, result: Any) -> Cost | None:
         return None
     sizes = tuple(each.numel() * each.itemsize for each in tensors)
     name = func._schema.name
-    factor = tensors[min(1, len(tensors) - 1)] if kind == MATMUL else tensors[0]  # what it is added to may be wider
+    factor = tensors[1] if name.endswith(_ADDED_TO) else tensors[0]
     return Cost(kind, str(factor.dtype).removeprefix("torch."), _flops(func, args, kwargs, result), sizes, name)
 
 

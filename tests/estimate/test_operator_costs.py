@@ -50,3 +50,12 @@ def test_keys_of_fewer_heads_cost_what_as_many_heads_as_queries_would(name: str)
     _, every_key, every_value, _ = attention(8, 8, 32, 48, 16, 16)
     assert flops(forward, query, key, value) == flops(forward, query, every_key, every_value) > 0
     assert flops(backward, out, query, key, value) == flops(backward, out, query, every_key, every_value) > 0
+
+
+def test_a_product_added_to_a_wider_sum_is_one_in_its_own_format() -> None:
+    total = torch.empty(8, 4, device="meta")
+    left, right = (torch.empty(*size, dtype=torch.bfloat16, device="meta") for size in ((8, 16), (16, 4)))
+    given = (total, left, right, torch.float32)
+    cost = cost_of(ATEN.addmm.dtype_out, given, {"out": total}, total)
+    assert cost is not None
+    assert (cost.kind, cost.dtype, cost.flops) == ("matmul", "bfloat16", 2 * 8 * 16 * 4)
