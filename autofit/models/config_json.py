@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.errors import InputError
+from autofit.models.hub import answers_for
 from autofit.models.huggingface import AUTO_CLASSES, HuggingFaceModel, sentence
 
 # The last part of the class name in `architectures` -> task. Older checkpoints have the later ones.
@@ -47,6 +48,7 @@ class _Origin:
     source: Mapping[str, Any]
     local: bool
     trust_remote_code: bool
+    fetched: bool = False  # from the hub, where the cache does not hold it
 
 
 def is_hub_id(text: str) -> bool:
@@ -74,12 +76,13 @@ def read_hub(model_id: str, *, trust_remote_code: bool = False) -> HuggingFaceMo
     """The model of a hub id; only its config.json is fetched, from the cache where there is no network.
 
     Raises:
-        InputError: it cannot be fetched, a model that is not supported, or code that is not trusted.
+        InputError: the hub does not answer, it cannot be fetched, a model that is not supported, or code not trusted.
     """
     source = {"kind": "hub", "model": model_id}
     # The name is also that of the run directory, where the organisation's slash would be in the way.
     name = model_id.rpartition("/")[2]
-    return _read(_Origin(model_id, f"the config.json of {model_id}", name, source, False, trust_remote_code))
+    fetched = answers_for(model_id)
+    return _read(_Origin(model_id, f"the config.json of {model_id}", name, source, False, trust_remote_code, fetched))
 
 
 def _read(origin: _Origin) -> HuggingFaceModel:
@@ -95,7 +98,7 @@ def _raw_config(origin: _Origin) -> Mapping[str, Any]:
     from transformers import PreTrainedConfig
 
     try:
-        raw, _ = PreTrainedConfig.get_config_dict(origin.path, local_files_only=origin.local)
+        raw, _ = PreTrainedConfig.get_config_dict(origin.path, local_files_only=not origin.fetched)
     except Exception as error:
         if origin.local:
             message = f"{origin.label} cannot be read: {sentence(error)}."
@@ -141,7 +144,7 @@ def _transformers_config(origin: _Origin) -> Any:
 
     try:
         return AutoConfig.from_pretrained(
-            origin.path, trust_remote_code=origin.trust_remote_code, local_files_only=origin.local
+            origin.path, trust_remote_code=origin.trust_remote_code, local_files_only=not origin.fetched
         )
     except Exception as error:
         raise InputError(f"{origin.label} describes no valid model: {sentence(error)}.", "Correct it.") from error
