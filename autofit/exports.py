@@ -98,12 +98,14 @@ def _write(made: Export, output: Path) -> None:
 def _found(result: Result | SavedResult, model: Factory | None) -> Found:
     off = {each.name: each.off for each in all_techniques()}
     if isinstance(result, Result):
-        if result.best is None:
+        if result.config is None:
             raise nothing_fits(result)
-        config, measured = result.best.config, result.best.to_measured()
+        config, measured = result.config, result.best.to_measured() if result.best else {}
+        predicted = result.predicted_best.to_predicted() if result.predicted_best else {}
         hardware = {**result.hardware.to_dict(), "budget_gib": round(result.budget.device_bytes / GIB, 3)}
     else:
         config, measured, hardware = result.config, dict(result.measured), dict(result.hardware)
+        predicted = dict(result.predicted)
     config = Config({**off, **config})
     # Knobs of one's own may not be registered here; those have to be told of as what the tool does without.
     check({knob: value for knob, value in config.items() if knob in off}, _ANY)
@@ -118,6 +120,7 @@ def _found(result: Result | SavedResult, model: Factory | None) -> Found:
         sequence_length=result.workload.get("sequence_length"),
         effective_batch_size=result.workload.get("effective_batch_size"),
         measured=measured or None,
+        predicted=predicted or None,
         versions=result.versions,
         weights=_weights(result.source),
         targets=layers.targets,

@@ -25,6 +25,7 @@ from autofit.core.result import Result, SavedResult
 from autofit.core.run_directory import write_whole
 from autofit.core.workload import Workload
 from autofit.models import resolve
+from autofit.predicted_search import search_or_predict
 from autofit.report import CellRegion, LiveDisplay, explain, nothing_fits
 from autofit.report.html import trained_html
 from autofit.training import checkpoint
@@ -89,7 +90,8 @@ def search(
             workers, out, resume, memory_snapshot, probe_timeout: as on the command line; store: False for --no-store.
 
     Returns:
-        The result; its `best` is None when nothing fits.
+        The result; its `best` is None when nothing fits. Where gpu_mem or gpu was given and there is no CUDA device, it
+        is None too, and `predicted_best` is what is predicted to be the fastest that fits.
 
     Raises:
         InputError: something given is wrong; ProbeError: probes cannot run here.
@@ -109,7 +111,8 @@ def search(
         workload = model
     else:
         workload = workload_from(model, loader, loss)
-    return _run_search(workload, checked, listener, model if isinstance(model, nn.Module) else None)
+    living = model if isinstance(model, nn.Module) else None
+    return _run_search(workload, checked, listener, living, run=search_or_predict)
 
 
 @torch.inference_mode(mode=False)  # a notebook may have switched gradients off for everything
@@ -266,14 +269,19 @@ def _searched(session: Session, options: SearchOptions, tell: Listener) -> Resul
     if directory and options.out is None:
         out = directory / _SEARCH
         options = options.model_copy(update={"out": out, "resume": (out / "journal.log").exists()})
-    result = _run_search(session.workload, options, tell, session.model)
+    result = _run_search(session.workload, options, tell, session.model, run=run_search)
     if result.best is None:
         raise nothing_fits(result)
     return result
 
 
 def _run_search(
-    workload: Workload, options: SearchOptions, listener: Listener | None, model: nn.Module | None
+    workload: Workload,
+    options: SearchOptions,
+    listener: Listener | None,
+    model: nn.Module | None,
+    *,
+    run: Callable[[Workload, SearchOptions, Listener], Result],
 ) -> Result:
     """A search, before which a living model leaves the card, and of which a notebook shows the progress."""
     listeners = [listener] if listener else []
@@ -287,7 +295,7 @@ def _run_search(
             for each in listeners:
                 each(event)
 
-        return run_search(workload, options, tell)
+        return run(workload, options, tell)
 
 
 def _config_of(result: Result | SavedResult | None) -> Mapping[str, Any] | None:

@@ -22,7 +22,7 @@ def hand_over(result: Result, workload: Workload, directory: RunDirectory, *, te
     """Write result.yaml, exports and, of a model of transformers, train.py; the result says where they are."""
     files: dict[str, str | None] = {"result": None, "script": None, "exports": None, "report": None, **result.files}
     result = dataclasses.replace(result, run_directory=str(directory.path))
-    if result.best is None:
+    if result.config is None:
         return dataclasses.replace(result, files=files)
     write_whole(directory.result, result.to_yaml())
     files["result"] = str(directory.result)
@@ -34,8 +34,9 @@ def hand_over(result: Result, workload: Workload, directory: RunDirectory, *, te
                 workload=result.workload,
                 source=result.source,
                 model_config=model.config,
-                config=result.best.config,
-                measured=result.best.to_measured(),
+                config=result.config,
+                measured=result.best.to_measured() if result.best else None,
+                predicted=result.predicted_best.to_predicted() if result.predicted_best else None,
                 versions=result.versions,
                 changes=single_changes(result),
                 hardware={**result.hardware.to_dict(), "budget_gib": round(result.budget.device_bytes / GIB, 3)},

@@ -143,9 +143,9 @@ def _read(result: Any) -> _Found:
     if isinstance(result, SavedResult):
         return _Found(result.config, result.hardware.get("device"), result.workload, result.source)
     if isinstance(result, Result):
-        if result.best is None:
+        if result.config is None:
             raise nothing_fits(result)
-        return _Found(result.best.config, result.hardware.device, result.workload, result.source)
+        return _Found(result.config, result.hardware.device, result.workload, result.source)
     if isinstance(result, Mapping):
         return _Found(Config(result))
     given = type(result).__name__

@@ -27,19 +27,16 @@ from autofit.core.workload import Workload
 from autofit.estimate.calibration import calibration_for
 from autofit.estimate.estimator import estimate_of
 from autofit.estimate.rates import rates_for
-from autofit.estimate.space import predict_all
 from autofit.estimate.trace import Trace, trace
 from autofit.memory.allowed import budget_for, notes_on
-from autofit.memory.catalogue import card, hardware_of, sold_bytes
+from autofit.memory.catalogue import Card, card, hardware_of, most_common_card, sold_bytes
 from autofit.memory.device import detect
 from autofit.models import resolve
-from autofit.offer import legal_configs
 from autofit.probe import Prober
 from autofit.training.inspect import inspect_workload
 
 Given = Mapping[str, Any] | str | Path | None
 
-_TRIED = 10  # of the fastest, how many are looked at closely before nothing is said to fit surely
 _OPTIONS = ("gpu", "gpu_mem", "device", "mem", "set")
 _START = {"micro_batch_size": 1, "activation_checkpointing": "full"}  # where people begin with a language model
 _START_PRECISIONS = ("bf16", "fp16-mixed", "fp32")  # the first one that the card can compute in
@@ -80,7 +77,7 @@ def ask(
         if name not in _OPTIONS:
             raise unknown("option", name, (*_OPTIONS, "seq_len", "effective_batch", "trust_remote_code"))
     checked = search_options(**options)
-    hardware, notes = _hardware(checked)
+    hardware, notes = hardware_for(checked)
     budget = budget_for(checked, hardware)
     workload = workload_of(
         model, hardware, seq_len=seq_len, effective_batch=effective_batch, trust_remote_code=trust_remote_code
@@ -114,39 +111,6 @@ class Prediction:
         }
 
 
-def expected_best(
-    model: str | Workload,
-    *,
-    seq_len: int | None = None,
-    effective_batch: int | None = None,
-    trust_remote_code: bool = False,
-    **options: Any,
-) -> Prediction | None:
-    """What a search for a card that is not here would probably find: the fastest config expected to fit, or None.
-
-    Args:
-        options: of a search.
-
-    Raises:
-        InputError: something given is wrong; UntraceableError: the model cannot be followed without its weights.
-    """
-    checked = search_options(**options)
-    hardware, notes = _hardware(checked)
-    budget = budget_for(checked, hardware)
-    workload = workload_of(
-        model, hardware, seq_len=seq_len, effective_batch=effective_batch, trust_remote_code=trust_remote_code
-    )
-    configs = legal_configs(checked, workload, hardware)
-    nbytes, seconds = predict_all(workload, hardware, configs)
-    cap = budget.cap_bytes(hardware.device, hardware.context_bytes)
-    ranked = sorted((time, place) for place, time in enumerate(seconds) if nbytes[place] <= cap)
-    for _, place in ranked[:_TRIED]:
-        found = on_device(trace(workload, configs[place], hardware), workload, hardware, budget)
-        if found.verdict == "yes":
-            return Prediction(workload, hardware, budget, dataclasses.replace(found, notes=(*notes, *found.notes)))
-    return None
-
-
 def workload_of(
     model: str | Workload,
     hardware: Hardware,
@@ -172,7 +136,7 @@ def workload_of(
     return dataclasses.replace(model, traits=dataclasses.replace(traits, notes=()))
 
 
-def _hardware(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
+def hardware_for(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
     """What to predict for, and what was assumed of it."""
     if options.gpu:
         return hardware_of(card(options.gpu)), ()
@@ -187,13 +151,19 @@ def _hardware(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
     elif options.gpu_mem is None:
         raise InputError("there is no CUDA device here.", "Name a card (--gpu rtx-4090) or a size (--gpu-mem 24).")
     else:
-        here = dataclasses.replace(detect("cpu"), device="cuda", name=f"a GPU of {options.gpu_mem:g} GiB", here=False)
-        here = dataclasses.replace(here, memory_bytes=needed)
-        notes = ("no card was named: a recent one is assumed, and how fast it is stays open.",)
+        assumed = most_common_card(options.gpu_mem)
+        here, notes = hardware_of(assumed), (_assumed(assumed, options.gpu_mem),)
     # What a prediction is for need not be here: a larger budget than there is memory means a larger device.
     if needed > (here.memory_bytes if here.device == "cpu" else sold_bytes(here)):
         return dataclasses.replace(here, memory_bytes=needed, used_bytes=0), notes
     return here, (*notes, *notes_on(options, here))
+
+
+def _assumed(target: Card, gib: float) -> str:
+    if target.sold_gb < gib:
+        return f"No card was named, and few have {gib:g} GiB: one as fast as {target.title} is assumed."
+    common = f"{target.title}, the most common one of {target.sold_gb} GB"
+    return f"No card was named: {common}, is assumed; --gpu names another."
 
 
 def config_of(

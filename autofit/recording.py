@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -34,6 +34,16 @@ def recorded(
         options=options.model_dump(include=set(_OPTIONS)),
         predicted=_predicted(result, expected),
         timelines=_timelines(result, workload, options, prober),
+        finished=datetime.now().astimezone().isoformat(timespec="seconds"),
+    )
+
+
+def unmeasured(result: Result, options: SearchOptions, timelines: Mapping[str, Timeline]) -> Record:
+    """The record of a search of which all was predicted."""
+    return Record(
+        result=result,
+        options=options.model_dump(include=set(_OPTIONS)),
+        timelines=timelines,
         finished=datetime.now().astimezone().isoformat(timespec="seconds"),
     )
 

@@ -18,6 +18,7 @@ from autofit.core.events import Note
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.result import SavedResult
 from autofit.core.workload import Workload
+from autofit.export.found import NOTHING_MEASURED
 from autofit.fit import Trained, fit
 from autofit.models import HuggingFaceModel, workload_from_source
 from autofit.models.huggingface import AUTO_CLASSES, sentence
@@ -83,6 +84,8 @@ def train_saved(
         message = f"{saved.model} is a function of yours, with data of its own."
         raise InputError(message, "Train it in Python: autofit.fit(model, loader, config=...).")
     listener = listener or (lambda _: None)
+    if saved.predicted:
+        listener(Note(f"{NOTHING_MEASURED} It may need more memory, or be slower, than predicted."))
     Hyperparameters(  # a mistake in one is told before the data is read
         options.lr,
         options.weight_decay,

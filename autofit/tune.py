@@ -80,7 +80,7 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
     listener = listener or _silent
     listener(PhaseStarted("looking at the model and the device"))
     named = options.out is not None
-    out = options.out or Path("autofit-runs") / _new_run_name(workload.name)
+    out = options.out or Path("autofit-runs") / new_run_name(workload.name)
     with RunDirectory(out, resume=options.resume) as directory:
         try:
             with Prober(directory.probes, options.probe_timeout) as prober:
@@ -368,5 +368,6 @@ def _silent(_: Event) -> None:
     """A listener that tells nobody."""
 
 
-def _new_run_name(model: str) -> str:
+def new_run_name(model: str) -> str:
+    """A directory for the run of a model that nobody has named one for."""
     return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', model).strip('-')}-{datetime.now():%Y%m%d-%H%M%S}"

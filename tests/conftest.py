@@ -64,7 +64,7 @@ def prober(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def shared_zygote(prober: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches in this process use the shared zygote instead of starting their own."""
-    for room in ("tune", "doctor"):
+    for room in ("tune", "doctor", "predicted_search"):
         monkeypatch.setattr(f"autofit.{room}.Prober", lambda *_: contextlib.nullcontext(prober))
 
 

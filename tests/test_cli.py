@@ -206,7 +206,7 @@ def test_the_json_of_a_search(run: Run) -> None:
     answer = run(*PLAIN, "--trials", "2", "--json").json
     assert answer.keys() == {
         *("schema", "best", "tiers", "trials", "skipped", "stopped_by", "nearest_miss", "space_size", "search_seconds"),
-        *("frontier", "alternatives", "other_budgets", "notes", "versions", "files"),
+        *("predicted", "frontier", "alternatives", "other_budgets", "notes", "versions", "files"),
     }
     assert answer["schema"] == 1
     assert shape(answer["best"]["measured"]) == MEASURED
@@ -369,14 +369,39 @@ def test_without_the_device_probes_cannot_run(run: Run, card: tuple[str, str]) -
     few = ("--set", "precision=bf16,fp32", "--set", "micro_batch_size=1,2")
     said = run("search", "--model", "tiny-llama", *card, "--space", "exact", "--seq-len", "64", *few, "--json")
     assert said.code == 4
-    assert "there is no CUDA device here" in said.json["error"]["message"]
     assert "--device cpu" in said.json["error"]["remedy"]
-    assert card[0] == "--device" or said.json["predicted"]["estimate"]["fits"] == "yes"
-    if card[0] == "--gpu":
-        shown = run("search", "--model", "tiny-llama", *card, "--space", "exact", "--seq-len", "64", *few, "--markdown")
-        assert shown.code == 4
-        assert shown.out.count("```") == 2
-        assert "tiny-llama: 64 tokens" in shown.out.split("```text\n")[1]
+    if card[0] == "--device":
+        assert "there is no CUDA device here" in said.json["error"]["message"]
+        return
+    assert said.json["error"]["message"].startswith("There is no GPU on this machine")
+    assert said.json["best"] is None
+    assert said.json["predicted"]["estimate"]["fits"] == "yes"
+    assert SavedResult.load(Path(said.json["files"]["result"])).config == said.json["predicted"]["config"]
+    assert said.err.splitlines()[0] == said.json["error"]["message"]  # before all else, and once
+    assert said.err.count(said.json["error"]["message"]) == 1
+
+
+@NO_CUDA
+@pytest.mark.usefixtures("shared_zygote")
+def test_a_prediction_is_shown_exported_and_reported_as_one(here: Path, run: Run) -> None:
+    few = ("--set", "precision=bf16,fp32", "--set", "micro_batch_size=1", "--space", "exact", "--seq-len", "64")
+    said = run("search", "--model", "tiny-llama", "--gpu", "rtx-4090", *few, "--out", "run", "--quiet")
+    assert said.code == 4
+    assert said.err == ""
+    assert said.out.startswith("Predicted, not measured: about ")
+    assert "autofit train run/result.yaml" in said.out
+    exported = run("export", "run/result.yaml", "--to", "trl")
+    assert exported.code == 0
+    assert exported.err.startswith("Nothing was measured of this config")
+    assert "# Nothing of it was measured. Predicted on NVIDIA GeForce RTX 4090" in exported.out
+    assert run("export", "run/result.yaml", "--to", "trl", "--json").json["predicted"] is True
+    assert "**Predicted, not measured:**" in run("report", "run", "--format", "md").out
+    assert run("report", "run").code == 0
+    assert run("report", "run", "run").code == 0
+    (here / "run" / "result.json").unlink()
+    nothing = run("search", "--model", "tiny-llama", "--gpu-mem", "0.2", *few)
+    assert nothing.code == 3
+    assert "Nothing is predicted to fit" in nothing.err
 
 
 class Interrupted:

@@ -105,6 +105,18 @@ def test_a_text_from_scratch(causal: Case) -> None:
     assert mean(seen[-5:]) < 0.75 * seen[0]
 
 
+def test_that_nothing_was_measured_is_told_before_all_else(causal: Case) -> None:
+    events: list[Event] = []
+    causal.train(DATA / "alice.txt", steps=1, events=events)
+    assert not any("predicted" in each for each in notes(events))
+    causal.content |= {"measured": None, "predicted": {"step_seconds": 0.1}}
+    causal.train(DATA / "alice.txt", steps=1, events=events)
+    told = [each for each in notes(events) if "predicted" in each]
+    assert told == [
+        "Nothing was measured of this config: it is predicted. It may need more memory, or be slower, than predicted."
+    ]
+
+
 def test_the_seed_decides_weights_and_order(causal: Case) -> None:
     first, again, other = (losses(causal.train(DATA / "alice.txt", steps=3, seed=seed)) for seed in (0, 0, 1))
     assert first == again != other

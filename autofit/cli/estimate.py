@@ -1,4 +1,4 @@
-"""`autofit estimate`, and the estimate that stands for a search where probes cannot run."""
+"""`autofit estimate`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autofit.cli.options import (
     TrustRemoteCode,
 )
 from autofit.cli.output import heavy, print_json
-from autofit.core.errors import InputError, ProbeError
+from autofit.core.errors import InputError
 from autofit.core.options import parse_settings
 from autofit.report import around_table, cards_table, estimate_table
 
@@ -71,20 +71,3 @@ def estimate(
     if as_json:
         print_json(answer)
     return 0
-
-
-def print_expected(error: ProbeError, found: Any, *, as_json: bool, as_markdown: bool) -> int:
-    """Nothing can be measured for the card here: say so, and what is expected on it; in Markdown as it stands."""
-    if as_json:
-        told = {"message": error.message, "remedy": error.remedy}
-        predicted = found and {"config": dict(found.estimate.config), "estimate": found.to_dict()}
-        print_json({"schema": 1, "best": None, "predicted": predicted, "error": told})
-    else:
-        Console(stderr=True, soft_wrap=True).print(f"autofit: {error}", markup=False, highlight=False)
-        said = "expected to be the fastest that fits, not measured:" if found else "no config is expected to fit."
-        Console().print(said, highlight=False)
-        if found is not None:
-            print("\n```text\n" if as_markdown else "", end="")
-            Console().print(estimate_table(found.to_dict()))
-            print("```\n" if as_markdown else "", end="")
-    return error.exit_code

@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.console import Console
 
-from autofit.cli.estimate import print_expected
 from autofit.cli.options import (
     Device,
     EffectiveBatch,
@@ -36,8 +35,13 @@ from autofit.cli.options import (
 )
 from autofit.cli.output import INTERRUPTED, heavy, print_json
 from autofit.core.errors import InputError, NothingFitsError, ProbeError
+from autofit.core.events import Event, Note
 from autofit.core.options import parse_settings, seconds_of
-from autofit.report import LiveDisplay, nothing_fits_view, result_table
+from autofit.core.result import Result
+from autofit.memory.driver import no_gpu_note, why_no_gpu
+from autofit.report import LiveDisplay, foretold_view, nothing_fits_view, result_table
+
+_REMEDY = "Run on a machine with the card to measure, or search for the CPU with --device cpu --mem GIB."
 
 
 def search(
@@ -101,25 +105,42 @@ def search(
         "store": not no_store,
         "memory_snapshot": memory_snapshot,
     }
-    try:
-        with LiveDisplay(stderr, quiet=quiet) as listener:
-            result = heavy("autofit.fit", "search")(model, listener=listener, **here, **about)
-    except ProbeError as error:
-        if gpu_mem is None and gpu is None:
-            raise
-        expected = heavy("autofit.predict", "expected_best")(model, **about)
-        return print_expected(error, expected, as_json=as_json, as_markdown=as_markdown)
+    note = _no_gpu(gpu_mem, gpu, device, resume=resume)
+    with LiveDisplay(stderr, quiet=quiet) as listener:
+        if note:
+            listener(note)  # before the imports, which take seconds
+
+        def hear(event: Event) -> None:
+            if event != note:
+                listener(event)
+
+        result = heavy("autofit.fit", "search")(model, listener=hear, **here, **about)
     if as_json:
-        print_json(result.to_json())
+        print_json(_as_json(result))
     elif as_markdown and result.run_directory:
         print(heavy("autofit.report.run_report", "report")([Path(result.run_directory)], "md", None))
+    elif result.predicted_best is not None:
+        Console().print(foretold_view(result, result.predicted_best), crop=False)
     elif result.best is not None:
         Console().print(result_table(result, tolerance=tolerance), crop=False)  # commands are to be copied whole
     if result.stopped_by == "interrupt":
         told = f"interrupted; go on with --resume --out {result.run_directory}"
         stderr.print(told, markup=False, highlight=False, soft_wrap=True)
         return INTERRUPTED
-    if result.best is None:
+    if result.config is None:
         stderr.print(nothing_fits_view(result))
         return NothingFitsError.exit_code
-    return 0
+    return 0 if result.best else ProbeError.exit_code
+
+
+def _no_gpu(gpu_mem: str | None, gpu: str | None, device: str | None, *, resume: bool) -> Note | None:
+    """What to say at once where a search for a card can measure nothing."""
+    reason = why_no_gpu() if (gpu_mem or gpu) and device != "cpu" and not resume else None
+    return Note(no_gpu_note(reason)) if reason else None
+
+
+def _as_json(result: Result) -> dict[str, Any]:
+    """The object of --json; where all is predicted, the error that is told with exit code 4 as well."""
+    if result.predicted_best is None:
+        return result.to_json()
+    return {**result.to_json(), "error": {"message": result.notes[0], "remedy": _REMEDY}}

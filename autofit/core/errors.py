@@ -7,6 +7,7 @@
      |   +- UntraceableError no estimate of this model
      +- NothingFitsError  no config of the space fits the budget           exit 3
      +- ProbeError        probes could not run at all                      exit 4
+     |   +- NoDeviceError the device asked for is not there
      +- OutOfMemoryError  training cannot go on in this memory             exit 3
      +- StoreError        the store of measurements cannot be used         (a search goes on without it)
 
@@ -67,6 +68,10 @@ class ProbeError(AutofitError):
     """Probes cannot run here: no such device, or the child processes do not start."""
 
     exit_code = 4
+
+
+class NoDeviceError(ProbeError):
+    """The device asked for is not there."""
 
 
 class StoreError(AutofitError):

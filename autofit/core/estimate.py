@@ -55,6 +55,17 @@ class Estimate:
         limit = budget.device_bytes if most is None else most
         return "no" if self.low > limit else "yes" if self.high <= limit else "maybe"
 
+    def to_predicted(self) -> dict[str, Any]:
+        """The `predicted:` block of result.yaml: the figures, beside the config."""
+        return {name: figure for name, figure in self.to_dict().items() if name != "config"}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], budget: Budget | None = None) -> Estimate:
+        """The inverse of `to_dict`, but for the budget."""
+        figures = {name: figure for name, figure in data.items() if name not in ("device_bytes", "fits")}
+        figures |= {"config": Config(data["config"]), "notes": tuple(data["notes"]), "budget": budget}
+        return cls(**figures, **data["device_bytes"])
+
     def _repr_html_(self) -> str | None:
         return as_html(self)
 

@@ -12,7 +12,8 @@ from autofit.core.measurement import Measurement
 class SearchStarted:
     """The space is known and the first probe is next.
 
-    `space_size` is that of the Result, `refused` how many of it cannot be, `trials` the largest number of probes.
+    `space_size` is that of the Result, `refused` how many of it cannot be, `trials` the most probes; 0: all is
+    predicted.
     """
 
     model: str

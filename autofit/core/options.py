@@ -101,6 +101,12 @@ class SearchOptions(BaseModel):
         return [(text, "Use --gpu-mem for a GPU, or --device cpu --mem.") for text, wrong in given.items() if wrong]
 
     @property
+    def names_a_card(self) -> bool:
+        """Whether the search is for a card, said by its name or its memory, that may be predicted for where it is not
+        here. A search that is resumed has measured: it goes on with that, or not at all."""
+        return (self.gpu_mem is not None or self.gpu is not None) and not self.resume
+
+    @property
     def wanted_device(self) -> str | None:
         """The device asked for, said or implied by the budget; None: whatever is there."""
         if self.device:

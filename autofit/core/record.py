@@ -17,6 +17,7 @@ from typing import Any
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError
+from autofit.core.estimate import Estimate
 from autofit.core.frontier import Alternative, OtherBudget, Point
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
@@ -133,12 +134,13 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 def _result(data: dict[str, Any]) -> Result:
     finals = {name: each and Measurement.from_trial(each) for name, each in data["finals"].items()}
+    budget, predicted = Budget(**data["budget"]), data.get("predicted") or {}
     return Result(
         model=data["model"],
         workload=data["workload"],
         source=data["source"],
         hardware=Hardware.from_dict(data["hardware"]),
-        budget=Budget(**data["budget"]),
+        budget=budget,
         versions=data["versions"],
         best=finals["best"],
         tiers={name: finals.get(name) for name in TIERS},
@@ -158,7 +160,13 @@ def _result(data: dict[str, Any]) -> Result:
         alternatives=tuple(map(_alternative, data["alternatives"])),
         other_budgets=tuple(_other_budget(each) for each in data["other_budgets"]),
         predicted=data["is_predicted"],
+        predicted_best=_estimate(predicted, budget),
+        predicted_tiers={name: _estimate(each, budget) for name, each in predicted.get("tiers", {}).items()},
     )
+
+
+def _estimate(data: Mapping[str, Any] | None, budget: Budget) -> Estimate | None:
+    return Estimate.from_dict(data["estimate"], budget) if data else None
 
 
 def _measurements(trials: Sequence[dict[str, Any]]) -> tuple[Measurement, ...]:

@@ -16,6 +16,7 @@ from autofit.core import trials
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError
+from autofit.core.estimate import Estimate
 from autofit.core.frontier import Alternative, OtherBudget, Point, fastest_within
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement
@@ -42,7 +43,8 @@ class Result:
     faster than the best measured one any other config is expected to be at the most, at 95 %, as a share of it.
     `finalists` are all that were verified, the best among them. `frontier` is by tier the most throughput for each
     amount of memory, also beyond the budget; `alternatives` are the best config with one knob changed; `predicted` says
-    whether configs never measured had a part in both.
+    whether configs never measured had a part in both. Where nothing can be measured for the card that is meant, `best`
+    is None and `predicted_best` the config predicted to be the fastest that fits, `predicted_tiers` that of every tier.
     """
 
     model: str
@@ -69,6 +71,14 @@ class Result:
     alternatives: tuple[Alternative, ...] = ()
     other_budgets: tuple[OtherBudget, ...] = ()
     predicted: bool = False
+    predicted_best: Estimate | None = None
+    predicted_tiers: Mapping[str, Estimate | None] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Config | None:
+        """The config of the answer: the best that was measured, else the one predicted; None where nothing fits."""
+        found = self.best or self.predicted_best
+        return found.config if found else None
 
     def fastest_within(self, device_bytes: int) -> dict[str, Point | None]:
         """By tier what a budget of so many bytes would run, by all that was measured and predicted."""
@@ -83,6 +93,7 @@ class Result:
         return {
             "schema": SCHEMA,
             "best": _config_and_measured(self.best),
+            "predicted": self._predicted(),
             "tiers": {name: _config_and_measured(self.tiers.get(name)) for name in TIERS},
             "trials": [trial.to_trial() for trial in self.trials],
             "skipped": {name: self.skipped.get(name, 0) for name in ("predicted", "dominated", "refused")},
@@ -97,6 +108,13 @@ class Result:
             "versions": dict(self.versions),
             "files": {**dict.fromkeys(("result", "script", "exports", "report")), **self.files},
         }
+
+    def _predicted(self) -> dict[str, Any] | None:
+        if self.predicted_best is None:
+            return None
+        told = {name: self.predicted_tiers.get(name) for name in TIERS}
+        tiers = {name: each and _config_and_estimate(each) for name, each in told.items()}
+        return {**_config_and_estimate(self.predicted_best), "tiers": tiers}
 
     def _other_budget(self, other: OtherBudget) -> dict[str, Any]:
         runs = self.fastest_within(other.device_bytes)
@@ -120,7 +138,7 @@ class Result:
         Raises:
             InputError: there is no best config to write down.
         """
-        if self.best is None:
+        if self.config is None:
             raise InputError("a result without a best config has nothing to write down.")
         hardware = {
             "device": self.hardware.device,
@@ -141,11 +159,26 @@ class Result:
                 "source": dict(self.source),
                 "hardware": hardware,
                 "versions": dict(self.versions),
-                "config": dict(self.best.config),
-                "measured": self.best.to_measured(),
-                "tiers": {name: _config_and_measured(self.tiers.get(name)) for name in TIERS},
+                "config": dict(self.config),
+                **self._figures(),
             }
         )
+
+    def _figures(self) -> dict[str, Any]:
+        """What was measured, or is predicted, of the config and of the best of each tier."""
+        if self.best is not None:
+            tiers = {name: _config_and_measured(self.tiers.get(name)) for name in TIERS}
+            return {"measured": self.best.to_measured(), "tiers": tiers}
+        assert self.predicted_best, "there is a config"
+        told = {name: self.predicted_tiers.get(name) for name in TIERS}
+        return {
+            "measured": None,
+            "predicted": self.predicted_best.to_predicted(),
+            "tiers": {
+                name: each and {"config": dict(each.config), "predicted": each.to_predicted()}
+                for name, each in told.items()
+            },
+        }
 
 
 def _config_and_measured(measurement: Measurement | None) -> dict[str, Any] | None:
@@ -154,9 +187,16 @@ def _config_and_measured(measurement: Measurement | None) -> dict[str, Any] | No
     return {"config": dict(measurement.config), "measured": measurement.to_measured()}
 
 
+def _config_and_estimate(estimate: Estimate) -> dict[str, Any]:
+    return {"config": dict(estimate.config), "estimate": estimate.to_dict()}
+
+
 @dataclass(frozen=True)
 class SavedResult:
-    """What result.yaml tells a later command: how to make the workload again, and the config to run."""
+    """What result.yaml tells a later command: how to make the workload again, and the config to run.
+
+    Where nothing was measured, `measured` is empty and `predicted` holds the figures.
+    """
 
     model: str
     workload: Mapping[str, Any]
@@ -165,6 +205,7 @@ class SavedResult:
     config: Config
     measured: Mapping[str, Any]
     versions: Mapping[str, str] = field(default_factory=dict)
+    predicted: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> SavedResult:
@@ -181,11 +222,13 @@ class SavedResult:
             )
         if data["autofit"] != SCHEMA:
             raise InputError(f"{path} has schema {data['autofit']}; this autofit reads schema {SCHEMA}.")
-        optional = [key for key in ("source", "hardware", "measured", "versions") if data.get(key) is not None]
+        known = ("source", "hardware", "measured", "predicted", "versions")
+        optional = [key for key in known if data.get(key) is not None]
         for key in ("workload", "config", *optional):
             if not isinstance(data[key], dict):
                 raise InputError(f"{path}: {key} must be a mapping.", "Write it again with autofit search.")
-        _check_measured(data.get("measured") or {}, path)
+        _check(_Measured, "measured", data, path)
+        _check(_Predicted, "predicted", data, path)
         return cls(
             model=str(data["model"]),
             workload=data["workload"],
@@ -194,6 +237,7 @@ class SavedResult:
             config=Config(data["config"]),
             measured=data.get("measured") or {},
             versions=data.get("versions") or {},
+            predicted=data.get("predicted") or {},
         )
 
 
@@ -218,11 +262,25 @@ class _Measured(BaseModel):
     peak_gib: _Peak | None = None
 
 
-def _check_measured(measured: Mapping[str, Any], path: Path) -> None:
+class _Interval(BaseModel):
+    low: int
+    high: int
+
+
+class _Predicted(BaseModel):
+    """The figures of `predicted` that other tools' files and scripts tell."""
+
+    tokens_per_second: float | None = None
+    samples_per_second: float | None = None
+    step_seconds: float | None = None
+    device_bytes: _Interval | None = None
+
+
+def _check(form: type[BaseModel], key: str, data: Mapping[str, Any], path: Path) -> None:
     try:
-        _Measured.model_validate(measured, strict=True)
+        form.model_validate(data.get(key) or {}, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, ("measured", *first["loc"])))
+        where = ".".join(map(str, (key, *first["loc"])))
         given = f"{where} is {first['input']!r}"
         raise InputError(f"{path}: {given}. {first['msg']}.", "Write it again with autofit search.") from error

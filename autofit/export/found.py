@@ -10,6 +10,13 @@ from autofit.core.config import Config, Value
 
 WEIGHTS = "path/to/weights"  # where nobody knows whose weights are to be trained
 
+NOTHING_MEASURED = "Nothing was measured of this config: it is predicted."
+
+
+def as_predicted(words: str) -> str:
+    """What is said of a measured config, of one that is predicted."""
+    return words.replace("measured", "predicted")
+
 
 @dataclass(frozen=True)
 class Found:
@@ -27,6 +34,7 @@ class Found:
     sequence_length: int | None = None
     effective_batch_size: int | None = None
     measured: Mapping[str, Any] | None = None
+    predicted: Mapping[str, Any] | None = None  # the figures, where nothing was measured
     versions: Mapping[str, str] = field(default_factory=dict)
     weights: str = WEIGHTS
     targets: tuple[str, ...] = ()

@@ -32,21 +32,22 @@ def _lines(written_for: str, found: Found, departures: Sequence[Departure], run:
     yield from _wrapped(" ".join(_sentences(found)))
     yield ""
     if departures:
-        yield f"What was measured and {written_for.partition(' ')[0]} does otherwise:"
+        yield f"What was {_known(found)} and {written_for.partition(' ')[0]} does otherwise:"
         for each in departures:
             yield from _wrapped(f"- {plain(each.told)}", hanging=True)
     else:
-        yield "Every knob of the measured config is told."
+        yield f"Every knob of the {_known(found)} config is told."
     yield ""
     yield "The learning rate, the data and all that no knob decides are yours to set. Then:"
     yield f"  {run}"
 
 
 def _sentences(found: Found) -> Iterator[str]:
-    yield measured_sentence(found.hardware, found.measured)
+    yield measured_sentence(found.hardware, found.measured, found.predicted)
     if found.device == "cuda":
         allocator = found.hardware.get("allocator") or EXPANDABLE
-        yield f"Memory: measured under {ALLOCATOR}={plain(allocator)}, to be set in the tool's environment too."
+        told = f"{_known(found)} under {ALLOCATOR}={plain(allocator)}"
+        yield f"Memory: {told}, to be set in the tool's environment too."
     samples = f"{found.effective_batch_size} samples per optimizer step" if found.effective_batch_size else ""
     tokens = f"{found.sequence_length} tokens per sample" if found.sequence_length else ""
     if samples or tokens:
@@ -56,7 +57,11 @@ def _sentences(found: Found) -> Iterator[str]:
         yield f"The loss: {_LOSSES.get(loss, plain(loss))}."
     used = [f"{name} {plain(version)}" for name, version in found.versions.items() if name not in ("autofit", "optuna")]
     if used:
-        yield f"Measured with {', '.join(used)}."
+        yield f"{_known(found).capitalize()} with {', '.join(used)}."
+
+
+def _known(found: Found) -> str:
+    return "predicted" if found.predicted else "measured"
 
 
 def _wrapped(text: str, *, hanging: bool = False) -> list[str]:

@@ -69,13 +69,15 @@ def train_script(
     versions: Mapping[str, str],
     hardware: Hardware | Mapping[str, Any],
     changes: Sequence[str] = (),
+    predicted: Mapping[str, Any] | None = None,
 ) -> str | None:
     """The text of a train.py that runs `config` without autofit; None for a model that is not of transformers.
 
     Args:
         workload: Workload.summary(); `source`: where the model came from; `model_config`: its config as transformers
             writes it, with `model_type`.
-        measured: Measurement.to_measured(), for the head comment; `changes`: lines on what one knob alone did.
+        measured: Measurement.to_measured(), for the head comment; `changes`: lines on what one knob alone did;
+            `predicted`: Estimate.to_predicted(), where nothing was measured.
 
     Raises:
         InputError: the config uses something that the script cannot express, or its batch sizes contradict.
@@ -89,12 +91,14 @@ def train_script(
     device, length = str(facts["device"]), workload.get("sequence_length")
     fragments = _fragments(Case(config, str(workload["task"]), device, batch.micro, length, model_config, versions))
     packages = _packages(fragments)
-    title = f"Train {plain(model)} ({workload['task']}) as autofit measured it."
+    title = f"Train {plain(model)} ({workload['task']}) as autofit {'predicted' if predicted else 'measured'} it."
     masks = ", mask_id" if task.masks else ""
     constants = _constants(task, batch, device, length, classes=_classes(model_config))
     slots = {
         "title": textwrap.shorten(title, WIDTH - 6, placeholder=" ..."),
-        "head": head(facts, measured=measured, versions=versions, packages=packages, changes=changes),
+        "head": head(
+            facts, measured=measured, predicted=predicted, versions=versions, packages=packages, changes=changes
+        ),
         "imports": _imports(task, fragments, facts),
         "constants": [*constants, *fragments.constants],
         "flags": _flags(task),
@@ -106,7 +110,8 @@ def train_script(
         "build_optimizer": _build_optimizer(fragments, vectors=not config.get("lora_rank") or task.classes),
         "train_step": _train_step(task, fragments, batch),
     }
-    return fill(template("train"), {**slots, "main": _main(task, fragments, masks)})
+    text = fill(template("train"), {**slots, "main": _main(task, fragments, masks)})
+    return text.replace("# as measured", "# as predicted") if predicted else text
 
 
 @dataclass(frozen=True)

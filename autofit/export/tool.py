@@ -15,7 +15,7 @@ from typing import Any
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError
 from autofit.export.departure import Departure
-from autofit.export.found import Found
+from autofit.export.found import NOTHING_MEASURED, Found, as_predicted
 from autofit.export.heading import heading
 from autofit.export.knobs import is_off
 
@@ -131,6 +131,7 @@ class Export:
     files: Mapping[str, str]
     departures: tuple[Departure, ...]
     keys: Mapping[str, Mapping[str, Any]]
+    predicted: bool = False
 
     @property
     def text(self) -> str:
@@ -141,8 +142,9 @@ class Export:
 
     @property
     def told(self) -> str:
-        """The departures, a line each."""
-        return "".join(f"{each.told}\n" for each in self.departures)
+        """That nothing was measured, where it is so, and the departures, a line each."""
+        unmeasured = [NOTHING_MEASURED] if self.predicted else []
+        return "".join(f"{line}\n" for line in (*unmeasured, *(each.told for each in self.departures)))
 
     def to_json(self) -> dict[str, Any]:
         """The one object that `autofit export --json` prints."""
@@ -152,6 +154,7 @@ class Export:
             "tool_version": self.version,
             "files": dict(self.files),
             "departures": [each.to_dict() for each in self.departures],
+            "predicted": self.predicted,
         }
 
 
@@ -167,12 +170,21 @@ def write(tool: Tool, found: Found, version: str | None = None) -> Export:
         raise InputError(reason, "See `autofit export --to list`.")
     told = {knob: _told(tool, knob, request) for knob in found.config}
     departures = tuple(each for share in told.values() for each in share.departures)
+    if found.predicted:
+        departures = tuple(replace(each, instead=as_predicted(each.instead)) for each in departures)
     keys = dict(tool.fixed(request))
     for share in told.values():
         keys |= share.keys
     head = heading(f"{tool.title} {request.version}", found, departures=departures, run=tool.run)
     files = tool.files(Document(request, nested(keys), head))
-    return Export(tool.name, request.version, files, departures, {knob: share.keys for knob, share in told.items()})
+    return Export(
+        tool.name,
+        request.version,
+        files,
+        departures,
+        {knob: share.keys for knob, share in told.items()},
+        bool(found.predicted),
+    )
 
 
 def _told(tool: Tool, knob: str, request: Request) -> Told:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from autofit.core.errors import ProbeError
+from autofit.core.errors import NoDeviceError, ProbeError
 from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.memory.host import host_memory
 from autofit.memory.out_of_memory import is_device_out_of_memory
@@ -27,8 +27,8 @@ def detect(device: str | None = None) -> Hardware:
     """The facts of `device` ("cuda" or "cpu"; None: CUDA card 0 where there is one, else the CPU).
 
     Raises:
-        ProbeError: CUDA was asked for and is not there or cannot be used, or the card is one of AMD's, which PyTorch
-            calls CUDA as well.
+        NoDeviceError: CUDA was asked for and is not there; ProbeError: it cannot be used, or the card is one of AMD's,
+            which PyTorch calls CUDA as well.
     """
     if device != "cpu" and torch.version.hip is not None:
         raise ProbeError(
@@ -38,7 +38,7 @@ def detect(device: str | None = None) -> Hardware:
     if device != "cpu" and torch.cuda.is_available():
         return _cuda()
     if device == "cuda":
-        raise ProbeError(
+        raise NoDeviceError(
             "there is no CUDA device here, so nothing can be measured for a GPU.",
             "Run on a machine with the card, or search for the CPU with --device cpu --mem GIB.",
         )

@@ -3,6 +3,7 @@
 from autofit.report.cell import CellRegion
 from autofit.report.estimate_table import around_table, cards_table, estimate_table
 from autofit.report.explain import explain
+from autofit.report.foretold import foretold_view
 from autofit.report.listings import cleared_text, doctor_table, models_table, spaces_table, tools_table
 from autofit.report.live import LiveDisplay
 from autofit.report.nothing_fits import nothing_fits, nothing_fits_view
@@ -19,6 +20,7 @@ __all__ = [
     "doctor_table",
     "drifted",
     "estimate_table",
+    "foretold_view",
     "explain",
     "models_table",
     "nothing_fits",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
+from autofit.report.foretold import explained, foretold_of
 from autofit.report.more_memory import other_budget_lines
 from autofit.report.nothing_fits import nothing_fits_lines, tried
 from autofit.report.standing import nearest_misses, relative_speed
@@ -34,6 +35,8 @@ _STOPPED_BY = {
 def explain(result: Result) -> str:
     """Why the best config is the best, what each knob buys, what ruled out the rest, and what other budgets would run;
     what would help where nothing fits."""
+    if result.predicted_best is not None:
+        return explained(result, result.predicted_best)
     if result.best is None:
         return "\n".join(nothing_fits_lines(result))
     paragraphs = [
@@ -48,6 +51,8 @@ def explain(result: Result) -> str:
 
 def summary(result: Result) -> list[str]:
     """What the best gained, what it was up against, what just did not fit, and how the search ended."""
+    if result.stopped_by == "prediction":
+        return foretold_of(result)
     if result.best is None:
         return [ended(result), *result.notes]
     best = (_gain(result, result.best), _runner_up(result, result.best), _nearest_miss(result))

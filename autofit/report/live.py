@@ -96,7 +96,8 @@ class LiveDisplay:
             place = where(event.hardware, event.budget)
             configs, probes = counted(event.space_size, "config"), counted(event.trials, "probe")
             refused = f", {event.refused:,} of them refused beforehand" if event.refused else ""
-            return f"{event.model} on {place}: {configs}{refused}; at most {probes}"
+            measured = f"at most {probes}" if event.trials else "none of them can be measured here"
+            return f"{event.model} on {place}: {configs}{refused}; {measured}"
         if isinstance(event, ProbeFinished):
             return self._probe_line(event)
         if isinstance(event, PhaseStarted):  # before the search begins, wrong input may end it: that is told alone

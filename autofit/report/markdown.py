@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from autofit.core.estimate import Estimate
 from autofit.core.record import Record
 from autofit.core.result import Result
 from autofit.report.explain import ended
+from autofit.report.foretold import answer_line, foretold_lines, foretold_of
+from autofit.report.hanging import POINT
 from autofit.report.more_memory import other_budget_lines
 from autofit.report.nothing_fits import nothing_fits_lines, tried
 from autofit.report.standing import Standing, explored_at, standings
@@ -21,6 +25,8 @@ def markdown(record: Record) -> str:
     """The answer, what came after it, what each knob buys, and where it was measured."""
     result = record.result
     head = f"### {plain(result.model)} on {plain(where(result.hardware, result.budget))}"
+    if result.predicted_best is not None:
+        return _joined([head, _foretold(result, result.predicted_best), _versions(result)])
     if result.best is None:
         return _joined([head, "\n\n".join(map(plain, nothing_fits_lines(result))), _versions(result)])
     shown = standings(result, tolerance=record.tolerance, rows=_ROWS)
@@ -56,9 +62,22 @@ def _answer(result: Result) -> str:
     step = best.step_seconds
     seconds = f", {step.median:.3g} s a step ({step.low:.3g} to {step.high:.3g})" if step else ""
     proof = "verified in longer runs" if best.verified else "not verified"
-    config = "\n".join(f"{knob}: {value(given)}" for knob, given in best.config.items())
     told = f"**{plain(rate(best))}**{plain(memory)}{plain(seconds)}, {proof}: {plain(describe(best.config))}."
-    return f"{told}\n\n<details><summary>config</summary>\n\n```yaml\n{config}\n```\n\n</details>"
+    return f"{told}\n\n{_details(best.config)}"
+
+
+def _foretold(result: Result, found: Estimate) -> str:
+    """What is predicted where nothing could be measured."""
+    told = f"**Predicted, not measured:** {plain(answer_line(result, found))} {plain(describe(found.config))}."
+    said = [*foretold_lines(result, found), *foretold_of(result)]
+    lines = [line.replace(POINT, "- ", 1) if line.startswith(POINT) else line for line in said]
+    text = "\n\n".join(line[:2] + plain(line[2:]) if line.startswith("- ") else plain(line) for line in lines)
+    return f"{told}\n\n{text}\n\n{_details(found.config)}"
+
+
+def _details(config: Mapping[str, Any]) -> str:
+    text = "\n".join(f"{knob}: {value(given)}" for knob, given in config.items())
+    return f"<details><summary>config</summary>\n\n```yaml\n{text}\n```\n\n</details>"
 
 
 def _table_of(shown: Iterable[Standing], result: Result) -> str:

@@ -51,6 +51,7 @@ def written(result: Result) -> RenderableType | None:
     for name, what in _FILES.items():
         path = result.files.get(name)
         if path:
+            what = what.replace("was measured", "is predicted") if result.predicted_best else what
             grid.add_row(Text(f"  {Path(path).name}{'/' if name == 'exports' else ''}"), Text(what))
     return Group(Text(f"Written to {from_here(directory)}:", overflow="fold"), grid)
 

@@ -13,6 +13,7 @@ from autofit.core.frontier import Point
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
+from autofit.report.foretold import predicted_of
 from autofit.report.hanging import POINT, hanging
 from autofit.report.more_memory import least_that_fits, other_budget_lines
 from autofit.report.next_steps import written
@@ -23,6 +24,8 @@ from autofit.report.words import OUTCOMES, budget_needed, describe, gib, source,
 def nothing_fits(result: Result) -> NothingFitsError:
     """The error that says by how much the nearest config missed the budget."""
     budget = f"{result.budget.device_bytes / GIB:.2f} GiB"
+    if result.stopped_by == "prediction":
+        return NothingFitsError(f"no config of the space is predicted to fit {budget}.", "Allow more memory.")
     miss = result.nearest_miss
     if miss is None or miss.peak_bytes is None:
         return NothingFitsError(f"no config of the space could be run in {budget}.", "See the run directory's probes/.")
@@ -40,7 +43,8 @@ def nothing_fits_view(result: Result) -> RenderableType:
 
 def nothing_fits_lines(result: Result) -> list[str]:
     """What was tried, the nearest miss, and what would help."""
-    lines = [f"Nothing fits: {result.model} on {where(result.hardware, result.budget)}.", tried(result)]
+    how = "Nothing is predicted to fit" if result.stopped_by == "prediction" else "Nothing fits"
+    lines = [f"{how}: {result.model} on {where(result.hardware, result.budget)}.", tried(result)]
     miss = result.nearest_miss or next(iter(nearest_misses(result.trials)), None)
     least = least_that_fits(result)
     if miss is not None:
@@ -53,7 +57,7 @@ def nothing_fits_lines(result: Result) -> list[str]:
     others = other_budget_lines(result)
     if others:
         lines += ["With other budgets:", *(POINT + each for each in others)]
-    return lines
+    return [*lines, *(result.notes if result.stopped_by == "prediction" else ())]
 
 
 def _smallest(least: tuple[int, Point], result: Result) -> str:
@@ -66,6 +70,8 @@ def _smallest(least: tuple[int, Point], result: Result) -> str:
 
 def tried(result: Result) -> str:
     """How many configs there were, how many were measured with what outcome, and why the others were not."""
+    if result.stopped_by == "prediction":
+        return predicted_of(result)
     seen = {(each.config, each.outcome) for each in result.trials}  # a long search measures its leader again
     counts = {word: sum(each is outcome for _, each in seen) for outcome, word in OUTCOMES.items()}
     words = {"fits": "fit"}  # of several

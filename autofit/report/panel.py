@@ -43,6 +43,8 @@ def panel(seen: Progress, now: float, console: Console, *, ended: bool = False) 
     if seen.search is None:
         return doing[:height]
     title = Text(printable(f"{seen.search.model} on {where(seen.search.hardware, seen.search.budget)}"), "bold")
+    if not seen.search.trials:  # all is predicted
+        return [paper.cut(title), *doing][:height]
     # As they stand on the screen, each with its rank among those that are worth a line.
     parts = [
         (10, [Text()]),

@@ -8,6 +8,7 @@ from typing import Any
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
+from autofit.core.estimate import Estimate
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome
 
@@ -107,6 +108,18 @@ def rate(measurement: Measurement) -> str:
     if measurement.tokens_per_second:
         return f"{number(measurement.tokens_per_second)} tokens/s"
     return f"{number(measurement.samples_per_second or 0.0)} samples/s"
+
+
+def rates(known: Estimate) -> str:
+    """Predicted throughput with its unit; empty where nothing is known of the device's speed."""
+    figures = {"tokens": known.tokens_per_second, "samples": known.samples_per_second}
+    return next((f"{number(figure)} {unit}/s" for unit, figure in figures.items() if figure), "")
+
+
+def interval(known: Estimate) -> str:
+    """The GiB that are predicted, from the low end to the high one."""
+    low, high = gib(known.low), gib(known.high)
+    return low if low == high else f"{low}-{high}"
 
 
 def number(figure: float) -> str:

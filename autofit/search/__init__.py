@@ -5,7 +5,7 @@ in a test against a formula.
 """
 
 from autofit.search.beliefs import Beliefs
-from autofit.search.choose import best_of_tiers, fastest, finalists, nearest_miss, pick
+from autofit.search.choose import Figures, best_of_tiers, fastest, finalists, nearest_miss, pick, preferred
 from autofit.search.crew import Alone, Crew, Probe, Threads
 from autofit.search.dominance import rules_out
 from autofit.search.effects import Effects, Features
@@ -40,6 +40,8 @@ __all__ = [
     "Count",
     "Enumeration",
     "fastest",
+    "Figures",
+    "preferred",
     "pick",
     "finalists",
     "Finals",

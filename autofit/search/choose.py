@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome
@@ -24,12 +25,30 @@ def pick(measurements: Iterable[Measurement], *, tolerance: float, fidelity: Fid
     Among equally faithful ones the least peak of allocated memory decides, then throughput (DESIGN section 5, "Ties").
     """
     fitting = [measurement for measurement in measurements if measurement.fits]
-    first = fastest(fitting)
-    if first is None:
+    figures = [Figures(each.config, each.throughput, _allocated(each)) for each in fitting]
+    return fitting[place] if (place := preferred(figures, tolerance=tolerance, fidelity=fidelity)) is not None else None
+
+
+class Figures(NamedTuple):
+    """A config that fits, and what decides between it and others, measured or predicted."""
+
+    config: Config
+    throughput: float
+    nbytes: float
+
+
+def preferred(figures: Sequence[Figures], *, tolerance: float, fidelity: Fidelity) -> int | None:
+    """The place of the one to recommend, by the rule of `pick`; None where there is none."""
+    if not figures:
         return None
-    enough = first.throughput * (1 - tolerance)
-    tied = [measurement for measurement in fitting if measurement.throughput >= enough]
-    return max(tied, key=lambda each: (fidelity(each.config), -_allocated(each), each.throughput))
+    enough = max(each.throughput for each in figures) * (1 - tolerance)
+    tied = [place for place, each in enumerate(figures) if each.throughput >= enough]
+
+    def merit(place: int) -> tuple[tuple[int, ...], float, float]:
+        each = figures[place]
+        return fidelity(each.config), -each.nbytes, each.throughput
+
+    return max(tied, key=merit)
 
 
 def finalists(

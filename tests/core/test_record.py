@@ -9,6 +9,7 @@ import pytest
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError
+from autofit.core.estimate import Estimate
 from autofit.core.frontier import Alternative, OtherBudget, Point
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
@@ -84,6 +85,14 @@ def test_without_a_best_and_predictions_too(tmp_path: Path) -> None:
     record = Record(nothing)
     assert Record.load(kept(record, tmp_path)) == record
     assert record.tolerance == 0.03
+
+
+def test_what_was_only_predicted_too(tmp_path: Path) -> None:
+    found = Estimate(CONFIG, 5, 6, 4, 8, {"context": 1}, 0.5, 2.0, notes=("a", "b"), budget=RESULT.budget)
+    nothing = dataclasses.replace(RESULT, best=None, tiers=dict.fromkeys(RESULT.tiers), trials=(), finalists=())
+    tiers = {"full": found, "lora": None, "qlora": None}
+    record = Record(dataclasses.replace(nothing, predicted_best=found, predicted_tiers=tiers), timelines={"full": LINE})
+    assert Record.load(kept(record, tmp_path)) == record
 
 
 def test_it_holds_all_that_json_prints(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError
+from autofit.core.estimate import Estimate
 from autofit.core.frontier import Alternative, OtherBudget, Point
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
@@ -102,11 +103,59 @@ def test_without_a_best_there_is_nothing_to_write() -> None:
         result(best=None).to_yaml()
 
 
+def foretold() -> Result:
+    found = Estimate(
+        BEST.config,
+        20 * GIB,
+        21 * GIB,
+        low=20 * GIB,
+        high=22 * GIB,
+        breakdown={"parameters": 20 * GIB, "context": GIB},
+        step_seconds=1.5,
+        samples_per_second=2.5,
+        tokens_per_second=5120.3,
+        bottleneck="compute",
+        utilisation=0.4,
+        notes=("a note",),
+        budget=Budget(24 * GIB, 32 * GIB),
+    )
+    return result(best=None, tiers={}, predicted_best=found, predicted_tiers={"lora": found})
+
+
+def test_a_prediction_is_written_as_one_and_read_back(tmp_path: Path) -> None:
+    whole = foretold()
+    data = parse(whole.to_yaml(), "the test")
+    assert data["measured"] is None
+    assert data["predicted"]["device_bytes"] == {"low": 20 * GIB, "high": 22 * GIB}
+    assert data["predicted"]["fits"] == "yes"
+    assert data["tiers"]["lora"] == {"config": dict(BEST.config), "predicted": data["predicted"]}
+    assert data["tiers"]["full"] is None
+    loaded = SavedResult.load(saved(tmp_path, whole.to_yaml()))
+    assert (loaded.config, dict(loaded.measured)) == (BEST.config, {})
+    assert loaded.predicted == data["predicted"]
+
+
+def test_a_prediction_in_json() -> None:
+    data = json.loads(json.dumps(foretold().to_json()))
+    assert data["best"] is None
+    assert data["predicted"]["config"] == dict(BEST.config)
+    assert data["predicted"]["estimate"]["fits"] == "yes"
+    assert data["predicted"]["tiers"]["lora"]["estimate"] == data["predicted"]["estimate"]
+    assert data["predicted"]["tiers"]["full"] is None
+    assert result().to_json()["predicted"] is None
+
+
+def test_figures_of_a_prediction_that_are_none_are_told(tmp_path: Path) -> None:
+    text = foretold().to_yaml().replace("step_seconds: 1.5", "step_seconds: soon", 1)
+    with pytest.raises(InputError, match=r"predicted\.step_seconds is 'soon'"):
+        SavedResult.load(saved(tmp_path, text))
+
+
 def test_the_json_has_the_keys_of_the_contract() -> None:
     data = json.loads(json.dumps(result(nearest_miss=MISS).to_json()))
     assert list(data) == [
-        *("schema", "best", "tiers", "trials", "skipped", "stopped_by", "nearest_miss", "frontier", "alternatives"),
-        *("other_budgets", "space_size", "search_seconds", "notes", "versions", "files"),
+        *("schema", "best", "predicted", "tiers", "trials", "skipped", "stopped_by", "nearest_miss", "frontier"),
+        *("alternatives", "other_budgets", "space_size", "search_seconds", "notes", "versions", "files"),
     ]
     assert data["best"] == {"config": dict(BEST.config), "measured": BEST.to_measured()}
     assert data["skipped"] == {"predicted": 0, "dominated": 2, "refused": 0}

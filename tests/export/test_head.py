@@ -1,5 +1,6 @@
 """The head of the script says what was measured, where and by what."""
 
+from autofit.core.hardware import GIB
 from autofit.export.head import head
 
 HARDWARE = {"device": "cuda", "name": "NVIDIA H200", "budget_gib": 24.0}
@@ -29,6 +30,17 @@ def test_an_unmeasured_config_is_not_presented_as_measured() -> None:
     text = joined(head(HARDWARE, measured=None, versions={}, packages=["torch"]))
     assert "it was not measured" in text
     assert "Measured on" not in text
+
+
+def test_predicted_figures_are_told_as_such() -> None:
+    predicted = {
+        "tokens_per_second": 2010.4,
+        "step_seconds": 32.6,
+        "device_bytes": {"low": 10 * GIB, "high": int(11.5 * GIB)},
+    }
+    text = joined(head(HARDWARE, measured=None, predicted=predicted, versions={}, packages=["torch"]))
+    assert "Nothing of it was measured. Predicted on NVIDIA H200, within 24 GiB: 2,010 tokens per second" in text
+    assert "32.6 s per optimizer step, peak memory 10 to 11.5 GiB." in text
 
 
 def test_speed_of_one_card_for_the_memory_of_another_says_both() -> None:

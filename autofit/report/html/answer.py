@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autofit.core.measurement import Measurement
+from autofit.core.estimate import Estimate
+from autofit.core.measurement import Measurement, StepSeconds
 from autofit.core.result import Result
-from autofit.report.html.plotted import unit
-from autofit.report.words import gib, number, peak_bytes, percent
+from autofit.report.words import gib, interval, number, peak_bytes, percent
 
 _EXPORT_CHARACTERS = 100_000  # of one file; what is longer is for an editor
 _UNITS = {"tokens": 1_000_000_000, "samples": 1_000_000}
@@ -35,29 +35,40 @@ class Export:
     text: str
 
 
-def speed_words(best: Measurement) -> dict[str, str]:
+def speed_words(best: Measurement | Estimate) -> dict[str, str]:
     """Throughput and step time."""
     kind = "tokens" if best.tokens_per_second else "samples"
-    step = best.step_seconds
-    interval = f"{step.median:.3g} s a step (95 %: {step.low:.3g} to {step.high:.3g})" if step else ""
-    return {"rate": number(best.tokens_per_second or best.throughput), "unit": f"{kind} per second", "step": interval}
+    figure, step = best.tokens_per_second or best.samples_per_second or 0.0, best.step_seconds
+    if isinstance(step, StepSeconds):
+        words = f"{step.median:.3g} s a step (95 %: {step.low:.3g} to {step.high:.3g})"
+    else:
+        words = f"about {step:.3g} s a step" if step else ""
+    return {"rate": number(figure) if figure else "?", "unit": f"{kind} per second", "step": words}
 
 
-def memory_bar(best: Measurement, result: Result) -> Bar | None:
-    """The peak against the budget; None where it was not watched."""
-    peak = peak_bytes(best)
+def proof(best: Measurement | Estimate) -> str:
+    """How the figures came about."""
+    if isinstance(best, Estimate):
+        return "predicted, not measured"
+    return "verified in longer runs" if best.verified else "not verified"
+
+
+def memory_bar(best: Measurement | Estimate, result: Result) -> Bar | None:
+    """The peak against the budget, of a prediction its upper end; None where it was not watched."""
+    peak = best.high if isinstance(best, Estimate) else peak_bytes(best)
     if peak is None:
         return None
     budget = result.budget.device_bytes
     usable = result.budget.cap_bytes(result.hardware.device)
-    words = f"{gib(peak)} of {gib(budget)} GiB, {percent(peak / budget)}"
-    return Bar(gib(peak), gib(usable), gib(budget), min(100.0, 100 * peak / budget), 100 * usable / budget, words)
+    told = interval(best) if isinstance(best, Estimate) else gib(peak)
+    words = f"{told} of {gib(budget)} GiB, {percent(peak / budget)}"
+    return Bar(told, gib(usable), gib(budget), min(100.0, 100 * peak / budget), 100 * usable / budget, words)
 
 
-def duration(best: Measurement, result: Result) -> dict[str, Any] | None:
+def duration(best: Measurement | Estimate) -> dict[str, Any] | None:
     """What the page computes hours from: units per second, and a round number of them to begin with."""
-    kind = unit(result)
-    rate = best.tokens_per_second if kind == "tokens" else best.samples_per_second
+    kind = "tokens" if best.tokens_per_second else "samples"
+    rate = best.tokens_per_second or best.samples_per_second
     if not rate:
         return None
     amount = _UNITS[kind]

@@ -17,6 +17,7 @@ from autofit.core.notebook import as_html
 from autofit.core.record import Record
 from autofit.core.result import Result
 from autofit.report.explain import summary
+from autofit.report.foretold import answer_line, foretold_lines, foretold_of
 from autofit.report.html.answer import memory_bar, speed_words
 from autofit.report.html.config_words import config_rows
 from autofit.report.html.memory import KIND_WORDS
@@ -47,11 +48,19 @@ class Step(Protocol):
 @as_html.register
 def result_html(result: Result) -> str:
     """The best config in words, how fast it is in how much memory, and every config that was measured."""
+    if result.predicted_best is not None:
+        return foretold_html(result, result.predicted_best)
     if result.best is None:
         return _paragraph(*nothing_fits_lines(result))
     title = f"The best config for {result.model} on {where(result.hardware, result.budget)}"
     rows = [*_figures(result.best, result), *_config(result.best.config)]
     return _shown(title, rows, scatter(Record(result), _WIDTH)) + _paragraph(*summary(result))
+
+
+def foretold_html(result: Result, found: Estimate) -> str:
+    """What is predicted where nothing could be measured."""
+    head = f"Nothing was measured. Predicted: {answer_line(result, found)}"
+    return _paragraph(head) + estimate_html(found) + _paragraph(*foretold_lines(result, found), *foretold_of(result))
 
 
 @as_html.register

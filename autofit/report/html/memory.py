@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+from autofit.core.estimate import Estimate
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement
 from autofit.core.record import Record
+from autofit.core.result import TIERS
 from autofit.core.timeline import KINDS, Timeline
 from autofit.report.html.picture import Picture, Scale, apart, steps, width_of
 from autofit.report.html.plotted import TITLES
@@ -35,7 +37,7 @@ def breakdown(record: Record, width: int = 720) -> Picture | None:
     most = max([usable, *(line.peak_bytes for line, _ in shown.values()), *(_measured(m) for _, m in shown.values())])
     across = Scale(0.0, most / GIB * 1.02, 2, width - 8)
     for row, (name, (line, measurement)) in enumerate(shown.items()):
-        _bar(picture, across, row * _ROW + 16, name, line, measurement)
+        _bar(picture, across, row * _ROW + 16, name, line, _measured(measurement))
     bottom = _ROW * len(shown) + 4
     at = across(usable / GIB)
     picture.line((at, 2), (at, bottom), "budget")
@@ -84,7 +86,7 @@ def followed_words(record: Record, name: str) -> str:
     """What a timeline shows and how far it is from what was measured, in a sentence or two."""
     line, measurement = _shown(record)[name]
     words = [f"{TITLES[name]}: {describe(line.config)}."]
-    measured = measurement.peak_bytes.allocated if measurement.peak_bytes else None
+    measured = _measured(measurement)
     if measured:
         off = abs(line.peak_bytes - measured) / measured
         how = "as measured" if off < 0.0005 else f"{'less than 1 %' if off < 0.005 else percent(off)} "
@@ -99,10 +101,11 @@ def followed_words(record: Record, name: str) -> str:
     return " ".join(words)
 
 
-def _shown(record: Record) -> dict[str, tuple[Timeline, Measurement]]:
-    """By tier the timeline of its best, and what was measured of that."""
-    found = {}
-    for name, best in record.result.tiers.items():
+def _shown(record: Record) -> dict[str, tuple[Timeline, Measurement | Estimate]]:
+    """By tier the timeline of its best, and what was measured of that, or predicted where nothing was."""
+    found: dict[str, tuple[Timeline, Measurement | Estimate]] = {}
+    for name in TIERS:
+        best = record.result.tiers.get(name) or record.result.predicted_tiers.get(name)
         line = record.timelines.get(name)
         if best is not None and line is not None and line.config == best.config:
             found[name] = (line, best)
@@ -114,11 +117,11 @@ def followed_tiers(record: Record) -> list[str]:
     return list(_shown(record))
 
 
-def _measured(measurement: Measurement) -> int:
-    return measurement.peak_bytes.allocated if measurement.peak_bytes else 0
+def _measured(best: Measurement | Estimate) -> int:
+    return best.peak_bytes.allocated if isinstance(best, Measurement) and best.peak_bytes else 0
 
 
-def _bar(picture: Picture, across: Scale, top: float, name: str, line: Timeline, measurement: Measurement) -> None:
+def _bar(picture: Picture, across: Scale, top: float, name: str, line: Timeline, measured: int) -> None:
     parts = line.moments[line.fullest]
     picture.text(2, top - 5, f"{TITLES[name]}: {gib(sum(parts))} GiB", kind="row")
     before = 0
@@ -131,7 +134,6 @@ def _bar(picture: Picture, across: Scale, top: float, name: str, line: Timeline,
             if width_of(words) < end - start - 8:
                 picture.text(start + 5, top + 15, words, kind=f"inside {kind}")
         before += size
-    measured = _measured(measurement)
     if measured:
         at = across(measured / GIB)
         picture.line((at, top - 3), (at, top + _BAR + 3), "measured")

@@ -12,12 +12,14 @@ import jinja2
 from markupsafe import Markup
 
 from autofit.core.counted import counted
+from autofit.core.estimate import Estimate
 from autofit.core.measurement import Outcome
 from autofit.core.record import Record
 from autofit.core.result import Result, tier
 from autofit.report.explain import summary
+from autofit.report.foretold import answer_line, foretold_lines
 from autofit.report.html.agreement import agreement_words, memory_agreement, step_agreement
-from autofit.report.html.answer import duration, exports, memory_bar, speed_words
+from autofit.report.html.answer import duration, exports, memory_bar, proof, speed_words
 from autofit.report.html.config_words import config_rows, off_knobs
 from autofit.report.html.knobs import knob_picture
 from autofit.report.html.memory import (
@@ -54,7 +56,7 @@ def report_page(record: Record, directory: Path) -> str:
         result=result,
         place=where(result.hardware, result.budget),
         answer=_answer(record, directory),
-        nothing=None if result.best else nothing_fits_lines(result),
+        nothing=None if result.config else nothing_fits_lines(result),
         scatter=_both(scatter(record, WIDE), scatter(record, NARROW)),
         tiers=_tiers(result),
         ran_out=any(each.outcome is Outcome.OUT_OF_MEMORY for each in result.trials),
@@ -127,19 +129,24 @@ def _template() -> jinja2.Template:
 
 
 def _answer(record: Record, directory: Path) -> dict[str, Any] | None:
-    result, best = record.result, record.result.best
+    result, best = record.result, record.result.best or record.result.predicted_best
     if best is None:
         return None
     return {
+        "said": _foretold(result, best) if isinstance(best, Estimate) else [],
         "speed": speed_words(best),
-        "verified": best.verified,
+        "proof": proof(best),
         "bar": memory_bar(best, result),
         "rows": config_rows(best.config),
         "off": off_knobs(best.config),
-        "duration": duration(best, result),
+        "duration": duration(best),
         "commands": commands(record.result, directory),
         "exports": exports(directory),
     }
+
+
+def _foretold(result: Result, best: Estimate) -> list[str]:
+    return [f"Predicted, not measured: {answer_line(result, best)}", *foretold_lines(result, best)]
 
 
 def _tiers(result: Result) -> list[tuple[str, str, str]]:
