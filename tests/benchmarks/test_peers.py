@@ -63,7 +63,6 @@ def test_an_answer_is_plain_training_with_its_micro_batch(prober: Prober) -> Non
     on = {knob: value for knob, value in answer.config.items() if value not in (None, False, 0, "none", "standard")}
     assert on == {
         "precision": "fp32",
-        "attention": "sdpa",
         "micro_batch_size": 8,
         "gradient_accumulation_steps": 2,
         "optimizer": "adamw",

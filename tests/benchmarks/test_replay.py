@@ -116,7 +116,8 @@ def test_tools_that_search_the_micro_batch_alone_leave_all_else_at_its_default()
 def test_a_table_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     space, path = tmp_path / "four.yaml", tmp_path / "table.json"
     space.write_text("description: Four.\nknobs:\n  precision: [bf16, fp32]\n  micro_batch_size: [4, 8]\n")
-    configs = legal_configs(SearchOptions(space=str(space), device="cpu"), workload_named("cnn"), CPU)
+    options, workload = SearchOptions(space=str(space), device="cpu"), workload_named("cnn")
+    configs = [config.replace(attention=None) for config in legal_configs(options, workload, CPU)]  # as it is looked at
     rows = [_row(str(config["precision"]), int(config["micro_batch_size"] or 1)) for config in configs]
     about = {"model": "cnn", "space": str(space), "effective_batch_size": 8, "hardware": asdict(CPU)}
     table = Table(
