@@ -132,7 +132,8 @@ def shrink(patch: pytest.MonkeyPatch, prober: Any, weights: Path) -> None:
         patch.setattr(f"autofit.{room}.Prober", lambda *_: contextlib.nullcontext(prober))
     for room in ("fit", "predict"):  # which are functions, too, to whom asks autofit for them
         patch.setattr(importlib.import_module(f"autofit.{room}"), "resolve", small)
-    patch.setattr(importlib.import_module("autofit.fit"), "run_search", short)
+    for function in ("run_search", "search_or_predict"):
+        patch.setattr(importlib.import_module("autofit.fit"), function, short)
     patch.setattr("autofit.tune._Run._expect", lambda *_: None)
 
 

@@ -36,11 +36,13 @@ from autofit.cli.options import (
 from autofit.cli.output import INTERRUPTED, heavy, print_json
 from autofit.core.errors import InputError, NothingFitsError, ProbeError
 from autofit.core.events import Event, Note
-from autofit.core.options import parse_settings, seconds_of
+from autofit.core.options import SearchOptions, parse_settings, search_options, seconds_of
 from autofit.core.result import Result
+from autofit.memory.catalogue import card_to_search_for
 from autofit.memory.driver import no_gpu_note, why_no_gpu
 from autofit.report import LiveDisplay, foretold_view, nothing_fits_view, result_table
 
+_OF_MODELS = ("seq_len", "effective_batch", "trust_remote_code")
 _REMEDY = "Run on a machine with the card to measure, or search for the CPU with --device cpu --mem GIB."
 
 
@@ -105,7 +107,7 @@ def search(
         "store": not no_store,
         "memory_snapshot": memory_snapshot,
     }
-    note = _no_gpu(gpu_mem, gpu, device, resume=resume)
+    note = _no_gpu(search_options(**here, **{name: each for name, each in about.items() if name not in _OF_MODELS}))
     with LiveDisplay(stderr, quiet=quiet) as listener:
         if note:
             listener(note)  # before the imports, which take seconds
@@ -133,9 +135,11 @@ def search(
     return 0 if result.best else ProbeError.exit_code
 
 
-def _no_gpu(gpu_mem: str | None, gpu: str | None, device: str | None, *, resume: bool) -> Note | None:
+def _no_gpu(options: SearchOptions) -> Note | None:
     """What to say at once where a search for a card can measure nothing."""
-    reason = why_no_gpu() if (gpu_mem or gpu) and device != "cpu" and not resume else None
+    reason = why_no_gpu() if options.names_a_card else None
+    if reason and options.gpu:
+        card_to_search_for(options.gpu)  # what cannot be searched for is told alone
     return Note(no_gpu_note(reason)) if reason else None
 
 
