@@ -57,8 +57,9 @@ def open_card() -> str:
 
 
 def _allocate() -> None:
-    """A new segment also where others have room: each stream has its own."""
-    in_use = torch.cuda.is_initialized()
+    """A new segment also where others have room: each stream has its own. Another stream costs memory by itself, so it
+    is left out where there are no segments yet, as it is where probes open the card."""
+    in_use = torch.cuda.memory_reserved(0) > 0
     with torch.cuda.stream(torch.cuda.Stream()) if in_use else nullcontext():
         torch.ones(1, device="cuda").add_(1)
     torch.cuda.synchronize()

@@ -34,7 +34,7 @@ def set_aside(model: nn.Module, *, leaves: str = "cuda") -> Iterator[None]:
         yield
     finally:
         try:
-            _move((each, home) for each, home, address in places if each.data_ptr() != address)
+            _move((each, home) for each, home, address in places if (each.device, each.data_ptr()) != (home, address))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

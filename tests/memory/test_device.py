@@ -112,7 +112,8 @@ def test_of_a_card_in_use_is_told_what_others_hold_beside_the_context(
     monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (total - held * MIB - reserved - context, total))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: reserved)
+    taken = iter([0, reserved])  # nothing, until the card is opened
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: next(taken))
     found = device.detect()
     assert (found.name, found.capability, found.memory_bytes) == ("NVIDIA L4", (8, 9), total)
     assert (found.used_bytes, found.context_bytes) == (told * MIB, context)

@@ -1,6 +1,7 @@
 """The allocator: what the user has set stays, what a driver cannot do is left out, all else is given back."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -125,6 +126,22 @@ def test_other_failures_are_not_the_segments_fault(
         opened(driver, monkeypatch)
     assert len(driver.asked) == 1
     assert segments.settings() == settings
+
+
+@pytest.mark.parametrize(("reserved", "streams"), [(0, 0), (2 << 20, 1)], ids=["nothing", "segments"])
+def test_a_stream_of_its_own_is_for_a_card_with_segments_not_for_one_that_was_asked_for_its_name(
+    reserved: int, streams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: reserved)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: made.append("stream"))
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1))
+    segments.open_card()
+    assert len(made) == streams
 
 
 @pytest.mark.gpu

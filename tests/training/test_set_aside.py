@@ -1,5 +1,6 @@
 """A model leaves the card while a search runs: the objects stay, the memory goes, and everything comes back."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,6 +50,23 @@ def test_the_objects_stay_and_their_memory_is_let_go() -> None:
     expected = model.embed.weight.detach() - model.embed.weight.grad
     optimizer.step()
     assert torch.equal(model.head.weight, expected)
+
+
+def test_what_holds_nothing_comes_back_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is empty has the same address, 0, wherever it is."""
+    card = torch.device("cuda", 1)
+    empty = SimpleNamespace(device=card, data_ptr=lambda: 0)
+
+    def move(places: Any) -> None:
+        for each, device in places:
+            each.device = device
+
+    monkeypatch.setattr(room, "_dense", lambda _: [empty])
+    monkeypatch.setattr(room, "_move", move)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    with set_aside(nn.Module()):
+        assert empty.device == torch.device("cpu")
+    assert empty.device == card
 
 
 def test_it_comes_back_however_the_search_ends() -> None:
