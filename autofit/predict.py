@@ -156,7 +156,7 @@ def hardware_for(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
     # What a prediction is for need not be here: a larger budget than there is memory means a larger device.
     if needed > (here.memory_bytes if here.device == "cpu" else sold_bytes(here)):
         return dataclasses.replace(here, memory_bytes=needed, used_bytes=0), notes
-    return here, (*notes, *notes_on(options, here))
+    return here, (*notes, *notes_on(options, here, budget_for(options, here)))
 
 
 def _assumed(target: Card, gib: float) -> str:

@@ -50,6 +50,7 @@ from autofit.search import (
     Seams,
     SearchOutcome,
     Threads,
+    begun_with,
     best_of_tiers,
     finalists,
     nearest_miss,
@@ -115,15 +116,20 @@ class _Run:
         target = card_to_search_for(options.gpu) if options.gpu else None  # what is no such name is told at once
         memory = options.mem if options.mem is not None else options.gpu_mem
         budget_bytes = gib_to_bytes(memory) if memory is not None else None
-        self._by_default = memory is None and target is None
         hardware, traits = prober.look(workload, options.wanted_device, budget_bytes)
         self.hardware = standing_in_for(hardware, target) if target else hardware
         self.workload = dataclasses.replace(workload, traits=traits)
-        self.budget = budget_for(options, self.hardware)
-        self._budget_notes = tuple(notes_on(options, self.hardware))
+        by_default = memory is None and target is None
+        most = self.hardware.memory_bytes  # what is asked for beyond it means the card
+        self._asked_bytes = None if by_default else min(budget_bytes or most, most)
+        before, started_with = begun_with(directory.journal)
+        if before.get("budget_bytes") != self._asked_bytes:
+            started_with = None
+        self.budget = budget_for(options, self.hardware, started_with)
+        self._budget_notes = tuple(notes_on(options, self.hardware, self.budget))
         self._places = places_for(options.workers, hardware, prober)
         free_bytes = int(self.hardware.host_free_bytes * FREE_FRACTION)
-        check_memory(self._places, self.budget, free_bytes, given=not self._by_default)
+        check_memory(self._places, self.budget, free_bytes, given=not by_default)
         self._explorers: Prober | Workers = prober
         self._cap_bytes = self.budget.cap_bytes(self.hardware.device, self.hardware.context_bytes)
         self._knowledge = self._knowledge_on(seen_by_each(self._places, hardware))
@@ -160,7 +166,8 @@ class _Run:
                 workers = ends.enter_context(Workers(places, self._directory.probes, self.options.probe_timeout))
                 self._explorers = workers
                 crew = functools.partial(Threads, size=len(places), stop=workers.close)
-            outcome = self._search(Journal(self._directory.journal, self._identity()), crew)
+            journal = Journal(self._directory.journal, self._identity(), self.budget.device_bytes)
+            outcome = self._search(journal, crew)
         if outcome.stopped_by != "interrupt":
             self._check_that_there_was_something(outcome)
             self._check_that_probes_ran(outcome.measurements)
@@ -330,8 +337,8 @@ class _Run:
             "model": self.workload.name,
             **self.workload.summary(),
             "device": self.hardware.name,
-            # The default on the CPU is a share of what is free, and so never the same again.
-            "budget_bytes": None if self._by_default else self.budget.device_bytes,
+            # What is asked for: what is had of it, and the default, depend on what is free on the day.
+            "budget_bytes": self._asked_bytes,
             "margin": self.budget.margin,
             "space": {knob: list(values) for knob, values in self.space.knobs.items()},
             "torch": importlib.metadata.version("torch"),

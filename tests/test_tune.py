@@ -515,10 +515,26 @@ def test_resuming_a_finished_search_explores_nothing_new(bench: Bench) -> None:
 
 def test_resuming_with_the_default_budget_is_resuming_the_same_search(bench: Bench) -> None:
     """By default a share of the free memory is used, which is never the same again."""
-    bench.search(mem=None, trials=2)
+    first = bench.search(mem=None, trials=2)
     bench.prober.hardware = dataclasses.replace(tiny.CPU, host_free_bytes=tiny.CPU.host_free_bytes - MIB)
-    assert len(bench.search(mem=None, resume=True).trials) == 4
+    second = bench.search(mem=None, resume=True)
+    assert len(second.trials) == 4
     assert len(bench.prober.explored) == 4
+    assert second.budget.device_bytes == first.budget.device_bytes
+    assert not second.notes, "a difference that no figure shows"
+
+
+@pytest.mark.parametrize("asked", [None, 141])
+def test_what_ran_out_of_memory_beside_others_proves_nothing_of_a_card_that_is_free_again(
+    bench: Bench, asked: float | None
+) -> None:
+    bench.prober.hardware = dataclasses.replace(CARD, used_bytes=40 * GIB)
+    assert bench.search(mem=None, gpu_mem=asked, trials=2).budget.device_bytes == 100 * GIB
+    bench.prober.hardware = CARD
+    result = bench.search(mem=None, gpu_mem=asked, resume=True)
+    assert result.budget.device_bytes == 100 * GIB
+    assert result.notes[0] == "the search goes on with the budget that it was started with, 100.00 GiB."
+    assert bench.search(mem=None, gpu_mem=asked, out=bench.folder / "anew").budget.device_bytes == 140 * GIB
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,12 @@ FREE_FRACTION = 0.8  # of free memory: the default budget of the CPU and of the 
 _STEP = GIB // 4  # what is free is rounded down to: a little more held by a display tomorrow is no other budget
 
 
-def budget_for(options: SearchOptions, hardware: Hardware) -> Budget:
+def budget_for(options: SearchOptions, hardware: Hardware, started_with: int | None = None) -> Budget:
     """What the user allows, checked against what the hardware has.
+
+    Args:
+        started_with: the bytes of the device that a search has had until now. It goes on with them, whatever is free
+            today: what ran out of less memory would prove nothing of more.
 
     Raises:
         InputError: more than the machine has.
@@ -30,20 +34,26 @@ def budget_for(options: SearchOptions, hardware: Hardware) -> Budget:
         if host_bytes > hardware.host_memory_bytes:
             has = f"this machine has {_gib(hardware.host_memory_bytes)} GiB"
             raise InputError(f"--host-mem {options.host_mem:g} is more than the host: {has}.", "Give less.")
-    device_bytes = _of_cpu(options, hardware) if hardware.device == "cpu" else _of_card(options, hardware)
-    return Budget(device_bytes=device_bytes, host_bytes=host_bytes, margin=options.margin)
+    return Budget(device_bytes=started_with or _today(options, hardware), host_bytes=host_bytes, margin=options.margin)
 
 
-def notes_on(options: SearchOptions, hardware: Hardware) -> Iterator[str]:
-    """Where the budget is another one than the user may think, in sentences; of a budget that `budget_for` grants."""
+def notes_on(options: SearchOptions, hardware: Hardware, budget: Budget) -> Iterator[str]:
+    """Where the budget that `budget_for` grants is another one than the user may think, in sentences."""
+    today = _today(options, hardware)
+    if (going_on := f"{budget.device_bytes / GIB:.2f}") != f"{today / GIB:.2f}":
+        yield f"the search goes on with the budget that it was started with, {going_on} GiB."
     if hardware.device == "cpu":
         return
-    asked, allowed = _asked(options, hardware), _of_card(options, hardware)
+    asked, allowed = _asked(options, hardware), budget.device_bytes
     if asked > hardware.memory_bytes:
         yield f"--gpu-mem {options.gpu_mem:g} means the card: {hardware.name} has {_gib(hardware.memory_bytes)} GiB."
-    if allowed < min(asked, hardware.memory_bytes):
+    if allowed == today < min(asked, hardware.memory_bytes):
         held = f"others hold {_gib(hardware.used_bytes)} of the card's {_gib(hardware.memory_bytes)} GiB"
         yield f"{held}: the budget is what is free, {allowed / GIB:.2f} GiB."
+
+
+def _today(options: SearchOptions, hardware: Hardware) -> int:
+    return _of_cpu(options, hardware) if hardware.device == "cpu" else _of_card(options, hardware)
 
 
 def _of_cpu(options: SearchOptions, hardware: Hardware) -> int:

@@ -19,7 +19,7 @@ from autofit.memory.host import host_memory
 from autofit.memory.out_of_memory import is_device_out_of_memory
 from autofit.memory.segments import open_card
 
-END_OTHERS = "End what else runs there (nvidia-smi names it), or give a smaller budget; a search goes on with --resume."
+END_OTHERS = "End what else runs there (nvidia-smi names it) and go on with --resume, or search anew with less memory."
 _IDLE = 64 * MIB  # of a card that nobody uses: what its driver holds for itself
 
 

@@ -13,7 +13,7 @@ from autofit.search.enumeration import Count, Enumeration
 from autofit.search.expectation import Expectation
 from autofit.search.finals import Finals, play, play_tiers
 from autofit.search.foresight import Evidence
-from autofit.search.journal import Journal
+from autofit.search.journal import Journal, begun_with
 from autofit.search.known import Known, known_from
 from autofit.search.outlook import Outlook, outlook
 from autofit.search.sampler import EffectsSampler
@@ -29,6 +29,7 @@ __all__ = [
     "Alone",
     "Threads",
     "Journal",
+    "begun_with",
     "Known",
     "known_from",
     "SearchOutcome",

@@ -25,7 +25,7 @@ from autofit.core.run_directory import naming
 from autofit.search.sampler import MEASUREMENT, measurements_of
 
 _STUDY = "autofit"
-_IDENTITY = "identity"
+_IDENTITY, _BUDGET = "identity", "budget"
 # Optuna's words: complete has a value, pruned was stopped by a limit, fail says nothing about the objective.
 _STATES = {
     Outcome.FITS: TrialState.COMPLETE,
@@ -39,11 +39,13 @@ _STATES = {
 class Journal:
     """Where a search is kept, and what it is a search of: plain data such as model, workload, device and budget.
 
-    A journal is only ever continued by a search of the same identity: its measurements mean nothing to another.
+    A journal is only ever continued by a search of the same identity: its measurements mean nothing to another. What
+    ran out of memory did so within `budget_bytes`, which `begun_with` tells those who go on with it.
     """
 
     path: Path
     identity: Mapping[str, Any] = field(default_factory=dict)
+    budget_bytes: int | None = None
 
 
 class _Backend(JournalFileBackend):
@@ -89,6 +91,15 @@ def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
         held = trial.user_attrs.get(MEASUREMENT)
         _tell(study, trial.number, Measurement.from_trial(held) if held else None)
     return study
+
+
+def begun_with(path: Path) -> tuple[Mapping[str, Any], int | None]:
+    """The identity and the budget that a journal was begun with; nothing, and None, where it does not say."""
+    told: dict[str, Any] = {}
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        if _is_record(line):
+            told |= json.loads(line).get("user_attr") or {}
+    return told.get(_IDENTITY) or {}, told.get(_BUDGET)
 
 
 def record(study: Study, trial: Trial, measurement: Measurement) -> None:
@@ -145,6 +156,8 @@ def _check_identity(study: Study, journal: Journal) -> None:
     asked = json.loads(json.dumps(dict(journal.identity), default=str))
     held = study.user_attrs.get(_IDENTITY)
     if held is None:
+        if journal.budget_bytes is not None:
+            study.set_user_attr(_BUDGET, journal.budget_bytes)
         study.set_user_attr(_IDENTITY, asked)
         return
     before, now = dict(_leaves(held)), dict(_leaves(asked))

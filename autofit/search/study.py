@@ -280,7 +280,7 @@ def _of_space(journal: Journal | None, space: Space) -> Journal | None:
     if journal is None:
         return None
     knobs = {knob: list(values) for knob, values in space.knobs.items()}
-    return Journal(journal.path, {**journal.identity, "space": knobs})
+    return dataclasses.replace(journal, identity={**journal.identity, "space": knobs})
 
 
 @contextlib.contextmanager

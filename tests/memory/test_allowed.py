@@ -21,7 +21,8 @@ def card(name: str, gib: float, used_gib: float = 0.0) -> Hardware:
 def told(hardware: Hardware, **given: Any) -> tuple[float, list[str]]:
     """The budget of the device in GiB, and what is said of it."""
     options = search_options(**given)
-    return budget_for(options, hardware).device_bytes / GIB, list(notes_on(options, hardware))
+    budget = budget_for(options, hardware)
+    return budget.device_bytes / GIB, list(notes_on(options, hardware, budget))
 
 
 RTX_4090 = card("NVIDIA GeForce RTX 4090", 23.52)
@@ -82,3 +83,13 @@ def test_what_others_hold_cannot_be_had(asked: float | None) -> None:
 
 def test_a_budget_that_fits_beside_what_others_hold_stays() -> None:
     assert told(card("NVIDIA GeForce RTX 4090", 23.52, used_gib=3.1), gpu_mem=16) == (16, [])
+
+
+@pytest.mark.parametrize("used_gib", [0.0, 23.4], ids=["more is free", "nothing is free"])
+def test_a_search_goes_on_with_what_it_was_started_with(used_gib: float) -> None:
+    options, hardware = search_options(), card("NVIDIA GeForce RTX 4090", 23.52, used_gib)
+    budget = budget_for(options, hardware, 20 * GIB)
+    assert budget.device_bytes == 20 * GIB
+    assert list(notes_on(options, hardware, budget)) == [
+        "the search goes on with the budget that it was started with, 20.00 GiB."
+    ]

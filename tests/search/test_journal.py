@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement, Outcome
 from autofit.search import Journal, Limits, search
 from autofit.search import journal as journal_module
-from autofit.search.journal import open_study, record
+from autofit.search.journal import begun_with, open_study, record
 from autofit.search.sampler import measurements_of
 
 SAMPLER = optuna.samplers.RandomSampler(seed=0)
@@ -194,6 +195,15 @@ def test_another_identity_is_refused_and_says_what_differs(journal: Journal) -> 
     assert "workload.task was None, is 'custom'" in message
     assert "budget" not in message
     assert "model" not in message
+
+
+def test_what_a_journal_was_begun_with_is_told_before_it_is_opened(journal: Journal) -> None:
+    assert begun_with(journal.path) == ({}, None)
+    write(dataclasses.replace(journal, budget_bytes=7), "fits")
+    write(dataclasses.replace(journal, budget_bytes=9), "fits")
+    with journal.path.open("ab") as file:
+        file.write(b'{"op_code":')  # as a process that was killed leaves it
+    assert begun_with(journal.path) == (journal.identity, 7)
 
 
 def test_an_identity_is_compared_as_it_is_stored(journal: Journal) -> None:
