@@ -12,11 +12,12 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.probe import Place, Prober, on_cards, on_cores, physical_cores
 
 
-def places_for(workers: int | None, hardware: Hardware, prober: Prober) -> tuple[Place, ...]:
+def places_for(workers: int | None, hardware: Hardware, prober: Prober, usable_bytes: int = 0) -> tuple[Place, ...]:
     """The place of each worker; none where probes run one at a time.
 
     Args:
         workers: as the user wants; None: one on every idle card that is like card 0, one on a CPU.
+        usable_bytes: what a probe may take of a card, which each has to have free.
 
     Raises:
         InputError: more than there are cards or cores.
@@ -25,7 +26,7 @@ def places_for(workers: int | None, hardware: Hardware, prober: Prober) -> tuple
         return on_cores(workers) if workers and workers > 1 else ()
     if workers == 1:
         return ()
-    cards = _cards_like(hardware, prober)
+    cards = _cards_like(hardware, prober, usable_bytes)
     if workers and workers > len(cards):
         found = f"{len(cards)} of the visible cards {'is' if len(cards) == 1 else 'are'} an idle {hardware.name}"
         raise InputError(f"{workers} workers need a card each like card 0, and {found}.", "Give fewer workers.")
@@ -78,14 +79,15 @@ def explored(places: Sequence[Place]) -> str:
     )
 
 
-def _cards_like(hardware: Hardware, prober: Prober) -> list[str]:
-    """Card 0 and the visible ones that equal it and that nobody else uses."""
+def _cards_like(hardware: Hardware, prober: Prober, usable_bytes: int) -> list[str]:
+    """Card 0 and the visible ones that equal it, that nobody else uses, and that a desktop leaves enough of."""
     cards = prober.cards()
     alike = list(cards[:1])
     for card in cards[1:]:
         with contextlib.suppress(ProbeError):  # used by others, or broken
             seen = prober.detect_idle(card)
-            if (seen.name, seen.memory_bytes) == (hardware.name, hardware.memory_bytes):
+            same = (seen.name, seen.memory_bytes) == (hardware.name, hardware.memory_bytes)
+            if same and seen.memory_bytes - seen.used_bytes >= usable_bytes:
                 alike.append(card)
     return alike
 

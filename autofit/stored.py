@@ -60,7 +60,9 @@ def describe(saved: SavedResult) -> str:
     """A stored result in a sentence."""
     rate = saved.measured.get("tokens_per_second") or saved.measured.get("samples_per_second")
     unit = "tokens/s" if saved.measured.get("tokens_per_second") else "samples/s"
-    return f"a search for this model, data and machine was done before ({rate:,.0f} {unit} measured) and is used again"
+    within = f"{saved.hardware['budget_gib']:.2f} GiB"  # the default is what is free, which today may be more or less
+    measured = f"{rate:,.0f} {unit} measured within {within}"
+    return f"a search for this model, data and machine was done before ({measured}) and is used again"
 
 
 def _path(key: str) -> Path:

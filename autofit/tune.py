@@ -127,7 +127,7 @@ class _Run:
             started_with = None
         self.budget = budget_for(options, self.hardware, started_with)
         self._budget_notes = tuple(notes_on(options, self.hardware, self.budget))
-        self._places = places_for(options.workers, hardware, prober)
+        self._places = places_for(options.workers, hardware, prober, self.budget.cap_bytes(hardware.device))
         free_bytes = int(self.hardware.host_free_bytes * FREE_FRACTION)
         check_memory(self._places, self.budget, free_bytes, given=not by_default)
         self._explorers: Prober | Workers = prober

@@ -685,7 +685,8 @@ def test_the_same_search_is_not_done_twice(tmp_path: Path, monkeypatch: pytest.M
     assert isinstance(again.result, SavedResult)
     assert again.result.config == first.result.best.config
     (note,) = [event.text for event in events if isinstance(event, Note)]
-    assert re.match(r"a search for this model, data and machine was done before \([\d,]+ samples/s measured\)", note)
+    before = r"a search for this model, data and machine was done before \([\d,]+ samples/s measured within 1\.00 GiB\)"
+    assert re.match(before, note)
     with pytest.raises(TypeError):  # there is no prober
         fitted(mlp(), search="always", **how)
 

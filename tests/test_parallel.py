@@ -83,6 +83,14 @@ def test_by_default_there_is_one_on_each_idle_card_that_is_like_card_0() -> None
         places_for(4, CARD, prober)
 
 
+def test_a_card_that_has_less_free_than_a_probe_may_take_is_left_out() -> None:
+    """Else the first probe that runs out of memory there would end the search: others have what it lacked."""
+    small = dataclasses.replace(CARD, memory_bytes=8 * GIB)
+    prober: Any = Cards(a=small, desktop=dataclasses.replace(small, used_bytes=GIB), b=small)
+    assert cards_of(places_for(None, small, prober, Budget(8 * GIB, GIB).cap_bytes("cuda"))) == ["a", "b"]
+    assert cards_of(places_for(None, small, prober, Budget(7 * GIB, GIB).cap_bytes("cuda"))) == ["a", "desktop", "b"]
+
+
 def test_on_the_only_card_of_its_kind_probes_run_alone() -> None:
     prober: Any = Cards(a=CARD, other=OTHER)
     assert places_for(None, CARD, prober) == ()
