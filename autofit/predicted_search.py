@@ -49,6 +49,9 @@ from autofit.tune import Listener, new_run_name, run_search
 _PATIENCE = 86_400.0  # seconds for what nobody has set a limit to
 _ROUNDS = 6  # configs of a tier that are followed at most before none is said to fit surely
 _SURELY_TOO_LARGE = 1.3  # times what may be used: a rough figure beyond needs no closer look
+_HOST_UNKNOWN = (
+    "Nothing is known of that card's host: what fits without host memory is preferred to offloading; --host-mem tells."
+)
 _POINTS = 1000  # of each tier, the nearest to its frontier, which is drawn through few of them
 
 
@@ -85,6 +88,8 @@ def predicted_search(workload: Workload, options: SearchOptions, listener: Liste
     listener(Note(no_gpu_note(reason)))
     listener(PhaseStarted("looking at the model"))
     hardware, assumed = hardware_for(options)
+    if options.host_mem is None:
+        assumed = (*assumed, _HOST_UNKNOWN)
     budget, named = budget_for(options, hardware), options.out is not None
     with RunDirectory(options.out or Path("autofit-runs") / new_run_name(workload.name)) as directory:
         try:
@@ -166,7 +171,10 @@ class _Space:
     def _best_of_tiers(self) -> dict[str, Estimate | None]:
         """Of each tier the config that is predicted to be the best and to fit surely, or else one that may fit."""
         grown = {True: 1.0, False: 1.0}
-        candidates = {name: _Candidates(each, self._cap, grown) for name, each in self._by_tier().items()}
+        known = self._options.host_mem is not None
+        candidates = {
+            name: _Candidates(each, self._cap, grown, host_known=known) for name, each in self._by_tier().items()
+        }
         self._listener(PhaseStarted("following a training step of the best configs"))
         found: dict[str, Estimate | None] = dict.fromkeys(TIERS)
         for _ in range(_ROUNDS):
@@ -235,15 +243,21 @@ class _Candidates:
     Args:
         grown: by how much upper ends were seen to lie above rough figures, by whether a config is compiled, of which
             less is known; tiers learn it together.
+        host_known: whether the user said what memory the host has.
     """
 
-    def __init__(self, figures: Sequence[Figures], cap: int, grown: dict[bool, float]) -> None:
-        self._figures, self._cap, self._grown = figures, cap, grown
+    def __init__(self, figures: Sequence[Figures], cap: int, grown: dict[bool, float], *, host_known: bool) -> None:
+        self._figures, self._cap, self._grown, self._host_known = figures, cap, grown, host_known
         self._seen: set[Config] = set()
 
     def preferred(self, tolerance: float) -> Config | None:
-        """The one to recommend of those that may fit surely and were not followed yet."""
+        """The one to recommend of those that may fit surely and were not followed yet.
+
+        One that keeps part of the training on a host of which nothing is known comes after all that do without.
+        """
         left = [each for each in self._figures if self._may_fit(each)]
+        if not self._host_known:
+            left = [each for each in left if not techniques.keeps_on_host(each.config)] or left
         place = preferred(left, tolerance=tolerance, fidelity=techniques.fidelity)
         return None if place is None else left[place].config
 

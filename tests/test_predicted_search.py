@@ -126,7 +126,8 @@ def test_nobody_trains_on_a_prediction_by_surprise(tmp_path: Path) -> None:
 def test_a_driver_without_a_card_is_found_out_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predicted_search, "why_no_gpu", lambda: None)
     result = searched(tmp_path / "run", gpu="h100")
-    assert result.notes == ("There is no CUDA device here, so nothing can be measured: the best config is predicted.",)
+    assert result.notes[0] == "There is no CUDA device here, so nothing can be measured: the best config is predicted."
+    assert "--host-mem" in result.notes[-1]
     assert result.hardware.name == "NVIDIA H100 80GB"
 
 
@@ -137,8 +138,8 @@ def figures(*rows: tuple[str, float, float], compiled: str = "none") -> list[Fig
     ]
 
 
-def within(every: list[Figures], cap: int) -> _Candidates:
-    return _Candidates(every, cap, {True: 1.0, False: 1.0})
+def within(every: list[Figures], cap: int, *, host_known: bool = False) -> _Candidates:
+    return _Candidates(every, cap, {True: 1.0, False: 1.0}, host_known=host_known)
 
 
 def estimate(config: Config, high: int) -> Estimate:
@@ -155,6 +156,14 @@ def test_the_fastest_that_may_fit_comes_first_and_ties_go_to_what_learns_better(
     assert within(every, 40).preferred(0.03) is None
     assert within(every, 40).least().get("precision") == "bf16"  # 50 may come to 40 when looked at closely
     assert within(every, 38).least() is None
+
+
+def test_what_needs_a_host_that_nothing_is_known_of_comes_after_what_does_without() -> None:
+    slow, fast = figures(("fp32", 5.0, 60), ("bf16", 10.0, 50))
+    fast = fast._replace(config=fast.config.replace(parameter_offload="cpu"))
+    assert within([slow, fast], 90).preferred(0.0) == slow.config
+    assert within([slow, fast], 90, host_known=True).preferred(0.0) == fast.config
+    assert within([slow, fast], 55).preferred(0.0) == fast.config
 
 
 def test_how_far_the_upper_end_lies_above_is_learned_from_what_was_followed() -> None:
