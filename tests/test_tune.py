@@ -595,7 +595,7 @@ def test_what_becomes_of_a_budget_is_said_at_once_and_in_the_result(bench: Bench
     assert result.budget.device_bytes == 136 * GIB
     assert result.notes[:2] == (
         "--gpu-mem 141 means the card: NVIDIA H200 has 140.0 GiB.",
-        "others hold 4.0 of the card's 140.0 GiB: the budget is what is free, 136.00 GiB.",
+        "4.0 of the card's 140.0 GiB are in use: the budget is what is free, 136.00 GiB.",
     )
     assert [event.text for event in said if isinstance(event, Note)][:2] == list(result.notes[:2])
 

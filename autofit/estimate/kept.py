@@ -18,7 +18,7 @@ from autofit.core.workload import Workload
 from autofit.estimate.rates import Rates
 
 _CODE = Path(__file__).parents[1]
-_VERSIONS = ("autofit", "torch", "transformers", "peft", "bitsandbytes", "torchao")
+_VERSIONS = ("autofit", "torch", "transformers", "peft", "bitsandbytes", "torchao", "flash-attn")
 
 
 def key_of(workload: Workload, hardware: Hardware, rates: Rates, configs: Sequence[Config]) -> str | None:
@@ -29,7 +29,7 @@ def key_of(workload: Workload, hardware: Hardware, rates: Rates, configs: Sequen
     facts: list[Any] = [
         dict(described),
         workload.summary(),
-        [hardware.device, hardware.capability],
+        [hardware.device, hardware.capability, hardware.here],
         [sorted(rates.matmul.items()), rates.bandwidth, rates.link, rates.launch_seconds, rates.pass_seconds],
         [_version(package) for package in _VERSIONS],
         max(file.stat().st_mtime_ns for file in _CODE.rglob("*.py")),  # a checkout changes without its version

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autofit.core.budget import Budget, gib_to_bytes
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, ProbeError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import SearchOptions
 from autofit.memory.catalogue import sold_bytes
+from autofit.memory.device import END_OTHERS
 
 FREE_FRACTION = 0.8  # of free memory: the default budget of the CPU and of the host
 _STEP = GIB // 4  # what is free is rounded down to: a little more held by a display tomorrow is no other budget
@@ -26,7 +27,7 @@ def budget_for(options: SearchOptions, hardware: Hardware, started_with: int | N
             today: what ran out of less memory would prove nothing of more.
 
     Raises:
-        InputError: more than the machine has.
+        InputError: more than the machine has; ProbeError: a card of which nothing is free.
     """
     host_bytes = int(hardware.host_free_bytes * FREE_FRACTION)
     if options.host_mem is not None:
@@ -48,8 +49,7 @@ def notes_on(options: SearchOptions, hardware: Hardware, budget: Budget) -> Iter
     if asked > hardware.memory_bytes:
         yield f"--gpu-mem {options.gpu_mem:g} means the card: {hardware.name} has {_gib(hardware.memory_bytes)} GiB."
     if allowed == today < min(asked, hardware.memory_bytes):
-        held = f"others hold {_gib(hardware.used_bytes)} of the card's {_gib(hardware.memory_bytes)} GiB"
-        yield f"{held}: the budget is what is free, {allowed / GIB:.2f} GiB."
+        yield f"{_in_use(hardware)}: the budget is what is free, {allowed / GIB:.2f} GiB."
 
 
 def _today(options: SearchOptions, hardware: Hardware) -> int:
@@ -72,11 +72,17 @@ def _of_card(options: SearchOptions, hardware: Hardware) -> int:
         raise InputError(f"--gpu-mem {options.gpu_mem:g} is more than the card: {has}.", "Give a smaller budget.")
     if hardware.used_bytes:
         free = (hardware.memory_bytes - hardware.used_bytes) // _STEP * _STEP
+    if not free:
+        raise ProbeError(f"{_in_use(hardware)}, so that a search has no room.", END_OTHERS)
     return min(asked, free)
 
 
 def _asked(options: SearchOptions, hardware: Hardware) -> int:
     return hardware.memory_bytes if options.gpu_mem is None else gib_to_bytes(options.gpu_mem)
+
+
+def _in_use(hardware: Hardware) -> str:
+    return f"{_gib(hardware.used_bytes)} of the card's {_gib(hardware.memory_bytes)} GiB are in use"
 
 
 def _gib(size: int) -> str:

@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from autofit.core.budget import Budget
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, ProbeError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import search_options
 from autofit.memory.allowed import budget_for, notes_on
@@ -77,7 +77,7 @@ def test_a_budget_larger_than_the_machine(given: dict[str, Any], hardware: Hardw
 def test_what_others_hold_cannot_be_had(asked: float | None) -> None:
     budget, notes = told(card("NVIDIA GeForce RTX 4090", 23.52, used_gib=3.1), gpu_mem=asked)
     assert budget == 20.25  # of 20.42: a little more or less held is no other budget
-    assert notes[-1] == "others hold 3.1 of the card's 23.5 GiB: the budget is what is free, 20.25 GiB."
+    assert notes[-1] == "3.1 of the card's 23.5 GiB are in use: the budget is what is free, 20.25 GiB."
     assert len(notes) == (2 if asked == 24 else 1)
 
 
@@ -85,7 +85,7 @@ def test_a_budget_that_fits_beside_what_others_hold_stays() -> None:
     assert told(card("NVIDIA GeForce RTX 4090", 23.52, used_gib=3.1), gpu_mem=16) == (16, [])
 
 
-@pytest.mark.parametrize("used_gib", [0.0, 23.4], ids=["more is free", "nothing is free"])
+@pytest.mark.parametrize("used_gib", [0.0, 21.0], ids=["more is free", "less is free"])
 def test_a_search_goes_on_with_what_it_was_started_with(used_gib: float) -> None:
     options, hardware = search_options(), card("NVIDIA GeForce RTX 4090", 23.52, used_gib)
     budget = budget_for(options, hardware, 20 * GIB)
@@ -93,3 +93,8 @@ def test_a_search_goes_on_with_what_it_was_started_with(used_gib: float) -> None
     assert list(notes_on(options, hardware, budget)) == [
         "the search goes on with the budget that it was started with, 20.00 GiB."
     ]
+
+
+def test_a_card_of_which_nothing_is_free() -> None:
+    with pytest.raises(ProbeError, match=r"^23\.4 of the card's 23\.5 GiB are in use, so that a search has no room\."):
+        told(card("NVIDIA GeForce RTX 4090", 23.52, used_gib=23.4), gpu_mem=16)
