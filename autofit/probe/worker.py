@@ -67,7 +67,9 @@ def look_at_card(_: Workload | None, card: str) -> Hardware:
 def look(workload: Workload, device: str | None, budget_bytes: int | None) -> tuple[Hardware, Traits]:
     """The hardware, and the traits of the workload on it."""
     hardware = detect(device)
-    return hardware, inspect_workload(workload, hardware, budget_bytes or hardware.host_free_bytes)
+    on_cpu = hardware.device == "cpu"
+    free = hardware.host_free_bytes if on_cpu else hardware.memory_bytes - hardware.used_bytes
+    return hardware, inspect_workload(workload, hardware, min(budget_bytes or free, free))
 
 
 def look_for_room(_: Workload | None, budget: Budget, hardware: Hardware) -> None:

@@ -51,11 +51,16 @@ def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int) 
     traits = _replace(_structure(model), fingerprint=_fingerprint(workload, model))
     if workload.source.get("kind") in _KNOWN_TO_SPLIT:
         return traits
-    if traits.parameters * 4 > budget_bytes // 2:
-        note = "the model is too large to try its loss before the search; it is taken to be a mean over samples."
-        return _replace(traits, notes=(note,))
-    splits, sdpa, notes = _try_loss(workload, hardware)
-    return _replace(traits, splits=splits, sdpa=sdpa, notes=notes)
+    if traits.parameters * 4 <= budget_bytes // 2:
+        try:
+            splits, sdpa, notes = _try_loss(workload, hardware)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        else:
+            return _replace(traits, splits=splits, sdpa=sdpa, notes=notes)
+    note = "the model is too large to try its loss before the search; it is taken to be a mean over samples."
+    return _replace(traits, notes=(note,))
 
 
 def _replace(traits: Traits, **changes: Any) -> Traits:

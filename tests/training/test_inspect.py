@@ -128,6 +128,16 @@ def test_the_model_is_only_looked_at_when_its_weights_would_not_fit() -> None:
         look(workload, budget_bytes=2 * half)
 
 
+def test_a_look_that_runs_out_of_memory_says_no_more_than_one_that_was_not_tried() -> None:
+    def too_much(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    traits = look(replace(tiny.mlp_workload(), loss=too_much))
+    assert traits.splits
+    (note,) = traits.notes
+    assert note.startswith("the model is too large to try its loss before the search")
+
+
 # Losses.
 
 
