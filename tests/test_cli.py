@@ -676,6 +676,7 @@ def test_bad_input_found_by_a_look(
 def test_an_unknown_card_is_told_of_before_there_is_none(here: Path, run: Run) -> None:
     said = run("search", "--model", "llama", "--gpu", "rtx-4900", "--json")
     assert_told(said, "unknown GPU 'rtx-4900'", "Did you mean", as_json=True)
+    assert "predicted" not in said.err
     assert not (here / "autofit-runs").exists()
 
 
