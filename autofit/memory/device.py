@@ -39,7 +39,7 @@ def detect(device: str | None = None) -> Hardware:
         return _cuda()
     if device == "cuda":
         raise NoDeviceError(
-            "there is no CUDA device here, so nothing can be measured for a GPU.",
+            "there is no CUDA device here, so nothing can run on a GPU.",
             "Run on a machine with the card, or search for the CPU with --device cpu --mem GIB.",
         )
     return _cpu()
