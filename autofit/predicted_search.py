@@ -19,6 +19,7 @@ import torch
 from autofit import techniques
 from autofit.core.budget import Budget
 from autofit.core.config import Config
+from autofit.core.counted import counted
 from autofit.core.errors import AutofitError, NoDeviceError
 from autofit.core.estimate import Estimate
 from autofit.core.events import Note, PhaseStarted, SearchStarted
@@ -37,11 +38,11 @@ from autofit.memory.allowed import budget_for
 from autofit.memory.catalogue import card_to_search_for
 from autofit.memory.driver import no_gpu_note, why_no_gpu
 from autofit.memory.other_budgets import other_budgets
-from autofit.offer import legal_configs
+from autofit.offer import space_for
 from autofit.predict import hardware_for, on_device
 from autofit.probe import Prober
 from autofit.recording import unmeasured
-from autofit.search import Expectation, Figures, preferred
+from autofit.search import Enumeration, Expectation, Figures, preferred
 from autofit.search.foresight import leading
 from autofit.training.inspect import inspect_workload
 from autofit.tune import Listener, new_run_name, run_search
@@ -101,7 +102,7 @@ def predicted_search(workload: Workload, options: SearchOptions, listener: Liste
         except BaseException:  # Ctrl-C too
             directory.discard_if_unused(keep_folder=named)
             raise
-        notes = (no_gpu_note(reason), *assumed)
+        notes = (no_gpu_note(reason), *assumed, *result.notes)
         result = dataclasses.replace(result, notes=notes, search_seconds=time.monotonic() - start)
         listener(PhaseStarted("writing the result and the report"))
 
@@ -132,10 +133,18 @@ class _Space:
         self.workload = workload
         if workload.traits is None:
             self.workload = dataclasses.replace(workload, traits=self._run(_traits, hardware, log="look.log"))
-        self._configs = legal_configs(options, self.workload, hardware)
-        count = len(self._configs)
-        listener(SearchStarted(workload.name, hardware, budget, count, 0, options.time_limit))
-        listener(PhaseStarted(f"predicting {count:,} configs"))
+        space = space_for(options, self.workload, hardware)
+        enumeration = Enumeration(space.knobs, techniques.rules(self.workload, hardware))
+        self._configs = enumeration.configs(options.seed)
+        self._size, legal = enumeration.count(refused=True).configs, enumeration.count().configs
+        self._refused = self._size - legal
+        listener(
+            SearchStarted(workload.name, hardware, budget, self._size, 0, options.time_limit, refused=self._refused)
+        )
+        self._notes = _drawn(len(self._configs), legal)
+        for note in self._notes:
+            listener(Note(note))
+        listener(PhaseStarted(f"predicting {counted(len(self._configs), 'config')}"))
         predict = functools.partial(predict_all, processes=None)  # on as many cores as there are
         nbytes, seconds = self._run(predict, hardware, self._configs, log="estimate.log")
         self._rough = Expectation.of(self._configs, nbytes, seconds)
@@ -157,10 +166,11 @@ class _Space:
             best=None,
             tiers={},
             trials=(),
-            skipped={"predicted": len(self._figures) - fits},
+            skipped={"predicted": len(self._figures) - fits, "refused": self._refused},
             stopped_by="prediction",
-            space_size=len(self._configs),
+            space_size=self._size,
             search_seconds=0.0,
+            notes=self._notes,
             frontier=self._frontier(),
             other_budgets=other_budgets(self._budget, self._hardware),
             predicted=True,
@@ -278,6 +288,14 @@ class _Candidates:
 
     def _may_fit(self, each: Figures) -> bool:
         return each.nbytes * self._grown[_compiled(each.config)] <= self._cap and each.config not in self._seen
+
+
+def _drawn(predicted: int, legal: int) -> tuple[str, ...]:
+    """What is said where the space is too large for all of it to be predicted."""
+    if predicted >= legal:
+        return ()
+    drawn = counted(predicted, "config")
+    return (f"The space is too large to predict all of it: {drawn} of it, drawn at random, are.",)
 
 
 def _compiled(config: Config) -> bool:

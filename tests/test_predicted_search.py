@@ -20,7 +20,7 @@ from autofit.core.result import Result, SavedResult
 from autofit.memory.catalogue import most_common_card
 from autofit.predicted_search import _Candidates
 from autofit.report import nothing_fits
-from autofit.search import Figures
+from autofit.search import Figures, enumeration
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 
@@ -101,6 +101,21 @@ def test_what_takes_longer_than_the_limit_leaves_nothing(tmp_path: Path, monkeyp
 
 def _sleeps(*_: Any, **__: Any) -> None:
     time.sleep(60)
+
+
+@pytest.mark.usefixtures("shared_zygote")
+def test_of_a_space_too_large_to_be_predicted_its_size_and_what_was_drawn_are_told(
+    tmp_path: Path, heard: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enumeration, "MAX_CONFIGS", 3)
+    monkeypatch.setattr(predicted_search, "_ROUNDS", 1)
+    impossible = {**FEW, **REST, "quantization": ["none", "nf4"]}  # nf4 with lora_rank 0 is refused
+    result = searched(tmp_path / "run", gpu_mem=24, listener=heard.append, set=impossible)
+    started = next(each for each in heard if isinstance(each, SearchStarted))
+    assert (started.space_size, started.refused) == (result.space_size, result.skipped["refused"])
+    assert result.space_size - result.skipped["refused"] > 3
+    assert result.skipped["refused"] > 0
+    assert "3 configs of it, drawn at random" in result.notes[-1]
 
 
 def test_a_card_that_cannot_be_searched_for_is_refused(tmp_path: Path) -> None:

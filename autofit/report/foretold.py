@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autofit.core.counted import counted
 from autofit.core.estimate import Estimate
 from autofit.core.result import Result
 from autofit.report.estimate_table import estimate_table
@@ -59,11 +60,12 @@ def foretold_of(result: Result) -> list[str]:
 
 
 def predicted_of(result: Result) -> str:
-    """How many configs were predicted, and how many of them not to fit."""
-    too_large = result.skipped.get("predicted", 0)
+    """How many configs there are, and how many of them cannot be or are predicted not to fit."""
+    too_large, refused = result.skipped.get("predicted", 0), result.skipped.get("refused", 0)
+    beforehand = f" and {refused:,} refused beforehand" if refused else ""
     return (
-        f"{result.space_size:,} configs were predicted, {too_large:,} of them not to fit "
-        f"{gib(result.budget.device_bytes)} GiB; none was measured."
+        f"Of {counted(result.space_size, 'config')} {too_large:,} are predicted not to fit "
+        f"{gib(result.budget.device_bytes)} GiB{beforehand}; none was measured."
     )
 
 

@@ -51,7 +51,7 @@ def result(found: Estimate | None = None, others: dict[str, Estimate] | None = N
         best=None,
         tiers={},
         trials=(),
-        skipped={"predicted": 700},
+        skipped={"predicted": 700, "refused": 100},
         stopped_by="prediction",
         space_size=1000,
         search_seconds=12.0,
@@ -69,9 +69,10 @@ def test_the_terminal_says_first_that_nothing_was_measured(shown: Callable[..., 
     text = shown(foretold_view(result(estimate()), estimate()))
     head = "Predicted, not measured: about 4,000 tokens/s in 17.00-20.00 of 24.00 GiB"
     assert " ".join(text.split()).startswith(head)
+    said = " ".join(text.split())
     assert "It fits by all that is predicted: 2.80 GiB are left" in text
     assert "Nothing is predicted to fit that trains all weights." in text
-    assert "700 of them not to fit" in text
+    assert "Of 1,000 configs 700 are predicted not to fit 24.00 GiB and 100 refused beforehand; none was" in said
     assert "the config, and what is predicted" in text
     assert "autofit train /runs/x/result.yaml" in text
 
