@@ -108,7 +108,7 @@ def _outcome(first: Result, second: Result) -> list[Row]:
 
 def _told(measurement: Measurement | None, result: Result) -> str:
     if measurement is None:
-        return "nothing fitted" if result.best is None else "none measured"
+        return "nothing fitted" if result.best is None and not _predicted(result) else "none measured"
     peak = peak_bytes(measurement)
     return f"{rate(measurement)}{f', {gib(peak)} GiB' if peak else ''}"
 
@@ -116,6 +116,7 @@ def _told(measurement: Measurement | None, result: Result) -> str:
 def _sentences(first: Result, second: Result, names: tuple[str, str]) -> list[str]:
     same_work = first.model == second.model and first.workload == second.workload
     told = [] if same_work else ["They trained different things, so that their speeds do not compare."]
+    told += [f"In {name} nothing was measured: all is predicted." for name in _names_of_predicted(first, second, names)]
     if first.best and second.best:
         if same_work:
             ratio = second.best.throughput / first.best.throughput
@@ -126,10 +127,18 @@ def _sentences(first: Result, second: Result, names: tuple[str, str]) -> list[st
             told.append(
                 f"The best of {names[1]} differs in: {', '.join(changes(second.best.config, first.best.config))}."
             )
-    elif first.best or second.best:
+    elif (first.best or second.best) and not (_predicted(first) or _predicted(second)):
         fits, not_fits = names if first.best else names[::-1]
         told.append(f"In {fits} something fits, in {not_fits} nothing does.")
     return [*told, *(_both_measured(first, second, names) if same_work else ())]
+
+
+def _names_of_predicted(first: Result, second: Result, names: tuple[str, str]) -> list[str]:
+    return [name for name, result in zip(names, (first, second), strict=True) if _predicted(result)]
+
+
+def _predicted(result: Result) -> bool:
+    return result.stopped_by == "prediction"
 
 
 def _both_measured(first: Result, second: Result, names: tuple[str, str]) -> list[str]:

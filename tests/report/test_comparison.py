@@ -68,6 +68,13 @@ def test_where_one_fits_nothing(record: Records) -> None:
     assert compare(empty, empty, NAMES).sentences == ()
 
 
+def test_where_nothing_was_measured_it_is_not_said_that_nothing_fits(record: Records) -> None:
+    predicted = record(best=None, tiers={}, trials=(), runner_up=None, stopped_by="prediction")
+    found = compare(record(), predicted, NAMES)
+    assert found.sentences == ("In new nothing was measured: all is predicted.",)
+    assert ("best of full", "6,400 tokens/s, 1.50 GiB", "none measured") in found.outcome
+
+
 def test_other_work_is_not_compared(record: Records) -> None:
     found = compare(record(), record(model="another"), NAMES)
     assert found.sentences[0] == "They trained different things, so that their speeds do not compare."
