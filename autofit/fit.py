@@ -29,7 +29,7 @@ from autofit.predicted_search import search_or_predict
 from autofit.report import CellRegion, LiveDisplay, explain, nothing_fits
 from autofit.report.html import trained_html
 from autofit.training import checkpoint
-from autofit.training.formats import formats_to_keep
+from autofit.training.given_back import formats_to_keep
 from autofit.training.loader import Peek, batches_of, length_of, nothing_left, training_workload, workload_from
 from autofit.training.metrics import Bar
 from autofit.training.run import Callback, StepReport

@@ -24,7 +24,7 @@ from autofit.setup import Setup
 from autofit.training import checkpoint, random_state
 from autofit.training.build import build
 from autofit.training.evaluation import check_evaluation, evaluate
-from autofit.training.formats import given_back
+from autofit.training.given_back import given_back
 from autofit.training.inspect import check_loss
 from autofit.training.loader import batches_of, length_of
 from autofit.training.metrics import Bar, MetricsFile, Recorder, TensorBoard

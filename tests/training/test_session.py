@@ -230,6 +230,8 @@ def test_a_torn_update_can_go_on_in_a_fresh_process(tmp_path: Path, monkeypatch:
 
 def test_on_a_card_memory_is_reserved_as_it_was_in_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU stands for the card, whose allocator has its settings in any build of PyTorch."""
+    for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # the command line sets one for its process
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     monkeypatch.setattr(segments, "settings", lambda: set_to[-1] if set_to else "")

@@ -7,7 +7,7 @@ import tiny
 import torch
 from torch import nn
 
-from autofit.training.formats import formats_to_keep, given_back
+from autofit.training.given_back import formats_to_keep, given_back
 
 
 def partly_frozen() -> nn.Module:
