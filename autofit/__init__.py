@@ -11,15 +11,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autofit.api.estimate import estimate
+    from autofit.api.fit import Trained, explain, fit, search
+    from autofit.api.training_arguments import TrainerSetup, training_arguments
     from autofit.core.config import Config
     from autofit.core.errors import AutofitError, InputError, NothingFitsError, ProbeError, RefusedError
     from autofit.core.estimate import Estimate
     from autofit.core.result import Result
     from autofit.core.workload import Workload
-    from autofit.exports import export
-    from autofit.fit import Trained, explain, fit, search
-    from autofit.hf_trainer import TrainerSetup, training_arguments
-    from autofit.predict import estimate
+    from autofit.export.from_result import export
     from autofit.setup import Setup, Stage, Technique
     from autofit.techniques import register
 
@@ -50,8 +50,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("fit", "search", "explain", "Trained"), "autofit.fit"),
-    **dict.fromkeys(("training_arguments", "TrainerSetup"), "autofit.hf_trainer"),
+    **dict.fromkeys(("fit", "search", "explain", "Trained"), "autofit.api.fit"),
+    **dict.fromkeys(("training_arguments", "TrainerSetup"), "autofit.api.training_arguments"),
     **dict.fromkeys(("Technique", "Stage", "Setup"), "autofit.setup"),
     **dict.fromkeys(
         ("AutofitError", "InputError", "RefusedError", "NothingFitsError", "ProbeError"), "autofit.core.errors"
@@ -61,8 +61,8 @@ _HOMES = {
     "Config": "autofit.core.config",
     "Result": "autofit.core.result",
     "Estimate": "autofit.core.estimate",
-    "estimate": "autofit.predict",
-    "export": "autofit.exports",
+    "estimate": "autofit.api.estimate",
+    "export": "autofit.export.from_result",
 }
 
 

@@ -23,16 +23,16 @@ import torch
 from autofit.core.errors import AutofitError, ProbeError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.estimate.memory import peak_of
+from autofit.data.batch import map_tensors
+from autofit.estimate.peak import peak_of
 from autofit.estimate.trace import trace
-from autofit.memory.allocations import AllocationRecord
-from autofit.memory.device import detect
+from autofit.hardware.allocations import AllocationRecord
+from autofit.hardware.device import detect
 from autofit.probe import Prober
-from autofit.techniques import refuse, settle, technique_named
+from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build
-from autofit.training.data import map_tensors
 from autofit.training.inspect import inspect_workload
-from autofit.training.loop import accumulate, update
+from autofit.training.step import accumulate, update
 from benchmarks.memory_models import MODELS
 
 RESULTS = Path(__file__).with_name("results") / "estimate_memory.json"
@@ -91,13 +91,13 @@ def configs_of(model: str, *, count: int, seed: int) -> list[str]:
     plain: list[dict[str, Any]] = []
     taken = set()
     for knobs in _candidates(seed):
-        config = settle(knobs, workload, hardware)
+        config = canonicalize(knobs, workload, hardware)
         if config not in taken and not refuse(config, workload, hardware):
             taken.add(config)
             plain.append(knobs)
         if len(plain) == count:
             break
-    compiled = [each for each in COMPILED if not refuse(settle(each, workload, hardware), workload, hardware)]
+    compiled = [each for each in COMPILED if not refuse(canonicalize(each, workload, hardware), workload, hardware)]
     return [written(each) for each in (*plain, *compiled)]
 
 

@@ -26,10 +26,10 @@ from autofit.core.errors import AutofitError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.workload import Workload
 from autofit.estimate import predict, predict_all, rates_for
-from autofit.memory.catalogue import card
+from autofit.hardware.catalogue import card
 from autofit.models import resolve
-from autofit.offer import offer_for
 from autofit.search import load_space
+from autofit.tuning.space import knob_choices
 
 SINGLE = {  # what one prediction is timed for, and the seconds it may take
     "full": ({"precision": "bf16", "micro_batch_size": 1, "activation_checkpointing": "full"}, 3.0),
@@ -119,7 +119,7 @@ def ranking(workload: Workload, hardware: Hardware, *, space: str, samples: int)
 
 def legal_configs(workload: Workload, hardware: Hardware, space: str) -> list[Config]:
     """The configs of a space that a search would choose from."""
-    return list(load_space(space, offer_for(workload, hardware)).configs(techniques.rules(workload, hardware)))
+    return list(load_space(space, knob_choices(workload, hardware)).configs(techniques.constraints(workload, hardware)))
 
 
 def spearman(left: Sequence[float], right: Sequence[float]) -> float:

@@ -25,13 +25,13 @@ import autofit
 from autofit.core.errors import NothingFitsError
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.measurement import Measurement
-from autofit.memory.device import detect
+from autofit.hardware.device import detect
 from autofit.models import resolve
 from autofit.probe import Prober
 from autofit.training.build import build
-from autofit.training.loader import workload_from
-from autofit.training.loop import accumulate
-from autofit.training.run import train
+from autofit.training.loop import train
+from autofit.training.step import accumulate
+from autofit.training.workload import workload_from
 from benchmarks.run_apart import Ran, command, script
 
 DATA = Path(__file__).resolve().parents[1] / "examples" / "data" / "alice.txt"

@@ -22,8 +22,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from autofit.core.workload import Workload
-from autofit.memory.tracker import BudgetExceededError, StorageTracker
-from autofit.training.data import map_tensors
+from autofit.data.batch import map_tensors
+from autofit.hardware.tracker import BudgetExceededError, StorageTracker
 
 LR = 1e-4
 LENGTH = 65_536  # of the data: more than any of the tools could want in one batch

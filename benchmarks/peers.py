@@ -39,7 +39,7 @@ from autofit.core.run_directory import write_whole
 from autofit.core.versions import versions
 from autofit.core.workload import Workload
 from autofit.probe import Plan, Prober
-from autofit.report.words import OUTCOMES, describe, number
+from autofit.report.formatting import OUTCOMES, describe, number
 from benchmarks import peer_deepspeed, peer_tools
 from benchmarks.peer_tools import Found
 from benchmarks.rank_tables import TABLES
@@ -161,7 +161,7 @@ def problems(prober: Prober, name: str, budgets: Sequence[str]) -> list[Problem]
 def plain_config(workload: Workload, hardware: Hardware, batch_size: int) -> Config:
     """Plain training in fp32 with the micro-batch that a batch size amounts to at the effective batch."""
     micro = micro_batch(batch_size, workload.effective_batch_size)
-    return techniques.settle({"micro_batch_size": micro}, workload, hardware)
+    return techniques.canonicalize({"micro_batch_size": micro}, workload, hardware)
 
 
 def micro_batch(batch_size: int, effective_batch_size: int) -> int:

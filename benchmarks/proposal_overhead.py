@@ -26,8 +26,8 @@ from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.estimate import predict_all
 from autofit.models import resolve
-from autofit.offer import offer_for
-from autofit.search import Expectation, Journal, Limits, Seams, load_space, search, study
+from autofit.search import Journal, Limits, Predictions, SearchProblem, load_space, search, study
+from autofit.tuning.space import knob_choices
 from benchmarks.estimate_space import hardware_of
 
 NOISE, OFF_BY = 0.01, 0.1  # of a probe, and of a prediction
@@ -52,23 +52,26 @@ def overhead(given: argparse.Namespace) -> dict[str, Any]:
     """Seconds from one probe's answer to the next probe."""
     hardware = hardware_of(given.gpu)
     workload = resolve(given.model, effective_batch_size=32)
-    space, rules = load_space(given.space, offer_for(workload, hardware)), techniques.rules(workload, hardware)
+    space, constraints = (
+        load_space(given.space, knob_choices(workload, hardware)),
+        techniques.constraints(workload, hardware),
+    )
     answers = _Answers(int(given.gpu_mem * 2**30))
 
-    def expect(configs: Sequence[Config]) -> Expectation:
-        answers.expected = Expectation.of(configs, *predict_all(workload, hardware, configs))
+    def expect(configs: Sequence[Config]) -> Predictions:
+        answers.expected = Predictions.of(configs, *predict_all(workload, hardware, configs))
         return answers.expected
 
-    seams = Seams(
+    problem = SearchProblem(
         probe=answers.probe,
-        rules=rules,
+        constraints=constraints,
         memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
         on_finished=lambda measurement, best: None,
         expect=expect,
     )
     limits = Limits(trials=given.trials, memory_bytes=answers.budget)
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(study, "_WEIGHED", given.configs):
-        found = search(space, seams, limits=limits, journal=Journal(Path(folder) / "journal.log", {}))
+        found = search(space, problem, limits=limits, journal=Journal(Path(folder) / "journal.log", {}))
     seconds = answers.between
     return {
         "model": given.model,
@@ -85,7 +88,7 @@ class _Answers:
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.expected: Expectation | None = None
+        self.expected: Predictions | None = None
         self.between: list[float] = []
         self._answered: float | None = None
 

@@ -24,10 +24,10 @@ from torch import nn
 from autofit.core.config import Config
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.workload import Workload
-from autofit.estimate.fake_world import workspace_bytes
-from autofit.estimate.memory import peak_of
+from autofit.estimate.fake_device import workspace_bytes
+from autofit.estimate.peak import peak_of
 from autofit.estimate.trace import trace
-from autofit.memory.catalogue import card
+from autofit.hardware.catalogue import card
 from benchmarks.published_decoders import FusedDecoder, fused_loss
 from benchmarks.published_layers import Adapters, Shape
 from benchmarks.published_split import SplitDecoder, split_loss

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from autofit.estimate.rates import Rates
-from autofit.estimate.space import SpaceEstimator
+from autofit.estimate.space_estimator import SpaceEstimator
 from benchmarks.estimate_space import spearman
 from benchmarks.record_table import Row, Table, workload_named
 

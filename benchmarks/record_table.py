@@ -29,11 +29,11 @@ from autofit.core.versions import versions
 from autofit.core.workload import Workload
 from autofit.estimate import rates_for
 from autofit.estimate.rates import UNKNOWN
-from autofit.estimate.space import SpaceEstimator
-from autofit.memory.allowed import budget_for
+from autofit.estimate.space_estimator import SpaceEstimator
+from autofit.hardware.allowed import budget_for
 from autofit.models import resolve
-from autofit.offer import legal_configs
 from autofit.probe import Plan, Prober
+from autofit.tuning.space import legal_configs
 from benchmarks.memory_models import MODELS
 
 # Shorter than a search's probes, since each is done several times, and long enough for a median that means something.

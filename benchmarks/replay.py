@@ -25,15 +25,15 @@ import numpy as np
 
 from autofit import techniques
 from autofit.core.config import Config
+from autofit.core.constraints import Constraints
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import SearchOptions
-from autofit.core.rules import Rules
 from autofit.core.workload import Workload
 from autofit.estimate.rates import Rates
-from autofit.estimate.space import SpaceEstimator
-from autofit.offer import space_for
-from autofit.search import Expectation, Space
+from autofit.estimate.space_estimator import SpaceEstimator
+from autofit.search import Predictions, Space
 from autofit.training.inspect import inspect_workload
+from autofit.tuning.space import space_for
 from benchmarks import replay_samplers
 from benchmarks.rank_tables import TABLES
 from benchmarks.record_table import Table, workload_named
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"only {' and '.join(AUTOFIT)} can have several workers.")
     found = []
     for path in given.tables:
-        known = Known.of(Table.read(path))
+        known = PriorMeasurement.of(Table.read(path))
         for budget in [each * GIB for each in given.budget] if given.budget else known.budgets():
             problem = known.problem(int(budget))
             for name in samplers:
@@ -77,25 +77,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 @dataclass(frozen=True)
-class Known:
+class PriorMeasurement:
     """A table, the space that it is of, and what is predicted of it."""
 
     table: Table
     space: Space
-    rules: Rules
-    expected: Expectation
+    constraints: Constraints
+    expected: Predictions
 
     @classmethod
-    def of(cls, table: Table) -> Known:
+    def of(cls, table: Table) -> PriorMeasurement:
         """With predictions by the estimator as it stands."""
         workload, hardware = _inspected(workload_named(table.about["model"]), table.hardware), table.hardware
         options = SearchOptions(space=str(Path(__file__).parents[1] / table.about["space"]), device=hardware.device)
-        space, rules = space_for(options, workload, hardware), techniques.rules(workload, hardware)
+        space, constraints = space_for(options, workload, hardware), techniques.constraints(workload, hardware)
         configs = [row.config for row in table.rows]
-        if set(space.configs(rules)) != set(configs):
+        if set(space.configs(constraints)) != set(configs):
             raise SystemExit(f"the table of {table.about['model']} is not of its space as it is now: record it again.")
         rough = SpaceEstimator(workload, hardware, Rates(**table.about["rates"]), configs).predict()
-        return cls(table, space, rules, Expectation.of(configs, rough.allocated.tolist(), rough.seconds.tolist()))
+        return cls(table, space, constraints, Predictions.of(configs, rough.allocated.tolist(), rough.seconds.tolist()))
 
     def budgets(self) -> list[int]:
         """Bytes between the peaks of neighbours, at which these shares of the configs fit."""
@@ -107,7 +107,7 @@ class Known:
         """The search for the fastest config within a budget of bytes."""
         about = self.table.about
         rows = {row.config: row for row in self.table.rows}
-        return Problem(self.space, self.rules, self.expected, rows, budget, int(about["effective_batch_size"]))
+        return Problem(self.space, self.constraints, self.expected, rows, budget, int(about["effective_batch_size"]))
 
 
 def _inspected(workload: Workload, hardware: Hardware) -> Workload:

@@ -23,15 +23,15 @@ import numpy as np
 from autofit import techniques
 from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.frontier import fastest_within
 from autofit.core.hardware import Hardware
+from autofit.core.pareto import fastest_within
 from autofit.core.result import TIERS, tier
 from autofit.core.workload import Workload
-from autofit.memory.other_budgets import other_budgets
-from autofit.search import Evidence, Limits, Outlook, Seams, outlook, pick, play, search
+from autofit.hardware.other_budgets import other_budgets
+from autofit.search import Evidence, Limits, Outlook, SearchProblem, outlook, recommend, search, verify
 from benchmarks.rank_tables import TABLES
 from benchmarks.record_table import Table
-from benchmarks.replay import Known
+from benchmarks.replay import PriorMeasurement
 from benchmarks.replay_samplers import Problem, Replay
 
 _PROBES, _TOLERANCE = 40, 0.03  # autofit's defaults
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     rows: list[Row] = []
     for path in given.tables:
-        known = Known.of(Table.read(path))
+        known = PriorMeasurement.of(Table.read(path))
         for budget in known.budgets():
             problem = known.problem(budget)
             for seed in range(given.seeds):
@@ -60,21 +60,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def judged(problem: Problem, hardware: Hardware, seed: int) -> Iterator[Row]:
     """What one search says of what it did not measure, beside the truth."""
     run = Replay(problem, random.Random(seed), _PROBES)
-    seams = Seams(
+    problem = SearchProblem(
         probe=lambda number, config, best: run.probe(config),
-        rules=problem.rules,
+        constraints=problem.constraints,
         memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
         on_finished=lambda measurement, best: run.leaders.append(best.config if best else None),
         expect=lambda configs: problem.expected,
     )
     limits = Limits(trials=_PROBES, memory_bytes=problem.budget, tolerance=_TOLERANCE)
-    found = search(problem.space, seams, limits=limits, seed=seed)
-    finals = play(found.measurements, found.expected, run.again, tolerance=_TOLERANCE, fidelity=lambda config: ())
+    found = search(problem.space, problem, limits=limits, seed=seed)
+    finals = verify(found.measurements, found.expected, run.again, tolerance=_TOLERANCE, fidelity=lambda config: ())
     evidence = Evidence(
-        best=pick(finals.candidates(), tolerance=_TOLERANCE, fidelity=lambda config: ()),
+        best=recommend(finals.candidates(), tolerance=_TOLERANCE, fidelity=lambda config: ()),
         measurements=(*finals.explored, *finals.verified),
         failed=finals.failed,
-        beliefs=found.beliefs,
+        surrogate=found.surrogate,
         expected=problem.expected,
         budget=Budget(problem.budget, hardware.host_memory_bytes),
         hardware=hardware,

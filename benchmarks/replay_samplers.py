@@ -18,22 +18,22 @@ from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESample
 
 from autofit import techniques
 from autofit.core.config import Config
+from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
-from autofit.core.rules import Rules
 from autofit.search import (
     Crew,
-    Expectation,
-    Known,
     Limits,
+    Predictions,
+    PriorMeasurement,
     Probe,
-    Seams,
+    SearchProblem,
     Space,
     fastest,
-    finals,
-    known_from,
-    play,
+    prior_measurement,
     search,
+    verification,
+    verify,
 )
 from benchmarks.record_table import Row
 
@@ -48,8 +48,8 @@ class Problem:
     """The fastest config of a table within a budget of bytes, to be found."""
 
     space: Space
-    rules: Rules
-    expected: Expectation
+    constraints: Constraints
+    expected: Predictions
     rows: Mapping[Config, Row]
     budget: int
     samples: int
@@ -100,7 +100,7 @@ class Replay:
     problem: Problem
     chance: random.Random
     most: int
-    known: tuple[Known, ...] = ()
+    known: tuple[PriorMeasurement, ...] = ()
     workers: int = 1
     seen: list[Measurement] = field(default_factory=list)
     finals: list[Measurement] = field(default_factory=list)
@@ -126,10 +126,10 @@ class Replay:
         seen = self.problem.measure(finalist.config, finalist.number, self.chance)
         self.finals.append(seen)
         self._spend(seen.seconds)
-        rounds: finals.Rounds = {}
+        rounds: verification.Rounds = {}
         for each in self.finals:
             rounds.setdefault(each.config, []).append(each)
-        best = fastest(finals.passed(rounds))
+        best = fastest(verification.passed(rounds))
         self.leaders.append(best.config if best else self.leaders[-1])
         return seen
 
@@ -167,12 +167,12 @@ def replay(name: str, problem: Problem, seed: int, probes: int, *, known: int = 
     return run
 
 
-def _of_an_earlier_day(problem: Problem, seed: int, count: int) -> tuple[Known, ...]:
+def _of_an_earlier_day(problem: Problem, seed: int, count: int) -> tuple[PriorMeasurement, ...]:
     """What a search of autofit's would have left in the store that measured so many, when the machine was slower."""
     run = Replay(problem, random.Random(f"before {seed}"), count)
     _autofit(run, seed, tolerance=None)
     seen = [each.taking(each.step_seconds.median * _SLOWER) if each.step_seconds else each for each in run.seen]
-    known = [known_from(each, 1, then=problem.budget, now=problem.budget, exact=True) for each in seen]
+    known = [prior_measurement(each, 1, then=problem.budget, now=problem.budget, exact=True) for each in seen]
     return tuple(each for each in known if each is not None)
 
 
@@ -188,9 +188,9 @@ def _autofit(run: Replay, seed: int, tolerance: float | None = _TOLERANCE) -> No
         run.ended.append(crews[0].now)
         run.leaders.append(best.config if best else None)
 
-    seams = Seams(
+    problem = SearchProblem(
         probe=lambda number, config, best: problem.measure(config, number, run.chance),
-        rules=problem.rules,
+        constraints=problem.constraints,
         memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
         on_finished=finished,
         expect=lambda configs: problem.expected,
@@ -198,11 +198,11 @@ def _autofit(run: Replay, seed: int, tolerance: float | None = _TOLERANCE) -> No
         crew=hire,
     )
     limits = Limits(trials=run.most, memory_bytes=problem.budget, tolerance=tolerance)
-    found = search(problem.space, seams, limits=limits, seed=seed)
+    found = search(problem.space, problem, limits=limits, seed=seed)
     run.bound = found.bound
     if tolerance is not None:
         # Regret is of the fastest, before ties are decided by anything else.
-        play(found.measurements, found.expected, run.again, tolerance=0.0, fidelity=lambda config: ())
+        verify(found.measurements, found.expected, run.again, tolerance=0.0, fidelity=lambda config: ())
 
 
 def _by_estimate(run: Replay, seed: int) -> None:
@@ -246,7 +246,7 @@ def _overshoot(problem: Problem, config: Config | None, seen: Measurement | None
 
 def _config(problem: Problem, knobs: Mapping[str, Any]) -> Config | None:
     try:
-        config = problem.rules.canonical(knobs)
+        config = problem.constraints.canonical(knobs)
     except InputError:
         return None
     return config if config in problem.rows else None

@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 
 from autofit import cli
-from autofit.memory.tracker import StorageTracker
+from autofit.hardware.tracker import StorageTracker
 
 _RATE = re.compile(r"([\d,]+) tokens/s")
 

@@ -43,12 +43,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture(autouse=True, scope="session")
 def brief_probes() -> Iterator[None]:
     """Searches in this process time few steps: what fits and what is told of it is tested, not how fast anything is."""
-    from autofit import tune
+    from autofit.tuning import run
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("EXPLORE_PLAN", "VERIFY_PLAN"):
-            patch.setattr(tune, name, dataclasses.replace(getattr(tune, name), max_seconds=0.3))
-        patch.setattr(tune, "predict_all", functools.partial(tune.predict_all, measuring=0.3))
+            patch.setattr(run, name, dataclasses.replace(getattr(run, name), max_seconds=0.3))
+        patch.setattr(run, "predict_all", functools.partial(run.predict_all, measuring=0.3))
         yield
 
 
@@ -64,7 +64,7 @@ def prober(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def shared_zygote(prober: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches in this process use the shared zygote instead of starting their own."""
-    for room in ("tune", "doctor", "predicted_search"):
+    for room in ("tuning.run", "api.doctor", "api.predicted_search"):
         monkeypatch.setattr(f"autofit.{room}.Prober", lambda *_: contextlib.nullcontext(prober))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from autofit.setup.copies import CopyLane
+from autofit.setup.host_copies import CopyLane
 
 
 class LateLane(CopyLane):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import tiny
 import torch
 
 import autofit
@@ -20,6 +19,7 @@ from autofit.core.options import parse_settings
 from autofit.core.record import Record
 from autofit.core.result import SavedResult
 from autofit.core.run_directory import RunDirectory
+from tests import tiny
 
 DATA = Path(__file__).parents[1] / "examples" / "data"
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -314,7 +314,7 @@ def test_an_estimate_and_what_lies_around_it(run: Run, monkeypatch: pytest.Monke
     def growing(_: object, __: object, configs: Sequence[object]) -> tuple[list[float], list[float]]:
         return [1.0 + 0.1 * place for place in range(len(configs))], [1.0] * len(configs)
 
-    monkeypatch.setattr("autofit.nearby.predict_all", growing)  # which takes seconds, and is tested in its place
+    monkeypatch.setattr("autofit.api.what_if.predict_all", growing)  # which takes seconds, and is tested in its place
     asked = (*ESTIMATE, "--gpu", "h100", "--set", "optimizer=sgd", "--set", "precision=fp32")
     answer = run(*asked, "--json", "--alternatives").json
     knobs = {each["knob"] for each in answer["alternatives"]}
@@ -432,7 +432,7 @@ class Interrupted:
 def test_an_interrupt_tells_what_there_is(
     prober: Any, run: Run, monkeypatch: pytest.MonkeyPatch, as_json: bool
 ) -> None:
-    monkeypatch.setattr("autofit.tune.Prober", lambda *_: Interrupted(prober))
+    monkeypatch.setattr("autofit.tuning.run.Prober", lambda *_: Interrupted(prober))
     said = run(*PLAIN, *(["--json"] if as_json else []))
     assert said.code == 130
     assert "interrupted; go on with --resume --out" in said.err
@@ -457,7 +457,7 @@ def test_an_interrupted_training_tells_how_to_go_on(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autofit.train.train_saved", interrupted)
+    monkeypatch.setattr("autofit.api.train.train_saved", interrupted)
     said = run("train", "result.yaml", "--data", "a.txt", "--from-scratch", *output)
     assert (said.code, said.err) == (130, told)
 
@@ -467,7 +467,7 @@ def test_an_interrupt_before_anything_is_known(run: Run, monkeypatch: pytest.Mon
     def press(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autofit.cli.inventory.describe_presets", press)
+    monkeypatch.setattr("autofit.cli.doctor.describe_presets", press)
     said = run("models", *(["--json"] if as_json else []))
     assert said.code == 130
     assert said.err == "autofit: interrupted.\n"
@@ -477,7 +477,7 @@ def test_an_interrupt_before_anything_is_known(run: Run, monkeypatch: pytest.Mon
 def test_an_error_of_autofits_own_is_json_and_a_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autofit.cli.inventory.describe_presets", lambda: 1 / 0)
+    monkeypatch.setattr("autofit.cli.doctor.describe_presets", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["models", "--json"])
     answer = json.loads(capsys.readouterr().out)
@@ -611,7 +611,7 @@ def test_bad_input_found_at_once(
     run: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: list[str], as_json: bool
 ) -> None:
     if "--out" in arguments:
-        monkeypatch.setattr("autofit.tune.Prober", None)
+        monkeypatch.setattr("autofit.tuning.run.Prober", None)
     assert_told(run(*LLAMA, *arguments, *(["--json"] if as_json else [])), *words, as_json=as_json)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import descendants, number_in, wait_until_gone
 
 from autofit.cli import main
+from tests.processes import descendants, number_in, wait_until_gone
 
 # Its loss tells in `started` of every process that really computes it, and hangs in the one whose turn `hang` names.
 WORKLOAD = """
@@ -20,7 +20,7 @@ import subprocess
 import time
 from pathlib import Path
 
-import tiny
+from tests import tiny
 from autofit import Workload
 
 FOLDER = Path({folder!r})

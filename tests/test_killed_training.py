@@ -23,14 +23,14 @@ import signal
 import sys
 
 import numpy as np
-import tiny
+from tests import tiny
 import torch
 import torch._dynamo  # what the first step of an optimizer imports
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import autofit
-from autofit.fit import fit
+from autofit.api.fit import fit
 
 SAMPLES, EPOCHS = 24, 4
 

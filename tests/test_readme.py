@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import tiny
 import torch
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
 import autofit
-from autofit import models, tune
+from autofit import models
 from autofit.cli import main
 from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
 from autofit.models import HuggingFaceModel
+from autofit.tuning import run as tune
+from tests import tiny
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -128,13 +129,13 @@ def shrink(patch: pytest.MonkeyPatch, prober: Any, weights: Path) -> None:
         here = {"gpu_mem": None, "gpu": None, "device": "cpu", "mem": 1.0, "trials": 1, "space": space}
         return run_search(workload, options.model_copy(update=here), listener)
 
-    for room in ("tune", "doctor"):
+    for room in ("tuning.run", "api.doctor"):
         patch.setattr(f"autofit.{room}.Prober", lambda *_: contextlib.nullcontext(prober))
-    for room in ("fit", "predict"):  # which are functions, too, to whom asks autofit for them
+    for room in ("api.fit", "api.estimate"):
         patch.setattr(importlib.import_module(f"autofit.{room}"), "resolve", small)
     for function in ("run_search", "search_or_predict"):
-        patch.setattr(importlib.import_module("autofit.fit"), function, short)
-    patch.setattr("autofit.tune._Run._expect", lambda *_: None)
+        patch.setattr(importlib.import_module("autofit.api.fit"), function, short)
+    patch.setattr("autofit.tuning.run._Run._expect", lambda *_: None)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 import autofit
-from autofit.cli import estimate, handed_over, inventory, search, train
+from autofit.cli import doctor, estimate, export, search, train
 from autofit.cli.help import Command, PlainFlags
 from autofit.cli.options import Version
 from autofit.cli.output import INTERRUPTED, print_json, tell_error
@@ -36,11 +36,11 @@ _COMMANDS = (
     search.search,
     estimate.estimate,
     train.train,
-    handed_over.export,
-    handed_over.report,
-    inventory.doctor,
-    inventory.models,
-    inventory.spaces,
+    export.export,
+    export.report,
+    doctor.doctor,
+    doctor.models,
+    doctor.spaces,
 )
 
 

@@ -9,9 +9,9 @@ from autofit.cli.knobs_of_set import known_knobs
 from autofit.cli.output import heavy
 from autofit.core.hyperparameters import SCHEDULES
 from autofit.export.tools import describe_tools
-from autofit.memory.catalogue import card_names
+from autofit.hardware.catalogue import card_names
 from autofit.models import describe_presets
-from autofit.report.words import value
+from autofit.report.formatting import value
 
 Offered = list[tuple[str, str]]  # what is written, and what it means
 

@@ -55,17 +55,17 @@ def estimate(
     if gpu == "list":
         if any(each is not None for each in (gpu_mem, device, mem)):
             raise InputError("--gpu list is about whole cards.", "Leave out --gpu-mem, --device and --mem.")
-        cards = heavy("autofit.nearby", "fitting_cards")(model, config, **asked)
+        cards = heavy("autofit.api.what_if", "fitting_cards")(model, config, **asked)
         print_json(cards) if as_json else Console().print(cards_table(cards))
         return 0
-    prediction = heavy("autofit.predict", "ask")(
+    prediction = heavy("autofit.api.estimate", "ask")(
         model, config, gpu=gpu, gpu_mem=gpu_mem, device=device, mem=mem, **asked
     )
     answer = prediction.to_dict()
     if not as_json:  # before the rest, which takes longer
         Console().print(estimate_table(answer))
     if alternatives or (alternatives is None and not as_json):
-        answer |= heavy("autofit.nearby", "around")(prediction)
+        answer |= heavy("autofit.api.what_if", "around")(prediction)
         if not as_json:
             Console().print(around_table(answer))
     if as_json:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autofit.core.config import Value
-from autofit.report.words import value
+from autofit.report.formatting import value
 
 _TECHNIQUES = Path(__file__).resolve().parents[1] / "techniques"
 _DERIVED = ("gradient_accumulation_steps",)  # what the micro-batch leaves: a search refuses to be told

@@ -38,8 +38,8 @@ from autofit.core.errors import InputError, NothingFitsError, ProbeError
 from autofit.core.events import Event, Note
 from autofit.core.options import SearchOptions, parse_settings, search_options, seconds_of
 from autofit.core.result import Result
-from autofit.memory.catalogue import card_to_search_for
-from autofit.memory.driver import no_gpu_note, why_no_gpu
+from autofit.hardware.catalogue import card_to_search_for
+from autofit.hardware.driver import no_gpu_note, why_no_gpu
 from autofit.report import LiveDisplay, foretold_view, nothing_fits_view, result_table
 
 _OF_MODELS = ("seq_len", "effective_batch", "trust_remote_code")
@@ -116,7 +116,7 @@ def search(
             if event != note:
                 listener(event)
 
-        result = heavy("autofit.fit", "search")(model, listener=hear, **here, **about)
+        result = heavy("autofit.api.fit", "search")(model, listener=hear, **here, **about)
     if as_json:
         print_json(_as_json(result))
     elif as_markdown and result.run_directory:

@@ -75,7 +75,7 @@ def train(
     if weights is not None and not Path(weights).is_dir() and not is_hub_id(weights):
         raise InputError(f"the directory {weights} is not there.", "Check --weights.")
     stderr = Console(stderr=True)
-    options = heavy("autofit.train", "TrainOptions")(
+    options = heavy("autofit.api.train", "TrainOptions")(
         weights=weights,
         eval_data=eval_data,
         packing=packing,
@@ -109,7 +109,7 @@ def train(
         os.execv(sys.executable, [sys.executable, "-m", "autofit", *context.obj, *resumed])
 
     try:
-        trained = heavy("autofit.train", "train_saved")(
+        trained = heavy("autofit.api.train", "train_saved")(
             result, data, options, callbacks=(report,), listener=note, restart=restart
         )
     except KeyboardInterrupt:

@@ -1,6 +1,6 @@
 """Config: one plain value for every knob.
 
-Which knobs exist and which values they take is the business of the techniques (`techniques.settle` makes a Config
+Which knobs exist and which values they take is the business of the techniques (`techniques.canonicalize` makes a Config
 canonical); here a Config is only what can be hashed, compared, written to YAML and sent to another process.
 """
 

@@ -18,9 +18,9 @@ from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.estimate import Estimate
-from autofit.core.frontier import Alternative, OtherBudget, Point
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
+from autofit.core.pareto import Alternative, OtherBudget, Point
 from autofit.core.result import SCHEMA, TIERS, Result
 from autofit.core.timeline import Timeline
 

@@ -17,10 +17,10 @@ from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.estimate import Estimate
-from autofit.core.frontier import Alternative, OtherBudget, Point, fastest_within
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement
 from autofit.core.notebook import as_html
+from autofit.core.pareto import Alternative, OtherBudget, Point, fastest_within
 from autofit.core.strict_yaml import dump, load_mapping
 
 SCHEMA = 1

@@ -7,7 +7,7 @@ thousands; what a real measurement shows flows back by `learn`.
 from autofit.estimate.calibration import Calibration, Seen, calibration_for, compared, learn
 from autofit.estimate.estimator import predict
 from autofit.estimate.rates import Rates, rates_for, rates_of
-from autofit.estimate.space import SpaceEstimator, predict_all
+from autofit.estimate.space_estimator import SpaceEstimator, predict_all
 from autofit.estimate.timeline import timeline_of, timelines
 from autofit.estimate.trace import Trace, trace
 

@@ -9,16 +9,16 @@ from typing import Any
 from autofit.core.estimate import Estimate
 from autofit.core.hardware import MIB, Hardware
 from autofit.core.workload import Workload
+from autofit.estimate.allocator_events import run_of
 from autofit.estimate.calibration import Calibration
 from autofit.estimate.compiled import LEAST, MOST, UNSURE, computed_again
-from autofit.estimate.fake_world import workspace_bytes
-from autofit.estimate.lifetime import run_of
-from autofit.estimate.memory import Peak, peak_of
+from autofit.estimate.fake_device import workspace_bytes
+from autofit.estimate.peak import Peak, peak_of
 from autofit.estimate.rates import Rates, format_of, rate_of
+from autofit.estimate.roofline import Speed, Work, passes_of
 from autofit.estimate.scaling import ONE, UNSCALED
-from autofit.estimate.seconds import Speed, Work, passes_of
 from autofit.estimate.trace import Trace, trace
-from autofit.memory.caching_allocator import replay
+from autofit.hardware.caching_allocator import replay
 
 # How far off predictions are taken to be where no probe has shown it yet. On the CPU from benchmarks/estimate_memory;
 # on CUDA of what is reserved: PyTorch's own allocator, rehearsed without kernels (benchmarks/fake_cuda), reserved 2.7 %

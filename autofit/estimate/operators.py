@@ -19,11 +19,11 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from autofit.core.hardware import MIB
-from autofit.estimate.costs import Cost
+from autofit.estimate.operator_costs import Cost
 from autofit.estimate.rates import Rates
 from autofit.estimate.recorder import on_real_tensors
+from autofit.estimate.roofline import Speed, Work
 from autofit.estimate.scaling import ONE, UNSCALED, Symbols
-from autofit.estimate.seconds import Speed, Work
 
 _LARGEST = 32 * MIB  # of all tensors of a call: memory for larger ones comes fresh from the system, which takes longer
 _HARMLESS = ("aten", "bitsandbytes", "torchao")  # libraries whose operators do nothing but compute

@@ -18,14 +18,14 @@ from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
-from autofit.estimate.costs import Cost
-from autofit.estimate.fake_world import fake_world
+from autofit.estimate.fake_device import fake_world
 from autofit.estimate.library_kernels import library_kernels
-from autofit.estimate.memory import in_blocks
+from autofit.estimate.operator_costs import Cost
 from autofit.estimate.operators import Calls
+from autofit.estimate.peak import in_blocks
 from autofit.estimate.recorder import Recorder
+from autofit.estimate.roofline import Speed, Work
 from autofit.estimate.scaling import ONE, UNSCALED, Floats
-from autofit.estimate.seconds import Speed, Work
 from autofit.setup import Setup
 from autofit.techniques import technique_named
 

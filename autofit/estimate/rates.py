@@ -13,7 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from autofit.core.cache import cache_file, digest, keep
 from autofit.core.hardware import MIB, Hardware
-from autofit.memory.catalogue import Card, card_like
+from autofit.hardware.catalogue import Card, card_like
 
 # What of a card's sheet large bf16 products were measured to reach. A100, H100 (the H200 is the same), GH200, B200 and
 # MI300X: Bekman, "Maximum Achievable Matmul FLOPS" (stas00/ml-engineering); A10G, L4, L40S and RTX 6000 Ada:

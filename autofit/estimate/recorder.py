@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from autofit.core.errors import UntraceableError
-from autofit.estimate.costs import MATMUL, Cost, cost_of, tensors_in
-from autofit.memory.tracker import StorageTracker
-from autofit.setup.copies import plain_tensors
+from autofit.estimate.operator_costs import MATMUL, Cost, cost_of, tensors_in
+from autofit.hardware.tracker import StorageTracker
+from autofit.setup.host_copies import plain_tensors
 
 # Values of tensors up to this size are computed beside their fakes: a causal mask of 1024 tokens still is, activations
 # never are, since nothing is known of the weights. Of floats, counters and scales are enough.

@@ -10,12 +10,12 @@ from autofit.core.errors import AutofitError
 from autofit.core.hardware import Hardware
 from autofit.core.timeline import KINDS, Timeline
 from autofit.core.workload import Workload
-from autofit.estimate.fake_world import workspace_bytes
-from autofit.estimate.memory import peak_of, rounded
+from autofit.estimate.fake_device import workspace_bytes
+from autofit.estimate.peak import peak_of, rounded
 from autofit.estimate.rates import Rates, rates_for
 from autofit.estimate.recorder import HOST, Mark
+from autofit.estimate.roofline import Speed, Work, passes_of
 from autofit.estimate.scaling import ONE, UNSCALED
-from autofit.estimate.seconds import Speed, Work, passes_of
 from autofit.estimate.trace import Trace, trace
 
 MOST_MOMENTS = 400

@@ -22,22 +22,22 @@ from autofit.core.errors import AutofitError, RefusedError, UntraceableError
 from autofit.core.hardware import Hardware
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
+from autofit.data.batch import map_tensors
 from autofit.estimate.chunks import SampledChunks
-from autofit.estimate.costs import Cost
-from autofit.estimate.depth import Depth, cut
-from autofit.estimate.fake_world import fake_world
+from autofit.estimate.fake_device import fake_world
 from autofit.estimate.kernels_cpu import bytes_inside
 from autofit.estimate.library_kernels import library_kernels
+from autofit.estimate.operator_costs import Cost
 from autofit.estimate.operators import Calls
 from autofit.estimate.recorder import Event, Mark, Recorder, on_real_tensors
-from autofit.estimate.saved import SavedTensors, Stay
+from autofit.estimate.saved_activations import SavedTensors, Stay
+from autofit.estimate.shallow_model import Depth, cut
 from autofit.setup import Setup
 from autofit.setup.blocks import repeated_blocks
-from autofit.techniques import refuse, settle
+from autofit.techniques import canonicalize, refuse
 from autofit.training.build import adapt, finish
-from autofit.training.data import map_tensors
-from autofit.training.loop import accumulate, update
-from autofit.training.skeleton import materialize, skeleton_from
+from autofit.training.meta_model import materialize, skeleton_from
+from autofit.training.step import accumulate, update
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def trace(
     Raises:
         RefusedError: the config cannot be, or not for this model; UntraceableError: the model's code needs numbers.
     """
-    settled = settle(config, workload, hardware)
+    settled = canonicalize(config, workload, hardware)
     reason = refuse(settled, workload, hardware)
     if reason:
         raise RefusedError(reason)

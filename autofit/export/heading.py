@@ -9,9 +9,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from autofit.core.environment import ALLOCATOR, EXPANDABLE
-from autofit.export.departure import Departure
-from autofit.export.found import Found
+from autofit.export.deviation import Deviation
 from autofit.export.head import measured_sentence
+from autofit.export.source import ExportSource
 from autofit.export.template import WIDTH, plain
 
 _LOSSES = {
@@ -21,12 +21,12 @@ _LOSSES = {
 }
 
 
-def heading(written_for: str, found: Found, *, departures: Sequence[Departure], run: str) -> tuple[str, ...]:
+def heading(written_for: str, found: ExportSource, *, departures: Sequence[Deviation], run: str) -> tuple[str, ...]:
     """The lines, each of them short enough to be a comment."""
     return tuple(_lines(written_for, found, departures, run))
 
 
-def _lines(written_for: str, found: Found, departures: Sequence[Departure], run: str) -> Iterator[str]:
+def _lines(written_for: str, found: ExportSource, departures: Sequence[Deviation], run: str) -> Iterator[str]:
     by = f", by autofit {plain(found.versions['autofit'])}" if "autofit" in found.versions else ""
     yield from _wrapped(f"Training {plain(found.model)} with the keys of {written_for}{by}.")
     yield from _wrapped(" ".join(_sentences(found)))
@@ -42,7 +42,7 @@ def _lines(written_for: str, found: Found, departures: Sequence[Departure], run:
     yield f"  {run}"
 
 
-def _sentences(found: Found) -> Iterator[str]:
+def _sentences(found: ExportSource) -> Iterator[str]:
     yield measured_sentence(found.hardware, found.measured, found.predicted)
     if found.device == "cuda":
         allocator = found.hardware.get("allocator") or EXPANDABLE
@@ -60,7 +60,7 @@ def _sentences(found: Found) -> Iterator[str]:
         yield f"{_known(found).capitalize()} with {', '.join(used)}."
 
 
-def _known(found: Found) -> str:
+def _known(found: ExportSource) -> str:
     return "predicted" if found.predicted else "measured"
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError
-from autofit.export.departure import Departure
-from autofit.export.found import NOTHING_MEASURED, Found, as_predicted
+from autofit.export.deviation import Deviation
 from autofit.export.heading import heading
 from autofit.export.knobs import is_off
+from autofit.export.source import NOTHING_MEASURED, ExportSource, as_predicted
 
 HUGGING_FACE = ("causal-lm", "masked-lm", "sequence-classification", "image-classification")
 
@@ -26,7 +26,7 @@ HUGGING_FACE = ("causal-lm", "masked-lm", "sequence-classification", "image-clas
 class Request:
     """What is to be written, for which version of the tool."""
 
-    found: Found
+    found: ExportSource
     version: str
 
     @property
@@ -41,11 +41,11 @@ class Request:
         """The value of a knob as text; its off value where the config does not hold it."""
         return str(self.config.get(knob, self.found.off.get(knob)))
 
-    def departs(self, knob: str, instead: str, *, may_not_fit: bool = False) -> Departure:
-        return Departure(knob, self.config.get(knob), instead, may_not_fit)
+    def departs(self, knob: str, instead: str, *, may_not_fit: bool = False) -> Deviation:
+        return Deviation(knob, self.config.get(knob), instead, may_not_fit)
 
     @property
-    def convolutions(self) -> tuple[Departure, ...]:
+    def convolutions(self) -> tuple[Deviation, ...]:
         """Of a tool that leaves the rounding of fp32 to PyTorch: where there may be convolutions, those are in TF32."""
         on_a_card = self.found.device == "cuda" and self.text("precision") == "fp32"
         if not on_a_card or self.found.task not in ("image-classification", "custom"):
@@ -55,14 +55,14 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Told:
+class ToolKeys:
     """What a tool is told of one knob: values by the paths of its keys (`trainer.precision`), and departures.
 
     `anyway` is whether the tool does what was measured whatever it is told, so that its keys need not differ.
     """
 
     keys: Mapping[str, Any] = field(default_factory=dict)
-    departures: tuple[Departure, ...] = ()
+    departures: tuple[Deviation, ...] = ()
     anyway: bool = False
 
 
@@ -93,13 +93,13 @@ class Tool:
     title: str
     versions: tuple[str, ...]
     run: str
-    knobs: Mapping[str, Callable[[Request], Told]]
+    knobs: Mapping[str, Callable[[Request], ToolKeys]]
     fixed: Callable[[Request], Mapping[str, Any]]
     files: Callable[[Document], dict[str, str]]
     tasks: tuple[str, ...] = ()
-    refuse: Callable[[Found], str | None] = lambda found: None
+    refuse: Callable[[ExportSource], str | None] = lambda found: None
 
-    def why_not(self, found: Found) -> str | None:
+    def why_not(self, found: ExportSource) -> str | None:
         """Why this config cannot be exported to it, or None."""
         if self.tasks and found.task not in self.tasks:
             return f"{self.title} trains {', '.join(self.tasks)}, and this is {found.task}."
@@ -129,7 +129,7 @@ class Export:
     tool: str
     version: str
     files: Mapping[str, str]
-    departures: tuple[Departure, ...]
+    departures: tuple[Deviation, ...]
     keys: Mapping[str, Mapping[str, Any]]
     predicted: bool = False
 
@@ -158,7 +158,7 @@ class Export:
         }
 
 
-def write(tool: Tool, found: Found, version: str | None = None) -> Export:
+def write(tool: Tool, found: ExportSource, version: str | None = None) -> Export:
     """Write a config for a tool.
 
     Raises:
@@ -187,19 +187,19 @@ def write(tool: Tool, found: Found, version: str | None = None) -> Export:
     )
 
 
-def _told(tool: Tool, knob: str, request: Request) -> Told:
+def _told(tool: Tool, knob: str, request: Request) -> ToolKeys:
     """One knob's share; where nothing of it reaches the tool, that is said."""
     value, share = request.config[knob], tool.knobs.get(knob)
     off = request.found.off.get(knob)
     known = knob in request.found.off
-    told = share(request) if share else Told()
+    told = share(request) if share else ToolKeys()
     if told.departures or told.anyway or (value in (None, off) if known else is_off(value)) or (share and off is None):
         return told
     plain = share(_with_off(request, knob, off)).keys if share else {}
     if told.keys != plain:
         return told
     instead = f"{tool.title} has nothing for it, and runs without it"
-    return Told(told.keys, (Departure(knob, value, instead, may_not_fit=True),))
+    return ToolKeys(told.keys, (Deviation(knob, value, instead, may_not_fit=True),))
 
 
 def _with_off(request: Request, knob: str, off: Value) -> Request:

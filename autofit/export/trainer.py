@@ -15,7 +15,7 @@ from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import CLASSIFICATION_TASKS
-from autofit.export.departure import Departure
+from autofit.export.deviation import Deviation
 from autofit.export.knobs import is_off
 
 _HALF = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
@@ -53,7 +53,7 @@ class TrainerKeywords:
     lora: Mapping[str, Any] = field(default_factory=dict)
     quantization: Mapping[str, Any] = field(default_factory=dict)
     trained_dtype: str = ""
-    departures: tuple[Departure, ...] = ()
+    departures: tuple[Deviation, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def trainer_keywords(case: TrainerCase) -> TrainerKeywords:
 
 
 def _departs(case: TrainerCase, knob: str, instead: str, *, may_not_fit: bool = False) -> TrainerKeywords:
-    return TrainerKeywords(departures=(Departure(knob, case.config[knob], instead, may_not_fit),))
+    return TrainerKeywords(departures=(Deviation(knob, case.config[knob], instead, may_not_fit),))
 
 
 def _always(case: TrainerCase) -> TrainerKeywords:

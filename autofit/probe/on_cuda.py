@@ -12,12 +12,12 @@ from autofit.core.errors import ProbeError
 from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.measurement import Outcome, PeakBytes
 from autofit.core.workload import Workload
-from autofit.memory import segments
-from autofit.memory.device import END_OTHERS, opening
+from autofit.hardware import segments
+from autofit.hardware.device import END_OTHERS, opening
 from autofit.probe.limits import peak_resident_bytes
 from autofit.probe.steps import Probe, Request
 from autofit.setup import Setup
-from autofit.training.loop import accumulate, update
+from autofit.training.step import accumulate, update
 
 _UNEVEN = 256 * MIB  # contexts are not of the same size in every process, nor is what a desktop takes at all times
 

@@ -17,12 +17,12 @@ from autofit.core.config import Config
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes
 from autofit.core.workload import Workload
+from autofit.data.batch import map_tensors
 from autofit.probe.timing import Plan, interval_of_median, slowed_by, time_steps
 from autofit.setup import Setup, Technique
 from autofit.techniques import all_techniques
 from autofit.training.build import build
-from autofit.training.data import map_tensors
-from autofit.training.loop import accumulate, train_step, update
+from autofit.training.step import accumulate, train_step, update
 
 _TREND_TOLD = 0.05
 COMPOSED_MICRO_BATCHES = 4

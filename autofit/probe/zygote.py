@@ -23,10 +23,10 @@ import traceback
 from typing import Any, NoReturn
 
 from autofit.core.orphans import die_with_parent
+from autofit.probe.messages import Died, Job, Ready, Returned, TimedOut, receive, send
 from autofit.probe.preload import preload
-from autofit.probe.wire import Died, Job, Ready, Returned, TimedOut, receive, send
 
-_PRELOADED = ("transformers", "transformers.modeling_utils", "autofit.probe.worker", "peft")
+_PRELOADED = ("transformers", "transformers.modeling_utils", "autofit.probe.measure", "peft")
 _BARE = "--bare"  # import only what is autofit's own
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     """Serve jobs from the socket whose file descriptor is the first argument."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     if _BARE in sys.argv:
-        importlib.import_module("autofit.probe.worker")
+        importlib.import_module("autofit.probe.measure")
     elif not preload(_PRELOADED):  # a library opened CUDA after all, which no forked child could use
         os.execv(sys.executable, [sys.executable, "-P", "-m", "autofit.probe.zygote", sys.argv[1], _BARE])
     gc.collect()

@@ -4,12 +4,12 @@ from autofit.report.cell import CellRegion
 from autofit.report.estimate_table import around_table, cards_table, estimate_table
 from autofit.report.explain import explain
 from autofit.report.foretold import foretold_view
+from autofit.report.formatting import drifted
 from autofit.report.listings import cleared_text, doctor_table, models_table, spaces_table, tools_table
 from autofit.report.live import LiveDisplay
 from autofit.report.nothing_fits import nothing_fits, nothing_fits_view
 from autofit.report.single_changes import single_changes
 from autofit.report.table import result_table
-from autofit.report.words import drifted
 
 __all__ = [
     "CellRegion",

@@ -15,9 +15,9 @@ from rich.text import Text
 from autofit.core.measurement import Measurement
 from autofit.core.record import Record
 from autofit.core.result import TIERS, Result
+from autofit.report.formatting import changes, describe, gib, peak_bytes, percent, rate, speed, value
 from autofit.report.markdown import plain, table
-from autofit.report.standing import latest_by_config
-from autofit.report.words import changes, describe, gib, peak_bytes, percent, rate, speed, value
+from autofit.report.rows import latest_by_config
 
 _NONE = "-"
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autofit.core.hardware import GIB
-from autofit.report.words import describe, gib, number, percent, value
+from autofit.report.formatting import describe, gib, number, percent, value
 
 _VERDICTS = {"yes": "Fits", "maybe": "May fit", "no": "Does not fit"}
 _WIDEST_BAR = 40  # characters

@@ -5,11 +5,7 @@ from __future__ import annotations
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
 from autofit.report.foretold import explained, foretold_of
-from autofit.report.more_memory import other_budget_lines
-from autofit.report.nothing_fits import nothing_fits_lines, tried
-from autofit.report.standing import nearest_misses, relative_speed
-from autofit.report.what_knobs_buy import knob_lines
-from autofit.report.words import (
+from autofit.report.formatting import (
     budget_needed,
     describe,
     gib,
@@ -21,6 +17,10 @@ from autofit.report.words import (
     value,
     where,
 )
+from autofit.report.knob_effects import knob_lines
+from autofit.report.nothing_fits import nothing_fits_lines, tried
+from autofit.report.other_budgets import other_budget_lines
+from autofit.report.rows import nearest_misses, relative_speed
 
 _NOTICED = 0.05  # of a change of the machine between exploring and verifying
 _STOPPED_BY = {

@@ -11,9 +11,9 @@ from autofit.core.counted import counted
 from autofit.core.estimate import Estimate
 from autofit.core.result import Result
 from autofit.report.estimate_table import estimate_table
+from autofit.report.formatting import describe, gib, interval, printable, rates, where
 from autofit.report.hanging import POINT, hanging
 from autofit.report.next_steps import commands, directory_of, written
-from autofit.report.words import describe, gib, interval, printable, rates, where
 
 _TIERS = {"full": "all weights", "lora": "LoRA", "qlora": "QLoRA"}
 _VERDICTS = {"yes": "fits by all that is predicted", "maybe": "may or may not fit", "no": "does not fit"}

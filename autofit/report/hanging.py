@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autofit.report.words import printable
+from autofit.report.formatting import printable
 
 POINT = "  - "
 

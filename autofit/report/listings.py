@@ -13,7 +13,7 @@ from rich.text import Text
 
 from autofit.core.counted import counted
 from autofit.core.hardware import GIB
-from autofit.report.words import value
+from autofit.report.formatting import value
 
 
 def doctor_table(data: Mapping[str, Any]) -> RenderableType:

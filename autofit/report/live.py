@@ -15,10 +15,10 @@ from autofit.core.counted import counted
 from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, SearchStarted
 from autofit.core.measurement import Measurement
 from autofit.report.cell import CellRegion
+from autofit.report.formatting import OUTCOMES, describe, gib, peak_bytes, printable, rate, where, why_not
 from autofit.report.panel import panel
 from autofit.report.progress import Progress
 from autofit.report.region import Region
-from autofit.report.words import OUTCOMES, describe, gib, peak_bytes, printable, rate, where, why_not
 
 _TICK_SECONDS = 1.0  # the clock shows seconds; drawing takes 1.4 ms of a core that on a CPU is the probes'
 

@@ -10,12 +10,12 @@ from autofit.core.record import Record
 from autofit.core.result import Result
 from autofit.report.explain import ended
 from autofit.report.foretold import answer_line, foretold_lines, foretold_of
+from autofit.report.formatting import describe, gib, may_be_missed, number, peak_bytes, rate, value, where
 from autofit.report.hanging import POINT
-from autofit.report.more_memory import other_budget_lines
+from autofit.report.knob_effects import knob_lines
 from autofit.report.nothing_fits import nothing_fits_lines, tried
-from autofit.report.standing import Standing, explored_at, standings
-from autofit.report.what_knobs_buy import knob_lines
-from autofit.report.words import describe, gib, may_be_missed, number, peak_bytes, rate, value, where
+from autofit.report.other_budgets import other_budget_lines
+from autofit.report.rows import Standing, explored_at, standings
 
 _ROWS = 6
 _SPECIAL = str.maketrans({character: f"\\{character}" for character in r"\`*_[]<>|#"})

@@ -9,16 +9,16 @@ from rich.text import Text
 
 from autofit.core.counted import counted
 from autofit.core.errors import NothingFitsError
-from autofit.core.frontier import Point
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement
+from autofit.core.pareto import Point
 from autofit.core.result import Result
 from autofit.report.foretold import predicted_of
+from autofit.report.formatting import OUTCOMES, budget_needed, describe, gib, source, where
 from autofit.report.hanging import POINT, hanging
-from autofit.report.more_memory import least_that_fits, other_budget_lines
 from autofit.report.next_steps import written
-from autofit.report.standing import nearest_misses
-from autofit.report.words import OUTCOMES, budget_needed, describe, gib, source, where
+from autofit.report.other_budgets import least_that_fits, other_budget_lines
+from autofit.report.rows import nearest_misses
 
 
 def nothing_fits(result: Result) -> NothingFitsError:

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from autofit.core.measurement import Measurement, Outcome
-from autofit.report.progress import Progress, Seen
-from autofit.report.words import (
+from autofit.report.formatting import (
     OUTCOMES,
     about,
     clock,
@@ -27,6 +26,7 @@ from autofit.report.words import (
     where,
     why_not,
 )
+from autofit.report.progress import Progress, Seen
 
 _LABEL = 10  # columns of the names at the left
 _WIDEST_BAR = 32

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import Result
-from autofit.report.standing import latest_by_config, relative_speed
-from autofit.report.words import gib, peak_bytes, value
+from autofit.report.formatting import gib, peak_bytes, value
+from autofit.report.rows import latest_by_config, relative_speed
 
 _FOLLOWS = ("gradient_accumulation_steps",)  # from the knobs that are set
 _MOST = 4

@@ -12,12 +12,12 @@ from rich.text import Text
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
 from autofit.report.explain import ended
+from autofit.report.formatting import describe, gib, instead, may_be_missed, number, peak_bytes, printable, rate
 from autofit.report.hanging import POINT, hanging
-from autofit.report.more_memory import other_budget_lines
 from autofit.report.next_steps import commands, directory_of, written
 from autofit.report.nothing_fits import tried
-from autofit.report.standing import Standing, explored_at, standings
-from autofit.report.words import describe, gib, instead, may_be_missed, number, peak_bytes, printable, rate
+from autofit.report.other_budgets import other_budget_lines
+from autofit.report.rows import Standing, explored_at, standings
 
 _WIDE = 64  # columns from which the time of a step has one of its own
 

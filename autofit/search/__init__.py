@@ -1,28 +1,29 @@
 """Searching: which Config to measure next, what a measurement proves about others, and which one to recommend.
 
-This room knows optuna and never torch. It is handed functions by tune (`Seams`, `Offer`), so that a whole search runs
+This room knows optuna and never torch. It is handed functions by tune (`SearchProblem`, `KnobChoices`), so that a whole
+search runs
 in a test against a formula.
 """
 
-from autofit.search.beliefs import Beliefs
-from autofit.search.choose import Figures, best_of_tiers, fastest, finalists, nearest_miss, pick, preferred
-from autofit.search.crew import Alone, Crew, Probe, Threads
-from autofit.search.dominance import rules_out
-from autofit.search.effects import Effects, Features
+from autofit.search.concurrency import Alone, Crew, Probe, Threads
 from autofit.search.enumeration import Count, Enumeration
-from autofit.search.expectation import Expectation
-from autofit.search.finals import Finals, play, play_tiers
 from autofit.search.foresight import Evidence
 from autofit.search.journal import Journal, begun_with
-from autofit.search.known import Known, known_from
-from autofit.search.outlook import Outlook, outlook
-from autofit.search.sampler import EffectsSampler
-from autofit.search.space import Offer, Space, SpaceFile, list_spaces, load_space
-from autofit.search.study import Limits, Seams, SearchOutcome, search
+from autofit.search.linear_model import Features, LinearModel
+from autofit.search.pareto import Outlook, outlook
+from autofit.search.predictions import Predictions
+from autofit.search.prior_measurements import PriorMeasurement, prior_measurement
+from autofit.search.pruning import rules_out
+from autofit.search.ranking import Figures, best_of_tiers, fastest, finalists, nearest_miss, preferred, recommend
+from autofit.search.sampler import SurrogateSampler
+from autofit.search.space import KnobChoices, Space, SpaceFile, list_spaces, load_space
+from autofit.search.study import Limits, SearchOutcome, SearchProblem, search
+from autofit.search.surrogate import Surrogate
+from autofit.search.verification import Verification, verify, verify_tiers
 
 __all__ = [
     "search",
-    "Seams",
+    "SearchProblem",
     "Limits",
     "Probe",
     "Crew",
@@ -30,12 +31,12 @@ __all__ = [
     "Threads",
     "Journal",
     "begun_with",
-    "Known",
-    "known_from",
+    "PriorMeasurement",
+    "prior_measurement",
     "SearchOutcome",
     "Space",
     "SpaceFile",
-    "Offer",
+    "KnobChoices",
     "load_space",
     "list_spaces",
     "Count",
@@ -43,20 +44,20 @@ __all__ = [
     "fastest",
     "Figures",
     "preferred",
-    "pick",
+    "recommend",
     "finalists",
-    "Finals",
-    "play",
-    "play_tiers",
+    "Verification",
+    "verify",
+    "verify_tiers",
     "best_of_tiers",
     "nearest_miss",
-    "EffectsSampler",
-    "Beliefs",
-    "Expectation",
+    "SurrogateSampler",
+    "Surrogate",
+    "Predictions",
     "Evidence",
     "Outlook",
     "outlook",
-    "Effects",
+    "LinearModel",
     "Features",
     "rules_out",
 ]

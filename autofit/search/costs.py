@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autofit.core.measurement import Measurement
-from autofit.search.effects import Array, Effects, Features
+from autofit.search.linear_model import Array, Features, LinearModel
 
 _COMPILE, _UNCOMPILED = "compile", "none"
 # Before anything compiled was measured: a small Llama's first compiled step took 40 s where a whole probe takes 3 s.
@@ -29,7 +29,7 @@ class Costs:
         mean = np.zeros(features.width)
         for column, (knob, value) in enumerate(features.names, start=2):
             mean[column] = _COMPILED if knob == _COMPILE and value not in (_UNCOMPILED, None) else 0.0
-        self._prior = Effects.prior(mean, slope=_SLOPE, value=_VALUE)
+        self._prior = LinearModel.prior(mean, slope=_SLOPE, value=_VALUE)
 
     def seconds(self, measurements: Sequence[Measurement], rows: Array) -> Array:
         """Expected seconds of a probe of each config, up to a factor of all as long as nothing is measured.

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autofit.core.measurement import Measurement
-from autofit.search.effects import Array
+from autofit.search.linear_model import Array
 
 AGAIN_AFTER_SECONDS = 300.0  # of probing since one last repeated another: a short search has no time to drift
 AGAIN_AFTER_PROBES = 8  # at least: what is slow to measure shall not be measured again and again

@@ -1,6 +1,7 @@
 """All legal configs of a space: counted without making one, listed without looking at what is refused.
 
-The trees of all rules together are what is left to say. Giving a knob a value leaves less of each tree, and however
+The trees of all constraints together are what is left to say. Giving a knob a value leaves less of each tree, and
+however
 that came about, where the same is left the same configs lie below: of 26 million combinations a few hundred such states
 remain. They are counted from the end, and listed (or drawn) by handing on, from state to state, all the rows that pass
 through one at once.
@@ -21,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from autofit.core.config import Config, Value
+from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
-from autofit.core.rules import Rules
-from autofit.search.verdicts import ALLOWED, FORBIDDEN, Asking, Given, Trees
+from autofit.search.decision_diagram import ALLOWED, FORBIDDEN, Asking, Given, Trees
 
 MAX_CONFIGS = 300_000  # as Configs, about 250 MB
 _MAX_UNREAD = 50_000  # combinations tried one by one, where a rule reads too much to be known beforehand
@@ -56,20 +57,20 @@ class Enumeration:
 
     Args:
         knobs: the listed values of each, at least one.
-        rules: of these knobs, and of others, which stay off.
+        constraints: of these knobs, and of others, which stay off.
     """
 
-    def __init__(self, knobs: Mapping[str, tuple[Value, ...]], rules: Rules) -> None:
+    def __init__(self, knobs: Mapping[str, tuple[Value, ...]], constraints: Constraints) -> None:
         self._knobs = knobs
-        self._rules = rules
+        self._rules = constraints
         self._trees = Trees()
         self._steps: dict[_State, tuple[str, tuple[_Choice, ...]]] = {}
         self._counts: dict[_State, int] = {(): 1}
         self._doubled = False  # whether combinations that settle to the same config may be counted each
-        asking = Asking(knobs, rules, self._trees)
+        asking = Asking(knobs, constraints, self._trees)
         self._names = asking.names
         settling = [asking.tree(functools.partial(asking.settling, name)) for name in asking.names]
-        refusing = [asking.tree(functools.partial(asking.refusing, name)) for name in rules.refuse]
+        refusing = [asking.tree(functools.partial(asking.refusing, name)) for name in constraints.refuse]
         self._unread = None in settling or None in refusing
         settled = [tree for tree in settling if tree is not None]
         refused = [tree for tree in refusing if tree is not None]
@@ -116,7 +117,7 @@ class Enumeration:
         return _MAX_UNREAD if self._unread else MAX_CONFIGS
 
     def _entangled(self) -> bool:
-        """Whether too many states come of the rules to be counted."""
+        """Whether too many states come of the constraints to be counted."""
         waiting = [start.left for start in (self._canonical, self._legal) if start and start.left]
         while waiting and len(self._steps) < _MOST_STATES:
             state = waiting.pop()
@@ -239,7 +240,7 @@ class Enumeration:
         return places, trees
 
     def _tried(self, combinations: Iterable[tuple[Value, ...]], *, refused: bool) -> Iterator[Config]:
-        """The configs of combinations, each settled and looked at by all rules."""
+        """The configs of combinations, each settled and looked at by all constraints."""
         for values in combinations:
             with contextlib.suppress(InputError):
                 config = self._rules.canonical(dict(zip(self._knobs, values, strict=True)))

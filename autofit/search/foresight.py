@@ -12,16 +12,16 @@ import numpy as np
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.frontier import Point
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
+from autofit.core.pareto import Point
 from autofit.core.result import TIERS, tier
 from autofit.core.workload import Workload
-from autofit.search.beliefs import Beliefs
-from autofit.search.columns import Columns
-from autofit.search.dominance import ruled_out
-from autofit.search.effects import Array
-from autofit.search.expectation import Expectation
+from autofit.search.encoding import Columns
+from autofit.search.linear_model import Array
+from autofit.search.predictions import Predictions
+from autofit.search.pruning import ruled_out
+from autofit.search.surrogate import Surrogate
 
 _LIKELY_TO_WORK = 0.5
 
@@ -31,14 +31,14 @@ class Evidence:
     """All that a search saw, and what it was about.
 
     best: None where nothing fits. measurements: in their order, the verified ones last. failed: configs that fitted at
-    first and did not when verified. beliefs, expected: None where nothing is predicted.
+    first and did not when verified. surrogate, expected: None where nothing is predicted.
     """
 
     best: Measurement | None
     measurements: Sequence[Measurement]
     failed: Sequence[Config]
-    beliefs: Beliefs | None
-    expected: Expectation | None
+    surrogate: Surrogate | None
+    expected: Predictions | None
     budget: Budget
     hardware: Hardware
     workload: Workload
@@ -68,7 +68,7 @@ def _faster(measurement: Measurement, level: float) -> Measurement:
     return measurement.taking(steps.median / level) if measurement.fits and steps else measurement
 
 
-def leading(expected: Expectation, most: int) -> list[Config]:
+def leading(expected: Predictions, most: int) -> list[Config]:
     """Of each tier at most so many, those first that are predicted to be the nearest to its frontier."""
     configs = list(expected.nbytes)
     nbytes = np.fromiter(expected.nbytes.values(), dtype=float, count=len(configs))
@@ -87,15 +87,15 @@ def leading(expected: Expectation, most: int) -> list[Config]:
 def believed(configs: Iterable[Config], evidence: Evidence) -> dict[Config, Point]:
     """What configs are believed to take and to reach: those that are predicted, were not measured or lacked nothing but
     memory, and probably work."""
-    beliefs, known = evidence.beliefs, evidence.levelled
+    surrogate, known = evidence.surrogate, evidence.levelled
     asked = [config for config in configs if _can_be_told(config, evidence)]
-    if beliefs is None or not asked:
+    if surrogate is None or not asked:
         return {}
-    group = beliefs.group(asked)
-    nbytes = _peaks(np.exp(beliefs.memory(known, group)[0]), evidence)
+    group = surrogate.group(asked)
+    nbytes = _peaks(np.exp(surrogate.memory(known, group)[0]), evidence)
     _raise_what_cannot_fit(nbytes, asked, evidence)
-    steps = np.exp(beliefs.speeds(known, group).expected.mean) * _level(evidence)
-    works = beliefs.works(known, group) > _LIKELY_TO_WORK
+    steps = np.exp(surrogate.speeds(known, group).expected.mean) * _level(evidence)
+    works = surrogate.works(known, group) > _LIKELY_TO_WORK
     rows = zip(asked, nbytes.tolist(), steps.tolist(), works.tolist(), strict=True)
     return {config: _point(config, size, rate, evidence.workload) for config, size, rate, work in rows if work}
 
@@ -103,10 +103,10 @@ def believed(configs: Iterable[Config], evidence: Evidence) -> dict[Config, Poin
 def _level(evidence: Evidence) -> float:
     """By how much the best was measured to be faster than is believed of it: all else is told relative to the best."""
     best = evidence.best
-    if best is None or best.step_seconds is None or evidence.beliefs is None:
+    if best is None or best.step_seconds is None or evidence.surrogate is None:
         return 1.0
-    group = evidence.beliefs.group([best.config])
-    (steps,) = np.exp(evidence.beliefs.speeds(evidence.levelled, group).expected.mean)
+    group = evidence.surrogate.group([best.config])
+    (steps,) = np.exp(evidence.surrogate.speeds(evidence.levelled, group).expected.mean)
     return float(1 / best.step_seconds.median / steps)
 
 
@@ -134,12 +134,12 @@ def _peaks(allocated: Array, evidence: Evidence) -> Array:
 
 def _raise_what_cannot_fit(nbytes: Array, configs: Sequence[Config], evidence: Evidence) -> None:
     """What ran out of memory needs more than there is, and so does what must need as much."""
-    assert evidence.beliefs, "without them there are no sizes to raise"
+    assert evidence.surrogate, "without them there are no sizes to raise"
     missed = [each for each in evidence.latest.values() if each.outcome is Outcome.OUT_OF_MEMORY]
     columns = Columns(configs if missed else ())
     for each in missed:
         took = each.peak_bytes.held_bytes if each.peak_bytes else 0
-        as_much = ruled_out(each.config, columns, evidence.beliefs.memory_order)
+        as_much = ruled_out(each.config, columns, evidence.surrogate.memory_order)
         nbytes[as_much] = np.maximum(nbytes[as_much], max(took, evidence.usable_bytes + 1))
 
 

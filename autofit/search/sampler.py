@@ -1,4 +1,4 @@
-"""EffectsSampler: chooses the next Config to measure, behind Optuna's ordinary sampler interface.
+"""SurrogateSampler: chooses the next Config to measure, behind Optuna's ordinary sampler interface.
 
 Two phases. Until something fits, the fastest of those that are expected to fit, where predictions say which those are,
 and least memory first where they do not: an answer early beats a good one late. From then on the config with the
@@ -28,10 +28,10 @@ from optuna.trial import FrozenTrial, TrialState
 from autofit.core.config import Config, Value
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import TIERS, tier
-from autofit.search.beliefs import Beliefs
-from autofit.search.columns import Mask
-from autofit.search.dominance import ruled_out
 from autofit.search.drift import is_due
+from autofit.search.encoding import Mask
+from autofit.search.pruning import ruled_out
+from autofit.search.surrogate import Surrogate
 
 MEASUREMENT = "measurement"  # the user attribute of a trial that holds Measurement.to_trial()
 
@@ -41,24 +41,24 @@ _CHEAP = 2.0  # times the cheapest: until something fits, what costs more can wa
 _LIKELY = 0.7  # to fit: enough for the first probes, of which one that fits tells more than one that does not
 
 
-class EffectsSampler(BaseSampler):
+class SurrogateSampler(BaseSampler):
     """Proposes configs of a pool by what is believed of them, given the measurements so far.
 
     Args:
-        beliefs: about the canonical configs that may be proposed (the refused ones already left out).
+        surrogate: about the canonical configs that may be proposed (the refused ones already left out).
         seed: decides between configs that promise the same.
         tolerance: by what share of the best a config must be expected to be faster to be worth a probe; None: any is.
     """
 
-    def __init__(self, beliefs: Beliefs, *, seed: int = 0, tolerance: float | None = None) -> None:
-        self.beliefs, pool = beliefs, beliefs.pool.configs
+    def __init__(self, surrogate: Surrogate, *, seed: int = 0, tolerance: float | None = None) -> None:
+        self.surrogate, pool = surrogate, surrogate.pool.configs
         self.distributions: dict[str, BaseDistribution] = {
-            knob: CategoricalDistribution(each) for knob, each in beliefs.values.items()
+            knob: CategoricalDistribution(each) for knob, each in surrogate.values.items()
         }
         self._place = {config: place for place, config in enumerate(pool)}
         self._open: Mask = np.ones(len(pool), dtype=bool)  # not yet ruled out; measured ones may be among them
         self._ruled_by: set[Config] = set()
-        self._not_outgrown = beliefs.past.not_outgrown(beliefs.columns, beliefs.memory_order)
+        self._not_outgrown = surrogate.past.not_outgrown(surrogate.columns, surrogate.memory_order)
         self._seed = seed
         self._tolerance = tolerance
         tiers = np.array([tier(config) for config in pool])
@@ -74,14 +74,14 @@ class EffectsSampler(BaseSampler):
             failed = measurement.config if _is_proof(measurement) else None
             if failed and failed not in self._ruled_by:
                 self._ruled_by.add(failed)
-                self._open &= ~ruled_out(failed, self.beliefs.columns, self.beliefs.memory_order)
+                self._open &= ~ruled_out(failed, self.surrogate.columns, self.surrogate.memory_order)
         left = self._open & self._not_outgrown if any(each.fits for each in measurements) else self._open.copy()
         left[[self._place[each.config] for each in measurements if each.config in self._place]] = False
         return left
 
     def candidates(self, measurements: Sequence[Measurement]) -> list[Config]:
         """Those configs, in the order of the pool."""
-        return [self.beliefs.pool.configs[place] for place in np.flatnonzero(self.left(measurements)).tolist()]
+        return [self.surrogate.pool.configs[place] for place in np.flatnonzero(self.left(measurements)).tolist()]
 
     def config(self, params: Mapping[str, Any]) -> Config:
         """The canonical Config of a trial's params."""
@@ -99,7 +99,7 @@ class EffectsSampler(BaseSampler):
         So nothing is proposed twice, and what is much like it only where that tells more (the "kriging believer" of
         Ginsbourger et al. 2010).
         """
-        return [*measurements, *(self.beliefs.most_likely(measurements, running) if running else ())]
+        return [*measurements, *(self.surrogate.most_likely(measurements, running) if running else ())]
 
     def aim(self, measurements: Sequence[Measurement]) -> tuple[Mask, Sequence[Measurement]] | None:
         """Which configs to choose from, and the measurements whose best they are to beat; None: nothing is worth it."""
@@ -108,11 +108,11 @@ class EffectsSampler(BaseSampler):
             return None
         if self._tolerance is None or not any(measurement.fits for measurement in measurements):
             return left, measurements
-        if self.beliefs.may_beat(measurements, left, self._tolerance):
+        if self.surrogate.may_beat(measurements, left, self._tolerance):
             return left, measurements
         for name, those in self._tiers.items():
             within, rivals = left & those, [each for each in measurements if tier(each.config) == name]
-            if self.beliefs.may_beat(measurements, within, self._tolerance, rivals):
+            if self.surrogate.may_beat(measurements, within, self._tolerance, rivals):
                 return within, rivals
         return None
 
@@ -125,26 +125,26 @@ class EffectsSampler(BaseSampler):
         left, rivals = self.aim(measurements) or (self.left(measurements), measurements)
         if not left.any():
             raise LookupError("every config of the space is measured, refused or proven not to fit")
-        leader = self.beliefs.leader(measurements) if is_due(measurements) else None
+        leader = self.surrogate.leader(measurements) if is_due(measurements) else None
         if leader is not None:
             return leader.config
-        pool = self.beliefs.pool
-        chances, speeds = self.beliefs.chances(measurements, pool), self.beliefs.speeds(measurements, pool, rivals)
+        pool = self.surrogate.pool
+        chances, speeds = self.surrogate.chances(measurements, pool), self.surrogate.speeds(measurements, pool, rivals)
         if not math.isfinite(speeds.best):
             likely = left & (chances > _LIKELY)
-            if self.beliefs.informed and likely.any():
-                cost = self.beliefs.cost(measurements, pool)
+            if self.surrogate.informed and likely.any():
+                cost = self.surrogate.cost(measurements, pool)
                 cheap = likely & (cost <= _CHEAP * cost[likely].min())
                 return pool.configs[int(np.argmax(np.where(cheap, speeds.expected.mean, -math.inf)))]
-            memory, _, _ = self.beliefs.memory(measurements, pool)
-            least = memory - np.log(self.beliefs.works(measurements, pool))
+            memory, _, _ = self.surrogate.memory(measurements, pool)
+            least = memory - np.log(self.surrogate.works(measurements, pool))
             return pool.configs[int(np.argmin(np.where(left, least, math.inf)))]
         likely = left & (chances > _NO_CHANCE)
         possible = likely if likely.any() else left
         worth = speeds.of(possible).improvement() * chances[possible]
         near = worth >= min(worth.max(), worth.max() / _DEAREST)  # no improvement may be a little less than none
         places = np.flatnonzero(possible)[near]
-        score = worth[near] / self.beliefs.cost(measurements, pool, places)
+        score = worth[near] / self.surrogate.cost(measurements, pool, places)
         ties = places[score == score.max()]
         return pool.configs[int(np.random.default_rng((self._seed % 2**32, len(measurements))).choice(ties))]
 

@@ -1,6 +1,7 @@
 """Space: the values each knob may take in a search, read from YAML.
 
-What a knob may be on this hardware is for the techniques to say; they speak here through an `Offer` that tune hands
+What a knob may be on this hardware is for the techniques to say; they speak here through an `KnobChoices` that tune
+hands
 over. Values are kept in the order of the file, which runs from what should need the least memory to the most.
 """
 
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.config import Config, Value
+from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError, unknown
-from autofit.core.rules import Rules
 from autofit.core.strict_yaml import load_mapping
 from autofit.search.enumeration import Enumeration
 
@@ -22,7 +23,7 @@ _ALL = "all"
 
 
 @dataclass(frozen=True)
-class Offer:
+class KnobChoices:
     """What the techniques offer to a search of this workload on this hardware.
 
     `known` names the knobs that can be searched, `choices` gives the values of one worth searching here, and `accepts`
@@ -42,7 +43,7 @@ class Space:
     description: str
     knobs: dict[str, tuple[Value, ...]]
 
-    def with_overrides(self, overrides: Mapping[str, Any], offer: Offer) -> Space:
+    def with_overrides(self, overrides: Mapping[str, Any], offer: KnobChoices) -> Space:
         """The space with some knobs replaced (`--set`): one value fixes a knob, several narrow it.
 
         A value the user names is kept even where the hardware does not offer it: whether it works is measured.
@@ -57,13 +58,13 @@ class Space:
             knobs[knob] = _checked(knob, values, offer, "--set")
         return replace(self, knobs=knobs)
 
-    def configs(self, rules: Rules, seed: int = 0) -> tuple[Config, ...]:
+    def configs(self, constraints: Constraints, seed: int = 0) -> tuple[Config, ...]:
         """The distinct canonical configs that are not refused, as `Enumeration.configs` gives them.
 
         Raises:
             InputError: every combination contradicts itself; the first one's reason.
         """
-        return Enumeration(self.knobs, rules).configs(seed)
+        return Enumeration(self.knobs, constraints).configs(seed)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def list_spaces() -> tuple[SpaceFile, ...]:
     return tuple(SpaceFile(path.stem, _read(path)["description"], path) for path in _shipped().values())
 
 
-def load_space(name_or_path: str | Path, offer: Offer) -> Space:
+def load_space(name_or_path: str | Path, offer: KnobChoices) -> Space:
     """Read a shipped space by its name, or a YAML file by its path, and keep what this hardware offers of it.
 
     Raises:
@@ -118,7 +119,7 @@ def _read(path: Path) -> dict[str, Any]:
     return {"description": description.strip(), "knobs": knobs}
 
 
-def _listed(knob: str, given: Any, offer: Offer, path: Path) -> tuple[Value, ...]:
+def _listed(knob: str, given: Any, offer: KnobChoices, path: Path) -> tuple[Value, ...]:
     """The values of one knob of a file, as far as this hardware offers them."""
     _check_knob(knob, offer)
     offered = offer.choices(knob)
@@ -137,7 +138,7 @@ def _listed(knob: str, given: Any, offer: Offer, path: Path) -> tuple[Value, ...
     return kept
 
 
-def _checked(knob: str, values: list[Any], offer: Offer, source: str) -> tuple[Value, ...]:
+def _checked(knob: str, values: list[Any], offer: KnobChoices, source: str) -> tuple[Value, ...]:
     if not values:
         raise InputError(f"{source}: {knob} has no values.", "Give at least one, or leave the knob out.")
     for place, value in enumerate(values):
@@ -150,7 +151,7 @@ def _checked(knob: str, values: list[Any], offer: Offer, source: str) -> tuple[V
     return tuple(values)
 
 
-def _check_knob(knob: str, offer: Offer) -> None:
+def _check_knob(knob: str, offer: KnobChoices) -> None:
     if knob not in offer.known:
         raise unknown("knob to search", knob, offer.known)
 

@@ -1,6 +1,6 @@
 """The search itself: ask the sampler for a config, have it measured, learn, until a limit is reached.
 
-It knows nothing of models, devices or techniques: tune hands over what it needs as functions, the `Seams`.
+It knows nothing of models, devices or techniques: tune hands over what it needs as functions, the `SearchProblem`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from optuna.study import Study
 from optuna.trial import Trial
 
 from autofit.core.config import Config, Value
+from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement
-from autofit.core.rules import Rules
-from autofit.search.beliefs import SPEED_NOISE, Beliefs
-from autofit.search.choose import fastest
-from autofit.search.crew import Alone, Crew, Probe
+from autofit.search.concurrency import Alone, Crew, Probe
 from autofit.search.drift import slowdown
 from autofit.search.enumeration import Enumeration
-from autofit.search.expectation import Expectation
 from autofit.search.journal import Journal, abandon, open_study, record
-from autofit.search.known import Known, Past
-from autofit.search.sampler import EffectsSampler, measurements_of
+from autofit.search.predictions import Predictions
+from autofit.search.prior_measurements import PriorMeasurement, PriorMeasurements
+from autofit.search.ranking import fastest
+from autofit.search.sampler import SurrogateSampler, measurements_of
 from autofit.search.space import Space
+from autofit.search.surrogate import SPEED_NOISE, Surrogate
 
 # Before each probe every config of the pool is weighed anew: 0.2 s for 50,000, up to 1 s and half a GiB for 230,000.
 # On synthetic problems with poor predictions the whole pool found better configs in two of six searches, never worse.
@@ -39,11 +39,11 @@ _WEIGHED = 50_000
 
 
 @dataclass(frozen=True)
-class Seams:
+class SearchProblem:
     """What a search needs done by others.
 
     probe: measures a config; gets its number, and the seconds per step of the best so far to stop hopeless ones.
-    rules: what makes knobs a canonical Config, and why one cannot be.
+    constraints: what makes knobs a canonical Config, and why one cannot be.
     memory_order: a knob's value -> its proven rank of memory (`Technique.memory_order`), or None.
     on_finished: is told each measurement, and the best one that fits so far.
     on_started: is told how many configs there are and how many of them are refused, before the first one is measured.
@@ -54,12 +54,12 @@ class Seams:
     """
 
     probe: Probe
-    rules: Rules
+    constraints: Constraints
     memory_order: Callable[[str, Value], int | None]
     on_finished: Callable[[Measurement, Measurement | None], None]
     on_started: Callable[[int, int], None] = lambda size, refused: None
-    expect: Callable[[Sequence[Config]], Expectation | None] = lambda configs: None
-    known: Sequence[Known] = ()
+    expect: Callable[[Sequence[Config]], Predictions | None] = lambda configs: None
+    known: Sequence[PriorMeasurement] = ()
     on_probe: Callable[[int, Config], None] = lambda number, config: None
     crew: Callable[[Probe], Crew] = Alone
 
@@ -95,7 +95,8 @@ class SearchOutcome:
     left to measure) or "interrupt". `bound` is how much faster than the best measured one any other is expected to be
     at the most, at 95 %, as a share of it; None where nothing fits, or nothing is left. `expected` holds a measurement
     of every config that fits, with the speed that is expected of it given all of them. `slowdown` is by what share the
-    machine was slower or faster at any time than at the end, as far as repeated measurements tell. `beliefs` are those
+    machine was slower or faster at any time than at the end, as far as repeated measurements tell. `surrogate` are
+    those
     of the whole space, to be asked with these measurements.
     """
 
@@ -106,11 +107,11 @@ class SearchOutcome:
     bound: float | None = None
     expected: tuple[Measurement, ...] = ()
     slowdown: float = 0.0
-    beliefs: Beliefs | None = field(default=None, compare=False, repr=False)
+    surrogate: Surrogate | None = field(default=None, compare=False, repr=False)
 
 
 def search(
-    space: Space, seams: Seams, *, limits: Limits | None = None, journal: Journal | None = None, seed: int = 0
+    space: Space, problem: SearchProblem, *, limits: Limits | None = None, journal: Journal | None = None, seed: int = 0
 ) -> SearchOutcome:
     """Measure configs of a space until a limit is reached or the user interrupts.
 
@@ -121,32 +122,32 @@ def search(
     """
     limits = limits or Limits()
     deadline = time.monotonic() + (limits.time_limit or math.inf)
-    enumeration = Enumeration(space.knobs, seams.rules)
+    enumeration = Enumeration(space.knobs, problem.constraints)
     legal = enumeration.configs(seed)
     size = enumeration.count(refused=True).configs
     refused = size - enumeration.count().configs
-    seams.on_started(size, refused)
-    expected = seams.expect(legal) if len(legal) > 1 else None
-    past = _of_legal(seams.known, legal)
+    problem.on_started(size, refused)
+    expected = problem.expect(legal) if len(legal) > 1 else None
+    past = _of_legal(problem.known, legal)
     possible = _with(past.fits, legal, _not_surely_too_large(legal, expected, limits.memory_bytes))
     pool = _with(past.fits, legal, _worth_weighing(possible, expected, limits.memory_bytes, seed))
-    beliefs = Beliefs(
+    surrogate = Surrogate(
         _values(space, legal),
         pool,
-        memory_order=seams.memory_order,
+        memory_order=problem.memory_order,
         memory_bytes=limits.memory_bytes,
         expected=expected,
     ).knowing(past)
-    sampler = EffectsSampler(beliefs, seed=seed, tolerance=limits.tolerance)
+    sampler = SurrogateSampler(surrogate, seed=seed, tolerance=limits.tolerance)
     with _quiet():
         study = open_study(_of_space(journal, space), sampler)
-        stopped_by = _Exploration(study, sampler, seams, limits, deadline=deadline).run()
+        stopped_by = _Exploration(study, sampler, problem, limits, deadline=deadline).run()
         measurements = measurements_of(study)
     measured = {measurement.config for measurement in measurements}
     never = sum(config not in measured for config in pool)
     left = sampler.left(measurements)
     dominated = never - int(left.sum())
-    bound = sampler.beliefs.surplus(measurements, left) if left.any() else math.inf
+    bound = sampler.surrogate.surplus(measurements, left) if left.any() else math.inf
     skipped = {"predicted": len(legal) - len(possible), "dominated": dominated, "refused": refused}
     return SearchOutcome(
         tuple(measurements),
@@ -154,14 +155,14 @@ def search(
         stopped_by,
         size,
         bound=bound if math.isfinite(bound) else None,
-        expected=sampler.beliefs.settled(measurements),
+        expected=sampler.surrogate.settled(measurements),
         slowdown=math.expm1(float(abs(slowdown(measurements, noise=SPEED_NOISE)).max(initial=0.0))),
-        beliefs=beliefs,
+        surrogate=surrogate,
     )
 
 
 def _not_surely_too_large(
-    configs: Sequence[Config], expected: Expectation | None, memory_bytes: int | None
+    configs: Sequence[Config], expected: Predictions | None, memory_bytes: int | None
 ) -> Sequence[Config]:
     """The configs without those that cannot fit; all of them where that would leave none, for a prediction is no proof
     that nothing fits."""
@@ -171,10 +172,12 @@ def _not_surely_too_large(
     return left or configs
 
 
-def _of_legal(known: Sequence[Known], legal: Sequence[Config]) -> Past:
+def _of_legal(known: Sequence[PriorMeasurement], legal: Sequence[Config]) -> PriorMeasurements:
     """What is known of the configs of this search; of others, nothing is expected that they could be held against."""
     own = {config: config for config in legal} if known else {}  # the same ones are found faster than equal ones
-    return Past([dataclasses.replace(each, config=own[each.config]) for each in known if each.config in own])
+    return PriorMeasurements(
+        [dataclasses.replace(each, config=own[each.config]) for each in known if each.config in own]
+    )
 
 
 def _with(seen: set[Config], legal: Sequence[Config], chosen: Sequence[Config]) -> Sequence[Config]:
@@ -186,7 +189,7 @@ def _with(seen: set[Config], legal: Sequence[Config], chosen: Sequence[Config]) 
 
 
 def _worth_weighing(
-    configs: Sequence[Config], expected: Expectation | None, memory_bytes: int | None, seed: int
+    configs: Sequence[Config], expected: Predictions | None, memory_bytes: int | None, seed: int
 ) -> Sequence[Config]:
     """As many as the sampler can weigh before each probe: the most promising, or any where nothing is expected of them;
     then with the first one, which should need the least memory."""
@@ -201,10 +204,12 @@ def _worth_weighing(
 class _Exploration:
     """Configs are measured, as many at a time as the crew can, until something stops it."""
 
-    def __init__(self, study: Study, sampler: EffectsSampler, seams: Seams, limits: Limits, *, deadline: float) -> None:
-        self._study, self._sampler, self._seams = study, sampler, seams
+    def __init__(
+        self, study: Study, sampler: SurrogateSampler, problem: SearchProblem, limits: Limits, *, deadline: float
+    ) -> None:
+        self._study, self._sampler, self._seams = study, sampler, problem
         self._limits, self._deadline = limits, deadline
-        self._crew = seams.crew(seams.probe)
+        self._crew = problem.crew(problem.probe)
         self._running: dict[int, Trial] = {}  # by the number of its measurement
 
     def run(self) -> str:
@@ -249,7 +254,7 @@ class _Exploration:
     def _finish(self) -> None:
         number, measured = self._crew.wait()
         measured = self._record(number, measured)
-        self._seams.on_finished(measured, self._sampler.beliefs.leader(measurements_of(self._study)))
+        self._seams.on_finished(measured, self._sampler.surrogate.leader(measurements_of(self._study)))
 
     def _record(self, number: int, measured: Measurement) -> Measurement:
         measured = dataclasses.replace(measured, number=number)

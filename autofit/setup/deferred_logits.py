@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 from autofit.core.errors import RefusedError
 from autofit.setup.layers import output_head
-from autofit.setup.setup import Setup
+from autofit.setup.state import Setup
 
 FEW_TOKENS = 16  # as many are enough to tell one loss from another
 NO_HEAD = "the model is not a causal language model of transformers with a linear output head; use standard."

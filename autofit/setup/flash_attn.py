@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from autofit.core.errors import RefusedError
-from autofit.setup.setup import Setup
+from autofit.setup.state import Setup
 
 IMPLEMENTATION = "flash_attention_2"
 

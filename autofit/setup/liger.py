@@ -17,7 +17,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from autofit.core.errors import RefusedError
-from autofit.setup.setup import Setup, Slices
+from autofit.setup.state import Setup, Slices
 
 _PROCESSORS = 132  # of an H100: as many rows are summed into the gradient of a norm's weight
 _AMPERE = (8, 0)  # from there on a product is added to the gradient of the head's weight without a copy of it

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from autofit.core.hardware import MIB
-from autofit.setup.copies import CopyLane, HostPool, Layout, Ticket, flat_bytes, plain_tensors
+from autofit.setup.host_copies import CopyLane, HostPool, Layout, Ticket, flat_bytes, plain_tensors
 
 # Norms' statistics, masks and token numbers: a step has as many of them as of large tensors, each would cost the host
 # the calls and events of two copies, and together they are a small part of the memory.

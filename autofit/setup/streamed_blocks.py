@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.hardware import MIB
-from autofit.setup.copies import CopyLane, Layout, Ticket, flat_bytes
+from autofit.setup.host_copies import CopyLane, Layout, Ticket, flat_bytes
 
 Slot = tuple[nn.Module, str]  # where a weight is: the module that holds it, and its name there
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup.setup import Setup
+from autofit.setup.state import Setup
 
 
 class Stage(IntEnum):
@@ -28,7 +28,8 @@ class Stage(IntEnum):
 class Technique:
     """One knob of the search: what it may be, when it cannot be, and what it does to a training run.
 
-    What `settle` and `refuse` say hangs on their arguments alone: a search asks about a few configs, and takes the
+    What `canonicalize` and `refuse` say hangs on their arguments alone: a search asks about a few configs, and takes
+    the
     answer to hold for all that agree with one of them on the knobs that were read.
     """
 
@@ -54,7 +55,7 @@ class Technique:
         known = (self.off, *(self.values or self.choices(hardware)))
         return any(value == each and type(value) is type(each) for each in known)
 
-    def settle(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """This knob's canonical value beside the others: null or `off` where it has no meaning."""
         return config[self.name]
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from autofit.core.config import Config, Value
+from autofit.core.constraints import Constraints
 from autofit.core.environment import quiet_imports
 from autofit.core.errors import InputError, unknown
 from autofit.core.hardware import Hardware
-from autofit.core.rules import Rules
 from autofit.core.workload import Workload
 from autofit.setup import Technique
 
@@ -86,29 +86,31 @@ def _unacceptable(technique: Technique, value: Value, known: tuple[Value, ...]) 
     return InputError(f"{technique.name} cannot be {given}.", remedy)
 
 
-def settle(knobs: Mapping[str, Any], workload: Workload, hardware: Hardware) -> Config:
+def canonicalize(knobs: Mapping[str, Any], workload: Workload, hardware: Hardware) -> Config:
     """The canonical Config: every knob present, absent ones off, meaningless ones null.
 
     Raises:
         InputError: an unknown knob, an impossible value, or knobs that contradict each other.
     """
     check(knobs, hardware)
-    return rules(workload, hardware).canonical(knobs)
+    return constraints(workload, hardware).canonical(knobs)
 
 
-def rules(workload: Workload, hardware: Hardware) -> Rules:
+def constraints(workload: Workload, hardware: Hardware) -> Constraints:
     """What all techniques say of configs of this workload on this hardware, each for itself."""
     order = all_techniques()
-    settling = [each for each in order if type(each).settle is not Technique.settle]  # the others keep what is given
-    return Rules(
+    settling = [
+        each for each in order if type(each).canonicalize is not Technique.canonicalize
+    ]  # the others keep what is given
+    return Constraints(
         off={each.name: each.off for each in order},
-        settle={each.name: functools.partial(_settled, each, workload, hardware) for each in settling},
+        canonicalize={each.name: functools.partial(_settled, each, workload, hardware) for each in settling},
         refuse={each.name: functools.partial(_refused, each, workload, hardware) for each in order},
     )
 
 
 def _settled(technique: Technique, workload: Workload, hardware: Hardware, config: Config) -> Value:
-    return technique.settle(config, workload, hardware)
+    return technique.canonicalize(config, workload, hardware)
 
 
 def _refused(technique: Technique, workload: Workload, hardware: Hardware, config: Config) -> str | None:

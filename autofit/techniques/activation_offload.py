@@ -6,7 +6,7 @@ from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.setup import Setup, Stage, Technique
-from autofit.setup.copies import CopyLane
+from autofit.setup.host_copies import CopyLane
 from autofit.setup.saved_tensors import SavedTensorsOnHost
 
 

@@ -14,7 +14,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique, parts
+from autofit.setup import Setup, Stage, Technique, requirements
 from autofit.setup.flash_attn import IMPLEMENTATION, stand_in_for_flash_attn
 
 _AMPERE = (8, 0)  # first compute capability that FlashAttention-2 has kernels for
@@ -34,7 +34,7 @@ class Attention(Technique):
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         return self.values if hardware.device == "cuda" else ("sdpa", "eager")
 
-    def settle(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         uses_it = workload.traits is None or workload.traits.sdpa
         return config[self.name] or self.off if uses_it else None
 
@@ -108,7 +108,7 @@ def _leave_out_plans(setup: Setup) -> None:
 
 
 def _has_flash_attn() -> bool:
-    return parts.installed("flash_attn")
+    return requirements.installed("flash_attn")
 
 
 def _set_implementation(setup: Setup, name: str) -> None:

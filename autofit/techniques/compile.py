@@ -18,7 +18,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique, parts
+from autofit.setup import Setup, Stage, Technique, requirements
 from autofit.setup.blocks import repeated_blocks
 
 BACKEND = "inductor"  # tests that need no generated code take aot_eager: captured and partitioned, run as it was
@@ -56,7 +56,7 @@ class Compile(Technique):
             return None
         if BACKEND != "inductor" and hardware.device == "cpu":
             return None
-        lacking = parts.no_compiler(hardware.device) if hardware.here else None
+        lacking = requirements.no_compiler(hardware.device) if hardware.here else None
         return _too_old(hardware) or (f"{lacking}, or use none." if lacking else None)
 
     def apply(self, setup: Setup, value: Value) -> None:

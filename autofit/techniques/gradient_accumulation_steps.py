@@ -23,7 +23,7 @@ class GradientAccumulationSteps(Technique):
     def accepts(self, value: Value, hardware: Hardware) -> bool:
         return value is None or (type(value) is int and value > 0)
 
-    def settle(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError when the batch sizes do not divide, or a number was given that they contradict."""
         effective, ranks = workload.effective_batch_size, hardware.ranks
         micro = config["micro_batch_size"] or effective // ranks

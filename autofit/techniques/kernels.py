@@ -22,7 +22,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique, parts
+from autofit.setup import Setup, Stage, Technique, requirements
 from autofit.setup.deferred_logits import loss_of_few_tokens
 from autofit.setup.liger import no_kernels_for, stand_in_for_liger
 
@@ -54,9 +54,9 @@ class Kernels(Technique):
             return None
         if hardware.device != "cuda":
             return "liger is made of Triton kernels, which run on CUDA only; use none."
-        if hardware.here and not parts.installed("liger_kernel"):
+        if hardware.here and not requirements.installed("liger_kernel"):
             return "liger needs liger-kernel, which is not installed; pip install liger-kernel, or use none."
-        if hardware.here and (lacking := parts.no_compiler(hardware.device)):
+        if hardware.here and (lacking := requirements.no_compiler(hardware.device)):
             return f"liger compiles its kernels: {lacking}, or use none."
         return None
 

@@ -22,7 +22,7 @@ class LoraDropout(Technique):
     def accepts(self, value: Value, hardware: Hardware) -> bool:
         return value is None or (type(value) in (int, float) and 0 <= value < 1)  # type: ignore[operator]
 
-    def settle(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         return (config[self.name] or None) if config["lora_rank"] else None
 
     def package(self, value: Value) -> str:

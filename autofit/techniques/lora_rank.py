@@ -11,7 +11,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import CLASSIFICATION_TASKS, Workload, task_of
-from autofit.setup import Setup, Stage, Technique, parts
+from autofit.setup import Setup, Stage, Technique, requirements
 from autofit.setup.layers import is_linear, output_heads
 
 
@@ -40,7 +40,7 @@ class LoraRank(Technique):
         return int(value or 0)
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
-        if config[self.name] and not parts.installed("peft"):
+        if config[self.name] and not requirements.installed("peft"):
             return "LoRA needs peft, which is not installed; pip install peft, or use lora_rank 0."
         if config[self.name] and workload.traits and not workload.traits.linears:
             return "the model has no linear layers to put adapters beside; use lora_rank 0."

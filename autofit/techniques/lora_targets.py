@@ -18,7 +18,7 @@ class LoraTargets(Technique):
     off = None
     values = ("attention", "all-linear", "all-linear+head")
 
-    def settle(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         if not config["lora_rank"]:
             return None
         if workload.task in CLASSIFICATION_TASKS and config[self.name] == "all-linear+head":

@@ -36,7 +36,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup import Setup, Slices, Stage, Technique, liger, parts
+from autofit.setup import Setup, Slices, Stage, Technique, liger, requirements
 from autofit.setup.deferred_logits import NO_HEAD, Deferral, Pending, SummedLoss, defer_logits, loss_of_few_tokens
 
 _ROWS = 256  # tokens at a time that keep a GPU's matrix units busy while the head's weight streams by
@@ -104,9 +104,9 @@ class Loss(Technique):
 def _why_not_fused(config: Config, hardware: Hardware) -> str | None:
     if hardware.device != "cuda":
         return "fused is made of Triton kernels, which run on CUDA only; use chunked."
-    if hardware.here and not parts.installed("liger_kernel"):
+    if hardware.here and not requirements.installed("liger_kernel"):
         return "fused needs liger-kernel, which is not installed; pip install liger-kernel, or use chunked."
-    if hardware.here and (lacking := parts.no_compiler(hardware.device)):
+    if hardware.here and (lacking := requirements.no_compiler(hardware.device)):
         return f"fused compiles its kernels: {lacking}, or use chunked."
     if config.get("lora_targets") == "all-linear+head":
         return "fused reads the head's weight itself and would leave out its adapters; use chunked."

@@ -33,7 +33,7 @@ class MicroBatchSize(Technique):
     def accepts(self, value: Value, hardware: Hardware) -> bool:
         return value is None or (type(value) is int and value > 0)
 
-    def settle(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         return config[self.name] or workload.effective_batch_size // hardware.ranks
 
     def exact(self, value: Value, workload: Workload) -> bool:
@@ -49,7 +49,7 @@ class MicroBatchSize(Technique):
         return value if isinstance(value, int) else None
 
     def apply(self, setup: Setup, value: Value) -> None:
-        assert isinstance(value, int), "settle() leaves no null"
+        assert isinstance(value, int), "canonicalize() leaves no null"
         setup.micro_batch_size = value
         batch_norms = [each for each in setup.model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
         for each in batch_norms:

@@ -22,7 +22,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import InputError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique, parts
+from autofit.setup import Setup, Stage, Technique, requirements
 
 _FIDELITY = {
     "adamw": 5,
@@ -68,7 +68,7 @@ class Optimizer(Technique):
     )
     always = True
 
-    def settle(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """null where the workload brings an optimizer of its own."""
         return None if workload.optimizer else config[self.name] or self.off
 
@@ -103,7 +103,7 @@ class Optimizer(Technique):
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         value = str(config[self.name])
         library = _LIBRARY.get(value)
-        if library and not parts.installed(library):
+        if library and not requirements.installed(library):
             return f"{value} needs {library}, which is not installed; pip install {library}, or use adamw."
         if value == "paged-adamw-8bit" and hardware.device == "cpu":
             return (
@@ -112,7 +112,11 @@ class Optimizer(Technique):
         if value == "adamw-fp8" and _before_ada(hardware):
             capability = ".".join(str(part) for part in hardware.capability or ())
             return f"{value} needs compute capability 8.9, {hardware.name} has {capability}; use adamw-8bit."
-        if value in _COMPILED and hardware.here and (lacking := parts.no_compiler(hardware.device, *_COUNTED_ON)):
+        if (
+            value in _COMPILED
+            and hardware.here
+            and (lacking := requirements.no_compiler(hardware.device, *_COUNTED_ON))
+        ):
             return f"{value} compiles its step: {lacking}, or use adamw-8bit."
         return None
 

@@ -27,8 +27,8 @@ from torch.optim import Optimizer
 from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique, parts
-from autofit.setup.copies import pinning
+from autofit.setup import Setup, Stage, Technique, requirements
+from autofit.setup.host_copies import pinning
 
 
 class OptimizerOffload(Technique):
@@ -56,7 +56,7 @@ class OptimizerOffload(Technique):
             return None
         if hardware.device == "cpu":
             return "on a CPU the state is in the host's memory already, so there is nothing to offload; use none."
-        if not parts.installed("torchao"):
+        if not requirements.installed("torchao"):
             return "it needs torchao, which is not installed; pip install torchao, or use none."
         if config["optimizer"] != "adamw":
             # Small state has no use in the host's large memory; sgd and adafactor have next to none to offload.

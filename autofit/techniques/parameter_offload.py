@@ -21,8 +21,8 @@ from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.setup import Setup, Stage, Technique
 from autofit.setup.blocks import repeated_blocks
-from autofit.setup.copies import CopyLane
-from autofit.setup.setup import Holder
+from autofit.setup.host_copies import CopyLane
+from autofit.setup.state import Holder
 from autofit.setup.streamed_blocks import LEAST_BLOCKS, SMALLEST, BlockStreamer, Slot
 
 _TOO_FEW = (

@@ -16,7 +16,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique, parts
+from autofit.setup import Setup, Stage, Technique, requirements
 from autofit.setup.layers import output_heads
 
 _FIDELITY = {"fp32": 5, "tf32": 4, "bf16-mixed": 3, "fp16-mixed": 2, "bf16": 1, "fp8": 0}
@@ -137,7 +137,7 @@ def _holds(held: torch.dtype, given: torch.dtype) -> bool:
 
 
 def _against_fp8(config: Config, workload: Workload) -> str | None:
-    if not parts.installed("torchao"):
+    if not requirements.installed("torchao"):
         return "fp8 needs torchao, which is not installed; pip install torchao, or use bf16."
     rows = int(config["micro_batch_size"] or 1) * (workload.sequence_length or _FP8_MULTIPLE)
     if rows % _FP8_MULTIPLE:

@@ -20,7 +20,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique, parts
+from autofit.setup import Setup, Stage, Technique, requirements
 from autofit.setup.layers import is_transposed_linear, output_heads
 
 _OUTLIERS = 6.0  # activations beyond it are multiplied unquantised: LLM.int8()'s own threshold, and transformers'
@@ -53,7 +53,7 @@ class Quantization(Technique):
         value = config[self.name]
         if value == self.off:
             return None
-        if not parts.installed("bitsandbytes"):
+        if not requirements.installed("bitsandbytes"):
             return f"{value} needs bitsandbytes, which is not installed; pip install bitsandbytes, or use none."
         if not config["lora_rank"]:
             return "quantised weights cannot be trained; set lora_rank, or use none."

@@ -13,8 +13,8 @@ from autofit.core.hardware import Hardware
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
 from autofit.setup import Setup, Stage, Technique
-from autofit.techniques import all_techniques, refuse, settle
-from autofit.training.skeleton import materialize, skeleton_from
+from autofit.techniques import all_techniques, canonicalize, refuse
+from autofit.training.meta_model import materialize, skeleton_from
 
 
 def build(
@@ -34,7 +34,7 @@ def build(
     Raises:
         RefusedError: a technique cannot be applied to this model or beside the others.
     """
-    settled = settle(config, workload, hardware)
+    settled = canonicalize(config, workload, hardware)
     reason = refuse(settled, workload, hardware)
     if reason:
         raise RefusedError(reason)

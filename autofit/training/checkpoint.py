@@ -24,9 +24,9 @@ from autofit.core import strict_yaml
 from autofit.core.errors import InputError
 from autofit.core.hardware import MIB
 from autofit.setup import Setup
-from autofit.setup.copies import plain_tensors
+from autofit.setup.host_copies import plain_tensors
 from autofit.techniques import all_techniques
-from autofit.training import durable, random_state
+from autofit.training import atomic_writes, random_state
 
 FOLDER = "checkpoints"
 _LABEL, _WEIGHTS, _BUFFERS, _STATE = "checkpoint.yaml", "weights.safetensors", "buffers.safetensors", "state.pt"
@@ -71,12 +71,12 @@ def save(setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, d
     label = _label(setup, next_step)
     path = directory / FOLDER / f"step-{next_step:08d}"
     needed = _bytes((weights, buffers, state)) + MIB
-    with durable.written_whole(path, what=f"the checkpoint of step {next_step}", needed_bytes=needed) as aside:
+    with atomic_writes.written_whole(path, what=f"the checkpoint of step {next_step}", needed_bytes=needed) as aside:
         safetensors.torch.save_file(weights, aside / _WEIGHTS)
         safetensors.torch.save_file(buffers, aside / _BUFFERS)
         with (aside / _STATE).open("wb") as file:  # by its path, torch would not tell what the system says of a failure
             torch.save(state, file)
-        sums = {name: durable.checksum(aside / name) for name in (_WEIGHTS, _BUFFERS, _STATE)}
+        sums = {name: atomic_writes.checksum(aside / name) for name in (_WEIGHTS, _BUFFERS, _STATE)}
         (aside / _LABEL).write_text(strict_yaml.dump({**label, "crc32": sums}), encoding="utf-8")
     _retire(directory, next_step, keep_last)
     return path
@@ -228,7 +228,7 @@ def _retire(directory: Path, next_step: int, keep_last: int) -> None:
     for step, path in _steps(directory):
         kept += step <= next_step
         if step > next_step or kept > keep_last:
-            durable.remove(path)
+            atomic_writes.remove(path)
 
 
 # Reading.
@@ -236,7 +236,7 @@ def _retire(directory: Path, next_step: int, keep_last: int) -> None:
 
 def _steps(directory: Path) -> list[tuple[int, Path]]:
     """The checkpoints of an output directory by their steps, the newest first."""
-    named = ((_STEP.fullmatch(name), path) for name, path in durable.whole(directory / FOLDER))
+    named = ((_STEP.fullmatch(name), path) for name, path in atomic_writes.whole(directory / FOLDER))
     return sorted(((int(match[1]), path) for match, path in named if match), reverse=True)
 
 
@@ -259,7 +259,7 @@ def _read_contents(path: Path, label: dict[str, Any]) -> dict[str, Any]:
     contents: dict[str, Any] = {}
     for name in (_WEIGHTS, _BUFFERS, _STATE):
         try:
-            if durable.checksum(path / name) != label["crc32"].get(name):
+            if atomic_writes.checksum(path / name) != label["crc32"].get(name):
                 raise _DamagedError(f"{name} is not what was written")
             contents[name] = _read_state(path / name) if name == _STATE else safetensors.torch.load_file(path / name)
         except OSError as error:

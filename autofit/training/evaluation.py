@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from autofit.core.errors import InputError
-from autofit.memory.out_of_memory import is_out_of_memory
+from autofit.data.batch import loss_count, map_tensors, sample_count, samples_of
+from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
-from autofit.training.data import loss_count, map_tensors, sample_count, samples_of
 from autofit.training.inspect import blamed_on
-from autofit.training.loader import batches_of
-from autofit.training.loop import compute_loss
+from autofit.training.step import compute_loss
+from autofit.training.workload import batches_of
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from torch import nn
 
 from autofit.core.cache import digest
 from autofit.core.workload import Workload
-from autofit.training.data import tensors
+from autofit.data.batch import tensors
 
 _LIBRARIES = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
 

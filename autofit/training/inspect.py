@@ -20,16 +20,16 @@ import autofit
 from autofit.core.errors import AutofitError, InputError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Traits, Workload
-from autofit.memory.out_of_memory import is_out_of_memory
+from autofit.data.batch import map_tensors, sample_count, weighted_slices
+from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.setup.blocks import repeated_blocks
 from autofit.setup.layers import is_linear
 from autofit.training.build import build
-from autofit.training.data import map_tensors, sample_count, weighted_slices
 from autofit.training.default_loss import check_call
 from autofit.training.fingerprint import fingerprint
-from autofit.training.loop import compute_loss
-from autofit.training.skeleton import skeleton_from
+from autofit.training.meta_model import skeleton_from
+from autofit.training.step import compute_loss
 
 _CHECKED_SAMPLES = 4
 _KNOWN_TO_SPLIT = ("preset", "directory", "hub")  # transformers models with their own loss

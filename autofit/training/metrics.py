@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from autofit.core.errors import InputError
 from autofit.core.notebook import Cell, in_notebook
-from autofit.training.run import StepReport
+from autofit.training.loop import StepReport
 
 _NAMES = (*(each.name for each in fields(StepReport)), "evaluation")
 

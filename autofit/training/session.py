@@ -18,27 +18,27 @@ from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.run_directory import write_whole
 from autofit.core.strict_yaml import dump, load_mapping
 from autofit.core.workload import Workload
-from autofit.memory import segments
-from autofit.memory.device import detect
+from autofit.hardware import segments
+from autofit.hardware.device import detect
 from autofit.setup import Setup
 from autofit.training import checkpoint, random_state
 from autofit.training.build import build
+from autofit.training.epochs import Passes
 from autofit.training.evaluation import check_evaluation, evaluate
 from autofit.training.given_back import given_back
 from autofit.training.inspect import check_loss
-from autofit.training.loader import batches_of, length_of
+from autofit.training.loop import Callback, Listener, StepReport, train
 from autofit.training.metrics import Bar, MetricsFile, Recorder, TensorBoard
-from autofit.training.passes import Passes
-from autofit.training.recovery import RUNGS
-from autofit.training.run import Callback, Listener, StepReport, train
-from autofit.training.saving import save_model
+from autofit.training.oom_recovery import FALLBACK_KNOBS
+from autofit.training.save_model import save_model
+from autofit.training.workload import batches_of, length_of
 
 _SLOW_LOADER, _WORTH_A_WORD = 0.1, 0.2  # share of the time, and seconds
 METRICS, CUTS = "metrics.jsonl", "after-out-of-memory.yaml"
 
 
 @dataclass(frozen=True)
-class Keeping:
+class CheckpointPolicy:
     """Where a run is kept and how: a directory or None, a checkpoint every so many steps, the last few of them."""
 
     directory: Path | None = None
@@ -55,7 +55,7 @@ class Keeping:
         """Write down what `Recovery` may change, so that a run that is resumed does not have to find out again."""
         if self.directory:
             self.directory.mkdir(parents=True, exist_ok=True)
-            write_whole(self.directory / CUTS, dump({knob: config[knob] for knob in RUNGS}))
+            write_whole(self.directory / CUTS, dump({knob: config[knob] for knob in FALLBACK_KNOBS}))
 
     def __post_init__(self) -> None:
         checkpoint.check_counts(checkpoint_every=self.checkpoint_every, keep_last=self.keep_last)
@@ -72,7 +72,7 @@ class Session:
     workload: Workload
     model: nn.Module
     hyperparameters: Hyperparameters
-    keeping: Keeping
+    keeping: CheckpointPolicy
     callbacks: Sequence[Callback]
     listener: Listener
     progress: bool = False
@@ -252,4 +252,4 @@ class _Training:
 
 
 def _told(config: Mapping[str, Any]) -> str:
-    return ", ".join(f"{knob} {config[knob]}" for knob in RUNGS)
+    return ", ".join(f"{knob} {config[knob]}" for knob in FALLBACK_KNOBS)

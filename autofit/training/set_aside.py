@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.errors import OutOfMemoryError
-from autofit.memory.out_of_memory import is_out_of_memory
+from autofit.hardware.out_of_memory import is_out_of_memory
 
 _HOST = torch.device("cpu")
 

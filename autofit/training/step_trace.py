@@ -15,7 +15,7 @@ from types import TracebackType
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from autofit.training.run import StepReport
+from autofit.training.loop import StepReport
 
 TRACE, SNAPSHOT = "step_trace.json.gz", "memory_snapshot.pickle"
 WARM_STEPS = 2  # the optimizer's state exists after the first; the second has found its kernels

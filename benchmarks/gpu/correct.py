@@ -61,7 +61,7 @@ def marked_files(tests: Path) -> list[str]:
     return [str(path) for path in files if _MARK in path.read_text(encoding="utf-8")]
 
 
-def tell(store: Store) -> Told:
+def notify(store: Store) -> Told:
     """How many ended how, and what failed."""
     rows = store.rows(STAGE)
     count = Counter(row["outcome"] for row in rows.values())
@@ -73,4 +73,4 @@ def tell(store: Store) -> Told:
     return Told(figures, [Table("Tests that fail", ("test", "reason"), failed)] if failed else [], notes)
 
 
-CORRECT = Stage("correct", share=0.4, least_seconds=60.0, run=run, tell=tell)
+CORRECT = Stage("correct", share=0.4, least_seconds=60.0, run=run, notify=notify)

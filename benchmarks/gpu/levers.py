@@ -57,7 +57,7 @@ def _against(row: Row, plain: Row) -> dict[str, Any]:
     }
 
 
-def tell(store: Store) -> Told:
+def notify(store: Store) -> Told:
     """One table for each kind of training."""
     rows = rows_of(store)
     head = ("lever", "peak, GiB", "saves, GiB", "predicted", "step, s", "slower by", "predicted")
@@ -85,4 +85,4 @@ def _line(row: dict[str, Any]) -> list[str | None]:
     ]
 
 
-LEVERS = Stage("levers", share=1.0, least_seconds=45.0, run=run, tell=tell)
+LEVERS = Stage("levers", share=1.0, least_seconds=45.0, run=run, notify=notify)

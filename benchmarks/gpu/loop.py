@@ -1,4 +1,4 @@
-"""Stage loop: the train.py that a search wrote, and autofit.fit, against the probe; the loop against one by hand.
+"""Stage loop: the train.py that a search wrote, and autofit.api.fit, against the probe; the loop against one by hand.
 
 All of them run the best config of the first search, one after the other; the probe is taken again beside them.
 """
@@ -19,9 +19,9 @@ import autofit
 from autofit.core.config import Config
 from autofit.core.errors import AutofitError
 from autofit.core.workload import Workload
-from autofit.memory.tracker import StorageTracker
+from autofit.hardware.tracker import StorageTracker
 from autofit.probe import Plan
-from autofit.training.run import StepReport
+from autofit.training.loop import StepReport
 from benchmarks.gpu import search
 from benchmarks.gpu.bench import Bench, LeftOutError, sentence
 from benchmarks.gpu.measured import measured
@@ -112,7 +112,7 @@ def draw_on(device: str) -> None:
 
 
 def fitted(workload: Workload, config: Config, device: str) -> Row:
-    """Train a living model with autofit.fit, the way a user does; its first two steps are not timed.
+    """Train a living model with autofit.api.fit, the way a user does; its first two steps are not timed.
 
     On CUDA the peak is that from the second step on: the user's model is made in float32, and outgrows the cap before.
     """
@@ -135,7 +135,7 @@ def fitted(workload: Workload, config: Config, device: str) -> Row:
     return {"tokens_per_second": tokens / statistics.median(seconds[2:]), "peak_bytes": peak}
 
 
-def tell(store: Store) -> Told:
+def notify(store: Store) -> Told:
     """Each way of training against the probe beside it."""
     rows = store.rows(STAGE)
     found = {key: _speed_and_peak(rows[key]) for key in (PROBE, TRAIN_PY, FIT) if key in rows}
@@ -173,4 +173,4 @@ def _overhead_line(row: Mapping[str, Any]) -> list[str | None]:
     return [each.name, *times, "yes" if each.reached else "no"]
 
 
-LOOP = Stage(STAGE, share=0.6, least_seconds=90.0, run=run, tell=tell)
+LOOP = Stage(STAGE, share=0.6, least_seconds=90.0, run=run, notify=notify)

@@ -161,7 +161,7 @@ def _measured(bench: Bench, case: Case, row: Row) -> Row:
     cap = budget.cap_bytes(hardware.device)
     if estimate and estimate["device_bytes"]["low"] > cap:
         return {**row, "left_out": f"by its estimate it needs more than {cap / 2**30:.0f} GiB"}
-    config = techniques.settle(case.knobs, workload, hardware)
+    config = techniques.canonicalize(case.knobs, workload, hardware)
     return {**row, **measured(bench, workload, config, budget, PLAN)}
 
 

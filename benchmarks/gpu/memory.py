@@ -31,7 +31,7 @@ def run(bench: Bench) -> None:
     measure_all(bench, bench.grid.mixed(), wanted=bench.grid.wanted)
 
 
-def tell(store: Store) -> Told:
+def notify(store: Store) -> Told:
     """Errors, intervals, and what could not be measured."""
     rows = store.rows(STAGE)
     groups = figures.by_lever(rows.values())
@@ -97,4 +97,4 @@ def _outcome(row: Row) -> str | None:
     return row["measurement"]["outcome"] if "measurement" in row else None
 
 
-MEMORY = Stage("memory", share=0.7, least_seconds=60.0, run=run, tell=tell)
+MEMORY = Stage("memory", share=0.7, least_seconds=60.0, run=run, notify=notify)

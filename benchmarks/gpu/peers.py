@@ -14,7 +14,7 @@ from autofit import techniques
 from autofit.core.errors import AutofitError
 from autofit.core.workload import Workload
 from autofit.probe import Plan
-from autofit.report.words import describe
+from autofit.report.formatting import describe
 from benchmarks.gpu import search
 from benchmarks.gpu.bench import Bench, LeftOutError, sentence
 from benchmarks.gpu.measured import measured
@@ -43,7 +43,7 @@ def run(bench: Bench) -> None:
         if answer and bench.store.get(STAGE, key) is None:
             bench.need(1.0 if bench.smoke else _LEAST)
             knobs = {knob: value for knob, value in answer["config"].items() if knob != "lora_alpha"}
-            config = techniques.settle({**knobs, "lora_rank": RANK}, workload, bench.hardware)
+            config = techniques.canonicalize({**knobs, "lora_rank": RANK}, workload, bench.hardware)
             bench.store.add(STAGE, key, measured(bench, workload, config, search.budget_of(gib), _PLAN))
     nbytes = search.budget_of(gib).cap_bytes(bench.device, bench.hardware.context_bytes)
     for tool in REHEARSED if bench.smoke else PEERS:
@@ -100,7 +100,7 @@ def _renamed(seen: Row) -> Row:
     return {"step_seconds" if name == "seconds" else name: value for name, value in seen.items()}
 
 
-def tell(store: Store) -> Told:
+def notify(store: Store) -> Told:
     """Throughput of everyone, and autofit's over each peer's."""
     rows = store.rows(STAGE)
     speeds = {key: speed for key, row in rows.items() if (speed := _speed(row))}
@@ -149,4 +149,4 @@ def _line(key: str, row: Row, speeds: Mapping[str, float]) -> list[str | None]:
     return [key, *cells, told, f"x {ours / speed:.2f}" if ours and speed else None]
 
 
-PEERS_STAGE = Stage(STAGE, share=0.8, least_seconds=120.0, run=run, tell=tell)
+PEERS_STAGE = Stage(STAGE, share=0.8, least_seconds=120.0, run=run, notify=notify)

@@ -22,9 +22,9 @@ from autofit.core.options import SearchOptions
 from autofit.core.result import TIERS
 from autofit.core.workload import Workload
 from autofit.estimate import predict_all
-from autofit.offer import legal_configs
 from autofit.probe import Plan
-from autofit.report.words import describe
+from autofit.report.formatting import describe
+from autofit.tuning.space import legal_configs
 from benchmarks.gpu.bench import Bench, Ended, TimeUp, python
 from benchmarks.gpu.cases import TINY
 from benchmarks.gpu.measured import ESTIMATE_SECONDS, UNLIMITED, measured
@@ -173,7 +173,7 @@ def regret(store: Store) -> float | None:
     return max(0.0, 1 - best / max(speeds.values())) if best and speeds else None
 
 
-def tell(store: Store) -> Told:
+def notify(store: Store) -> Told:
     """The searches, and what was measured after the first."""
     rows = store.rows(STAGE)
     searches = {key: row for key, row in rows.items() if "gib" in row}
@@ -215,4 +215,4 @@ def _after(key: str, row: Row) -> list[str | None]:
     return [key, measurement["outcome"], None if speed is None else f"{speed:,.0f}", describe(measurement["config"])]
 
 
-SEARCH = Stage(STAGE, share=0.8, least_seconds=360.0, run=run, tell=tell)
+SEARCH = Stage(STAGE, share=0.8, least_seconds=360.0, run=run, notify=notify)

@@ -14,9 +14,9 @@ from autofit.core.hardware import Hardware
 from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
 from autofit.estimate import predict_all
-from autofit.offer import legal_configs
 from autofit.probe import Plan
-from autofit.report.words import describe
+from autofit.report.formatting import describe
+from autofit.tuning.space import legal_configs
 from benchmarks.gpu import figures
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.measured import ESTIMATE_SECONDS, UNLIMITED, estimated, measured
@@ -70,7 +70,7 @@ def fastest(workload: Workload, hardware: Hardware, count: int, measuring: float
     return [config for config in chain.from_iterable(zip_longest(plain, compiled)) if config is not None]
 
 
-def tell(store: Store) -> Told:
+def notify(store: Store) -> Told:
     """The errors and ranks of all step times, by model; the utilisation of what is fastest."""
     groups = figures.by_lever(store.rows(MEASURED).values())
     models = {row["model"] for row in groups["all"]}
@@ -119,4 +119,4 @@ def _tried(row: Row) -> list[str | None]:
     ]
 
 
-SPEED = Stage(STAGE, share=0.4, least_seconds=45.0, run=run, tell=tell)
+SPEED = Stage(STAGE, share=0.4, least_seconds=45.0, run=run, notify=notify)

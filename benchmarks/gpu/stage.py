@@ -40,4 +40,4 @@ class Stage:
     share: float
     least_seconds: float
     run: Callable[[Bench], None]
-    tell: Callable[[Store], Told]
+    notify: Callable[[Store], Told]

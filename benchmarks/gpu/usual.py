@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from autofit.core.workload import Workload
-from autofit.memory.out_of_memory import is_out_of_memory
-from autofit.training.data import map_tensors
+from autofit.data.batch import map_tensors
+from autofit.hardware.out_of_memory import is_out_of_memory
 from benchmarks.peer_tools import LR, TOOLS, Machine, Rows, Run, loss_of, machine_of, settle_for
 
 RANK = 16  # as in peers

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import wait_until
 
 from benchmarks.gpu import correct, recorder
 from benchmarks.gpu.bench import Bench, TimeUp
 from tests.benchmarks.gpu_rows import bench_in
+from tests.processes import wait_until
 
 TESTS = """
 import os, signal, time

@@ -5,7 +5,7 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 from torch.utils.data import DataLoader
 
-from autofit.memory.out_of_memory import is_host_out_of_memory
+from autofit.hardware.out_of_memory import is_host_out_of_memory
 from benchmarks.peer_tools import TOOLS, Rows, SmallMachine, settle_for
 from benchmarks.record_table import workload_named
 from tests.tiny import llama_workload

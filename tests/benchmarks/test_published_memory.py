@@ -7,7 +7,7 @@ import torch
 
 from autofit.core.config import Config
 from autofit.core.workload import Workload
-from autofit.estimate.memory import peak_of
+from autofit.estimate.peak import peak_of
 from autofit.estimate.trace import Trace, trace
 from benchmarks import published_memory
 from benchmarks.published_layers import Shape

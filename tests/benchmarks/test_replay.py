@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from autofit.core.config import Config
+from autofit.core.constraints import Constraints
 from autofit.core.measurement import Outcome
 from autofit.core.options import SearchOptions
-from autofit.core.rules import Rules
 from autofit.estimate.rates import UNKNOWN
-from autofit.offer import legal_configs
-from autofit.search import Expectation, Space
+from autofit.search import Predictions, Space
+from autofit.tuning.space import legal_configs
 from benchmarks import replay
 from benchmarks.record_table import Row, Table, workload_named
 from benchmarks.replay import regrets_of, summary
@@ -23,7 +23,7 @@ from tests.tiny import CPU
 SIZES, PRECISIONS = (1, 2, 4, 8), ("bf16", "fp32")
 OFF = {"micro_batch_size": 1, "precision": "fp32"}
 SPACE = Space("six", "", {"precision": PRECISIONS, "micro_batch_size": SIZES})
-RULES = Rules(off=OFF, settle={}, refuse={})
+RULES = Constraints(off=OFF, canonicalize={}, refuse={})
 
 
 def _row(precision: str, size: int) -> Row:
@@ -38,7 +38,7 @@ def _row(precision: str, size: int) -> Row:
 def _problem(budget: int, off_by: Callable[[Row], float] = lambda row: 1.0) -> Problem:
     rows = [_row(precision, size) for precision in PRECISIONS for size in SIZES]
     seconds = [(row.step_seconds or 0.0) * off_by(row) for row in rows]
-    expected = Expectation.of([row.config for row in rows], [float(row.peak_bytes or 0) for row in rows], seconds)
+    expected = Predictions.of([row.config for row in rows], [float(row.peak_bytes or 0) for row in rows], seconds)
     return Problem(SPACE, RULES, expected, {row.config: row for row in rows}, budget, samples=8)
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 import pytest
 
 from autofit.core.config import Config
+from autofit.core.constraints import Constraints
 from autofit.core.measurement import Outcome
-from autofit.core.rules import Rules
-from autofit.search import Expectation, Space
+from autofit.search import Predictions, Space
 from benchmarks.record_table import Row
 from benchmarks.replay_outlook import judged, report, summary
 from benchmarks.replay_samplers import Problem
@@ -26,8 +26,8 @@ def _row(size: int) -> Row:
 
 def _problem(budget: int, seconds: Callable[[int], float], nbytes: Callable[[int], float]) -> Problem:
     rows = {row.config: row for row in map(_row, SIZES)}
-    expected = Expectation.of(list(rows), list(map(nbytes, SIZES)), list(map(seconds, SIZES)))
-    return Problem(SPACE, Rules(off={"micro_batch_size": 1}), expected, rows, budget, samples=16)
+    expected = Predictions.of(list(rows), list(map(nbytes, SIZES)), list(map(seconds, SIZES)))
+    return Problem(SPACE, Constraints(off={"micro_batch_size": 1}), expected, rows, budget, samples=16)
 
 
 def test_good_predictions_are_right_about_everything() -> None:

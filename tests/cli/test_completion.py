@@ -10,7 +10,7 @@ from autofit.cli import completion
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.options import search_options
 from autofit.export.tools import tool_named
-from autofit.memory.catalogue import card
+from autofit.hardware.catalogue import card
 from autofit.models import load_preset
 from autofit.report.run_report import FORMATS
 from autofit.search import list_spaces

@@ -3,11 +3,11 @@
 import json
 from dataclasses import replace
 
-import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autofit.core.hardware import GIB, MIB, Hardware
+from tests import tiny
 
 
 @given(

@@ -2,7 +2,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from processes import number_in, wait_until_gone
+from tests.processes import number_in, wait_until_gone
 
 SCRIPT = """
 import os, sys, time

@@ -10,9 +10,9 @@ from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.estimate import Estimate
-from autofit.core.frontier import Alternative, OtherBudget, Point
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
+from autofit.core.pareto import Alternative, OtherBudget, Point
 from autofit.core.result import SCHEMA, TIERS, Result, SavedResult, tier
 from autofit.core.strict_yaml import parse
 

@@ -3,10 +3,10 @@
 import dataclasses
 
 import pytest
-import tiny
 
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload
+from tests import tiny
 
 GOOD = {"model": tiny.MLP, "batch": lambda n: n}
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autofit.estimate.estimator import estimate_of
-from autofit.estimate.memory import peak_of
+from autofit.estimate.peak import peak_of
 from autofit.estimate.rates import UNKNOWN
 from autofit.estimate.trace import Trace
 from tests.estimate.traced import AMPERE, labelled, peak, traced

@@ -1,4 +1,4 @@
-"""What kernels hold inside, compared with real calls of shapes that the rules were not read off."""
+"""What kernels hold inside, compared with real calls of shapes that the constraints were not read off."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from autofit.estimate.kernels_cpu import bytes_inside
-from autofit.memory.allocations import AllocationRecord
+from autofit.hardware.allocations import AllocationRecord
 
 torch.set_num_threads(1)
 
@@ -20,7 +20,7 @@ needs_avx512 = pytest.mark.skipif(
 
 
 class Asked(TorchDispatchMode):
-    """What the rules say of the calls inside."""
+    """What the constraints say of the calls inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ def allocated(action: Callable[[], Any]) -> tuple[int, Any]:
 
 
 def held(layer: nn.Module, inputs: torch.Tensor) -> tuple[list[int], list[int]]:
-    """Inside the forward and the backward: by the rules, and really."""
+    """Inside the forward and the backward: by the constraints, and really."""
     gradient = torch.ones_like(layer(inputs))
     asked = Asked()
     with asked:
@@ -74,15 +74,15 @@ def test_convolutions_of_other_shapes(
     padding = 0 if kernel == stride else kernel // 2
     layer = nn.Conv2d(entering, leaving, kernel, stride=stride, padding=padding).to(dtype)
     inputs = torch.randn(batch, entering, size, size, dtype=dtype).requires_grad_(entering > 3)
-    rules, real = held(layer, inputs)
-    assert rules[0] == pytest.approx(real[0], rel=0.02)
-    assert rules[1] == pytest.approx(real[1], rel=0.10)
+    constraints, real = held(layer, inputs)
+    assert constraints[0] == pytest.approx(real[0], rel=0.02)
+    assert constraints[1] == pytest.approx(real[1], rel=0.10)
 
 
 def test_a_convolution_that_pytorch_computes_itself_copies_columns() -> None:
     layer = nn.Conv2d(24, 40, 3, padding=1)
-    rules, real = held(layer, torch.randn(1, 24, 20, 20, requires_grad=True))
-    assert rules == pytest.approx(real, rel=0.01)
+    constraints, real = held(layer, torch.randn(1, 24, 20, 20, requires_grad=True))
+    assert constraints == pytest.approx(real, rel=0.01)
 
 
 @needs_avx512
@@ -124,8 +124,8 @@ def test_attention_by_flash(length: int, dtype: torch.dtype) -> None:
         torch.autograd.grad(attend(), tensors, gradient)
     forward, outputs = allocated(attend)
     backward, _ = allocated(lambda: torch.autograd.grad(outputs, tensors, gradient))
-    rules = [each for each in asked.found if each > tensors[0].nbytes]
-    assert rules == pytest.approx([forward, backward], rel=0.01 if dtype == torch.float32 else 0.12)
+    constraints = [each for each in asked.found if each > tensors[0].nbytes]
+    assert constraints == pytest.approx([forward, backward], rel=0.01 if dtype == torch.float32 else 0.12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

@@ -10,7 +10,7 @@ from torch import nn
 from autofit.core.config import Config
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.setup import Setup
-from autofit.setup.copies import plain_tensors
+from autofit.setup.host_copies import plain_tensors
 from autofit.techniques import technique_named
 from autofit.techniques.optimizer import _low_bit_adamw
 from autofit.techniques.precision import Precision

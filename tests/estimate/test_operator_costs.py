@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import flop_registry
 
-from autofit.estimate.costs import cost_of
+from autofit.estimate.operator_costs import cost_of
 
 ATEN: Any = torch.ops.aten
 SIZES = st.integers(1, 9)

@@ -6,12 +6,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autofit.estimate import operators
-from autofit.estimate.costs import cost_of
+from autofit.estimate.operator_costs import cost_of
 from autofit.estimate.operators import Calls
 from autofit.estimate.rates import UNKNOWN
 from autofit.estimate.scaling import Symbols
-from autofit.estimate.space import SpaceEstimator
-from autofit.techniques import settle
+from autofit.estimate.space_estimator import SpaceEstimator
+from autofit.techniques import canonicalize
 from tests.tiny import CPU, llama_workload
 
 # As fast as nothing is, so that every factor is far above 1 and small calls count too.
@@ -93,7 +93,7 @@ def test_what_matters_most_is_measured_first_and_time_is_short() -> None:
 def test_a_space_is_ranked_by_what_operators_take_here_and_says_so() -> None:
     workload = llama_workload(8, 64)
     here = replace(UNKNOWN, source="measured on this machine")
-    configs = [settle({"micro_batch_size": size}, workload, CPU) for size in (1, 8)]
+    configs = [canonicalize({"micro_batch_size": size}, workload, CPU) for size in (1, 8)]
     estimator = SpaceEstimator(workload, CPU, here, configs)
     estimator.predict()
     assert estimator.rates.operators

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny
 
 from autofit.estimate import rates
-from autofit.memory.catalogue import card, card_names, hardware_of
+from autofit.hardware.catalogue import card, card_names, hardware_of
+from tests import tiny
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_two_products_need_two_gradients() -> None:
     assert highest(lambda weight: (weight * 2.0).sum() + (weight * 3.0).sum()) == 2
 
 
-class Keeping(torch.autograd.Function):
+class CheckpointPolicy(torch.autograd.Function):
     """Holds on to the gradient that it hands back."""
 
     held: ClassVar[list[torch.Tensor]] = []
@@ -43,13 +43,13 @@ class Keeping(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        Keeping.held.append(torch.zeros(SIDE, SIDE))
-        return Keeping.held[-1]
+        CheckpointPolicy.held.append(torch.zeros(SIDE, SIDE))
+        return CheckpointPolicy.held[-1]
 
 
 def test_a_gradient_that_is_held_elsewhere_is_not_written_to() -> None:
-    assert highest(lambda weight: (weight * 2.0).sum() + Keeping.apply(weight)) == 3  # type: ignore[no-untyped-call]
-    Keeping.held.clear()
+    assert highest(lambda weight: (weight * 2.0).sum() + CheckpointPolicy.apply(weight)) == 3  # type: ignore[no-untyped-call]
+    CheckpointPolicy.held.clear()
 
 
 def test_plain_tensors_are_left_to_the_engine() -> None:

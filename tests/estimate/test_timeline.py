@@ -3,14 +3,14 @@
 import dataclasses
 
 import pytest
-import tiny
 
 from autofit.core.hardware import GIB
 from autofit.core.timeline import KINDS
 from autofit.estimate import timeline_of, timelines, trace
-from autofit.estimate.memory import peak_of
+from autofit.estimate.peak import peak_of
 from autofit.estimate.rates import UNKNOWN
-from autofit.techniques import settle
+from autofit.techniques import canonicalize
+from tests import tiny
 
 WORKLOAD = tiny.llama_workload(8)
 CARD = dataclasses.replace(tiny.CPU, device="cuda", name="a card", capability=(8, 0), context_bytes=GIB // 2)
@@ -72,7 +72,7 @@ def test_when_things_happen_is_in_time_where_the_speed_is_known() -> None:
 
 
 def test_a_card_holds_the_libraries_workspace_too() -> None:
-    config = settle({"precision": "bf16", "micro_batch_size": 4}, WORKLOAD, CARD)
+    config = canonicalize({"precision": "bf16", "micro_batch_size": 4}, WORKLOAD, CARD)
     (line,) = timelines(WORKLOAD, CARD, [config])
     assert line
     traced = trace(WORKLOAD, config, CARD)
@@ -82,5 +82,5 @@ def test_a_card_holds_the_libraries_workspace_too() -> None:
 
 
 def test_what_cannot_be_followed_is_left_out() -> None:
-    refused = settle({"precision": "tf32"}, WORKLOAD, tiny.CPU)
+    refused = canonicalize({"precision": "tf32"}, WORKLOAD, tiny.CPU)
     assert timelines(WORKLOAD, tiny.CPU, [refused]) == [None]

@@ -8,11 +8,11 @@ import pytest
 
 from autofit.core.config import Config
 from autofit.estimate import predict
-from autofit.estimate.fake_world import workspace_bytes
-from autofit.estimate.memory import peak_of
+from autofit.estimate.fake_device import workspace_bytes
+from autofit.estimate.peak import peak_of
 from autofit.estimate.rates import UNKNOWN
-from autofit.estimate.space import SpaceEstimator, predict_all
-from autofit.techniques import refuse, settle
+from autofit.estimate.space_estimator import SpaceEstimator, predict_all
+from autofit.techniques import canonicalize, refuse
 from tests.estimate.traced import AMPERE, traced, transformer
 from tests.tiny import CPU, llama_workload
 
@@ -22,7 +22,7 @@ WORKLOAD = replace(llama_workload(8, 64, num_hidden_layers=7, hidden_size=64, vo
 
 def _configs(hardware: Any, changes: list[dict[str, Any]]) -> Iterator[Config]:
     for knobs in changes:
-        config = settle(knobs, WORKLOAD, hardware)
+        config = canonicalize(knobs, WORKLOAD, hardware)
         assert refuse(config, WORKLOAD, hardware) is None
         yield config
 
@@ -95,7 +95,7 @@ ELSEWHERE = replace(AMPERE, here=False)  # what is not installed here is not mis
 @pytest.fixture(scope="module")
 def far() -> dict[str, tuple[float, float]]:
     """(bytes, seconds) of each of those configs, predicted at once."""
-    configs = [settle(knobs, LONG, ELSEWHERE) for knobs in FAR.values()]
+    configs = [canonicalize(knobs, LONG, ELSEWHERE) for knobs in FAR.values()]
     rough = SpaceEstimator(LONG, ELSEWHERE, UNKNOWN, configs).predict()
     return dict(zip(FAR, zip(rough.allocated, rough.seconds, strict=True), strict=True))
 
@@ -104,7 +104,7 @@ def far() -> dict[str, tuple[float, float]]:
 def test_bytes_and_seconds_of_offloading_and_of_chunks_are_those_of_a_full_trace(
     far: dict[str, tuple[float, float]], name: str
 ) -> None:
-    full = predict(LONG, settle(FAR[name], LONG, ELSEWHERE), ELSEWHERE, rates=UNKNOWN)
+    full = predict(LONG, canonicalize(FAR[name], LONG, ELSEWHERE), ELSEWHERE, rates=UNKNOWN)
     nbytes, seconds = far[name]
     assert nbytes + workspace_bytes(ELSEWHERE) == pytest.approx(full.allocated_bytes, rel=0.05)
     assert seconds == pytest.approx(full.step_seconds, rel=0.05)
@@ -113,7 +113,7 @@ def test_bytes_and_seconds_of_offloading_and_of_chunks_are_those_of_a_full_trace
 @pytest.mark.parametrize("hardware", [CPU, AMPERE], ids=["cpu", "cuda"])
 def test_chunks_of_a_model_of_few_blocks(hardware: Any) -> None:
     workload = replace(llama_workload(8, 64, vocab_size=512), traits=None)
-    configs = [settle({"loss": "chunked", "micro_batch_size": size}, workload, hardware) for size in (1, 8)]
+    configs = [canonicalize({"loss": "chunked", "micro_batch_size": size}, workload, hardware) for size in (1, 8)]
     rough = SpaceEstimator(workload, hardware, UNKNOWN, configs).predict()
     full = [peak_of(traced(workload, hardware, **config), hardware).nbytes for config in configs]
     assert rough.allocated == pytest.approx(np.array(full, float), rel=0.06)
@@ -123,7 +123,9 @@ def test_flash_is_refused_where_a_mask_is_needed_and_as_fast_as_sdpa_where_none_
     masked = {"model_type": "mistral", "sliding_window": 16}
     for changes, fits in ((masked, False), ({}, True)):
         workload = replace(llama_workload(8, 64, num_hidden_layers=7, **changes), traits=None)
-        configs = [settle({"attention": each, "precision": "bf16"}, workload, AMPERE) for each in ("sdpa", "flash")]
+        configs = [
+            canonicalize({"attention": each, "precision": "bf16"}, workload, AMPERE) for each in ("sdpa", "flash")
+        ]
         rough = SpaceEstimator(workload, AMPERE, UNKNOWN, configs).predict()
         assert np.isfinite(rough.allocated).tolist() == [True, fits]
         assert not fits or rough.allocated[0] == rough.allocated[1]
@@ -133,7 +135,7 @@ def test_a_budget_of_recomputation_lies_between_its_ends_as_they_are_uncompiled(
     workload, card = replace(LONG, traits=transformer().traits), replace(AMPERE, here=False)
     kinds = [("full", "none"), ("budget-0.5", "default"), ("none", "none")]
     knobs = [{"activation_checkpointing": kind, "compile": way, "micro_batch_size": 4} for kind, way in kinds]
-    configs = [settle(each, workload, card) for each in knobs]
+    configs = [canonicalize(each, workload, card) for each in knobs]
     assert configs[1]["activation_checkpointing"] == "budget-0.5"
     least, within, most = SpaceEstimator(workload, card, UNKNOWN, configs).predict().allocated
     assert within == pytest.approx((least + most) / 2, rel=1e-6)
@@ -144,7 +146,7 @@ def test_compiled_transformers_keep_as_little_as_one_estimate_alone_says(checkpo
     workload = replace(LONG, traits=transformer().traits)
     card = replace(AMPERE, here=False)  # of another machine: whether a compiler is installed here says nothing
     knobs = {"activation_checkpointing": checkpointing, "compile": "default", "micro_batch_size": 4}
-    configs = [settle({**knobs, "compile": kind}, workload, card) for kind in ("none", "default")]
+    configs = [canonicalize({**knobs, "compile": kind}, workload, card) for kind in ("none", "default")]
     rough = SpaceEstimator(workload, card, UNKNOWN, configs).predict().allocated
     eager, compiled = (predict(workload, config, card).allocated_bytes for config in configs)
     assert rough[1] - rough[0] == pytest.approx(compiled - eager, rel=0.05)

@@ -8,11 +8,11 @@ from typing import Any
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.trace import Trace, trace
-from autofit.memory.allocations import AllocationRecord
-from autofit.memory.tracker import StorageTracker
+from autofit.hardware.allocations import AllocationRecord
+from autofit.hardware.tracker import StorageTracker
 from autofit.training.build import build
 from autofit.training.inspect import inspect_workload
-from autofit.training.loop import accumulate, update
+from autofit.training.step import accumulate, update
 from tests.tiny import CPU, llama_workload
 
 AMPERE = replace(CPU, device="cuda", name="a GPU", capability=(8, 0))

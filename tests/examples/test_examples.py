@@ -11,15 +11,15 @@ from typing import Any
 
 import cloudpickle
 import pytest
-import tiny
 import torch
 
 import autofit
 from autofit import techniques
 from autofit.cli import main as command_line
-from autofit.report import words
+from autofit.report import formatting
 from autofit.training.build import build
-from autofit.training.loop import accumulate
+from autofit.training.step import accumulate
+from tests import tiny
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("causal_lm", "classifier", "convnet", "encoder", "estimate", "hf_trainer", "own_technique", "with_accelerate")
@@ -208,4 +208,4 @@ def test_the_readme_names_every_knob_and_its_values() -> None:
     by_knob = {row.split("`")[1]: row for row in rows}
     assert by_knob.keys() == {technique.name for technique in techniques.all_techniques()}
     for technique in techniques.all_techniques():
-        assert all(f"`{words.value(each)}`" in by_knob[technique.name] for each in technique.values)
+        assert all(f"`{formatting.value(each)}`" in by_knob[technique.name] for each in technique.values)

@@ -16,7 +16,7 @@ from jupyter_client.manager import KernelManager
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BRIEF = """
 import dataclasses
-from autofit import tune
+from autofit.tuning import run as tune
 def predict_all(*_, **__): ...  # which takes its time; of a notebook, probes cannot find it
 tune.predict_all = predict_all
 tune.EXPLORE_PLAN = dataclasses.replace(tune.EXPLORE_PLAN, max_seconds=0.3)

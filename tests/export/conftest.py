@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import ARCHITECTURES
 
 from autofit.core.config import Config
 from autofit.export import train_script
+from tests.export.architectures import ARCHITECTURES
 
 OFF = {
     "precision": "fp32",

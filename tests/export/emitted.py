@@ -20,7 +20,7 @@ from autofit.core.hyperparameters import Hyperparameters
 from autofit.models.huggingface import AUTO_CLASSES, HuggingFaceModel, huggingface_workload
 from autofit.setup import Setup
 from autofit.training.build import build
-from autofit.training.loop import train_step
+from autofit.training.step import train_step
 
 CPU = Hardware("cpu", "a test's CPU", GIB, GIB, GIB, 2)
 

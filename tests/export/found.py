@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from autofit.core.config import Config
-from autofit.export.found import Found
+from autofit.export.source import ExportSource
 from autofit.techniques import all_techniques
 
 OFF = {technique.name: technique.off for technique in all_techniques()}
@@ -32,8 +32,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def found(device: str = "cuda", task: str = "causal-lm", others: dict[str, Any] | None = None, **knobs: Any) -> Found:
-    """A found config; `others` are fields of Found."""
+def found(
+    device: str = "cuda", task: str = "causal-lm", others: dict[str, Any] | None = None, **knobs: Any
+) -> ExportSource:
+    """A found config; `others` are fields of ExportSource."""
     config = Config({**OFF, **SIZES, **knobs})
     fields: dict[str, Any] = {
         "model": "llama-3.1-8b",
@@ -49,7 +51,7 @@ def found(device: str = "cuda", task: str = "causal-lm", others: dict[str, Any] 
         "targets": TARGETS.get(str(config["lora_targets"]), ()),
         "off": OFF,
     }
-    return Found(**{**fields, **(others or {})})
+    return ExportSource(**{**fields, **(others or {})})
 
 
 def configs() -> st.SearchStrategy[dict[str, Any]]:

@@ -1,12 +1,11 @@
 """The head of an export: what was measured, the loss, and each departure with what follows from it."""
 
-from found import found
-
-from autofit.export.departure import Departure
+from autofit.export.deviation import Deviation
 from autofit.export.heading import heading
+from tests.export.found import found
 
 
-def said(*departures: Departure, loss: str = "standard", **others: object) -> str:
+def said(*departures: Deviation, loss: str = "standard", **others: object) -> str:
     given = found("cuda", "causal-lm", others or None, loss=loss)
     return " ".join("\n".join(heading("Tool 1.0", given, departures=departures, run="tool run")).split())
 
@@ -22,7 +21,7 @@ def test_the_work_and_the_loss_are_named() -> None:
 
 def test_departures_are_listed_or_said_to_be_none() -> None:
     assert "Every knob of the measured config is told." in said()
-    text = said(Departure("compile", "default", "it does not", may_not_fit=True), Departure("loss", "fused", "x"))
+    text = said(Deviation("compile", "default", "it does not", may_not_fit=True), Deviation("loss", "fused", "x"))
     assert "- compile default: it does not. It may no longer fit. - loss fused: x." in text
 
 
@@ -33,7 +32,7 @@ def test_what_was_not_measured_is_not_said_to_be() -> None:
 
 
 def test_lines_stay_comments() -> None:
-    lines = heading("Tool 1.0", found(), departures=[Departure("x", "y", "a\nb " * 60)], run="run")
+    lines = heading("Tool 1.0", found(), departures=[Deviation("x", "y", "a\nb " * 60)], run="run")
     assert all("\n" not in line and len(line) <= 104 for line in lines)
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from emitted import check_same_steps, module_of, saved_weights, setup_for
 
 from autofit.core.config import Config
 from autofit.export.fragments import Case
 from autofit.export.knobs import KNOBS, is_off
 from autofit.techniques import all_techniques
+from tests.export.emitted import check_same_steps, module_of, saved_weights, setup_for
 
 SPLIT = {"micro_batch_size": 2}
 LORA = {"lora_rank": 8, "lora_targets": "all-linear"}

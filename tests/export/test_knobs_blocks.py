@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from emitted import check_same_steps, losses_of, model_of, module_of, saved_weights, setup_for
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import FlopCounterMode
+
+from tests.export.emitted import check_same_steps, losses_of, model_of, module_of, saved_weights, setup_for
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

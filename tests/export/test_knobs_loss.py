@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from emitted import check_same_steps, model_of, module_of, saved_weights, setup_for
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.export.fragments import Case
 from autofit.export.knobs.loss import PLAIN_HEADS, loss
 from autofit.techniques.loss import chunk_rows
+from tests.export.emitted import check_same_steps, model_of, module_of, saved_weights, setup_for
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from emitted import check_same_steps, losses_alone, losses_printed, model_of, module_of, saved_weights, setup_for
+
+from tests.export.emitted import (
+    check_same_steps,
+    losses_alone,
+    losses_printed,
+    model_of,
+    module_of,
+    saved_weights,
+    setup_for,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

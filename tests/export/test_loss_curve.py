@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from architectures import ARCHITECTURES
-from emitted import losses_printed, saved_weights
 
-from autofit.train import TrainOptions, train_saved
+from autofit.api.train import TrainOptions, train_saved
+from tests.export.architectures import ARCHITECTURES
+from tests.export.emitted import losses_printed, saved_weights
 
 # transformers, peft and torchao warn of each other's ways; what they warn of is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from emitted import losses_alone, losses_printed
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError
@@ -21,6 +20,7 @@ from autofit.export.knobs import KNOBS
 from autofit.export.template import WIDTH
 from autofit.models.presets import load_preset
 from autofit.techniques import all_techniques
+from tests.export.emitted import losses_alone, losses_printed
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and peft warn of each other's ways
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import yaml
-from found import CASES, LORA, OFF, configs, found
 from hypothesis import given, settings
 
 from autofit.core.errors import InputError
-from autofit.export.tool import Export, Request, Told, Tool, nested, write
+from autofit.export.tool import Export, Request, Tool, ToolKeys, nested, write
 from autofit.export.tools import all_tools, tool_named
+from tests.export.found import CASES, LORA, OFF, configs, found
 
 TOOLS = [tool.name for tool in all_tools()]
 # Their null is worked out from other knobs, and may be what is given.
@@ -119,7 +119,7 @@ def test_what_a_tool_forgets_is_said_for_it() -> None:
         title="Forgetful",
         versions=("1.0", "2.0"),
         run="forget",
-        knobs={"compile": lambda request: Told({"compile": False})},
+        knobs={"compile": lambda request: ToolKeys({"compile": False})},
         fixed=lambda request: {},
         files=lambda document: {"forgetful.yaml": "\n".join(document.head)},
     )

@@ -11,7 +11,7 @@ from autofit.core.errors import InputError
 from autofit.core.workload import Workload
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload, preset_model
 from autofit.models.presets import load_preset, preset_names
-from autofit.training.skeleton import parameters_on_meta
+from autofit.training.meta_model import parameters_on_meta
 
 SMALL = {
     "vocab_size": 99,

@@ -22,7 +22,7 @@ from autofit.core.hardware import GIB, MIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
 from autofit.probe import Plan, Prober
-from autofit.techniques import settle
+from autofit.techniques import canonicalize
 
 pytestmark = pytest.mark.gpu
 
@@ -46,7 +46,7 @@ def wide(seconds: float = 0.0) -> Workload:
 
 def measure(prober: Prober, workload: Workload, gib: float, *, micro_batch: int = 64) -> Measurement:
     hardware = prober.detect("cuda")
-    config = settle({"micro_batch_size": micro_batch}, workload, hardware)
+    config = canonicalize({"micro_batch_size": micro_batch}, workload, hardware)
     budget = Budget(int(gib * GIB), hardware.host_free_bytes)
     return prober.measure(workload, config, hardware, budget, plan=Plan(max_seconds=1.0), number=0)
 
@@ -155,7 +155,7 @@ def test_a_card_that_others_have_filled_is_no_measurement() -> None:
         hardware = prober.detect("cuda")
         budget = Budget(8 * GIB, hardware.host_free_bytes)
         workload = holding(6.0)
-        config = settle({"micro_batch_size": 4}, workload, hardware)
+        config = canonicalize({"micro_batch_size": 4}, workload, hardware)
         with filled(64), pytest.raises(ProbeError, match="the card is full before autofit has taken any of it"):
             prober.measure(workload, config, hardware, budget, plan=Plan(max_seconds=1.0), number=0)
         with filled(64), pytest.raises(ProbeError, match="the card is full before autofit has taken any of it"):
@@ -186,7 +186,7 @@ def test_the_card_is_as_small_as_the_budget_where_state_moves_to_the_host(optimi
         hardware = prober.detect("cuda")
         if hardware.memory_bytes < 16 * GIB:
             pytest.skip("needs a card of more than 16 GiB")
-        config = settle({"optimizer": optimizer}, wide, hardware)
+        config = canonicalize({"optimizer": optimizer}, wide, hardware)
         budget = Budget(8 * GIB, hardware.host_free_bytes)
         seen = prober.measure(wide, config, hardware, budget, plan=Plan(max_seconds=1.0), number=0)
     assert seen.fits, seen.reason
@@ -207,7 +207,7 @@ def test_state_that_finds_no_room_below_the_budget_moves_to_the_host() -> None:
     with Prober() as prober:
         hardware = prober.detect("cuda")
         for optimizer in ("adamw-8bit", "paged-adamw-8bit"):
-            config = settle({"optimizer": optimizer, "precision": "bf16"}, workload, hardware)
+            config = canonicalize({"optimizer": optimizer, "precision": "bf16"}, workload, hardware)
             budget = Budget(int(3.2 * GIB), hardware.host_free_bytes)
             seen[optimizer] = prober.measure(
                 workload, config, hardware, budget, plan=Plan(max_seconds=1.0), number=len(seen)
@@ -223,7 +223,7 @@ def test_the_peak_of_a_compiled_step_is_without_what_the_compiler_tried_kernels_
         budget = Budget(hardware.memory_bytes, hardware.host_free_bytes)
         peaks = []
         for compiled in ("none", mode):
-            config = settle({"micro_batch_size": 8, "compile": compiled}, wide(), hardware)
+            config = canonicalize({"micro_batch_size": 8, "compile": compiled}, wide(), hardware)
             seen = prober.measure(wide(), config, hardware, budget, plan=Plan(max_seconds=1.0), number=len(peaks))
             assert seen.fits, seen.reason
             assert seen.peak_bytes

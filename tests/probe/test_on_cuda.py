@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from torch import nn
 
@@ -17,9 +16,10 @@ from autofit.core.errors import ProbeError
 from autofit.core.hardware import GIB, MIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
-from autofit.memory import device
+from autofit.hardware import device
 from autofit.probe import Plan, on_cuda, steps
-from autofit.probe.worker import measure
+from autofit.probe.measure import measure
+from tests import tiny
 
 CONTEXT = 512 * MIB
 CARD = dataclasses.replace(tiny.CPU, device="cuda", name="a card", memory_bytes=80 * GIB, context_bytes=CONTEXT)
@@ -111,7 +111,7 @@ def doing(action: Callable[[int], object]) -> Workload:
 
 
 def request(workload: Workload, budget: Budget = BUDGET, **knobs: Any) -> steps.Request:
-    config = techniques.settle(knobs, workload, CARD)
+    config = techniques.canonicalize(knobs, workload, CARD)
     return steps.Request(config, CARD, budget, Plan(min_steps=2, max_steps=2))
 
 

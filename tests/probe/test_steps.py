@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from torch import nn
 
@@ -16,17 +15,18 @@ from autofit.core.budget import Budget
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
-from autofit.memory.tracker import StorageTracker
+from autofit.hardware.tracker import StorageTracker
 from autofit.probe import Plan, Prober, on_cpu, steps
-from autofit.probe.worker import measure
+from autofit.probe.measure import measure
 from autofit.techniques import compile as compile_file
+from tests import tiny
 
 THREE = Plan(min_steps=3, max_steps=3)
 WHOLE = Plan(min_steps=3, max_steps=3, compose=False)
 
 
 def request(workload: Workload, *, plan: Plan = THREE, budget: int = GIB, **knobs: Any) -> steps.Request:
-    config = techniques.settle(knobs, workload, tiny.CPU)
+    config = techniques.canonicalize(knobs, workload, tiny.CPU)
     return steps.Request(config, tiny.CPU, Budget(budget, GIB), plan)
 
 

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from processes import alive, descendants, number_in, wait_until_gone
 from torch import nn
 
 from autofit import techniques
@@ -21,6 +19,8 @@ from autofit.core.errors import ProbeError
 from autofit.core.hardware import GIB
 from autofit.core.workload import Workload
 from autofit.probe import Plan, Prober
+from tests import tiny
+from tests.processes import alive, descendants, number_in, wait_until_gone
 
 SCRIPT = """
 import os
@@ -29,7 +29,7 @@ import sys
 import time
 from pathlib import Path
 
-import tiny
+from tests import tiny
 from autofit import techniques
 from autofit.core.budget import Budget
 from autofit.core.workload import Workload
@@ -48,7 +48,7 @@ def loss(model, batch):
 plain = tiny.mlp_workload()
 workload = Workload(model=plain.model, batch=plain.batch, loss=loss)
 with Prober(folder) as prober:
-    config = techniques.settle({}, workload, tiny.CPU)
+    config = techniques.canonicalize({}, workload, tiny.CPU)
     prober.measure(workload, config, tiny.CPU, Budget(2**30, 2**30), plan=Plan(), number=0)
 """
 
@@ -89,7 +89,7 @@ def test_a_zygote_that_is_killed_takes_its_child_along_and_the_parent_is_told(
 
     plain = tiny.mlp_workload()
     workload = Workload(model=plain.model, batch=plain.batch, loss=loss)
-    config = techniques.settle({}, workload, tiny.CPU)
+    config = techniques.canonicalize({}, workload, tiny.CPU)
     killed: list[int] = []
 
     def kill_in_mid_probe(zygote: int) -> None:

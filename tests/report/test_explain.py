@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from autofit.core.frontier import Alternative, OtherBudget, Point
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement
+from autofit.core.pareto import Alternative, OtherBudget, Point
 from autofit.core.result import Result
 from autofit.report import explain
 

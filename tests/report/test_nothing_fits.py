@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Callable
 
-from autofit.core.frontier import OtherBudget, Point
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
+from autofit.core.pareto import OtherBudget, Point
 from autofit.core.result import Result
 from autofit.report import nothing_fits_view
 from autofit.report.nothing_fits import nothing_fits_lines, tried

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autofit.core.frontier import OtherBudget
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
+from autofit.core.pareto import OtherBudget
 from autofit.core.record import Record
 from autofit.core.result import Result
 from autofit.report import result_table

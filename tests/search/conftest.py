@@ -12,12 +12,12 @@ import pytest
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config, Value
+from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
-from autofit.core.rules import Rules
 from autofit.core.workload import Workload
-from autofit.search import Evidence, Expectation, Limits, Offer, Seams, Space, fastest, search
+from autofit.search import Evidence, KnobChoices, Limits, Predictions, SearchProblem, Space, fastest, search
 
 EFFECTIVE_BATCH = 32
 KNOBS: dict[str, tuple[Value, ...]] = {
@@ -44,9 +44,9 @@ def accumulation_steps(config: Config) -> Value:
 
 
 # What the techniques say, of the knobs above.
-RULES = Rules(
+RULES = Constraints(
     off={"lora_rank": 0, "lora_targets": None, "gradient_accumulation_steps": None},
-    settle={
+    canonicalize={
         "gradient_accumulation_steps": accumulation_steps,
         "lora_targets": lambda config: config["lora_targets"] if config["lora_rank"] else None,
     },
@@ -130,10 +130,10 @@ class Formula:
             peak_bytes=peak,
         )
 
-    def seams(self) -> Seams:
-        return Seams(
+    def problem(self) -> SearchProblem:
+        return SearchProblem(
             probe=self.probe,
-            rules=dataclasses.replace(RULES, refuse={"formula": lambda config: self.refuse(config)}),
+            constraints=dataclasses.replace(RULES, refuse={"formula": lambda config: self.refuse(config)}),
             memory_order=memory_order,
             on_finished=lambda measurement, best: self.finished.append((measurement, best)),
         )
@@ -142,20 +142,20 @@ class Formula:
 def gather(problem: Formula, *, trials: int = 12, memory_off: float = 1.0, speed_off: float = 1.0) -> Evidence:
     """A search with predictions that are all off by the same, and what there is to say after it."""
 
-    def expect(configs: Sequence[Config]) -> Expectation:
+    def expect(configs: Sequence[Config]) -> Predictions:
         nbytes = [problem.memory(config) / memory_off for config in configs]
-        return Expectation.of(
+        return Predictions.of(
             configs, nbytes, [EFFECTIVE_BATCH / problem.speed(config) * speed_off for config in configs]
         )
 
     budget = Budget(int(problem.budget), GIB)
-    seams = dataclasses.replace(problem.seams(), expect=expect)
-    found = search(problem.space, seams, limits=Limits(trials=trials, memory_bytes=budget.device_bytes))
+    problem = dataclasses.replace(problem.problem(), expect=expect)
+    found = search(problem.space, problem, limits=Limits(trials=trials, memory_bytes=budget.device_bytes))
     return Evidence(
         best=fastest(found.measurements),
         measurements=found.measurements,
         failed=(),
-        beliefs=found.beliefs,
+        surrogate=found.surrogate,
         expected=expect(problem.configs),
         budget=budget,
         hardware=Hardware("cpu", "a CPU", 8 * GIB, 8 * GIB, 8 * GIB, 2),
@@ -177,7 +177,7 @@ def formula() -> type[Formula]:
 
 
 @pytest.fixture
-def offer() -> Offer:
+def offer() -> KnobChoices:
     """All knobs above, as a GPU would offer them; two values are known that it does not offer."""
     unoffered = {
         "precision": ("fp8", "fp16-mixed"),
@@ -190,4 +190,4 @@ def offer() -> Offer:
         known = KNOBS[knob] + unoffered.get(knob, ())
         return any(value == each and type(value) is type(each) for each in known)
 
-    return Offer(tuple(KNOBS), KNOBS.__getitem__, accepts)
+    return KnobChoices(tuple(KNOBS), KNOBS.__getitem__, accepts)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, StepSeconds
-from autofit.search import Expectation, Features, Limits, Space, search
+from autofit.search import Features, Limits, Predictions, Space, search
 from autofit.search.costs import Costs
 
 VALUES = {"compile": ("none", "default"), "optimizer": ("adamw", "adamw-8bit"), "micro_batch_size": (1, 4)}
@@ -62,11 +62,11 @@ def test_of_two_that_promise_the_same_the_cheaper_is_measured_first(formula: Any
     knobs = {knob: values[:1] for knob, values in problem.space.knobs.items()}
     space = Space("two", "", {**knobs, "optimizer": ("adamw",), "compile": ("none", "default"), "attention": ("sdpa",)})
     space = dataclasses.replace(space, knobs={**space.knobs, "precision": ("bf16", "fp32", "bf16-mixed")})
-    seams = problem.seams()
-    configs = list(space.configs(seams.rules))
+    problem = problem.problem()
+    configs = list(space.configs(problem.constraints))
     # Compiled ones promise a little more, but by far not so much as they cost.
     promise = {config: 1.0 if config["compile"] == "none" else 0.97 for config in configs}
-    told = Expectation.of(configs, [1.0] * len(configs), [promise[config] for config in configs])
+    told = Predictions.of(configs, [1.0] * len(configs), [promise[config] for config in configs])
     asked: list[Config] = []
 
     def probe(number: int, config: Config, best: float | None) -> Measurement:
@@ -75,5 +75,5 @@ def test_of_two_that_promise_the_same_the_cheaper_is_measured_first(formula: Any
         steps = StepSeconds(step, step, step)
         return Measurement(config, Outcome.FITS, step_seconds=steps, samples_per_second=1 / step, seconds=3.0)
 
-    search(space, dataclasses.replace(seams, probe=probe, expect=lambda _: told), limits=Limits(trials=4))
+    search(space, dataclasses.replace(problem, probe=probe, expect=lambda _: told), limits=Limits(trials=4))
     assert [each["compile"] for each in asked] == ["none", "none", "none", "default"]

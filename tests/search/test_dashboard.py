@@ -27,7 +27,7 @@ def found(tmp_path: Path, formula: Any) -> SearchOutcome:
     """A search that has left its journal."""
     problem = formula()
     journal = Journal(tmp_path / "journal.log", {"model": "m"})
-    return search(problem.space, problem.seams(), limits=Limits(trials=8), journal=journal)
+    return search(problem.space, problem.problem(), limits=Limits(trials=8), journal=journal)
 
 
 @pytest.fixture

@@ -13,31 +13,31 @@ from hypothesis import strategies as st
 
 from autofit import techniques
 from autofit.core.config import Config, Value
+from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, Hardware
-from autofit.core.rules import Rules
-from autofit.memory.catalogue import card, hardware_of
+from autofit.hardware.catalogue import card, hardware_of
 from autofit.models import resolve
-from autofit.offer import offer_for
-from autofit.search import Count, Enumeration, enumeration, load_space, verdicts
+from autofit.search import Count, Enumeration, decision_diagram, enumeration, load_space
+from autofit.tuning.space import knob_choices
 
 Knobs = Mapping[str, tuple[Value, ...]]
 CPU = Hardware("cpu", "a CPU", 8 * GIB, 8 * GIB, 8 * GIB, 2)
 
 
-def canonical_by_trying(knobs: Knobs, rules: Rules) -> tuple[Config, ...]:
+def canonical_by_trying(knobs: Knobs, constraints: Constraints) -> tuple[Config, ...]:
     found: dict[Config, None] = {}
     for row in itertools.product(*knobs.values()):
         try:
-            found.setdefault(rules.canonical(dict(zip(knobs, row, strict=True))))
+            found.setdefault(constraints.canonical(dict(zip(knobs, row, strict=True))))
         except InputError:
             continue
     return tuple(found)
 
 
-def by_trying(knobs: Knobs, rules: Rules) -> tuple[Config, ...]:
-    every = canonical_by_trying(knobs, rules)
-    return tuple(config for config in every if not any(refuse(config) for refuse in rules.refuse.values()))
+def by_trying(knobs: Knobs, constraints: Constraints) -> tuple[Config, ...]:
+    every = canonical_by_trying(knobs, constraints)
+    return tuple(config for config in every if not any(refuse(config) for refuse in constraints.refuse.values()))
 
 
 def chance(*of: object) -> float:
@@ -48,7 +48,7 @@ def chance(*of: object) -> float:
 def random_settle(name: str, before: list[str], seed: int, made: Value) -> Callable[[Config], Value]:
     """Keeps the knob or makes it something else, by what some knobs are that do not hang on it."""
 
-    def settle(config: Config) -> Value:
+    def canonicalize(config: Config) -> Value:
         seen: list[Value] = []
         for knob in before:
             if chance(seed, name, seen, "enough") < 0.3:
@@ -60,7 +60,7 @@ def random_settle(name: str, before: list[str], seed: int, made: Value) -> Calla
             seen.append(config[name])
         return made if chance(seed, name, seen) < 0.4 else config[name]
 
-    return settle
+    return canonicalize
 
 
 def random_refuse(name: str, knobs: list[str], seed: int) -> Callable[[Config], str | None]:
@@ -76,13 +76,13 @@ def random_refuse(name: str, knobs: list[str], seed: int) -> Callable[[Config], 
 
 
 @st.composite
-def spaces(draw: st.DrawFn) -> tuple[Knobs, Rules]:
+def spaces(draw: st.DrawFn) -> tuple[Knobs, Constraints]:
     """A few knobs, one that is never searched, and rules of which some read everything."""
     values = st.lists(st.sampled_from([0, 1, 2, True, False, None, 1.0, "a", "b"]), min_size=1, max_size=4)
     names = list("abcde"[: draw(st.integers(1, 5))])
     knobs = {name: tuple({(type(each), each): each for each in draw(values)}.values()) for name in names}
     order, seed = draw(st.permutations([*names, "z"])), draw(st.integers(0, 10**6))
-    settle = {
+    canonicalize = {
         name: random_settle(name, order[:place], seed, draw(st.sampled_from([None, 7, 1, "a"])))
         for place, name in enumerate(order)
         if draw(st.booleans())
@@ -92,15 +92,15 @@ def spaces(draw: st.DrawFn) -> tuple[Knobs, Rules]:
     }
     if draw(st.integers(0, 4)) == 0:
         refuse["all?"] = lambda config: "no" if chance(seed, sorted(map(repr, config.items()))) < 0.3 else None
-    return knobs, Rules({"z": draw(st.sampled_from([None, 0]))}, settle, refuse)
+    return knobs, Constraints({"z": draw(st.sampled_from([None, 0]))}, canonicalize, refuse)
 
 
 @settings(max_examples=300, deadline=None)
 @given(spaces())
-def test_random_rules(space: tuple[Knobs, Rules]) -> None:
-    knobs, rules = space
-    expected, canonical = by_trying(knobs, rules), canonical_by_trying(knobs, rules)
-    found = Enumeration(knobs, rules)
+def test_random_rules(space: tuple[Knobs, Constraints]) -> None:
+    knobs, constraints = space
+    expected, canonical = by_trying(knobs, constraints), canonical_by_trying(knobs, constraints)
+    found = Enumeration(knobs, constraints)
     assert found.count() == Count(len(expected), exact=True)
     assert found.count(refused=True) == Count(len(canonical), exact=True)
     if canonical:
@@ -114,15 +114,17 @@ def test_random_rules(space: tuple[Knobs, Rules]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(space=spaces(), answers=st.sampled_from([5, 1000]), states=st.sampled_from([2, 1000]))
-def test_rules_that_read_too_much_to_be_known_beforehand(space: tuple[Knobs, Rules], answers: int, states: int) -> None:
-    knobs, rules = space
+def test_rules_that_read_too_much_to_be_known_beforehand(
+    space: tuple[Knobs, Constraints], answers: int, states: int
+) -> None:
+    knobs, constraints = space
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verdicts, "_MOST_ANSWERS", answers)
+        patch.setattr(decision_diagram, "_MOST_ANSWERS", answers)
         patch.setattr(enumeration, "_MOST_STATES", states)
-        found = Enumeration(knobs, rules)
-    assert found.count() == Count(len(by_trying(knobs, rules)), exact=True)
-    if canonical_by_trying(knobs, rules):
-        assert found.configs() == by_trying(knobs, rules)
+        found = Enumeration(knobs, constraints)
+    assert found.count() == Count(len(by_trying(knobs, constraints)), exact=True)
+    if canonical_by_trying(knobs, constraints):
+        assert found.configs() == by_trying(knobs, constraints)
 
 
 @pytest.mark.parametrize(
@@ -140,13 +142,13 @@ def test_rules_that_read_too_much_to_be_known_beforehand(space: tuple[Knobs, Rul
 )
 def test_a_real_space(changes: dict[str, tuple[Value, ...]]) -> None:
     workload = resolve("tiny-llama", effective_batch_size=8)
-    knobs = {**load_space("everything", offer_for(workload, CPU)).knobs, **changes}
-    rules = techniques.rules(workload, CPU)
-    found = Enumeration(knobs, rules)
-    expected = by_trying(knobs, rules)
+    knobs = {**load_space("everything", knob_choices(workload, CPU)).knobs, **changes}
+    constraints = techniques.constraints(workload, CPU)
+    found = Enumeration(knobs, constraints)
+    expected = by_trying(knobs, constraints)
     assert found.configs() == expected
     assert found.count() == Count(len(expected), exact=True)
-    assert all(techniques.settle(config, workload, CPU) == config for config in expected[::100])
+    assert all(techniques.canonicalize(config, workload, CPU) == config for config in expected[::100])
     assert all(techniques.refuse(config, workload, CPU) is None for config in expected[::100])
     assert len(expected) > 100
 
@@ -154,23 +156,23 @@ def test_a_real_space(changes: dict[str, tuple[Value, ...]]) -> None:
 def test_millions_of_combinations_are_counted_at_once_and_drawn_fairly(monkeypatch: pytest.MonkeyPatch) -> None:
     hardware = hardware_of(card("h100"))
     workload = resolve("llama-3.1-8b", effective_batch_size=32)
-    knobs = load_space("everything", offer_for(workload, hardware)).knobs
-    rules = techniques.rules(workload, hardware)
+    knobs = load_space("everything", knob_choices(workload, hardware)).knobs
+    constraints = techniques.constraints(workload, hardware)
     monkeypatch.setattr(enumeration, "MAX_CONFIGS", 2_000)
-    found = Enumeration(knobs, rules)
+    found = Enumeration(knobs, constraints)
     assert found.count().exact
     assert 100_000 < found.count().configs < found.count(refused=True).configs
     drawn = found.configs(seed=1)
     assert len(set(drawn)) == 2_000
-    assert drawn == Enumeration(knobs, rules).configs(seed=1)
+    assert drawn == Enumeration(knobs, constraints).configs(seed=1)
     assert drawn != found.configs(seed=2)
     assert drawn[0] == found.configs(seed=2)[0]
-    assert not any(refuse(config) for config in drawn[::20] for refuse in rules.refuse.values())
-    assert all(rules.canonical(config) == config for config in drawn[::20])
+    assert not any(refuse(config) for config in drawn[::20] for refuse in constraints.refuse.values())
+    assert all(constraints.canonical(config) == config for config in drawn[::20])
     # Of as many as there are, a value's share is known exactly; 2,000 that are drawn fairly come close.
     for knob, values in knobs.items():
         for value in values:
-            share = Enumeration({**knobs, knob: (value,)}, rules).count().configs / found.count().configs
+            share = Enumeration({**knobs, knob: (value,)}, constraints).count().configs / found.count().configs
             if knob != "lora_targets":  # null at rank 0
                 assert sum(config[knob] == value for config in drawn) / 2_000 == pytest.approx(share, abs=0.05)
 
@@ -178,12 +180,12 @@ def test_millions_of_combinations_are_counted_at_once_and_drawn_fairly(monkeypat
 def test_each_is_as_likely_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enumeration, "MAX_CONFIGS", 6)
     knobs: Knobs = {"a": (0, 1, 2), "b": (0, 1, 2), "c": (0, 1, 2)}
-    rules = Rules(
-        settle={"c": lambda config: config["c"] if config["b"] else None},
+    constraints = Constraints(
+        canonicalize={"c": lambda config: config["c"] if config["b"] else None},
         refuse={"a": lambda config: "no" if config["a"] == 1 and config["b"] else None},
     )
-    found = Enumeration(knobs, rules)
-    every = by_trying(knobs, rules)
+    found = Enumeration(knobs, constraints)
+    every = by_trying(knobs, constraints)
     seen = Counter(config for seed in range(600) for config in found.configs(seed))
     assert set(seen) == set(every)
     assert seen.pop(every[0]) == 600
@@ -193,8 +195,8 @@ def test_each_is_as_likely_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None
 def test_more_than_the_largest_integer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enumeration, "MAX_CONFIGS", 50)
     knobs = {name: tuple(range(9)) for name in "abcdefghijklmnopqrstuvwxyz"}
-    rules = Rules(refuse={"m": lambda config: "no" if config["m"] == config["z"] else None})
-    found = Enumeration(knobs, rules)
+    constraints = Constraints(refuse={"m": lambda config: "no" if config["m"] == config["z"] else None})
+    found = Enumeration(knobs, constraints)
     assert found.count() == Count(9**25 * 8, exact=True)
     drawn = found.configs(seed=3)
     assert len(set(drawn)) == 50
@@ -206,19 +208,19 @@ def test_more_than_the_largest_integer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_of_a_large_space_that_a_rule_reads_whole_some_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enumeration, "_MAX_UNREAD", 200)
-    monkeypatch.setattr(verdicts, "_MOST_ANSWERS", 50)
+    monkeypatch.setattr(decision_diagram, "_MOST_ANSWERS", 50)
     knobs = {name: tuple(range(5)) for name in "abcdef"}
-    rules = Rules(
+    constraints = Constraints(
         refuse={
             "odd": lambda config: "no" if sum(int(str(value)) for value in config.values()) % 2 else None,
             "a": lambda config: "no" if config["a"] != 3 else None,
         }
     )
-    found = Enumeration(knobs, rules)
+    found = Enumeration(knobs, constraints)
     assert found.count() == Count(5**5, exact=False)  # no more than what the other rules leave
     drawn = found.configs()
     assert 60 < len(drawn) < 140  # about half of 200
-    assert all(config["a"] == 3 and not rules.refuse["odd"](config) for config in drawn)
+    assert all(config["a"] == 3 and not constraints.refuse["odd"](config) for config in drawn)
 
 
 def test_rules_entangled_beyond_counting_are_tried_on_some(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +231,7 @@ def test_rules_entangled_beyond_counting_are_tried_on_some(monkeypatch: pytest.M
         one + other: lambda config, one=one, other=other: "no" if config[one] == config[other] else None
         for one, other in zip("abcdef", "ghijkl", strict=True)
     }
-    found = Enumeration(knobs, Rules(refuse=pairs))
+    found = Enumeration(knobs, Constraints(refuse=pairs))
     drawn = found.configs()
     assert not found.count().exact
     assert 150 < len(drawn) < 350  # (8/9)**6 of 500 are 247
@@ -237,12 +239,12 @@ def test_rules_entangled_beyond_counting_are_tried_on_some(monkeypatch: pytest.M
 
 
 def test_order_is_that_of_the_space() -> None:
-    configs = Enumeration({"a": (2, 1), "b": ("x", "y")}, Rules()).configs()
+    configs = Enumeration({"a": (2, 1), "b": ("x", "y")}, Constraints()).configs()
     assert [tuple(config.values()) for config in configs] == [(2, "x"), (2, "y"), (1, "x"), (1, "y")]
 
 
 def test_no_knobs_and_nothing_legal() -> None:
-    assert Enumeration({}, Rules(off={"a": 1})).configs() == (Config(a=1),)
-    never = Enumeration({"a": (1, 2)}, Rules(refuse={"a": lambda config: "never"}))
+    assert Enumeration({}, Constraints(off={"a": 1})).configs() == (Config(a=1),)
+    never = Enumeration({"a": (1, 2)}, Constraints(refuse={"a": lambda config: "never"}))
     assert never.configs() == ()
     assert (never.count().configs, never.count(refused=True).configs) == (0, 2)

@@ -13,7 +13,7 @@ import pytest
 from autofit.core.config import Config
 from autofit.core.measurement import Outcome, PeakBytes
 from autofit.core.result import TIERS, tier
-from autofit.search import Evidence, Expectation
+from autofit.search import Evidence, Predictions
 from autofit.search.foresight import believed, leading
 
 Searched = Callable[..., Evidence]
@@ -63,10 +63,10 @@ def test_without_predictions_nothing_is_believed(formula: Any, searched: Searche
     problem = formula(3)
     evidence = searched(problem)
     assert not believed(problem.configs, dataclasses.replace(evidence, expected=None))
-    assert not believed(problem.configs, dataclasses.replace(evidence, beliefs=None))
+    assert not believed(problem.configs, dataclasses.replace(evidence, surrogate=None))
     assert evidence.expected
     unknown = dict.fromkeys(problem.configs, math.nan)
-    for expected in (Expectation(unknown, evidence.expected.seconds), Expectation(evidence.expected.nbytes, unknown)):
+    for expected in (Predictions(unknown, evidence.expected.seconds), Predictions(evidence.expected.nbytes, unknown)):
         assert not believed(problem.configs, dataclasses.replace(evidence, expected=expected))
 
 
@@ -148,8 +148,8 @@ def test_the_leading_ones_are_near_the_frontier_of_their_tier() -> None:
     configs = [Config(number=number, lora_rank=rank) for rank in (0, 8) for number in range(5)]
     nbytes = [1.0, 2.0, 3.0, 4.0, math.nan] * 2
     seconds = [4.0, 5.0, 2.0, 2.1, 1.0] * 2
-    found = leading(Expectation.of(configs, nbytes, seconds), 3)
+    found = leading(Predictions.of(configs, nbytes, seconds), 3)
     assert sorted(found, key=configs.index) == [each for each in configs if each["number"] in (0, 2, 3)]
-    everything = leading(Expectation.of(configs, nbytes, seconds), 100)
+    everything = leading(Predictions.of(configs, nbytes, seconds), 100)
     assert {tier(each) for each in everything} == set(TIERS[:2])
     assert len(everything) == 8

@@ -70,7 +70,7 @@ def test_optuna_sees_states_that_mean_the_same(journal: Journal) -> None:
 def test_a_journal_is_a_study_that_optuna_s_own_tools_open(tmp_path: Path, formula: Any) -> None:
     """As optuna-dashboard does it."""
     problem = formula()
-    outcome = search(problem.space, problem.seams(), limits=Limits(trials=5), journal=Journal(tmp_path / "j.log", {}))
+    outcome = search(problem.space, problem.problem(), limits=Limits(trials=5), journal=Journal(tmp_path / "j.log", {}))
     file = optuna.storages.journal.JournalFileBackend(str(tmp_path / "j.log"))
     study = optuna.load_study(study_name=None, storage=optuna.storages.JournalStorage(file))
     trials = study.get_trials()
@@ -92,7 +92,7 @@ def test_the_disk_is_waited_for_with_each_measurement_and_not_with_each_knob(
 
     monkeypatch.setattr(os, "fsync", fsync)
     problem = formula()
-    search(problem.space, problem.seams(), limits=Limits(trials=5), journal=Journal(tmp_path / "j.log", {}))
+    search(problem.space, problem.problem(), limits=Limits(trials=5), journal=Journal(tmp_path / "j.log", {}))
     assert len([line for line in waited if b'"measurement"' in line]) == 5
     assert len(waited) <= 2 * 5  # and what the study itself is
 
@@ -235,7 +235,7 @@ def append(self, logs):
         os.kill(os.getpid(), signal.SIGKILL)
 
 journal_module._Backend.append_logs = append
-search(Formula(3).space, Formula(3).seams(), limits=Limits(trials=30), journal=Journal(Path({path!r})), seed=1)
+search(Formula(3).space, Formula(3).problem(), limits=Limits(trials=30), journal=Journal(Path({path!r})), seed=1)
 """
 
 
@@ -250,10 +250,11 @@ def test_a_search_killed_while_it_writes_is_resumed(tmp_path: Path, formula: Any
     assert not path.read_bytes().endswith(b"\n")
 
     problem, straight = formula(3), formula(3)
-    outcome = search(problem.space, problem.seams(), limits=Limits(trials=12), journal=Journal(path), seed=1)
+    outcome = search(problem.space, problem.problem(), limits=Limits(trials=12), journal=Journal(path), seed=1)
     assert [each.number for each in outcome.measurements] == list(range(12))
     assert (
-        outcome.measurements == search(straight.space, straight.seams(), limits=Limits(trials=12), seed=1).measurements
+        outcome.measurements
+        == search(straight.space, straight.problem(), limits=Limits(trials=12), seed=1).measurements
     )
     assert len(problem.probed) < 12 or half == 1  # the rest was read back
     assert all(json.loads(line) for line in path.read_bytes().splitlines())

@@ -8,18 +8,18 @@ import pytest
 
 from autofit.core.config import Config, Value
 from autofit.core.measurement import Measurement, Outcome
-from autofit.search import Beliefs, EffectsSampler
+from autofit.search import Surrogate, SurrogateSampler
 from autofit.search.sampler import MEASUREMENT, measurements_of
 
 
-def sampler_of(problem: Any, pool: Sequence[Config] | None = None, seed: int = 0, **options: Any) -> EffectsSampler:
+def sampler_of(problem: Any, pool: Sequence[Config] | None = None, seed: int = 0, **options: Any) -> SurrogateSampler:
     values: Mapping[str, tuple[Value, ...]] = {**problem.space.knobs, "lora_targets": ("all-linear", None)}
-    order = problem.seams().memory_order
-    beliefs = Beliefs(values, problem.configs if pool is None else pool, memory_order=order, **options)
-    return EffectsSampler(beliefs, seed=seed)
+    order = problem.problem().memory_order
+    surrogate = Surrogate(values, problem.configs if pool is None else pool, memory_order=order, **options)
+    return SurrogateSampler(surrogate, seed=seed)
 
 
-def run(sampler: EffectsSampler, problem: Any, trials: int) -> list[Measurement]:
+def run(sampler: SurrogateSampler, problem: Any, trials: int) -> list[Measurement]:
     measurements: list[Measurement] = []
     for number in range(trials):
         measurements.append(problem.probe(number, sampler.choose(measurements)))
@@ -44,7 +44,7 @@ def test_proven_ranks_go_before_the_order_of_the_space() -> None:
     ranks = {"high": 5, "low": 1, "middle": 3}
     pool = [Config(knob=value) for value in ("unranked", "high", "low", "middle")]
     values = {"knob": ("unranked", "high", "low", "middle")}
-    sampler = EffectsSampler(Beliefs(values, pool, memory_order=lambda knob, value: ranks.get(str(value))))
+    sampler = SurrogateSampler(Surrogate(values, pool, memory_order=lambda knob, value: ranks.get(str(value))))
     seen: list[Measurement] = []
     while sampler.candidates(seen):
         seen.append(Measurement(sampler.choose(seen), Outcome.HOST_OUT_OF_MEMORY))

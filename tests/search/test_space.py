@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from autofit.core.errors import InputError
-from autofit.search import Offer, Space, list_spaces, load_space
+from autofit.search import KnobChoices, Space, list_spaces, load_space
 from autofit.search import space as space_module
 
 
@@ -24,7 +24,7 @@ def test_ships_five_spaces_that_say_what_they_allow() -> None:
         assert space.path.read_text(encoding="utf-8").startswith("# ")
 
 
-def test_all_is_every_choice_and_a_list_is_cut_to_what_is_offered(tmp_path: Path, offer: Offer) -> None:
+def test_all_is_every_choice_and_a_list_is_cut_to_what_is_offered(tmp_path: Path, offer: KnobChoices) -> None:
     text = "description: d\nknobs:\n  micro_batch_size: all\n  precision: [fp8, fp32, bf16]\n  lora_rank: [0]\n"
     space = load_space(write(tmp_path, text), offer)
     assert space == Space(
@@ -58,27 +58,29 @@ def test_all_is_every_choice_and_a_list_is_cut_to_what_is_offered(tmp_path: Path
         ("description: [", "cannot be read as YAML"),
     ],
 )
-def test_refuses_what_is_not_a_space_in_one_sentence(tmp_path: Path, offer: Offer, text: str, message: str) -> None:
+def test_refuses_what_is_not_a_space_in_one_sentence(
+    tmp_path: Path, offer: KnobChoices, text: str, message: str
+) -> None:
     with pytest.raises(InputError) as caught:
         load_space(write(tmp_path, text), offer)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_knob_that_offers_nothing_here(tmp_path: Path, offer: Offer) -> None:
-    bare = Offer(offer.known, lambda knob: (), offer.accepts)
+def test_a_knob_that_offers_nothing_here(tmp_path: Path, offer: KnobChoices) -> None:
+    bare = KnobChoices(offer.known, lambda knob: (), offer.accepts)
     for values in ("all", "[bf16]"):
         with pytest.raises(InputError, match="Leave the knob out"):
             load_space(write(tmp_path, f"description: d\nknobs: {{precision: {values}}}"), bare)
 
 
 @pytest.mark.parametrize("name", ["everthing", "everthing.yaml"])
-def test_a_space_that_is_not_there(name: str, offer: Offer) -> None:
+def test_a_space_that_is_not_there(name: str, offer: KnobChoices) -> None:
     with pytest.raises(InputError, match=r"unknown space .* Did you mean 'everything'\?"):
         load_space(name, offer)
 
 
-def test_a_folder_is_no_space(tmp_path: Path, offer: Offer) -> None:
+def test_a_folder_is_no_space(tmp_path: Path, offer: KnobChoices) -> None:
     with pytest.raises(InputError, match="unknown space"):
         load_space(tmp_path, offer)
 
@@ -94,14 +96,14 @@ def test_spaces_are_found_in_a_wheel_and_in_a_checkout(tmp_path: Path, monkeypat
     assert list_spaces() == ()
 
 
-def test_overrides_fix_narrow_and_add(offer: Offer) -> None:
+def test_overrides_fix_narrow_and_add(offer: KnobChoices) -> None:
     space = Space("s", "d", {"precision": ("bf16", "fp32"), "lora_rank": (0,)})
     changed = space.with_overrides({"precision": ["fp32"], "lora_rank": 4, "optimizer": ("sgd", "adamw")}, offer)
     assert changed.knobs == {"precision": ("fp32",), "lora_rank": (4,), "optimizer": ("sgd", "adamw")}
     assert space.knobs == {"precision": ("bf16", "fp32"), "lora_rank": (0,)}
 
 
-def test_overrides_keep_a_value_that_the_hardware_does_not_offer(offer: Offer) -> None:
+def test_overrides_keep_a_value_that_the_hardware_does_not_offer(offer: KnobChoices) -> None:
     assert Space("s", "d", {}).with_overrides({"precision": ["fp8"]}, offer).knobs == {"precision": ("fp8",)}
 
 
@@ -115,7 +117,7 @@ def test_overrides_keep_a_value_that_the_hardware_does_not_offer(offer: Offer) -
         ({"precision": {"bf16": 1}}, "precision cannot be"),
     ],
 )
-def test_overrides_are_checked(offer: Offer, overrides: dict[str, Any], message: str) -> None:
+def test_overrides_are_checked(offer: KnobChoices, overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
         Space("s", "d", {}).with_overrides(overrides, offer)
     assert message in str(caught.value)
@@ -127,13 +129,13 @@ def test_configs_are_canonical_and_distinct(formula: Any) -> None:
     assert len(problem.configs) == len(set(problem.configs)) == whole
     assert all((config["lora_targets"] is None) == (config["lora_rank"] == 0) for config in problem.configs)
     targets = {"lora_targets": ("all-linear", "attention")}
-    doubled = Space("s", "d", {**problem.space.knobs, **targets}).configs(problem.seams().rules)
+    doubled = Space("s", "d", {**problem.space.knobs, **targets}).configs(problem.problem().constraints)
     assert len(doubled) == whole * 7 // 4  # of the four ranks, targets mean nothing beside 0
 
 
 def test_combinations_that_contradict_each_other_are_left_out(formula: Any) -> None:
-    rules = formula().seams().rules
+    constraints = formula().problem().constraints
     space = Space("s", "d", {"micro_batch_size": (3, 4), "lora_rank": (0,)})
-    assert [config["micro_batch_size"] for config in space.configs(rules)] == [4]
+    assert [config["micro_batch_size"] for config in space.configs(constraints)] == [4]
     with pytest.raises(InputError, match="micro_batch_size 3 does not divide"):
-        Space("s", "d", {"micro_batch_size": (3, 5)}).configs(rules)
+        Space("s", "d", {"micro_batch_size": (3, 5)}).configs(constraints)

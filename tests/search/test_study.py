@@ -20,14 +20,14 @@ from autofit.core.errors import InputError, ProbeError
 from autofit.core.measurement import Measurement
 from autofit.core.result import tier
 from autofit.search import (
-    Expectation,
     Journal,
-    Known,
     Limits,
-    Seams,
+    Predictions,
+    PriorMeasurement,
+    SearchProblem,
     Space,
     fastest,
-    known_from,
+    prior_measurement,
     rules_out,
     search,
 )
@@ -36,7 +36,7 @@ from autofit.search import study as study_module
 
 def run(problem: Any, trials: int = 40, **options: Any) -> Any:
     limits = Limits(trials=trials, memory_bytes=int(problem.budget))
-    return search(problem.space, problem.seams(), limits=limits, **options)
+    return search(problem.space, problem.problem(), limits=limits, **options)
 
 
 def regret(problem: Any, measurements: Any) -> float:
@@ -69,7 +69,7 @@ def test_the_first_probe_is_the_most_frugal_and_fits(formula: Any) -> None:
 def test_what_ran_out_of_memory_rules_out_others_for_good(formula: Any) -> None:
     problem = formula(1, share=0.15)
     outcome = run(problem, 60)
-    order = problem.seams().memory_order
+    order = problem.problem().memory_order
     failed = [each for each in outcome.measurements if not each.fits]
     for miss in failed:
         later = outcome.measurements[miss.number + 1 :]
@@ -105,7 +105,7 @@ def test_nothing_is_measured_twice_and_numbers_are_consecutive(formula: Any) -> 
 def test_ends_when_the_space_is_exhausted(formula: Any) -> None:
     problem = formula(4, share=0.2)
     problem.space = Space("small", "d", {**problem.space.knobs, "lora_rank": (8,), "attention": ("sdpa",)})
-    problem.configs = problem.space.configs(problem.seams().rules)
+    problem.configs = problem.space.configs(problem.problem().constraints)
     outcome = run(problem, 10_000)
     assert outcome.stopped_by == "space"
     assert len(outcome.measurements) + outcome.skipped["dominated"] == outcome.space_size
@@ -146,7 +146,7 @@ def test_the_time_limit_ends_it(formula: Any, monkeypatch: pytest.MonkeyPatch) -
 
     problem.before = tick
     limits = Limits(trials=100, time_limit=35)
-    outcome = search(problem.space, problem.seams(), limits=limits)
+    outcome = search(problem.space, problem.problem(), limits=limits)
     assert outcome.stopped_by == "time"
     assert len(outcome.measurements) == 4
 
@@ -171,8 +171,8 @@ def test_probes_hear_of_the_best_so_far_and_progress_is_told(formula: Any) -> No
 
 def test_the_number_of_a_measurement_is_the_search_s_own(formula: Any) -> None:
     problem = formula()
-    seams = problem.seams()
-    careless = dataclasses.replace(seams, probe=lambda number, config, best: problem.probe(7, config))
+    problem = problem.problem()
+    careless = dataclasses.replace(problem, probe=lambda number, config, best: problem.probe(7, config))
     outcome = search(problem.space, careless, limits=Limits(trials=3))
     assert [each.number for each in outcome.measurements] == [0, 1, 2]
 
@@ -211,7 +211,7 @@ def test_an_interrupt_while_progress_is_shown_keeps_that_measurement(formula: An
     def interrupt(measurement: Measurement, best: Measurement | None) -> None:
         raise KeyboardInterrupt
 
-    outcome = search(problem.space, dataclasses.replace(problem.seams(), on_finished=interrupt))
+    outcome = search(problem.space, dataclasses.replace(problem.problem(), on_finished=interrupt))
     assert outcome.stopped_by == "interrupt"
     assert len(outcome.measurements) == 1
 
@@ -264,13 +264,13 @@ def test_the_room_never_loads_torch() -> None:
 def test_of_a_large_space_a_part_is_weighed(formula: Any, monkeypatch: pytest.MonkeyPatch, predicted: bool) -> None:
     monkeypatch.setattr(study_module, "_WEIGHED", 40)
     problem = formula(5, share=0.3)
-    seams = problem.seams()
+    problem = problem.problem()
     if predicted:
         seconds = [32 / problem.speed(config) for config in problem.configs]
-        told = Expectation.of(problem.configs, list(map(problem.memory, problem.configs)), seconds)
-        seams = dataclasses.replace(seams, expect=lambda configs: told)
+        told = Predictions.of(problem.configs, list(map(problem.memory, problem.configs)), seconds)
+        problem = dataclasses.replace(problem, expect=lambda configs: told)
     limits = Limits(trials=100, memory_bytes=int(problem.budget))
-    outcome = search(problem.space, seams, limits=limits)
+    outcome = search(problem.space, problem, limits=limits)
     assert outcome.stopped_by == "space"
     assert len(outcome.measurements) + outcome.skipped["dominated"] == 40
     assert outcome.space_size == len(problem.configs)
@@ -279,17 +279,17 @@ def test_of_a_large_space_a_part_is_weighed(formula: Any, monkeypatch: pytest.Mo
     else:
         probed = list(problem.probed)
         assert problem.configs[0] in probed
-        assert [each.config for each in search(problem.space, seams, limits=limits).measurements] == probed
+        assert [each.config for each in search(problem.space, problem, limits=limits).measurements] == probed
 
 
-def _expected(problem: Any) -> Seams:
-    """The seams of a formula that is predicted, but for a tenth of all speeds."""
+def _expected(problem: Any) -> SearchProblem:
+    """The problem of a formula that is predicted, but for a tenth of all speeds."""
 
-    def expect(configs: Sequence[Config]) -> Expectation:
+    def expect(configs: Sequence[Config]) -> Predictions:
         seconds = [1.1 * 32 / problem.speed(config) for config in configs]
-        return Expectation.of(configs, [problem.memory(config) for config in configs], seconds)
+        return Predictions.of(configs, [problem.memory(config) for config in configs], seconds)
 
-    return replace(problem.seams(), expect=expect)
+    return replace(problem.problem(), expect=expect)
 
 
 def test_with_good_predictions_it_can_end_after_a_few_probes_and_says_what_it_may_have_missed(formula: Any) -> None:
@@ -327,7 +327,7 @@ def test_before_it_ends_by_itself_it_finds_the_best_of_every_tier(formula: Any, 
 def test_without_predictions_it_never_ends_by_itself(formula: Any) -> None:
     problem = formula(1)
     limits = Limits(trials=30, memory_bytes=int(problem.budget), tolerance=0.5)
-    outcome = search(problem.space, problem.seams(), limits=limits)
+    outcome = search(problem.space, problem.problem(), limits=limits)
     assert outcome.stopped_by == "trials"
     assert outcome.bound is None
 
@@ -344,11 +344,11 @@ def test_where_nothing_fits_or_nothing_is_left_there_is_no_bound(formula: Any) -
 # What earlier searches measured
 
 
-def _known(problem: Any, measurements: Sequence[Measurement], slower: float = 1.15) -> list[Known]:
+def _known(problem: Any, measurements: Sequence[Measurement], slower: float = 1.15) -> list[PriorMeasurement]:
     """The measurements as the store hands them over on a day when the machine was slower."""
     budget = int(problem.budget)
     then = [each.taking(each.step_seconds.median * slower) if each.step_seconds else each for each in measurements]
-    found = [known_from(each, 1, then=budget, now=budget, exact=True) for each in then]
+    found = [prior_measurement(each, 1, then=budget, now=budget, exact=True) for each in then]
     return [each for each in found if each is not None]
 
 
@@ -358,9 +358,9 @@ def test_the_first_probe_is_of_the_best_that_is_known(formula: Any, seed: int, p
     problem = formula(seed, noise=0.02)
     before = run(problem, 25, seed=seed).measurements
     known = fastest(before)
-    seams = _expected(problem) if predicted else problem.seams()
+    problem = _expected(problem) if predicted else problem.problem()
     limits = Limits(trials=1, memory_bytes=int(problem.budget))
-    found = search(problem.space, replace(seams, known=_known(problem, before)), limits=limits).measurements[0]
+    found = search(problem.space, replace(problem, known=_known(problem, before)), limits=limits).measurements[0]
     assert known is not None
     assert found.fits
     assert problem.speed(found.config) > 0.95 * problem.speed(known.config)
@@ -384,7 +384,7 @@ def test_what_is_known_is_no_part_of_the_outcome_and_is_measured_again(formula: 
     problem.probed.clear()
     outcome = search(
         problem.space,
-        replace(problem.seams(), known=_known(problem, before, slower=2.0)),
+        replace(problem.problem(), known=_known(problem, before, slower=2.0)),
         limits=Limits(trials=10, memory_bytes=int(problem.budget)),
     )
     assert [each.config for each in outcome.measurements] == problem.probed
@@ -400,9 +400,9 @@ def test_what_is_proven_not_to_fit_is_left_out_once_something_fits(formula: Any)
     before = run(problem, 60).measurements
     missed = [each.config for each in before if not each.fits]
     problem.probed.clear()
-    seams = replace(problem.seams(), known=_known(problem, before))
-    outcome = search(problem.space, seams, limits=Limits(trials=20, memory_bytes=int(problem.budget)))
-    order = problem.seams().memory_order
+    problem = replace(problem.problem(), known=_known(problem, before))
+    outcome = search(problem.space, problem, limits=Limits(trials=20, memory_bytes=int(problem.budget)))
+    order = problem.problem().memory_order
     first = next(each.number for each in outcome.measurements if each.fits)
     assert first == 0
     assert not any(rules_out(miss, config, order) for miss in missed for config in problem.probed)
@@ -414,8 +414,8 @@ def test_where_all_is_known_not_to_fit_the_nearest_miss_is_measured_again(formul
     problem.budget = 0.9 * min(map(problem.memory, problem.configs))
     before = run(problem, 3).measurements
     assert not any(each.fits for each in before)
-    seams = replace(problem.seams(), known=_known(problem, before))
-    again = search(problem.space, seams, limits=Limits(trials=3, memory_bytes=int(problem.budget)))
+    problem = replace(problem.problem(), known=_known(problem, before))
+    again = search(problem.space, problem, limits=Limits(trials=3, memory_bytes=int(problem.budget)))
     assert min(map(problem.memory, problem.probed[-3:])) == min(map(problem.memory, problem.configs))
     assert again.skipped["dominated"] == run(problem, 3).skipped["dominated"]
 
@@ -423,10 +423,12 @@ def test_where_all_is_known_not_to_fit_the_nearest_miss_is_measured_again(formul
 def test_what_is_known_of_other_spaces_says_nothing(formula: Any) -> None:
     problem = formula(4)
     others = [config.replace(precision="fp8") for config in problem.configs[:20]]
-    known = [Known(config, step_seconds=1e-6, peak_bytes=10**14, outgrew=True, proven=True) for config in others]
+    known = [
+        PriorMeasurement(config, step_seconds=1e-6, peak_bytes=10**14, outgrew=True, proven=True) for config in others
+    ]
     without = run(formula(4), 10)
     limits = Limits(trials=10, memory_bytes=int(problem.budget))
-    assert search(problem.space, replace(problem.seams(), known=known), limits=limits) == without
+    assert search(problem.space, replace(problem.problem(), known=known), limits=limits) == without
 
 
 def test_what_was_seen_to_fit_is_weighed_whatever_is_predicted_of_it(
@@ -435,23 +437,23 @@ def test_what_was_seen_to_fit_is_weighed_whatever_is_predicted_of_it(
     monkeypatch.setattr(study_module, "_WEIGHED", 5)
     problem = formula(5, share=0.9)
 
-    def poorly(configs: Sequence[Config]) -> Expectation:
+    def poorly(configs: Sequence[Config]) -> Predictions:
         """All much too large, and the fastest ones slow."""
         seconds = [problem.speed(config) for config in configs]
-        return Expectation.of(configs, [3 * problem.budget for _ in configs], seconds)
+        return Predictions.of(configs, [3 * problem.budget for _ in configs], seconds)
 
     best = max((config for config in problem.configs if problem.fits(config)), key=problem.speed)
     known = _known(problem, [problem.probe(0, best)])
-    seams = replace(problem.seams(), expect=poorly, known=known)
-    outcome = search(problem.space, seams, limits=Limits(trials=1, memory_bytes=int(problem.budget)))
+    problem = replace(problem.problem(), expect=poorly, known=known)
+    outcome = search(problem.space, problem, limits=Limits(trials=1, memory_bytes=int(problem.budget)))
     assert [each.config for each in outcome.measurements] == [best]
 
 
 def test_a_journal_goes_on_with_what_is_known(tmp_path: Path, formula: Any) -> None:
     problem = formula(6, noise=0.02)
-    seams = replace(problem.seams(), known=_known(problem, run(formula(6), 20).measurements))
+    problem = replace(problem.problem(), known=_known(problem, run(formula(6), 20).measurements))
     limits, journal = Limits(trials=4, memory_bytes=int(problem.budget)), Journal(tmp_path / "journal.log")
-    first = search(problem.space, seams, limits=limits, journal=journal)
-    again = search(problem.space, seams, limits=replace(limits, trials=8), journal=journal)
+    first = search(problem.space, problem, limits=limits, journal=journal)
+    again = search(problem.space, problem, limits=replace(limits, trials=8), journal=journal)
     assert again.measurements[:4] == first.measurements
-    assert again == search(problem.space, seams, limits=replace(limits, trials=8))
+    assert again == search(problem.space, problem, limits=replace(limits, trials=8))

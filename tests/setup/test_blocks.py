@@ -1,10 +1,10 @@
 """Repeated blocks are found in the ways people stack layers, and nothing else is taken for one."""
 
-import tiny
 from torch import nn
 
 from autofit.models.huggingface import HuggingFaceModel
 from autofit.setup.blocks import block_groups, repeated_blocks
+from tests import tiny
 
 
 class Layer(nn.Module):

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from torch import nn
 
@@ -13,7 +12,8 @@ from autofit.core.errors import RefusedError
 from autofit.setup.deferred_logits import Deferral, DeferredLogits, Pending, loss_of_few_tokens
 from autofit.training.build import build
 from autofit.training.evaluation import evaluate
-from autofit.training.loop import train_step
+from autofit.training.step import train_step
+from tests import tiny
 
 CHUNKED = {"loss": "chunked"}
 

@@ -14,14 +14,14 @@ import torch
 
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Workload
-from autofit.estimate.memory import peak_of
+from autofit.estimate.peak import peak_of
 from autofit.estimate.trace import Trace, trace
-from autofit.memory.device import detect
+from autofit.hardware.device import detect
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.setup import Setup, liger
 from autofit.techniques import kernels
 from autofit.training.build import build
-from autofit.training.loop import train_step
+from autofit.training.step import train_step
 from tests.estimate.traced import AMPERE, peak
 from tests.tiny import CPU, LLAMA, gpt2_workload
 

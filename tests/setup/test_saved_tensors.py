@@ -5,19 +5,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from late_lane import LateLane
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autofit.core.workload import Workload
-from autofit.memory.tracker import StorageTracker
-from autofit.setup.copies import CopyLane
+from autofit.hardware.tracker import StorageTracker
+from autofit.setup.host_copies import CopyLane
 from autofit.setup.saved_tensors import SavedTensorsOnHost
 from autofit.training.build import build
 from autofit.training.evaluation import evaluate
-from autofit.training.loop import accumulate
+from autofit.training.step import accumulate
+from tests import tiny
+from tests.late_lane import LateLane
 
 SMALLEST = 256
 WORKLOADS = {

@@ -5,17 +5,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from late_lane import LateLane
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from autofit.core.workload import Workload
 from autofit.setup.blocks import repeated_blocks
-from autofit.setup.copies import CopyLane
+from autofit.setup.host_copies import CopyLane
 from autofit.setup.streamed_blocks import BlockStreamer
+from tests import tiny
+from tests.late_lane import LateLane
 
 SMALLEST = 256
 GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 5, "n_head": 2, "n_positions": 64}

@@ -1,9 +1,8 @@
 """The protocol's defaults: a technique that says only its name, stage, off and values is complete."""
 
-import tiny
-
 from autofit.core.config import Config
 from autofit.setup import Setup, Stage, Technique
+from tests import tiny
 
 
 class Minimal(Technique):
@@ -36,7 +35,7 @@ def test_the_defaults() -> None:
     assert technique.fidelity(1) == 0
     assert technique.memory_order(1) is None
     assert technique.refuse(Config(minimal=1), workload, tiny.CPU) is None
-    assert technique.settle(Config(minimal=1), workload, tiny.CPU) == 1
+    assert technique.canonicalize(Config(minimal=1), workload, tiny.CPU) == 1
     assert not technique.always
 
 

@@ -5,10 +5,10 @@ import functools
 import pytest
 import torch
 
-from autofit.setup import parts
+from autofit.setup import requirements
 from autofit.techniques import compile as compile_file
 
-pytest.register_assert_rewrite("contract")
+pytest.register_assert_rewrite("tests.techniques.contract")
 
 
 @pytest.fixture(autouse=True)
@@ -27,4 +27,4 @@ def without_inductor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 def looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is installed is remembered for a process, but tests change what there is."""
     for name in ("installed", "no_compiler"):
-        monkeypatch.setattr(parts, name, getattr(parts, name).__wrapped__)
+        monkeypatch.setattr(requirements, name, getattr(requirements, name).__wrapped__)

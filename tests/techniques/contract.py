@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,11 +20,12 @@ from autofit.core.config import Value
 from autofit.core.errors import RefusedError
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
-from autofit.memory.tracker import StorageTracker
+from autofit.hardware.tracker import StorageTracker
 from autofit.setup import Setup, Technique
-from autofit.techniques import refuse, settle, technique_named
+from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build
-from autofit.training.loop import accumulate, update
+from autofit.training.step import accumulate, update
+from tests import tiny
 
 EFFECTIVE_BATCH = 4
 WORKLOADS = {
@@ -36,7 +36,7 @@ WORKLOADS = {
 
 def file_of(name: str) -> Any:
     """The test file of a knob."""
-    return importlib.import_module(f"test_{name}")
+    return importlib.import_module(f"tests.techniques.test_{name}")
 
 
 def values_of(technique: Technique) -> tuple[Value, ...]:
@@ -60,7 +60,7 @@ def without(name: str, value: Value) -> dict[str, Value]:
 def reason_against(name: str, value: Value) -> str | None:
     """Why the value is refused on this machine's CPU, whatever the model."""
     workload = WORKLOADS["llama"]
-    return refuse(settle(knobs(name, value), workload, tiny.CPU), workload, tiny.CPU)
+    return refuse(canonicalize(knobs(name, value), workload, tiny.CPU), workload, tiny.CPU)
 
 
 every_workload = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)

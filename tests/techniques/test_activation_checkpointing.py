@@ -4,9 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import tiny
 import torch
-from contract import Effect
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn import functional
@@ -15,13 +13,15 @@ from torch.utils.checkpoint import CheckpointPolicy
 from autofit.core.config import Value
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Traits, Workload
-from autofit.memory.tracker import StorageTracker
+from autofit.hardware.tracker import StorageTracker
 from autofit.setup import Setup
 from autofit.setup.blocks import repeated_blocks
-from autofit.techniques import refuse, settle, technique_named
+from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.techniques.activation_checkpointing import _policy
 from autofit.training.build import build
-from autofit.training.loop import accumulate, compute_loss
+from autofit.training.step import accumulate, compute_loss
+from tests import tiny
+from tests.techniques.contract import Effect
 
 FULL = {"activation_checkpointing": "full"}
 BUDGETS = ["budget-0.25", "budget-0.5", "budget-0.75"]
@@ -58,7 +58,7 @@ def test_a_model_without_repeated_blocks_is_refused() -> None:
 
 def test_and_before_it_is_built_when_its_traits_are_known() -> None:
     workload = replace(flat_workload(), traits=NO_BLOCKS)
-    config = settle(FULL, workload, tiny.CPU)
+    config = canonicalize(FULL, workload, tiny.CPU)
     assert refuse(config, workload, tiny.CPU).startswith("activation_checkpointing: the model has no repeated blocks")
     assert refuse(config.replace(activation_checkpointing="none"), workload, tiny.CPU) is None
 
@@ -144,7 +144,7 @@ def test_alternate_wraps_every_second_block_and_never_the_last(depth: int, wrapp
 @pytest.mark.parametrize("value", BUDGETS)
 def test_a_budget_is_the_compilers_alone_to_keep(value: str) -> None:
     workload = tiny.transformer_workload()
-    reason = refuse(settle({"activation_checkpointing": value}, workload, tiny.CPU), workload, tiny.CPU)
+    reason = refuse(canonicalize({"activation_checkpointing": value}, workload, tiny.CPU), workload, tiny.CPU)
     assert reason == f"activation_checkpointing: {value} is kept by the compiler; set compile default."
     setup = build(flat_workload(), {"activation_checkpointing": value, "compile": "default"}, tiny.CPU)
     assert accumulate(setup, setup.workload.batch(4)).isfinite()  # it needs no blocks
@@ -161,7 +161,7 @@ def test_a_budget_is_the_compilers_alone_to_keep(value: str) -> None:
 )
 def test_a_budget_is_refused_beside_dropout(traits: Traits | None, knobs: dict[str, Value]) -> None:
     workload = replace(tiny.transformer_workload(), traits=traits)
-    config = settle({"activation_checkpointing": "budget-0.5", "compile": "default", **knobs}, workload, tiny.CPU)
+    config = canonicalize({"activation_checkpointing": "budget-0.5", "compile": "default", **knobs}, workload, tiny.CPU)
     reason = refuse(config, workload, tiny.CPU)
     assert reason and "other random numbers" in reason
     assert reason.endswith("; use full, alternate or selective.")

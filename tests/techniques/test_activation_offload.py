@@ -5,18 +5,18 @@ import gc
 from typing import Any
 
 import pytest
-import tiny
 import torch
 
 from autofit.core.workload import Workload
-from autofit.memory.device import detect
+from autofit.hardware.device import detect
 from autofit.setup import Setup
-from autofit.setup.copies import CopyLane
+from autofit.setup.host_copies import CopyLane
 from autofit.setup.saved_tensors import SMALLEST
-from autofit.techniques import refuse, settle, technique_named
+from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build
 from autofit.training.evaluation import evaluate
-from autofit.training.loop import accumulate, train_step
+from autofit.training.step import accumulate, train_step
+from tests import tiny
 
 OFFLOAD = {"activation_offload": "cpu"}
 CUDA = dataclasses.replace(tiny.CPU, device="cuda", name="a card", capability=(8, 0))
@@ -45,8 +45,8 @@ def test_it_is_searched_only_where_there_are_two_memories() -> None:
     assert TECHNIQUE.choices(tiny.CPU) == ("none",)
     assert TECHNIQUE.choices(CUDA) == ("none", "cpu")
     workload = tiny.mlp_workload()
-    assert refuse(settle(OFFLOAD, workload, CUDA), workload, CUDA) is None
-    assert "the same memory" in refuse(settle(OFFLOAD, workload, tiny.CPU), workload, tiny.CPU)
+    assert refuse(canonicalize(OFFLOAD, workload, CUDA), workload, CUDA) is None
+    assert "the same memory" in refuse(canonicalize(OFFLOAD, workload, tiny.CPU), workload, tiny.CPU)
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -4,9 +4,7 @@ import importlib.util
 from dataclasses import replace
 
 import pytest
-import tiny
 import torch
-from contract import Effect
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import profile
@@ -14,19 +12,21 @@ from torch.profiler import profile
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Traits, Workload
 from autofit.setup import Setup
-from autofit.techniques import attention, refuse, settle, technique_named
+from autofit.techniques import attention, canonicalize, refuse, technique_named
 from autofit.training.build import build
-from autofit.training.loop import accumulate
+from autofit.training.step import accumulate
+from tests import tiny
+from tests.techniques.contract import Effect
 
 TRAITS = Traits(parameters=1, blocks=2, linears=1, attention=False, sdpa=True, batch_norm=False, dropout=False)
 
 
 def test_without_fused_attention_in_the_model_there_is_nothing_to_choose() -> None:
     workload = replace(tiny.mlp_workload(), traits=replace(TRAITS, sdpa=False))
-    assert settle({"attention": "eager"}, workload, tiny.CPU)["attention"] is None
+    assert canonicalize({"attention": "eager"}, workload, tiny.CPU)["attention"] is None
     assert build(workload, {"attention": "eager"}, tiny.CPU).config["attention"] is None
     workload = replace(workload, traits=TRAITS)
-    assert settle({"attention": "eager"}, workload, tiny.CPU)["attention"] == "eager"
+    assert canonicalize({"attention": "eager"}, workload, tiny.CPU)["attention"] == "eager"
 
 
 def test_a_transformers_model_gets_its_implementation_back() -> None:
@@ -97,7 +97,7 @@ CUDA = replace(tiny.CPU, device="cuda", name="a card", capability=(8, 0))
 )
 def test_what_flash_needs_of_a_card(capability: tuple[int, int], precision: str, reason: str | None) -> None:
     workload, card = tiny.llama_workload(), replace(CUDA, capability=capability)
-    config = settle({"attention": "flash", "precision": precision}, workload, card)
+    config = canonicalize({"attention": "flash", "precision": precision}, workload, card)
     assert refuse(config, workload, card) == (reason and f"attention: {reason}")
     assert "flash" in technique_named("attention").choices(card)
     assert "flash" not in technique_named("attention").choices(tiny.CPU)

@@ -8,9 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from contract import Effect
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
@@ -20,10 +18,12 @@ from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.setup import Setup
 from autofit.setup.blocks import repeated_blocks
+from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.techniques import compile as technique_file
-from autofit.techniques import refuse, settle, technique_named
 from autofit.training.build import build
-from autofit.training.loop import accumulate, train_step
+from autofit.training.step import accumulate, train_step
+from tests import tiny
+from tests.techniques.contract import Effect
 
 COMPILED = {"compile": "default"}
 CUDA = replace(tiny.CPU, device="cuda", name="a card", capability=(8, 0))
@@ -200,7 +200,7 @@ def test_but_want_of_memory_in_it_stays_that(monkeypatch: pytest.MonkeyPatch) ->
 
 def reason(hardware: Hardware = tiny.CPU) -> str | None:
     workload = tiny.transformer_workload()
-    return refuse(settle(COMPILED, workload, hardware), workload, hardware)
+    return refuse(canonicalize(COMPILED, workload, hardware), workload, hardware)
 
 
 def test_on_a_cpu_it_is_not_searched_and_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

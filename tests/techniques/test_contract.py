@@ -9,9 +9,20 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-import tiny
 import torch
-from contract import (
+
+from autofit.core.config import Config, Value
+from autofit.core.errors import RefusedError
+from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.strict_yaml import dump, parse
+from autofit.core.workload import Workload
+from autofit.hardware.device import detect
+from autofit.setup import Setup, Technique
+from autofit.techniques import all_techniques, canonicalize, refuse, technique_named
+from autofit.training.build import build
+from autofit.training.step import accumulate, train_step, update
+from tests import tiny
+from tests.techniques.contract import (
     EFFECTIVE_BATCH,
     WORKLOADS,
     Effect,
@@ -24,17 +35,6 @@ from contract import (
     values_of,
     without,
 )
-
-from autofit.core.config import Config, Value
-from autofit.core.errors import RefusedError
-from autofit.core.hyperparameters import Hyperparameters
-from autofit.core.strict_yaml import dump, parse
-from autofit.core.workload import Workload
-from autofit.memory.device import detect
-from autofit.setup import Setup, Technique
-from autofit.techniques import all_techniques, refuse, settle, technique_named
-from autofit.training.build import build
-from autofit.training.loop import accumulate, train_step, update
 
 CASES = [(technique.name, value) for technique in all_techniques() for value in values_of(technique)]
 REFUSED = [(name, value) for name, value in CASES if reason_against(name, value)]
@@ -91,7 +91,7 @@ def test_off_is_what_an_absent_knob_means(technique: Technique) -> None:
     workload = WORKLOADS["plain module"]
     assert technique.accepts(technique.off, tiny.CPU)
     assert technique.exact(technique.off, workload)
-    assert settle({technique.name: technique.off}, workload, tiny.CPU) == settle({}, workload, tiny.CPU)
+    assert canonicalize({technique.name: technique.off}, workload, tiny.CPU) == canonicalize({}, workload, tiny.CPU)
 
 
 @every_workload
@@ -161,12 +161,12 @@ def test_two_steps_train_with_a_finite_loss(name: str, value: Value, workload: W
 
 @pytest.mark.parametrize(("name", "value"), CASES)
 def test_its_config_comes_back_from_yaml(name: str, value: Value) -> None:
-    config = settle(knobs(name, value), WORKLOADS["llama"], tiny.CPU)
+    config = canonicalize(knobs(name, value), WORKLOADS["llama"], tiny.CPU)
     assert config[name] == value or value is None
     read = Config(parse(dump(dict(config)), "the test"))
     assert read == config
     assert read.key == config.key
-    assert settle(read, WORKLOADS["llama"], tiny.CPU) == config
+    assert canonicalize(read, WORKLOADS["llama"], tiny.CPU) == config
 
 
 @every_workload
@@ -209,7 +209,7 @@ def test_what_needs_a_card_keeps_the_contract_there(name: str, value: Value, wor
     hardware = detect("cuda")
     chosen = knobs(name, value)
     formats: list[dict[str, Value]] = [{}, {"precision": "bf16"}]
-    reasons = [refuse(settle({**beside, **chosen}, workload, hardware), workload, hardware) for beside in formats]
+    reasons = [refuse(canonicalize({**beside, **chosen}, workload, hardware), workload, hardware) for beside in formats]
     if None not in reasons:
         pytest.skip(f"{reasons[0]}")
     beside = formats[reasons.index(None)]

@@ -4,9 +4,7 @@ import contextlib
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from contract import EFFECTIVE_BATCH, knobs, living, reason_against, values_of
 from torch import nn
 
 from autofit.core.config import Value
@@ -14,7 +12,9 @@ from autofit.core.errors import RefusedError
 from autofit.core.workload import Workload
 from autofit.techniques import all_techniques
 from autofit.training.build import build
-from autofit.training.loop import accumulate, update
+from autofit.training.step import accumulate, update
+from tests import tiny
+from tests.techniques.contract import EFFECTIVE_BATCH, knobs, living, reason_against, values_of
 
 WORKLOADS: dict[str, Workload] = {
     "gpt2": tiny.gpt2_workload(EFFECTIVE_BATCH),

@@ -3,40 +3,40 @@
 from dataclasses import replace
 
 import pytest
-import tiny
-from contract import EFFECTIVE_BATCH, Effect
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autofit.core.errors import InputError
-from autofit.techniques import settle, technique_named
+from autofit.techniques import canonicalize, technique_named
+from tests import tiny
+from tests.techniques.contract import EFFECTIVE_BATCH, Effect
 
 
 @given(micro=st.integers(1, 64), steps=st.integers(1, 64), ranks=st.integers(1, 8))
 def test_micro_batch_times_steps_times_ranks_is_the_effective_batch(micro: int, steps: int, ranks: int) -> None:
     workload = tiny.mlp_workload(micro * steps * ranks)
     hardware = replace(tiny.CPU, ranks=ranks)
-    config = settle({"micro_batch_size": micro}, workload, hardware)
+    config = canonicalize({"micro_batch_size": micro}, workload, hardware)
     assert config["gradient_accumulation_steps"] == steps
     written_out = {"micro_batch_size": micro, "gradient_accumulation_steps": steps}
-    assert settle(written_out, workload, hardware) == config
+    assert canonicalize(written_out, workload, hardware) == config
 
 
 @given(effective=st.integers(1, 100), micro=st.integers(1, 110))
 def test_what_does_not_divide_is_an_error_that_names_what_does(effective: int, micro: int) -> None:
     workload = tiny.mlp_workload(effective)
     if effective % micro == 0:
-        settle({"micro_batch_size": micro}, workload, tiny.CPU)
+        canonicalize({"micro_batch_size": micro}, workload, tiny.CPU)
         return
     with pytest.raises(InputError, match=f"micro_batch_size {micro} does not divide") as caught:
-        settle({"micro_batch_size": micro}, workload, tiny.CPU)
+        canonicalize({"micro_batch_size": micro}, workload, tiny.CPU)
     named = caught.value.remedy.removeprefix("Choose from: ").rstrip(".").split(", ")
     assert [int(size) for size in named] == [size for size in range(1, effective + 1) if effective % size == 0]
 
 
 def test_alone_it_contradicts_the_whole_batch() -> None:
     with pytest.raises(InputError, match="gradient_accumulation_steps 2 x micro_batch_size 8 is not"):
-        settle({"gradient_accumulation_steps": 2}, tiny.mlp_workload(8), tiny.CPU)
+        canonicalize({"gradient_accumulation_steps": 2}, tiny.mlp_workload(8), tiny.CPU)
 
 
 def test_it_is_never_searched() -> None:

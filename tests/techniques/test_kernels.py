@@ -9,19 +9,19 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from contract import Effect
 from torch import nn
 from torch.nn import functional
 from transformers.models.llama import modeling_llama
 
 from autofit.core.errors import RefusedError
-from autofit.memory.device import detect
+from autofit.hardware.device import detect
 from autofit.setup import Setup
-from autofit.techniques import settle, technique_named
+from autofit.techniques import canonicalize, technique_named
 from autofit.training.build import build
-from autofit.training.loop import train_step
+from autofit.training.step import train_step
+from tests import tiny
+from tests.techniques.contract import Effect
 
 LIGER = {"kernels": "liger"}
 CUDA = replace(tiny.CPU, device="cuda")
@@ -182,7 +182,7 @@ def test_a_liger_that_does_not_go_with_transformers_is_refused(
 
 def test_it_needs_cuda_and_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     technique, workload = technique_named("kernels"), tiny.llama_workload()
-    config = settle(LIGER, workload, tiny.CPU)
+    config = canonicalize(LIGER, workload, tiny.CPU)
     assert technique.refuse(config, workload, tiny.CPU).endswith("CUDA only; use none.")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install liger-kernel" in technique.refuse(config, workload, CUDA)

@@ -5,16 +5,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
-from contract import reason_against, values_of
 
 from autofit.core.config import Value
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
 from autofit.techniques import all_techniques
 from autofit.training.build import build
-from autofit.training.loop import train_step
+from autofit.training.step import train_step
+from tests import tiny
+from tests.techniques.contract import reason_against, values_of
 
 TEXT = Path(__file__).parents[2] / "examples" / "data" / "alice.txt"
 SAMPLES, LENGTH, STEPS = 8, 32, 40

@@ -1,11 +1,11 @@
 """lora_alpha: the scale of what adapters add."""
 
 import pytest
-import tiny
-from contract import Effect
 
-from autofit.techniques import settle, technique_named
+from autofit.techniques import canonicalize, technique_named
 from autofit.training.build import build
+from tests import tiny
+from tests.techniques.contract import Effect
 
 NUMBERS = (1, 24, 0.5)
 
@@ -24,7 +24,7 @@ def shows(effect: Effect) -> None:
 
 
 def test_it_means_nothing_without_a_rank() -> None:
-    assert settle({"lora_alpha": 16}, tiny.llama_workload(), tiny.CPU)["lora_alpha"] is None
+    assert canonicalize({"lora_alpha": 16}, tiny.llama_workload(), tiny.CPU)["lora_alpha"] is None
 
 
 @pytest.mark.parametrize("value", [0, -1, True, "two", float("nan"), float("inf")])

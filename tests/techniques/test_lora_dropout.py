@@ -1,11 +1,11 @@
 """lora_dropout: the share of inputs that adapters do not see."""
 
 import pytest
-import tiny
-from contract import Effect
 from torch import nn
 
-from autofit.techniques import settle, technique_named
+from autofit.techniques import canonicalize, technique_named
+from tests import tiny
+from tests.techniques.contract import Effect
 
 NUMBERS = (0.1, 0.5)
 
@@ -27,8 +27,8 @@ def shows(effect: Effect) -> None:
 
 
 def test_it_means_nothing_without_a_rank_and_0_is_none() -> None:
-    assert settle({"lora_dropout": 0.1}, tiny.llama_workload(), tiny.CPU)["lora_dropout"] is None
-    assert settle({"lora_dropout": 0.0, "lora_rank": 4}, tiny.llama_workload(), tiny.CPU)["lora_dropout"] is None
+    assert canonicalize({"lora_dropout": 0.1}, tiny.llama_workload(), tiny.CPU)["lora_dropout"] is None
+    assert canonicalize({"lora_dropout": 0.0, "lora_rank": 4}, tiny.llama_workload(), tiny.CPU)["lora_dropout"] is None
 
 
 @pytest.mark.parametrize("value", [1, -0.1, True, "half"])

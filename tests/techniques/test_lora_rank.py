@@ -5,9 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import tiny
 import torch
-from contract import Effect, linears, living
 from torch import nn
 
 from autofit.core.errors import RefusedError
@@ -15,11 +13,13 @@ from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Traits, Workload
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.setup.layers import output_head
-from autofit.techniques import refuse, settle, technique_named
+from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.build import build
 from autofit.training.evaluation import evaluate
-from autofit.training.loop import accumulate, train_step
+from autofit.training.step import accumulate, train_step
+from tests import tiny
+from tests.techniques.contract import Effect, linears, living
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}
 NO_LINEARS = Traits(parameters=1, blocks=0, linears=0, attention=False, sdpa=False, batch_norm=False, dropout=False)
@@ -51,7 +51,7 @@ def test_a_model_without_the_layers_is_refused() -> None:
     with pytest.raises(RefusedError, match="no linear layers for lora_targets attention; use all-linear"):
         build(tiny.mlp_workload(), {"lora_rank": 4, "lora_targets": "attention"}, tiny.CPU)
     workload = replace(tiny.mlp_workload(), traits=NO_LINEARS)
-    config = settle({"lora_rank": 4}, workload, tiny.CPU)
+    config = canonicalize({"lora_rank": 4}, workload, tiny.CPU)
     assert refuse(config, workload, tiny.CPU) == (
         "lora_rank: the model has no linear layers to put adapters beside; use lora_rank 0."
     )
@@ -62,9 +62,9 @@ def test_without_peft_it_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     workload = tiny.llama_workload()
-    config = settle({"lora_rank": 4}, workload, tiny.CPU)
+    config = canonicalize({"lora_rank": 4}, workload, tiny.CPU)
     assert "pip install peft" in refuse(config, workload, tiny.CPU)
-    assert refuse(settle({}, workload, tiny.CPU), workload, tiny.CPU) is None
+    assert refuse(canonicalize({}, workload, tiny.CPU), workload, tiny.CPU) is None
 
 
 def test_the_transposed_layers_of_gpt2_get_adapters_too_without_a_warning() -> None:

@@ -3,36 +3,36 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-import tiny
-from contract import WORKLOADS, Effect, built
-from test_lora_rank import sees_adapters
 from torch import nn
 
 from autofit.core.workload import Traits
 from autofit.setup.layers import output_head
-from autofit.techniques import refuse, settle, technique_named
+from autofit.techniques import canonicalize, refuse, technique_named
+from tests import tiny
+from tests.techniques.contract import WORKLOADS, Effect, built
+from tests.techniques.test_lora_rank import sees_adapters
 
 TRAITS = Traits(parameters=1, blocks=2, linears=3, attention=False, sdpa=True, batch_norm=False, dropout=False)
 
 
 def test_it_means_nothing_without_a_rank() -> None:
     workload = tiny.transformer_workload()
-    assert settle({"lora_targets": "attention"}, workload, tiny.CPU)["lora_targets"] is None
-    assert settle({"lora_rank": 4}, workload, tiny.CPU)["lora_targets"] == "all-linear"
+    assert canonicalize({"lora_targets": "attention"}, workload, tiny.CPU)["lora_targets"] is None
+    assert canonicalize({"lora_rank": 4}, workload, tiny.CPU)["lora_targets"] == "all-linear"
     knobs = {"lora_rank": 4, "lora_targets": "attention"}
-    assert settle(knobs, workload, tiny.CPU)["lora_targets"] == "attention"
+    assert canonicalize(knobs, workload, tiny.CPU)["lora_targets"] == "attention"
 
 
 def test_the_head_is_no_target_of_its_own_where_it_is_trained_whole() -> None:
     knobs = {"lora_rank": 4, "lora_targets": "all-linear+head"}
-    assert settle(knobs, tiny.transformer_workload(), tiny.CPU)["lora_targets"] == "all-linear+head"
+    assert canonicalize(knobs, tiny.transformer_workload(), tiny.CPU)["lora_targets"] == "all-linear+head"
     classifier = replace(tiny.transformer_workload(), task="sequence-classification")
-    assert settle(knobs, classifier, tiny.CPU)["lora_targets"] == "all-linear"
+    assert canonicalize(knobs, classifier, tiny.CPU)["lora_targets"] == "all-linear"
 
 
 def test_a_model_without_attention_layers_is_refused() -> None:
     workload = replace(tiny.transformer_workload(), traits=TRAITS)
-    config = settle({"lora_rank": 4, "lora_targets": "attention"}, workload, tiny.CPU)
+    config = canonicalize({"lora_rank": 4, "lora_targets": "attention"}, workload, tiny.CPU)
     assert refuse(config, workload, tiny.CPU) == "lora_targets: the model has no attention layers; use all-linear."
     assert refuse(config.replace(lora_targets="all-linear"), workload, tiny.CPU) is None
     workload = replace(workload, traits=replace(TRAITS, attention=True))

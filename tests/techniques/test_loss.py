@@ -10,9 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from contract import EFFECTIVE_BATCH, Effect
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -23,15 +21,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autofit.core.config import Value
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Traits, Workload
-from autofit.memory.device import detect
-from autofit.memory.tracker import StorageTracker
+from autofit.hardware.device import detect
+from autofit.hardware.tracker import StorageTracker
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.setup import Setup
 from autofit.setup.deferred_logits import Deferral, DeferredLogits, Pending, Step
-from autofit.techniques import refuse, settle, technique_named
+from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.techniques.loss import chunk_rows, is_plain, scale_and_cap, token_slices
 from autofit.training.build import build
-from autofit.training.loop import accumulate, train_step
+from autofit.training.step import accumulate, train_step
+from tests import tiny
+from tests.techniques.contract import EFFECTIVE_BATCH, Effect
 
 CHUNKED = {"loss": "chunked"}
 HEAD_LORA = {"lora_rank": 4, "lora_targets": "all-linear+head"}
@@ -263,7 +263,7 @@ def test_few_tokens_and_a_high_rank_on_the_head_need_more_in_chunks() -> None:
 
 def test_what_cannot_work_is_refused_early_in_a_sentence() -> None:
     def reason(workload: Workload, value: str = "chunked", **knobs: Value) -> str | None:
-        return refuse(settle({"loss": value, **knobs}, workload, hardware), workload, hardware)
+        return refuse(canonicalize({"loss": value, **knobs}, workload, hardware), workload, hardware)
 
     hardware = tiny.CPU
     llama = tiny.llama_workload()
@@ -280,7 +280,7 @@ def test_what_cannot_work_is_refused_early_in_a_sentence() -> None:
 def test_on_cuda_fused_needs_liger_and_a_head_without_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     technique, llama = technique_named("loss"), tiny.llama_workload()
     cuda = replace(tiny.CPU, device="cuda")
-    config = settle({"loss": "fused"}, llama, tiny.CPU)
+    config = canonicalize({"loss": "fused"}, llama, tiny.CPU)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install liger-kernel" in technique.refuse(config, llama, cuda)
     assert technique.refuse(config, llama, replace(cuda, here=False)) is None  # to plan it need not be installed
@@ -291,7 +291,7 @@ def test_on_cuda_fused_needs_liger_and_a_head_without_adapters(monkeypatch: pyte
         assert technique.refuse(config, llama, cuda).startswith("fused compiles its kernels: Triton needs a C compiler")
         assert technique.refuse(config, llama, replace(cuda, here=False)) is None
     assert "would leave out its adapters; use chunked." in technique.refuse(
-        settle({"loss": "fused", **HEAD_LORA}, llama, tiny.CPU), llama, cuda
+        canonicalize({"loss": "fused", **HEAD_LORA}, llama, tiny.CPU), llama, cuda
     )
     assert technique.choices(cuda) == technique.values
     assert technique.choices(tiny.CPU) == ("standard", "chunked")

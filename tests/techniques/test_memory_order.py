@@ -10,16 +10,16 @@ from functools import cache
 import bitsandbytes  # noqa: F401 - what libraries allocate when they are imported is no part of a comparison
 import peft  # noqa: F401
 import pytest
-import tiny
 
 from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Workload
-from autofit.memory.tracker import StorageTracker
-from autofit.techniques import all_techniques, settle, technique_named
+from autofit.data.batch import map_tensors
+from autofit.hardware.tracker import StorageTracker
+from autofit.techniques import all_techniques, canonicalize, technique_named
 from autofit.training.build import build
-from autofit.training.data import map_tensors
-from autofit.training.loop import accumulate, update
+from autofit.training.step import accumulate, update
+from tests import tiny
 
 WORKLOADS: dict[str, Workload] = {
     "llama": tiny.llama_workload(4),
@@ -72,7 +72,7 @@ def peak_bytes(name: str, config: Config) -> int:
 def test_what_ranks_higher_never_needs_less(knob: str, name: str) -> None:
     compared = 0
     for base in BASES:
-        runs = [settle({**base, knob: value}, WORKLOADS[name], tiny.CPU) for value in ordered(knob)]
+        runs = [canonicalize({**base, knob: value}, WORKLOADS[name], tiny.CPU) for value in ordered(knob)]
         for low, high in itertools.combinations(runs, 2):
             alike = (low["gradient_accumulation_steps"] == 1) == (high["gradient_accumulation_steps"] == 1)
             if low == high or not alike:
@@ -98,7 +98,7 @@ def test_the_orders_are_the_ones_that_were_held_against_tracked_bytes() -> None:
 def test_a_higher_rank_can_need_less_beside_an_8_bit_optimizer() -> None:
     """Why lora_rank has no order: tensors of fewer than 4096 elements keep their state in fp32."""
     peaks = [
-        peak_bytes("mlp", settle({"lora_rank": rank, "optimizer": "adamw-8bit"}, WORKLOADS["mlp"], tiny.CPU))
+        peak_bytes("mlp", canonicalize({"lora_rank": rank, "optimizer": "adamw-8bit"}, WORKLOADS["mlp"], tiny.CPU))
         for rank in (85, 86)  # beside 48 features: 4080 and 4128 elements
     ]
     assert peaks[1] < 0.9 * peaks[0]

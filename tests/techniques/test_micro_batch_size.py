@@ -4,17 +4,17 @@ import math
 from dataclasses import replace
 
 import pytest
-import tiny
 import torch
-from contract import EFFECTIVE_BATCH, Effect
 from torch import nn
 
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Traits, Workload
-from autofit.techniques import refuse, settle, technique_named
+from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build
 from autofit.training.evaluation import evaluate
-from autofit.training.loop import accumulate
+from autofit.training.step import accumulate
+from tests import tiny
+from tests.techniques.contract import EFFECTIVE_BATCH, Effect
 
 MICRO_BATCH_SIZE = technique_named("micro_batch_size")
 TRAITS = Traits(parameters=1, blocks=2, linears=3, attention=False, sdpa=True, batch_norm=False, dropout=False)
@@ -28,14 +28,14 @@ def test_the_choices_are_the_divisors() -> None:
 
 
 def test_null_stands_for_the_whole_batch() -> None:
-    assert settle({"micro_batch_size": None}, tiny.mlp_workload(12), tiny.CPU)["micro_batch_size"] == 12
+    assert canonicalize({"micro_batch_size": None}, tiny.mlp_workload(12), tiny.CPU)["micro_batch_size"] == 12
 
 
 def test_a_loss_that_cannot_be_split_keeps_the_whole_batch() -> None:
     workload = replace(tiny.mlp_workload(12), traits=replace(TRAITS, splits=False))
     reason = "micro_batch_size: this loss cannot be split into slices, so the micro-batch must be the whole 12."
-    assert refuse(settle({"micro_batch_size": 6}, workload, tiny.CPU), workload, tiny.CPU) == reason
-    assert refuse(settle({}, workload, tiny.CPU), workload, tiny.CPU) is None
+    assert refuse(canonicalize({"micro_batch_size": 6}, workload, tiny.CPU), workload, tiny.CPU) == reason
+    assert refuse(canonicalize({}, workload, tiny.CPU), workload, tiny.CPU) is None
 
 
 def test_it_is_exact_unless_slices_change_the_statistics_or_the_draws() -> None:

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from contract import Effect
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -21,14 +19,16 @@ from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
-from autofit.memory.device import detect
-from autofit.memory.tracker import StorageTracker
-from autofit.setup import Setup, parts
-from autofit.techniques import refuse, settle, technique_named
+from autofit.hardware.device import detect
+from autofit.hardware.tracker import StorageTracker
+from autofit.setup import Setup, requirements
+from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training import checkpoint
 from autofit.training.build import build
-from autofit.training.loop import train_step
-from autofit.training.run import train
+from autofit.training.loop import train
+from autofit.training.step import train_step
+from tests import tiny
+from tests.techniques.contract import Effect
 
 OPTIMIZER = technique_named("optimizer")
 LOW_BIT = ("adamw-4bit", "adamw-fp8")
@@ -43,7 +43,7 @@ def card(capability: tuple[int, int]) -> Hardware:
 
 def reason(value: str, hardware: Hardware = tiny.CPU) -> str | None:
     workload = tiny.mlp_workload()
-    return refuse(settle({"optimizer": value}, workload, hardware), workload, hardware)
+    return refuse(canonicalize({"optimizer": value}, workload, hardware), workload, hardware)
 
 
 # Groups and hyperparameters.
@@ -155,9 +155,9 @@ def test_without_a_compiler_torchaos_are_refused(
     monkeypatch: pytest.MonkeyPatch, value: str, hardware: Hardware
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(parts, "no_compiler", lambda *_: None)
+        patch.setattr(requirements, "no_compiler", lambda *_: None)
         assert reason(value, hardware) is None
-    monkeypatch.setattr(parts, "installed", lambda name: True)
+    monkeypatch.setattr(requirements, "installed", lambda name: True)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert re.search(rf"{value} compiles its step: .* install .*, or use adamw-8bit\.", reason(value, hardware))
     assert reason("adamw-8bit", hardware) is None
@@ -178,7 +178,7 @@ def test_the_paged_one_is_refused_where_there_is_nothing_to_page() -> None:
 
 
 def test_fp8_needs_a_card_that_knows_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "no_compiler", lambda *_: None)
+    monkeypatch.setattr(requirements, "no_compiler", lambda *_: None)
     assert reason("adamw-fp8", card((8, 6))) == (
         "optimizer: adamw-fp8 needs compute capability 8.9, a card has 8.6; use adamw-8bit."
     )
@@ -501,13 +501,13 @@ def test_an_optimizer_of_ones_own_takes_the_place_of_the_knob() -> None:
 
     workload = replace(tiny.mlp_workload(), optimizer=own)
     for knob in ({}, {"optimizer": "adamw-8bit"}, {"optimizer": None}):
-        assert settle(knob, workload, tiny.CPU)["optimizer"] is None
+        assert canonicalize(knob, workload, tiny.CPU)["optimizer"] is None
     setup = build(workload, {}, tiny.CPU, hyperparameters=Hyperparameters(lr=0.5, weight_decay=0.25))
     assert type(setup.optimizer) is torch.optim.NAdam
     assert [group["weight_decay"] for group in groups[0]] == [0.25, 0.0]
     (report,) = train(setup, [workload.batch(4)], steps=1)
     assert {group["lr"] for group in setup.optimizer.param_groups} == {0.5}
-    assert settle({"optimizer": None}, tiny.mlp_workload(), tiny.CPU)["optimizer"] == "adamw"
+    assert canonicalize({"optimizer": None}, tiny.mlp_workload(), tiny.CPU)["optimizer"] == "adamw"
     in_backward = build(workload, {"optimizer_in_backward": True}, tiny.CPU)
     assert train(in_backward, [workload.batch(4)], steps=1)[0].loss == report.loss
 

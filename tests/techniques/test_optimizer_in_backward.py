@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from contract import Effect
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as recomputed
@@ -16,15 +14,17 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from autofit.core.errors import InputError, RefusedError
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
-from autofit.memory.device import detect
-from autofit.memory.tracker import StorageTracker
+from autofit.hardware.device import detect
+from autofit.hardware.tracker import StorageTracker
 from autofit.setup import Setup
-from autofit.techniques import refuse, settle, technique_named
+from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training import checkpoint
 from autofit.training.build import build
 from autofit.training.evaluation import evaluate
-from autofit.training.loop import accumulate, train_step, update
-from autofit.training.run import train
+from autofit.training.loop import train
+from autofit.training.step import accumulate, train_step, update
+from tests import tiny
+from tests.techniques.contract import Effect
 
 IN_BACKWARD = technique_named("optimizer_in_backward")
 OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-8bit", "adamw-4bit", "adamw-fp8", "adafactor", "sgd")
@@ -250,14 +250,14 @@ def test_closing_gives_the_model_back() -> None:
 )
 def test_what_needs_all_gradients_at_once_is_refused(knobs: dict[str, Any], remedy: str) -> None:
     workload = tiny.mlp_workload(4)
-    config = settle({"optimizer_in_backward": True, **knobs}, workload, tiny.CPU)
+    config = canonicalize({"optimizer_in_backward": True, **knobs}, workload, tiny.CPU)
     assert refuse(config, workload, tiny.CPU).endswith(remedy)
     assert refuse(config.replace(optimizer_in_backward=False), workload, tiny.CPU) is None
 
 
 def test_an_optimizer_on_the_host_is_refused_beside_it() -> None:
     workload = tiny.mlp_workload(4)
-    config = settle({"optimizer_in_backward": True}, workload, tiny.CPU).replace(optimizer_offload="cpu")
+    config = canonicalize({"optimizer_in_backward": True}, workload, tiny.CPU).replace(optimizer_offload="cpu")
     assert IN_BACKWARD.refuse(config, workload, tiny.CPU).startswith("optimizer_offload steps on the host")
 
 

@@ -12,22 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from contract import Effect
 from torch import nn
 
 from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
-from autofit.memory.device import detect
-from autofit.setup import Setup, parts
-from autofit.techniques import refuse, settle, technique_named
+from autofit.hardware.device import detect
+from autofit.setup import Setup, requirements
+from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training import checkpoint
 from autofit.training.build import build
-from autofit.training.loop import accumulate, train_step, update
-from autofit.training.run import train
+from autofit.training.loop import train
+from autofit.training.step import accumulate, train_step, update
+from tests import tiny
+from tests.techniques.contract import Effect
 
 OFFLOAD = technique_named("optimizer_offload")
 CARD = dataclasses.replace(tiny.CPU, device="cuda", name="a card", memory_bytes=24 * GIB, capability=(8, 0))
@@ -215,7 +215,7 @@ def test_a_model_of_small_weights_only_and_one_of_large_ones_only() -> None:
 
 def reason(hardware: Hardware, **knobs: Any) -> str | None:
     workload = tiny.llama_workload()
-    return refuse(settle({"optimizer_offload": "cpu", **knobs}, workload, hardware), workload, hardware)
+    return refuse(canonicalize({"optimizer_offload": "cpu", **knobs}, workload, hardware), workload, hardware)
 
 
 def test_on_a_cpu_there_is_nothing_to_offload_to() -> None:
@@ -235,7 +235,7 @@ def test_on_a_gpu_it_is_offered_with_what_it_can_hold() -> None:
 
 @pytest.mark.parametrize("optimizer", [v for v in technique_named("optimizer").values if v != "adamw"])
 def test_the_state_of_another_optimizer_is_refused(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "no_compiler", lambda *_: None)
+    monkeypatch.setattr(requirements, "no_compiler", lambda *_: None)
     card = dataclasses.replace(CARD, capability=(9, 0))
     assert reason(card, optimizer=optimizer) == (
         f"optimizer_offload: the step on the host is that of adamw, not of {optimizer}; use optimizer adamw."

@@ -16,16 +16,16 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-import tiny
 import torch
-from contract import EFFECTIVE_BATCH, knobs, reason_against, values_of
 
 from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.techniques import all_techniques, refuse, settle, technique_named
+from autofit.techniques import all_techniques, canonicalize, refuse, technique_named
 from autofit.training.build import build
-from autofit.training.loop import train_step
+from autofit.training.step import train_step
+from tests import tiny
+from tests.techniques.contract import EFFECTIVE_BATCH, knobs, reason_against, values_of
 
 WORKLOAD = tiny.llama_workload(EFFECTIVE_BATCH)
 COMPILE = technique_named("compile")
@@ -115,7 +115,7 @@ class Cover:
         return config
 
     def _legal(self, given: Knobs, fixed: Knobs) -> Config | None:
-        config = settle({**given, **fixed}, WORKLOAD, tiny.CPU)
+        config = canonicalize({**given, **fixed}, WORKLOAD, tiny.CPU)
         kept = all(config[knob] == value for knob, value in fixed.items())
         return config if kept and not refuse(config, WORKLOAD, tiny.CPU) else None
 
@@ -162,7 +162,7 @@ def train(config: Config) -> None:
 
 def test_what_never_works_together_is_refused_in_a_sentence_with_the_remedy() -> None:
     for pair in cover().impossible:
-        config = settle(pair, WORKLOAD, tiny.CPU)
+        config = canonicalize(pair, WORKLOAD, tiny.CPU)
         if any(config[knob] != value for knob, value in pair.items()):
             continue  # settling made it another config: one of the two means nothing here
         reason = refuse(config, WORKLOAD, tiny.CPU)

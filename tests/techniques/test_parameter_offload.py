@@ -7,24 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Traits, Workload
-from autofit.memory.device import detect
+from autofit.hardware.device import detect
 from autofit.setup import Setup
 from autofit.setup.blocks import repeated_blocks
-from autofit.setup.copies import CopyLane
+from autofit.setup.host_copies import CopyLane
 from autofit.setup.streamed_blocks import BlockStreamer
-from autofit.techniques import refuse, settle, technique_named
+from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build
 from autofit.training.checkpoint import load, save
 from autofit.training.evaluation import evaluate
-from autofit.training.loop import accumulate, train_step
-from autofit.training.saving import save_model
+from autofit.training.save_model import save_model
+from autofit.training.step import accumulate, train_step
+from tests import tiny
 
 LORA = {"lora_rank": 4, "lora_targets": "all-linear"}
 OFFLOAD = {"parameter_offload": "cpu", **LORA}
@@ -87,7 +87,7 @@ def built(workload: Workload, config: dict[str, Any]) -> Setup:
 )
 def test_what_it_is_refused_for(knobs: dict[str, Any], traits: Traits | None, hardware: Any, reason: str) -> None:
     workload = dataclasses.replace(wide(), traits=traits)
-    said = refuse(settle(knobs, workload, hardware), workload, hardware)
+    said = refuse(canonicalize(knobs, workload, hardware), workload, hardware)
     assert said is None if reason is None else said.startswith(reason)
 
 

@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from contract import Effect, built, dtypes_of
 from torch import nn
 
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Workload
-from autofit.memory.device import detect
-from autofit.techniques import refuse, settle, technique_named
+from autofit.hardware.device import detect
+from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build
-from autofit.training.loop import accumulate, train_step
+from autofit.training.step import accumulate, train_step
+from tests import tiny
+from tests.techniques.contract import Effect, built, dtypes_of
 
 PRECISION = technique_named("precision")
 AMPERE = replace(tiny.CPU, device="cuda", name="an A100", capability=(8, 0))
@@ -71,7 +71,7 @@ def test_weights_held_in_another_format_meanwhile_are_told_of() -> None:
 @pytest.mark.parametrize("value", ["bf16", "bf16-mixed"])
 def test_bf16_is_refused_where_there_are_no_units_for_it(value: str) -> None:
     workload = tiny.transformer_workload()
-    config = settle({"precision": value}, workload, TURING)
+    config = canonicalize({"precision": value}, workload, TURING)
     assert refuse(config, workload, TURING) == (
         f"precision: {value} needs compute capability 8.0, a T4 has 7.5; use fp16-mixed or fp32."
     )
@@ -184,7 +184,7 @@ def shows(effect: Effect) -> None:
 
 def reason(value: str, hardware: object, **knobs: object) -> str | None:
     workload = replace(tiny.llama_workload(), sequence_length=16)
-    return refuse(settle({"precision": value, **knobs}, workload, hardware), workload, hardware)
+    return refuse(canonicalize({"precision": value, **knobs}, workload, hardware), workload, hardware)
 
 
 def test_tf32_and_fp8_need_the_units_for_it() -> None:
@@ -196,7 +196,7 @@ def test_tf32_and_fp8_need_the_units_for_it() -> None:
 
 def test_fp8_needs_a_multiple_of_16_tokens() -> None:
     workload = replace(tiny.llama_workload(), sequence_length=10)
-    config = settle({"precision": "fp8", "micro_batch_size": 2}, workload, HOPPER)
+    config = canonicalize({"precision": "fp8", "micro_batch_size": 2}, workload, HOPPER)
     assert "a multiple of 16 tokens in a micro-batch, not 20; choose another" in refuse(config, workload, HOPPER)
 
 

@@ -5,9 +5,7 @@ import importlib.util
 from dataclasses import replace
 
 import pytest
-import tiny
 import torch
-from contract import Effect, living
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
@@ -15,12 +13,14 @@ from torch.nn import functional
 from autofit.core.errors import RefusedError
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Traits, Workload
-from autofit.memory.tracker import StorageTracker
+from autofit.hardware.tracker import StorageTracker
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
-from autofit.techniques import refuse, settle, technique_named
+from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build
 from autofit.training.evaluation import evaluate
-from autofit.training.loop import train_step
+from autofit.training.step import train_step
+from tests import tiny
+from tests.techniques.contract import Effect, living
 
 QUANTIZATION = technique_named("quantization")
 CHANGES = QUANTIZATION.values[1:]
@@ -179,13 +179,13 @@ def test_what_it_minds() -> None:
     workload, gpu = tiny.llama_workload(), replace(tiny.CPU, device="cuda", name="an H100", capability=(9, 0))
 
     def reason(**knobs) -> str | None:
-        return refuse(settle({"quantization": "nf4", **knobs}, workload, gpu), workload, gpu)
+        return refuse(canonicalize({"quantization": "nf4", **knobs}, workload, gpu), workload, gpu)
 
     assert reason() == "quantization: quantised weights cannot be trained; set lora_rank, or use none."
     assert "beside quantised weights; use precision bf16" in reason(lora_rank=8, precision="fp8")
     assert reason(lora_rank=8) is None
     workload = replace(workload, traits=NO_LINEARS)
-    config = settle({"quantization": "nf4", "lora_rank": 0}, workload, tiny.CPU).replace(lora_rank=8)
+    config = canonicalize({"quantization": "nf4", "lora_rank": 0}, workload, tiny.CPU).replace(lora_rank=8)
     assert "no frozen linear layer" in QUANTIZATION.refuse(config, workload, tiny.CPU)
 
 
@@ -193,7 +193,7 @@ def test_without_bitsandbytes_it_is_refused_with_the_remedy(monkeypatch: pytest.
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find(name))
     workload = tiny.llama_workload()
-    config = settle({"quantization": "int8", "lora_rank": 4}, workload, tiny.CPU)
+    config = canonicalize({"quantization": "int8", "lora_rank": 4}, workload, tiny.CPU)
     assert "pip install bitsandbytes" in refuse(config, workload, tiny.CPU)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import pytest
-import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from autofit.core.errors import InputError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.setup import Stage, Technique
+from tests import tiny
 
 WORKLOAD = tiny.transformer_workload(12)
 NAMES = [technique.name for technique in techniques.all_techniques()]
@@ -79,7 +79,7 @@ def test_a_technique_of_ones_own_joins_in(chatter: Technique) -> None:
     assert techniques.technique_named("chatter") is chatter
     assert next(each for each in techniques.all_techniques() if each.stage is Stage.COMPILE) is chatter  # by its name
     assert techniques.added_techniques() == [chatter]
-    config = techniques.settle({"chatter": "loud"}, WORKLOAD, tiny.CPU)
+    config = techniques.canonicalize({"chatter": "loud"}, WORKLOAD, tiny.CPU)
     assert config["chatter"] == "loud"
     assert techniques.refuse(config, WORKLOAD, tiny.CPU) is None
     refused = techniques.refuse(config.replace(optimizer="sgd"), WORKLOAD, tiny.CPU)
@@ -143,12 +143,12 @@ def test_a_technique_without_a_name_or_a_stage_is_refused(missing: str) -> None:
 )
 def test_what_cannot_be_is_one_sentence(knobs: dict[str, Value], message: str) -> None:
     with pytest.raises(InputError) as caught:
-        techniques.settle(knobs, WORKLOAD, tiny.CPU)
+        techniques.canonicalize(knobs, WORKLOAD, tiny.CPU)
     assert str(caught.value).startswith(message)
 
 
 def test_settled_configs_name_every_knob() -> None:
-    config = techniques.settle({}, WORKLOAD, tiny.CPU)
+    config = techniques.canonicalize({}, WORKLOAD, tiny.CPU)
     assert set(config) == set(NAMES)
     assert config["micro_batch_size"] == 12
     assert config["gradient_accumulation_steps"] == 1
@@ -172,8 +172,8 @@ any_knobs = st.fixed_dictionaries(
 @given(any_knobs)
 @settings(deadline=None)
 def test_settling_is_idempotent_and_its_batches_make_the_effective_one(knobs: dict[str, Value]) -> None:
-    config = techniques.settle(knobs, WORKLOAD, tiny.CPU)
-    assert techniques.settle(config, WORKLOAD, tiny.CPU) == config
+    config = techniques.canonicalize(knobs, WORKLOAD, tiny.CPU)
+    assert techniques.canonicalize(config, WORKLOAD, tiny.CPU) == config
     assert config["micro_batch_size"] * config["gradient_accumulation_steps"] == 12
     assert (config["lora_targets"] is None) == (config["lora_rank"] == 0)
     for name, value in knobs.items():
@@ -183,7 +183,7 @@ def test_settling_is_idempotent_and_its_batches_make_the_effective_one(knobs: di
 
 def test_the_faithful_come_before_the_coarse() -> None:
     def rank(**knobs: Value) -> tuple[int, ...]:
-        return techniques.fidelity(techniques.settle(knobs, WORKLOAD, tiny.CPU))
+        return techniques.fidelity(techniques.canonicalize(knobs, WORKLOAD, tiny.CPU))
 
     best_first = [
         rank(),

@@ -4,16 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from torch import nn
 
 from autofit.core.errors import InputError, RefusedError
 from autofit.core.workload import Traits, Workload
 from autofit.setup import Setup
-from autofit.techniques import settle
+from autofit.techniques import canonicalize
 from autofit.training.build import build
-from autofit.training.loop import train_step
+from autofit.training.step import train_step
+from tests import tiny
 
 TRAITS = Traits(parameters=1, blocks=0, linears=0, attention=False, sdpa=False, batch_norm=False, dropout=False)
 EVERYTHING = {
@@ -123,7 +123,7 @@ def test_weights_exist_before_blocks_are_touched_and_after_adapters_are_added() 
 def test_the_setup_says_what_was_settled() -> None:
     workload = tiny.mlp_workload(8)
     setup = build(workload, {"micro_batch_size": 2}, tiny.CPU)
-    assert setup.config == settle({"micro_batch_size": 2}, workload, tiny.CPU)
+    assert setup.config == canonicalize({"micro_batch_size": 2}, workload, tiny.CPU)
     assert (setup.micro_batch_size, setup.config["gradient_accumulation_steps"]) == (2, 4)
     assert setup.device == torch.device("cpu")
     assert setup.model.training
@@ -151,7 +151,7 @@ def test_weights_a_user_froze_stay_frozen() -> None:
 
 @pytest.mark.gpu
 def test_a_run_on_a_gpu_has_everything_there() -> None:
-    from autofit.memory.device import detect
+    from autofit.hardware.device import detect
 
     setup = build(tiny.conv_workload(), {}, detect("cuda"))
     assert {tensor.device.type for tensor in setup.model.state_dict().values()} == {"cuda"}

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
 import torch
 import yaml
 from torch import nn
@@ -16,10 +15,11 @@ from autofit.core.errors import InputError
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
 from autofit.setup import Setup
-from autofit.training import checkpoint, durable
+from autofit.training import atomic_writes, checkpoint
 from autofit.training.build import build
-from autofit.training.loop import train_step
-from autofit.training.run import StepReport, train
+from autofit.training.loop import StepReport, train
+from autofit.training.step import train_step
+from tests import tiny
 
 BATCHES = [tuple(tensor[:4] for tensor in tiny.conv_workload().batch(4 + step)) for step in range(4)]
 FILES = ("buffers.safetensors", "checkpoint.yaml", "state.pt", "weights.safetensors")
@@ -377,7 +377,7 @@ def test_what_a_crash_left_is_never_loaded_and_goes_with_the_next_save(tmp_path:
 def test_no_room_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = run({})
     checkpoint.save(setup, tmp_path, 1)
-    monkeypatch.setattr(durable, "_free_bytes", lambda _: 2**20)
+    monkeypatch.setattr(atomic_writes, "_free_bytes", lambda _: 2**20)
     words = r"there is no room for the checkpoint of step 2 in .*: it needs 0\.00\d+ GiB, and 0\.000977 GiB is free\."
     with pytest.raises(InputError, match=words + " Make room there"):
         checkpoint.save(setup, tmp_path, 2)
@@ -389,13 +389,13 @@ def test_the_room_that_is_asked_for_is_what_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
 ) -> None:
     asked: list[int] = []
-    written_whole = durable.written_whole
+    written_whole = atomic_writes.written_whole
 
     def recorded(path: Path, *, what: str, needed_bytes: int) -> Any:
         asked.append(needed_bytes)
         return written_whole(path, what=what, needed_bytes=needed_bytes)
 
-    monkeypatch.setattr(durable, "written_whole", recorded)
+    monkeypatch.setattr(atomic_writes, "written_whole", recorded)
     setup = run(config)
     train_step(setup, BATCHES[0])
     taken = sum(file.stat().st_size for file in checkpoint.save(setup, tmp_path, 1).iterdir())

@@ -4,13 +4,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from torch import nn
 from torch.nn import functional
 
 from autofit.core.errors import InputError
 from autofit.training.default_loss import check_call, check_loss_function, default_loss
+from tests import tiny
 
 SCALAR, VECTOR = torch.tensor(2.0), torch.ones(4, 10)
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from torch import nn
 
 from autofit.core.errors import InputError
 from autofit.training.build import build
 from autofit.training.evaluation import evaluate
+from tests import tiny
 
 
 @pytest.mark.parametrize("micro", [1, 3, 8])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from torch import nn
 
@@ -15,7 +14,8 @@ from autofit.core.workload import Workload
 from autofit.models import resolve
 from autofit.training.fingerprint import Code
 from autofit.training.fingerprint import fingerprint as of_model
-from autofit.training.skeleton import skeleton_from
+from autofit.training.meta_model import skeleton_from
+from tests import tiny
 
 SOURCE = """
 import torch

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from torch import nn
 
 from autofit.training.given_back import formats_to_keep, given_back
+from tests import tiny
 
 
 def partly_frozen() -> nn.Module:

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from torch import nn
 from torch.nn import functional
@@ -17,6 +16,7 @@ from autofit.core.workload import Traits, Workload
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.training.build import build
 from autofit.training.inspect import blamed_on, inspect_workload, loss_splits
+from tests import tiny
 
 
 def look(workload: Workload, budget_bytes: int = GIB) -> Traits:

@@ -1,258 +1,391 @@
-"""The loop learns what a hand-written one learns: the same gradients however a batch is cut, the same weights after."""
+"""The loop: what a hand-written one does, reports, and steps that are done again when memory runs out."""
 
-from collections.abc import Callable
+import math
+import re
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from torch import nn
-from torch.nn import functional
 
-from autofit.core.errors import InputError
+from autofit.core.errors import DivergedError, InputError, OutOfMemoryError
 from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.workload import Workload
+from autofit.data.batch import sample_count
+from autofit.setup import Setup
+from autofit.training import step as loop
 from autofit.training.build import build
-from autofit.training.loop import accumulate, compute_loss, train_step, update
+from autofit.training.loop import StepReport, train
+from tests import tiny
 
 
-def by_hand(workload: Workload, batch: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Loss and gradients of the unsplit batch in plain PyTorch."""
-    model = tiny.living(workload).train()
-    output = workload.loss(model, batch) if workload.loss else model(**batch)
-    loss = output if isinstance(output, torch.Tensor) else output.loss
-    loss.backward()
-    return loss.detach(), {name: parameter.grad for name, parameter in model.named_parameters()}
+@pytest.mark.parametrize("micro", [8, 3])
+def test_training_is_what_a_hand_written_loop_does(micro: int) -> None:
+    """AdamW with decay on matrices only, clipping and a warmed-up cosine, over five steps."""
+    workload = tiny.mlp_workload(8)
+    chosen = Hyperparameters(lr=0.01, weight_decay=0.1, schedule="cosine", warmup_steps=2, max_grad_norm=0.5)
+    batches = [tuple(tensor[:8] for tensor in workload.batch(8 + step)) for step in range(5)]
 
+    model = tiny.living(workload)
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01)
+    losses = []
+    for step, batch in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * ((step + 1) / 3 if step < 2 else 0.5 * (1 + math.cos(math.pi * (step - 2) / 3)))
+        loss = tiny.classify(model, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
 
-def in_slices(workload: Workload, batch: Any, micro: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The same by the loop, `micro` samples at a time."""
-    setup = build(workload, {}, tiny.CPU, model=tiny.living(workload))
+    setup = build(workload, {}, tiny.CPU, model=tiny.living(workload), hyperparameters=chosen)
     setup.micro_batch_size = micro
-    loss = accumulate(setup, batch)
-    return loss, {name: parameter.grad for name, parameter in setup.model.named_parameters()}
+    reports = train(setup, batches, steps=5)
+    assert [report.loss for report in reports] == pytest.approx(losses, rel=1e-4)
+    for mine, theirs in zip(setup.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
 
 
-def assert_same(one: tuple[torch.Tensor, dict], other: tuple[torch.Tensor, dict]) -> None:
-    torch.testing.assert_close(one[0], other[0], rtol=1e-5, atol=1e-6)
-    assert one[1].keys() == other[1].keys()
-    for name, gradient in one[1].items():
-        torch.testing.assert_close(gradient, other[1][name], rtol=1e-3, atol=1e-6)
+def test_every_step_is_reported_to_every_callback() -> None:
+    workload = tiny.mlp_workload(4)
+    setup = build(workload, {}, tiny.CPU, hyperparameters=Hyperparameters(lr=0.01, schedule="linear"))
+    heard: list[StepReport] = []
+    reports = train(setup, [workload.batch(4), workload.batch(3)] * 2, steps=4, callbacks=[heard.append])
+    assert heard == reports
+    assert [report.step for report in reports] == [0, 1, 2, 3]
+    assert [report.samples for report in reports] == [4, 3, 4, 3]
+    assert [report.lr for report in reports] == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
 
 
-def furthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """The largest relative distance between two gradients of one weight."""
-    return max(float((one[name] - other[name]).norm() / other[name].norm()) for name in other)
+def test_going_on_in_the_middle_is_as_if_never_stopped() -> None:
+    workload = tiny.mlp_workload(4)
+    batches = [workload.batch(4), workload.batch(4), workload.batch(4)]
+
+    def started() -> Setup:
+        chosen = Hyperparameters(lr=0.01, schedule="linear")
+        return build(workload, {}, tiny.CPU, model=tiny.living(workload), hyperparameters=chosen)
+
+    whole, halves = started(), started()
+    reports = train(whole, batches, steps=3)
+    resumed = train(halves, batches[:1], steps=3, first_step=2)
+    assert resumed[0].step == 2
+    assert resumed[0].lr == reports[2].lr
 
 
-def masked_mean(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A loss that averages over what a mask of its own says."""
-    per_sample = functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
-    return (per_sample * batch["mask"]).sum() / batch["mask"].sum()
+def test_no_more_batches_are_taken_than_steps_need() -> None:
+    workload = tiny.mlp_workload(4)
+    taken: list[int] = []
+
+    def batches() -> Any:
+        for number in range(5):
+            taken.append(number)
+            yield workload.batch(4)
+
+    train(build(workload, {}, tiny.CPU), batches(), steps=2)
+    assert taken == [0, 1]
 
 
-def summed(model: nn.Module, batch: Any) -> torch.Tensor:
-    return functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
+def test_training_goes_on_in_training_mode() -> None:
+    setup = build(tiny.conv_workload(4), {}, tiny.CPU)
+    setup.model.eval()
+    train(setup, [setup.workload.batch(4)], steps=1)
+    assert setup.model.training
 
 
-def valid_only(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    return functional.cross_entropy(model(batch["x"]), batch["labels"])
+def test_data_that_ends_early_is_said_with_the_step() -> None:
+    workload = tiny.mlp_workload(4)
+    with pytest.raises(InputError, match=r"the data ended after 1 of 3 steps\. Give fewer steps, or more data\."):
+        train(build(workload, {}, tiny.CPU), [workload.batch(4)], steps=3)
 
 
-def masked_batch(samples: int) -> dict[str, torch.Tensor]:
-    x, y = tiny.mlp_workload().batch(samples)
-    return {"x": x, "y": y, "mask": torch.arange(samples) % 3 != 1}
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_said_with_the_step_before_it_does_harm(value: float) -> None:
+    workload = tiny.mlp_workload(4)
+    good, bad = workload.batch(4), workload.batch(4)
+    bad[0].fill_(value)
+    setup = build(workload, {}, tiny.CPU)
+    with pytest.raises(InputError, match=r"the loss is nan at step 1\. Lower the learning rate"):
+        train(setup, [good, bad], steps=2)
+    assert all(parameter.isfinite().all() for parameter in setup.model.parameters())
 
 
-def labelled_batch(samples: int) -> dict[str, torch.Tensor]:
-    x, y = tiny.mlp_workload().batch(samples)
-    return {"x": x, "labels": torch.where(torch.arange(samples) % 4 == 0, -100, y)}
+def test_the_time_that_data_takes_is_no_part_of_the_step() -> None:
+    workload = tiny.mlp_workload(4)
+
+    def slow() -> Any:
+        for _ in range(2):
+            time.sleep(0.05)
+            yield workload.batch(4)
+
+    for report in train(build(workload, {}, tiny.CPU), slow(), steps=2):
+        assert report.data_seconds >= 0.05
+        assert report.seconds > 0
+    assert report.tokens is None
+    llama = tiny.llama_workload()
+    (report,) = train(build(llama, {}, tiny.CPU), [tiny.padded_batch((4, 9))], steps=1)
+    assert report.tokens == 3 + 8
 
 
-WORKLOADS: dict[str, tuple[Workload, Callable[[int], Any]]] = {
-    "causal lm": (tiny.llama_workload(), lambda n: tiny.llama_workload().batch(n)),
-    "causal lm, uneven padding": (tiny.llama_workload(), lambda n: tiny.padded_batch(tiny.LENGTHS[:n])),
-    "mean over tokens": (tiny.transformer_workload(), tiny.transformer_workload().batch),
-    "mean over samples": (tiny.mlp_workload(), tiny.mlp_workload().batch),
-    "mean over valid labels": (replace(tiny.mlp_workload(), loss=valid_only), labelled_batch),
-    "sum": (replace(tiny.mlp_workload(), loss=summed, reduction="sum"), tiny.mlp_workload().batch),
-    "a count of its own": (
-        replace(tiny.mlp_workload(), loss=masked_mean, count=lambda batch: batch["mask"].sum()),
-        masked_batch,
-    ),
+def test_the_norm_that_was_clipped_is_reported() -> None:
+    workload = tiny.mlp_workload(4)
+    setup = build(workload, {}, tiny.CPU, hyperparameters=Hyperparameters(max_grad_norm=0.1))
+    (report,) = train(setup, [workload.batch(4)], steps=1)
+    assert report.gradient_norm
+    assert report.gradient_norm > 0.1
+
+
+def test_a_backward_that_steps_does_not_step_for_a_loss_that_is_no_number() -> None:
+    workload = tiny.mlp_workload(4)
+    bad = workload.batch(4)
+    bad[0].fill_(math.nan)
+    setup = build(workload, {"optimizer_in_backward": True}, tiny.CPU)
+    with pytest.raises(DivergedError, match=r"the loss is nan at step 0\. Check the data and the loss"):
+        train(setup, [bad], steps=1)
+    assert all(parameter.isfinite().all() for parameter in setup.model.parameters())
+
+
+# When memory runs out.
+
+
+class Hungry:
+    """A loss that runs out of memory at one call, or for more than so many samples from that call on."""
+
+    def __init__(self, loss: Any, *, at: int, fits: int | None = None, phase: str = "forward") -> None:
+        self.loss, self.at, self.fits, self.phase = loss, at, fits, phase
+        self.calls = 0
+
+    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.calls += torch.is_grad_enabled()
+        loss = self.loss(model, batch)
+        samples = sample_count(batch)
+        hungry = self.calls == self.at if self.fits is None else self.calls >= self.at and samples > self.fits
+        if not (hungry and torch.is_grad_enabled()):
+            return loss
+        if self.phase == "forward":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return _Raises.apply(loss)
+
+
+class _Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss: torch.Tensor) -> torch.Tensor:
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried")
+
+
+def model_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    output = model(**batch) if isinstance(batch, dict) else tiny.classify(model, batch)
+    return output if isinstance(output, torch.Tensor) else output.loss
+
+
+def trained(
+    workload: Workload, config: dict[str, Any], loss: Any = None, steps: int = 4, hook: Any = None
+) -> tuple[Setup, list, list[str]]:
+    """Steps on batches of their own, from the same weights and random numbers."""
+    torch.manual_seed(1)
+    model = tiny.living(replace(workload, loss=None))
+    setup = build(replace(workload, loss=loss), config, tiny.CPU, model=model, hyperparameters=Hyperparameters(lr=1e-3))
+    if hook is not None:
+        setup.model.get_submodule("lm_head").register_forward_hook(hook)
+    told: list[str] = []
+    batches = [workload.batch(workload.effective_batch_size) for _ in range(steps)]
+    torch.manual_seed(2)
+    return setup, train(setup, batches, steps=steps, listener=told.append), told
+
+
+CASES = {
+    "mlp": (tiny.mlp_workload, {}),
+    "accumulating": (tiny.mlp_workload, {"micro_batch_size": 2}),
+    "llama": (tiny.llama_workload, {}),
+    "checkpointing": (tiny.llama_workload, {"activation_checkpointing": "full"}),
+    "lora": (tiny.llama_workload, {"lora_rank": 4, "quantization": "nf4"}),
+    "8-bit state": (tiny.llama_workload, {"optimizer": "adamw-8bit"}),
+    "mixed": (tiny.llama_workload, {"precision": "bf16-mixed"}),
 }
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-@pytest.mark.parametrize(("samples", "micro"), [(8, 8), (8, 4), (8, 2), (8, 1), (7, 3), (7, 7), (2, 4)])
-def test_any_cut_gives_the_gradient_of_the_whole(name: str, samples: int, micro: int) -> None:
-    workload, make = WORKLOADS[name]
-    assert_same(in_slices(workload, make(samples), micro), by_hand(workload, make(samples)))
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_that_ran_out_of_memory_is_done_again_in_smaller_slices(case: str, phase: str) -> None:
+    make, config = CASES[case]
+    workload = make()
+    whole = workload.effective_batch_size
+    micro = config.get("micro_batch_size", whole)
+    at = 2 * (whole // micro) + 1
+    setup, reports, told = trained(workload, config, Hungry(model_loss, at=at, fits=micro // 2, phase=phase))
+    assert setup.micro_batch_size == setup.config["micro_batch_size"] == micro // 2
+    assert setup.config["gradient_accumulation_steps"] == 2 * whole // micro
+    (note,) = told
+    cuts = f"{micro}x{whole // micro} -> {micro // 2}x{2 * whole // micro}"
+    done = "the step is done again, from here on with micro-batch"
+    assert note == f"memory ran out in the {phase} of step 2: {done} {cuts}."
+    # What a run learns that had the smaller slices from the second step on.
+    plain, expected, _ = trained(workload, config, model_loss)
+    tolerance = 2e-2 if case in ("mixed", "lora", "8-bit state") else 1e-5
+    assert [each.loss for each in reports] == pytest.approx([each.loss for each in expected], rel=tolerance)
+    assert [each.step for each in reports] == [0, 1, 2, 3]
+    for (_, mine), (_, theirs) in zip(setup.trainable(), plain.trainable(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0.02, atol=2e-3)
 
 
-def test_slices_without_a_valid_label_would_be_0_by_0() -> None:
-    """What the loop must skip is there in the padded batch, and is no number."""
-    for sample in (3, 5):
-        alone = {key: tensor[sample : sample + 1] for key, tensor in tiny.padded_batch().items()}
-        assert tiny.living(tiny.llama_workload())(**alone).loss.isnan()
+def test_a_chunked_loss_is_taken_back_too() -> None:
+    """Memory runs out in the middle of the chunks, when gradients of the head are there already."""
+    calls: list[int] = []
+
+    def hook(*_: Any) -> None:
+        calls.append(1)
+        if len(calls) == 6:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    config = {"loss": "chunked", "lora_rank": 2, "lora_targets": "all-linear+head"}
+    setup, reports, (note,) = trained(tiny.llama_workload(), config, hook=hook)
+    assert "micro-batch 4x1 -> 2x2" in note
+    _, expected, _ = trained(tiny.llama_workload(), config)
+    assert [each.loss for each in reports] == pytest.approx([each.loss for each in expected], rel=1e-5)
+    assert setup.config["loss"] == "chunked"
 
 
-def test_counting_labels_that_are_never_predicted_would_learn_something_else() -> None:
-    """Why causal labels are counted shifted: the first of each sample is in no loss."""
-    unshifted = replace(tiny.llama_workload(), count=lambda batch: (batch["labels"] != -100).sum())
-    batch = tiny.padded_batch((16, 3, 9, 2, 16, 2, 5, 12))
-    _, wanted = by_hand(unshifted, batch)
-    assert furthest(in_slices(tiny.llama_workload(), batch, 1)[1], wanted) < 1e-3
-    assert furthest(in_slices(unshifted, batch, 1)[1], wanted) > 0.05
+class Noisy(nn.Module):
+    """Keeps running statistics and draws random numbers in its forward, in blocks that can be checkpointed."""
 
-
-def test_counting_samples_would_learn_something_else_too() -> None:
-    by_samples = replace(tiny.llama_workload(), count=len_of_first)
-    batch = tiny.padded_batch((16, 3, 9, 2, 16, 2, 5, 12))
-    _, wanted = by_hand(by_samples, batch)
-    assert furthest(in_slices(by_samples, batch, 1)[1], wanted) > 0.05
-
-
-def len_of_first(batch: dict[str, torch.Tensor]) -> int:
-    return len(batch["labels"])
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16-mixed"])
-def test_a_batch_without_any_valid_label_changes_nothing(precision: str) -> None:
-    setup = build(tiny.llama_workload(), {"precision": precision}, tiny.CPU)
-    before = {name: parameter.detach().clone() for name, parameter in setup.trainable()}
-    assert train_step(setup, tiny.padded_batch((0, 1, 0, 1))) == 0
-    assert all(torch.equal(parameter, before[name]) for name, parameter in setup.trainable())
-    assert train_step(setup, tiny.padded_batch((4, 4, 4, 4))) > 0
-
-
-# The update.
-
-
-def test_gradients_are_clipped_by_their_global_norm() -> None:
-    workload = tiny.mlp_workload(4)
-    chosen = Hyperparameters(lr=1.0, max_grad_norm=0.01)
-    setup = build(workload, {"optimizer": "sgd"}, tiny.CPU, hyperparameters=chosen)
-    before = [parameter.detach().clone() for parameter in setup.model.parameters()]
-    train_step(setup, workload.batch(4))
-    moved = [parameter.detach() - old for parameter, old in zip(setup.model.parameters(), before, strict=True)]
-    norm = torch.stack([each.norm() for each in moved]).norm()
-    assert float(norm) == pytest.approx(0.01, rel=1e-3)
-
-
-def test_gradients_of_the_true_size_are_clipped_under_a_loss_scaler() -> None:
-    workload = tiny.mlp_workload(4)
-    chosen = Hyperparameters(lr=1.0, max_grad_norm=0.01)
-    config = {"optimizer": "sgd", "precision": "fp16-mixed"}
-    setup = build(workload, config, tiny.CPU, hyperparameters=chosen)
-    setup.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    before = [parameter.detach().clone() for parameter in setup.model.parameters()]
-    accumulate(setup, workload.batch(4))
-    assert update(setup)
-    moved = [parameter.detach() - old for parameter, old in zip(setup.model.parameters(), before, strict=True)]
-    assert float(torch.stack([each.norm() for each in moved]).norm()) == pytest.approx(0.01, rel=1e-2)
-
-
-@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
-def test_a_step_whose_gradients_overflow_is_skipped_and_said_so(max_grad_norm: float | None) -> None:
-    workload = tiny.llama_workload()
-    chosen = Hyperparameters(max_grad_norm=max_grad_norm)
-    setup = build(workload, {"precision": "fp16-mixed"}, tiny.CPU, hyperparameters=chosen)
-    setup.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
-    before = [parameter.detach().clone() for parameter in setup.model.parameters()]
-    loss = accumulate(setup, workload.batch(4))
-    assert loss.isfinite()  # reported without the scale
-    assert update(setup) is False
-    assert all(torch.equal(new, old) for new, old in zip(setup.model.parameters(), before, strict=True))
-    assert setup.scaler.get_scale() == 2.0**59
-    assert all(parameter.grad is None for parameter in setup.model.parameters())
-    setup.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    accumulate(setup, workload.batch(4))
-    assert update(setup) is True
-    assert not all(torch.equal(new, old) for new, old in zip(setup.model.parameters(), before, strict=True))
-
-
-def test_a_scale_that_grows_is_no_skipped_step() -> None:
-    setup = build(tiny.mlp_workload(4), {"precision": "fp16-mixed"}, tiny.CPU)
-    setup.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1)
-    accumulate(setup, setup.workload.batch(4))
-    assert update(setup) is True
-    assert setup.scaler.get_scale() == 128.0
-
-
-def test_gradients_are_gone_after_a_step() -> None:
-    setup = build(tiny.mlp_workload(4), {}, tiny.CPU)
-    train_step(setup, setup.workload.batch(4))
-    assert all(parameter.grad is None for parameter in setup.model.parameters())
-
-
-# The loss.
-
-
-def loss_of(loss: Callable[[nn.Module, Any], Any]) -> torch.Tensor:
-    setup = build(replace(tiny.mlp_workload(), loss=loss), {}, tiny.CPU)
-    return compute_loss(setup, setup.workload.batch(2))
-
-
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (
-            lambda model, batch: model(batch[0]),
-            "the loss must be one number in a tensor, not a tensor of shape (2, 10). Take its mean.",
-        ),
-        (lambda model, batch: 1.5, "the loss must be one number in a tensor, not float."),
-        (lambda model, batch: None, "the loss must be one number in a tensor, not NoneType."),
-        (
-            lambda model, batch: model(batch[0]).mean().detach(),
-            "the loss needs no gradient: no trainable weight takes part in it. Check requires_grad.",
-        ),
-    ],
-)
-def test_a_loss_that_cannot_be_trained_on(loss: Callable, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        loss_of(loss)
-    assert str(caught.value).startswith(message)
-
-
-def test_one_number_in_any_shape_will_do() -> None:
-    assert loss_of(lambda model, batch: model(batch[0]).mean().reshape(1, 1)).shape == ()
-
-
-class Returns(nn.Module):
-    """A model whose forward returns what a function makes of its loss."""
-
-    def __init__(self, make: Callable[[torch.Tensor], Any]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(3))
-        self.make = make
+        parts = [nn.Sequential(nn.Linear(48, 48), nn.BatchNorm1d(48), nn.Dropout(0.5)) for _ in range(2)]
+        self.blocks = nn.Sequential(*parts)
+        self.out = nn.Linear(48, 10)
 
-    def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> Any:
-        return self.make((x * self.weight).mean() * (1 if scale is None else scale.mean()))
-
-
-class Output:
-    def __init__(self, loss: torch.Tensor) -> None:
-        self.loss = loss
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.out(self.blocks(features))
 
 
-@pytest.mark.parametrize(
-    "make", [lambda x: x, Output, lambda x: {"loss": x, "logits": None}], ids=["it", "attr", "key"]
-)
-@pytest.mark.parametrize(
-    "batch",
-    [torch.ones(2, 3), (torch.ones(2, 3), torch.ones(2)), [torch.ones(2, 3)], {"x": torch.ones(2, 3)}],
-    ids=["tensor", "tuple", "list", "dict"],
-)
-def test_without_a_loss_the_models_own_is_taken(make: Callable, batch: Any) -> None:
-    workload = Workload(model=lambda: Returns(make), batch=lambda n: batch, effective_batch_size=2)
-    setup = build(workload, {}, tiny.CPU, model=Returns(make))
-    assert float(accumulate(setup, batch)) == 1.0
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_statistics_and_random_numbers_are_as_if_the_step_had_not_been_tried(phase: str) -> None:
+    """With BatchNorm checkpointing comes first, which leaves the mathematics alone: bit for bit the same run."""
+    workload = replace(tiny.mlp_workload(8), model=Noisy)
+    setup, reports, (note,) = trained(workload, {}, Hungry(model_loss, at=3, phase=phase))
+    assert "activation_checkpointing none -> full" in note
+    plain, expected, _ = trained(workload, {}, model_loss)
+    assert reports == expected
+    mine, theirs = setup.model.state_dict(), plain.model.state_dict()
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert int(mine["blocks.0.1.num_batches_tracked"]) == 4
 
 
-def test_a_batch_of_several_micro_batches_is_not_stepped_in_the_backward() -> None:
-    setup = build(tiny.mlp_workload(4), {"optimizer_in_backward": True}, tiny.CPU)
-    with pytest.raises(InputError, match="a batch of 8 samples is more than one micro-batch of 4, and each backward"):
-        train_step(setup, setup.workload.batch(8))
-    assert train_step(setup, setup.workload.batch(4)).isfinite()
+def test_several_rungs_are_taken_at_once_and_only_divisors() -> None:
+    setup, reports, told = trained(tiny.mlp_workload(12), {}, Hungry(model_loss, at=1, fits=1))
+    assert setup.micro_batch_size == 1
+    assert [note.partition("micro-batch ")[2] for note in told] == ["12x1 -> 6x2.", "6x2 -> 3x4.", "3x4 -> 1x12."]
+    assert len(reports) == 4
+
+
+def test_then_checkpointing_and_then_nothing_is_left() -> None:
+    workload = tiny.llama_workload()
+    config = {"micro_batch_size": 1, "activation_checkpointing": "alternate"}
+    setup, _, (note,) = trained(workload, config, Hungry(model_loss, at=2, fits=None))
+    assert note.endswith("with activation_checkpointing alternate -> full.")
+    assert setup.config["activation_checkpointing"] == "full"
+    with pytest.raises(OutOfMemoryError, match=r"in the forward of step 0, and nothing is left .* \(micro-batch 1\)"):
+        trained(workload, config, Hungry(model_loss, at=1, fits=0))
+
+
+def test_a_loss_that_cannot_be_split_is_checkpointed_instead() -> None:
+    def contrastive(model: nn.Module, batch: Any) -> torch.Tensor:
+        logits = model(**batch).logits.mean(1)
+        return nn.functional.cross_entropy(logits @ logits.T, torch.arange(len(logits)))
+
+    setup, _, (note,) = trained(tiny.llama_workload(), {}, Hungry(contrastive, at=2))
+    assert "activation_checkpointing none -> full" in note
+    assert setup.micro_batch_size == setup.workload.effective_batch_size
+
+
+def test_what_the_new_config_costs_is_told() -> None:
+    _, _, told = trained(tiny.mlp_workload(), {}, Hungry(model_loss, at=3, fits=2), steps=14)
+    assert len(told) == 2
+    assert re.fullmatch(r"a step takes \S+ s since then, \d+% (more|less) than before\.", told[1])
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_weights_that_are_half_updated_are_not_trained_on(monkeypatch: pytest.MonkeyPatch, in_backward: bool) -> None:
+    workload = tiny.mlp_workload()
+    if in_backward:
+        with pytest.raises(OutOfMemoryError, match="in the backward of step 1, which left weights half") as caught:
+            trained(workload, {"optimizer_in_backward": True}, Hungry(model_loss, at=2, phase="backward"))
+    else:
+        steps: list[int] = []
+        step = torch.optim.AdamW.step
+
+        def fails_once(self: Any, closure: Any = None) -> None:
+            steps.append(1)
+            if len(steps) == 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            step(self, closure)
+
+        monkeypatch.setattr(torch.optim.AdamW, "step", fails_once)
+        with pytest.raises(OutOfMemoryError, match="in the update of step 1, which left weights half") as caught:
+            trained(workload, {}, model_loss)
+    assert caught.value.torn
+    assert caught.value.exit_code == 3
+
+
+def test_the_first_update_has_no_state_that_could_be_torn(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    step = torch.optim.AdamW.step
+
+    def fails_once(self: Any, closure: Any = None) -> None:
+        steps.append(1)
+        if len(steps) == 1:
+            self.state[self.param_groups[0]["params"][0]]["exp_avg"] = torch.zeros(1)  # some of it was made
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        step(self, closure)
+
+    expected = trained(tiny.mlp_workload(), {"micro_batch_size": 2}, model_loss)[1]
+    monkeypatch.setattr(torch.optim.AdamW, "step", fails_once)
+    setup, reports, (note,) = trained(tiny.mlp_workload(), {}, model_loss)
+    assert "memory ran out in the update of step 0: the step is done again" in note
+    assert [each.loss for each in reports] == pytest.approx([each.loss for each in expected], rel=1e-5)
+    assert setup.micro_batch_size == 2
+
+
+def test_other_errors_are_nobodys_to_mend() -> None:
+    def wrong(model: nn.Module, batch: Any) -> torch.Tensor:
+        raise ValueError("memory of an elephant")
+
+    with pytest.raises(ValueError, match="elephant"):
+        trained(tiny.mlp_workload(), {}, wrong)
+
+
+def test_memory_that_runs_out_while_data_moves_to_the_device_tears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step before ended with its update, which is no part of this one."""
+    move, calls = loop.map_tensors, []
+
+    def hungry(batch: Any, function: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return move(batch, function)
+
+    monkeypatch.setattr(loop, "map_tensors", hungry)
+    _, reports, told = trained(tiny.mlp_workload(), {}, model_loss)
+    done = "the step is done again, from here on with micro-batch 4x1 -> 2x2."
+    assert told == [f"memory ran out in the forward of step 2: {done}"]
+    assert len(reports) == 4
+
+
+def test_a_loss_that_is_no_number_leaves_running_statistics_as_they_were() -> None:
+    setup = build(tiny.conv_workload(), {}, tiny.CPU, model=tiny.living(tiny.conv_workload()))
+    fine = setup.workload.batch(4)
+    train(setup, [fine], steps=1)
+    before = {name: buffer.clone() for name, buffer in setup.model.named_buffers()}
+    with pytest.raises(DivergedError):
+        train(setup, [(torch.full_like(fine[0], torch.nan), fine[1])], steps=1)
+    for name, buffer in setup.model.named_buffers():
+        assert torch.equal(buffer, before[name]), name

@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 from autofit.core.errors import InputError
+from autofit.training.loop import StepReport
 from autofit.training.metrics import Bar, MetricsFile, TensorBoard
-from autofit.training.run import StepReport
 
 REPORT = StepReport(step=0, loss=2.5, lr=1e-4, samples=8, seconds=0.5, data_seconds=0.25)
 

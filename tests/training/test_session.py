@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-import tiny
 import torch
 import yaml
 from torch import nn
@@ -16,11 +15,12 @@ from torch import nn
 from autofit.core.errors import DivergedError, OutOfMemoryError
 from autofit.core.hardware import Hardware
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.memory import segments
+from autofit.hardware import segments
 from autofit.training import checkpoint, session
-from autofit.training.loader import workload_from
-from autofit.training.run import StepReport
-from autofit.training.session import Keeping, Session
+from autofit.training.loop import StepReport
+from autofit.training.session import CheckpointPolicy, Session
+from autofit.training.workload import workload_from
+from tests import tiny
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -51,7 +51,7 @@ class Run:
             workload=workload_from(self.model, batches(), loss),
             model=self.model,
             hyperparameters=Hyperparameters(lr=1e-2),
-            keeping=Keeping(**kept),
+            keeping=CheckpointPolicy(**kept),
             callbacks=(),
             listener=self.told.append,
         )

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
 
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.memory.device import detect
+from autofit.hardware.device import detect
 from autofit.setup import Setup
 from autofit.training.build import build
-from autofit.training.loop import train_step
-from autofit.training.run import train
+from autofit.training.loop import train
+from autofit.training.step import train_step
 from autofit.training.step_trace import SteadyStep, StepTrace
+from tests import tiny
 
 
 def built(hardware: Any = tiny.CPU) -> Setup:

@@ -5,9 +5,9 @@ Of the model, the batch and the optimizer it knows nothing: those are the script
 
 from __future__ import annotations
 
-from autofit.export.by_trainer import unknown
 from autofit.export.formats import yaml_file
-from autofit.export.tool import Document, Request, Told, Tool
+from autofit.export.tool import Document, Request, Tool, ToolKeys
+from autofit.export.trainer_tools import unknown
 
 _SCRIPTS = "accelerate's config holds none; the script that it launches has to"
 _ELSEWHERE = (
@@ -23,20 +23,20 @@ _WITHOUT = {
 }
 
 
-def _precision(request: Request) -> Told:
+def _precision(request: Request) -> ToolKeys:
     value = request.text("precision")
     keys = {"mixed_precision": _AUTOCAST.get(value, "no")}
     if value not in _WITHOUT:
-        return Told(keys, request.convolutions)
-    return Told(keys, (request.departs("precision", _WITHOUT[value], may_not_fit=value != "tf32"),))
+        return ToolKeys(keys, request.convolutions)
+    return ToolKeys(keys, (request.departs("precision", _WITHOUT[value], may_not_fit=value != "tf32"),))
 
 
-def _compile(request: Request) -> Told:
+def _compile(request: Request) -> ToolKeys:
     """Block by block, as it was measured."""
     value = request.text("compile")
     if value == "none":
-        return Told({"dynamo_config.dynamo_backend": "NO"})
-    return Told(
+        return ToolKeys({"dynamo_config.dynamo_backend": "NO"})
+    return ToolKeys(
         {
             "dynamo_config.dynamo_backend": "INDUCTOR",
             "dynamo_config.dynamo_mode": value,

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.export.by_trainer import arguments, batches_fit, keywords, lora_dropout, trainer_case, whole_alpha
-from autofit.export.departure import Departure
+from autofit.export.deviation import Deviation
 from autofit.export.formats import yaml_file
-from autofit.export.tool import Document, Request, Told, Tool
+from autofit.export.tool import Document, Request, Tool, ToolKeys
 from autofit.export.trainer import OPTIMIZERS, batch_sizes
+from autofit.export.trainer_tools import arguments, batches_fit, keywords, lora_dropout, trainer_case, whole_alpha
 
 _LIGER = "axolotl.integrations.liger.LigerPlugin"
 _KEPT = ["attention", *(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm"))]
@@ -23,7 +23,7 @@ _LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_em
 _OWN = {"adamw-4bit": "ao_adamw_4bit", "adamw-fp8": "ao_adamw_fp8"}  # torchao's, in the blocks that were measured
 
 
-def _precision(request: Request) -> Told:
+def _precision(request: Request) -> ToolKeys:
     value, adapters = request.text("precision"), bool(request.config["lora_rank"])
     bare = value == "bf16" and adapters
     keys: dict[str, Any] = {
@@ -36,10 +36,10 @@ def _precision(request: Request) -> Told:
     }
     if adapters:
         keys["peft_autocast_adapter_dtype"] = value not in ("bf16", "fp8")
-    return Told(keys, _dtypes_otherwise(request, value, adapters=adapters))
+    return ToolKeys(keys, _dtypes_otherwise(request, value, adapters=adapters))
 
 
-def _dtypes_otherwise(request: Request, value: str, *, adapters: bool) -> tuple[Departure, ...]:
+def _dtypes_otherwise(request: Request, value: str, *, adapters: bool) -> tuple[Deviation, ...]:
     if value == "fp8":
         why = "axolotl chooses the layers by itself, and runs the rest under autocast with norms in float32"
         return (request.departs("precision", why, may_not_fit=True),)
@@ -56,60 +56,60 @@ def _dtypes_otherwise(request: Request, value: str, *, adapters: bool) -> tuple[
     return (request.departs("precision", instead, may_not_fit=value == "bf16"),) if instead else ()
 
 
-def _micro_batch(request: Request) -> Told:
+def _micro_batch(request: Request) -> ToolKeys:
     micro, _ = batch_sizes(trainer_case(request))
-    return Told({"micro_batch_size": micro, "eval_batch_size": micro})
+    return ToolKeys({"micro_batch_size": micro, "eval_batch_size": micro})
 
 
-def _checkpointing(request: Request) -> Told:
+def _checkpointing(request: Request) -> ToolKeys:
     """By Trainer's names of before transformers 5.23, whose `every_n_layers` they have."""
     value = request.text("activation_checkpointing")
     if value.startswith("budget-"):
         told = arguments("activation_checkpointing")(request)
-        return Told({"gradient_checkpointing": False}, told.departures)
+        return ToolKeys({"gradient_checkpointing": False}, told.departures)
     if value == "none":
-        return Told({"gradient_checkpointing": False})
+        return ToolKeys({"gradient_checkpointing": False})
     options: dict[str, Any] = {"use_reentrant": False}
     keys: dict[str, Any] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": options}
     if value == "alternate":
-        return Told(
+        return ToolKeys(
             {**keys, "gradient_checkpointing_kwargs": {**options, "every_n_layers": 2}},
             arguments("activation_checkpointing")(request).departures,
         )
     if value != "selective":
-        return Told(keys)
+        return ToolKeys(keys)
     adapters = bool(request.config["lora_rank"])
     why = "beside adapters axolotl keeps the outputs of attention alone, with less memory and more time than measured"
     departures = (request.departs("activation_checkpointing", why),) if adapters else ()
-    return Told({**keys, "selective_checkpointing": {"save": ["attention"] if adapters else _KEPT}}, departures)
+    return ToolKeys({**keys, "selective_checkpointing": {"save": ["attention"] if adapters else _KEPT}}, departures)
 
 
-def _offload(request: Request) -> Told:
+def _offload(request: Request) -> ToolKeys:
     """What enters checkpointed blocks; without checkpointing axolotl refuses to offload."""
     if request.text("activation_offload") == "none":
-        return Told({"activation_offloading": False})
+        return ToolKeys({"activation_offloading": False})
     if request.text("activation_checkpointing") in ("full", "alternate", "selective"):
-        return Told({"activation_offloading": "hidden_states"})
+        return ToolKeys({"activation_offloading": "hidden_states"})
     why = "axolotl offloads with activation checkpointing only, and keeps activations on the device"
-    return Told({"activation_offloading": False}, (request.departs("activation_offload", why, may_not_fit=True),))
+    return ToolKeys({"activation_offloading": False}, (request.departs("activation_offload", why, may_not_fit=True),))
 
 
-def _rank(request: Request) -> Told:
+def _rank(request: Request) -> ToolKeys:
     rank = request.config["lora_rank"]
     if not rank:
-        return Told()
+        return ToolKeys()
     adapter = "qlora" if request.text("quantization") in ("nf4", "nf4-dq") else "lora"
-    return Told({"adapter": adapter, "lora_r": rank, **dict.fromkeys(_LORA_KERNELS, False)})
+    return ToolKeys({"adapter": adapter, "lora_r": rank, **dict.fromkeys(_LORA_KERNELS, False)})
 
 
-def _targets(request: Request) -> Told:
+def _targets(request: Request) -> ToolKeys:
     if not request.config["lora_rank"]:
-        return Told()
+        return ToolKeys()
     targets = list(request.found.targets)
-    return Told({"lora_target_modules": targets} if targets else {"lora_target_linear": True})
+    return ToolKeys({"lora_target_modules": targets} if targets else {"lora_target_linear": True})
 
 
-def _quantization(request: Request) -> Told:
+def _quantization(request: Request) -> ToolKeys:
     value = request.text("quantization")
     keys: dict[str, Any] = {"load_in_8bit": value == "int8", "load_in_4bit": value in ("nf4", "nf4-dq")}
     if keys["load_in_4bit"]:
@@ -117,30 +117,30 @@ def _quantization(request: Request) -> Told:
             "bnb_4bit_quant_type": "nf4",
             "bnb_4bit_use_double_quant": value == "nf4-dq",
         }
-    return Told(keys)
+    return ToolKeys(keys)
 
 
-def _optimizer(request: Request) -> Told:
+def _optimizer(request: Request) -> ToolKeys:
     value = request.text("optimizer")
     if value in _OWN:
-        return Told({"optimizer": _OWN[value]})
-    return Told({"optimizer": OPTIMIZERS.get(value, "adamw_torch")}, keywords(request, "optimizer").departures)
+        return ToolKeys({"optimizer": _OWN[value]})
+    return ToolKeys({"optimizer": OPTIMIZERS.get(value, "adamw_torch")}, keywords(request, "optimizer").departures)
 
 
-def _compile(request: Request) -> Told:
+def _compile(request: Request) -> ToolKeys:
     """The mode that times several kernels has no name here; what it sets has."""
     value = request.text("compile")
     if value == "none":
-        return Told({"torch_compile": False})
+        return ToolKeys({"torch_compile": False})
     keys: dict[str, Any] = {"torch_compile": True, "torch_compile_backend": "inductor", "torch_compile_mode": "default"}
     if value == "max-autotune-no-cudagraphs":
         keys["torch_compile_options"] = {"max_autotune_gemm": True, "triton.cudagraphs": False}
-    return Told(keys, keywords(request, "compile").departures)
+    return ToolKeys(keys, keywords(request, "compile").departures)
 
 
-def _attention(request: Request) -> Told:
+def _attention(request: Request) -> ToolKeys:
     said = keywords(request, "attention")
-    return Told({"attn_implementation": said.model.get("attn_implementation", "sdpa")}, said.departures)
+    return ToolKeys({"attn_implementation": said.model.get("attn_implementation", "sdpa")}, said.departures)
 
 
 def _liger(request: Request) -> dict[str, Any]:
@@ -152,12 +152,12 @@ def _liger(request: Request) -> dict[str, Any]:
     return {"plugins": [_LIGER], **parts, "liger_cross_entropy": False, "liger_fused_linear_cross_entropy": fused}
 
 
-def _loss(request: Request) -> Told:
+def _loss(request: Request) -> ToolKeys:
     """axolotl's chunked_cross_entropy holds the logits of all tokens, and only widens them in chunks."""
     if request.text("loss") != "chunked":
-        return Told(_liger(request))
+        return ToolKeys(_liger(request))
     why = "axolotl holds the logits of all tokens; Liger's plugin with liger_fused_linear_cross_entropy never does"
-    return Told(_liger(request), (request.departs("loss", why, may_not_fit=True),))
+    return ToolKeys(_liger(request), (request.departs("loss", why, may_not_fit=True),))
 
 
 def _fixed(request: Request) -> dict[str, Any]:
@@ -204,10 +204,10 @@ TOOL = Tool(
         "optimizer": _optimizer,
         "optimizer_offload": arguments("optimizer_offload"),
         "optimizer_in_backward": arguments("optimizer_in_backward"),
-        "parameter_offload": lambda request: Told({"layer_offloading": request.text("parameter_offload") == "cpu"}),
+        "parameter_offload": lambda request: ToolKeys({"layer_offloading": request.text("parameter_offload") == "cpu"}),
         "compile": _compile,
         "attention": _attention,
         "loss": _loss,
-        "kernels": lambda request: Told(_liger(request)),
+        "kernels": lambda request: ToolKeys(_liger(request)),
     },
 )

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.export.by_trainer import batches_fit, unknown
-from autofit.export.tool import Document, Request, Told, Tool
+from autofit.export.tool import Document, Request, Tool, ToolKeys
+from autofit.export.trainer_tools import batches_fit, unknown
 
 _MODELS = "DeepSpeed's config holds none; the script that makes the model has to"
 _ELSEWHERE = (
@@ -31,7 +31,7 @@ def _stage(request: Request) -> int:
     return 1 if request.text("precision") in ("bf16", "fp8") else 0
 
 
-def _precision(request: Request) -> Told:
+def _precision(request: Request) -> ToolKeys:
     value = request.text("precision")
     narrow, autocast = value in ("bf16", "fp8"), value in _AUTOCAST
     keys = {
@@ -44,23 +44,23 @@ def _precision(request: Request) -> Told:
     }
     if value == "tf32":
         why = "DeepSpeed multiplies in float32 unless the script sets torch.set_float32_matmul_precision('high')"
-        return Told(keys, (request.departs("precision", why),))
+        return ToolKeys(keys, (request.departs("precision", why),))
     if narrow:
         slower = " and multiplies in bfloat16, which is slower" if value == "fp8" else ""
         why = f"DeepSpeed updates through ZeRO's buffers, which come on top of what was measured{slower}"
-        return Told(keys, (request.departs("precision", why, may_not_fit=True),))
-    return Told(keys, request.convolutions)
+        return ToolKeys(keys, (request.departs("precision", why, may_not_fit=True),))
+    return ToolKeys(keys, request.convolutions)
 
 
-def _micro_batch(request: Request) -> Told:
-    return Told({"train_micro_batch_size_per_gpu": request.config["micro_batch_size"]})
+def _micro_batch(request: Request) -> ToolKeys:
+    return ToolKeys({"train_micro_batch_size_per_gpu": request.config["micro_batch_size"]})
 
 
-def _accumulation(request: Request) -> Told:
-    return Told({"gradient_accumulation_steps": request.config["gradient_accumulation_steps"]})
+def _accumulation(request: Request) -> ToolKeys:
+    return ToolKeys({"gradient_accumulation_steps": request.config["gradient_accumulation_steps"]})
 
 
-def _optimizer(request: Request) -> Told:
+def _optimizer(request: Request) -> ToolKeys:
     """DeepSpeed's own fused AdamW, or a class of torch.optim."""
     value = request.text("optimizer")
     learning = Hyperparameters()
@@ -73,25 +73,25 @@ def _optimizer(request: Request) -> Told:
     if keys["optimizer.type"] == "AdamW":
         keys["optimizer.params.torch_adam"] = value == "adamw-foreach"
     if value in _OPTIMIZERS:
-        return Told(keys)
+        return ToolKeys(keys)
     why = "DeepSpeed names none in its config and runs its AdamW; give your own to deepspeed.initialize(optimizer=...)"
-    return Told(keys, (request.departs("optimizer", why, may_not_fit=True),))
+    return ToolKeys(keys, (request.departs("optimizer", why, may_not_fit=True),))
 
 
-def _optimizer_offload(request: Request) -> Told:
+def _optimizer_offload(request: Request) -> ToolKeys:
     where = "zero_optimization.offload_optimizer"
     if request.text("optimizer_offload") == "none":
-        return Told({f"{where}.device": "none"})
-    return Told({_STAGE: _stage(request), f"{where}.device": "cpu", f"{where}.pin_memory": True})
+        return ToolKeys({f"{where}.device": "none"})
+    return ToolKeys({_STAGE: _stage(request), f"{where}.device": "cpu", f"{where}.pin_memory": True})
 
 
-def _parameter_offload(request: Request) -> Told:
+def _parameter_offload(request: Request) -> ToolKeys:
     where = "zero_optimization.offload_param"
     if request.text("parameter_offload") == "none":
-        return Told({f"{where}.device": "none"})
+        return ToolKeys({f"{where}.device": "none"})
     why = "ZeRO streams all weights, those that are trained as well, and fetches ahead in its own way"
     keys = {_STAGE: _stage(request), f"{where}.device": "cpu", f"{where}.pin_memory": True}
-    return Told(keys, (request.departs("parameter_offload", why),))
+    return ToolKeys(keys, (request.departs("parameter_offload", why),))
 
 
 def _fixed(request: Request) -> dict[str, object]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.export.by_trainer import batches_fit, unknown
 from autofit.export.formats import yaml_file
-from autofit.export.tool import Document, Request, Told, Tool
+from autofit.export.tool import Document, Request, Tool, ToolKeys
+from autofit.export.trainer_tools import batches_fit, unknown
 
 _MODULES = "Lightning's Trainer has no argument for it; your LightningModule has to do it"
 _ELSEWHERE = (
@@ -28,7 +28,7 @@ _FORMATS = {
 }
 
 
-def _precision(request: Request) -> Told:
+def _precision(request: Request) -> ToolKeys:
     value = request.text("precision")
     keys = {"trainer.precision": _FORMATS[value]}
     instead = {
@@ -36,20 +36,20 @@ def _precision(request: Request) -> Told:
         "fp8": "Lightning multiplies in bfloat16 here, which is slower than measured",
     }.get(value)
     if instead:
-        return Told(keys, (request.departs("precision", instead),))
+        return ToolKeys(keys, (request.departs("precision", instead),))
     if value.endswith("-mixed") and request.config["lora_rank"]:
         why = "Lightning leaves frozen weights as your module makes them, float32 if it does not say"
-        return Told(keys, (request.departs("precision", why, may_not_fit=True),))
-    return Told(keys, request.convolutions)
+        return ToolKeys(keys, (request.departs("precision", why, may_not_fit=True),))
+    return ToolKeys(keys, request.convolutions)
 
 
-def _micro_batch(request: Request) -> Told:
+def _micro_batch(request: Request) -> ToolKeys:
     why = "Lightning takes the batches of your data module; give it this batch_size"
-    return Told({}, (request.departs("micro_batch_size", why, may_not_fit=True),))
+    return ToolKeys({}, (request.departs("micro_batch_size", why, may_not_fit=True),))
 
 
-def _accumulation(request: Request) -> Told:
-    return Told({"trainer.accumulate_grad_batches": request.config["gradient_accumulation_steps"]})
+def _accumulation(request: Request) -> ToolKeys:
+    return ToolKeys({"trainer.accumulate_grad_batches": request.config["gradient_accumulation_steps"]})
 
 
 def _fixed(request: Request) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.export.by_trainer import batches_fit, unknown, whole_alpha
 from autofit.export.formats import yaml_file
-from autofit.export.tool import Document, Request, Told, Tool
+from autofit.export.tool import Document, Request, Tool, ToolKeys
+from autofit.export.trainer_tools import batches_fit, unknown, whole_alpha
 
 _FORMATS = {
     "fp32": "32-true",
@@ -33,12 +33,12 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def _precision(request: Request) -> Told:
+def _precision(request: Request) -> ToolKeys:
     """Quantised weights want one format for all else."""
     value, quantized = request.text("precision"), request.text("quantization") != "none"
     if quantized and value in ("bf16-mixed", "fp16-mixed"):
         why = "litgpt holds adapters beside quantised weights in bfloat16, with less memory and precision than measured"
-        return Told({"precision": "bf16-true"}, (request.departs("precision", why),))
+        return ToolKeys({"precision": "bf16-true"}, (request.departs("precision", why),))
     instead = {
         "tf32": "litgpt multiplies in float32 unless torch.set_float32_matmul_precision('high') is called",
         "fp8": "litgpt multiplies in bfloat16 here, which is slower than measured",
@@ -47,36 +47,36 @@ def _precision(request: Request) -> Told:
     mixed = value in ("bf16-mixed", "fp16-mixed") and bool(request.config["lora_rank"])
     departures = [request.departs("precision", instead)] if instead else []
     departures += [request.departs("precision", frozen, may_not_fit=True)] if mixed else []
-    return Told({"precision": _FORMATS[value]}, tuple(departures))
+    return ToolKeys({"precision": _FORMATS[value]}, tuple(departures))
 
 
-def _micro_batch(request: Request) -> Told:
-    return Told({"train.micro_batch_size": request.config["micro_batch_size"]})
+def _micro_batch(request: Request) -> ToolKeys:
+    return ToolKeys({"train.micro_batch_size": request.config["micro_batch_size"]})
 
 
-def _accumulation(request: Request) -> Told:
+def _accumulation(request: Request) -> ToolKeys:
     """Worked out by litgpt from the whole batch."""
     micro, steps = request.config["micro_batch_size"], request.config["gradient_accumulation_steps"]
-    return Told({"train.global_batch_size": int(micro or 1) * int(steps or 1)})
+    return ToolKeys({"train.global_batch_size": int(micro or 1) * int(steps or 1)})
 
 
-def _of_adapters(request: Request, key: str, value: Any) -> Told:
-    return Told({key: value} if request.config["lora_rank"] else {})
+def _of_adapters(request: Request, key: str, value: Any) -> ToolKeys:
+    return ToolKeys({key: value} if request.config["lora_rank"] else {})
 
 
-def _targets(request: Request) -> Told:
+def _targets(request: Request) -> ToolKeys:
     if not request.config["lora_rank"]:
-        return Told()
+        return ToolKeys()
     targets = request.text("lora_targets")
     attention = dict.fromkeys(("lora_query", "lora_key", "lora_value", "lora_projection"), True)
-    return Told({**attention, "lora_mlp": targets != "attention", "lora_head": targets == "all-linear+head"})
+    return ToolKeys({**attention, "lora_mlp": targets != "attention", "lora_head": targets == "all-linear+head"})
 
 
-def _quantization(request: Request) -> Told:
-    return Told({"quantize": _QUANTIZED.get(request.text("quantization"))} if request.config["lora_rank"] else {})
+def _quantization(request: Request) -> ToolKeys:
+    return ToolKeys({"quantize": _QUANTIZED.get(request.text("quantization"))} if request.config["lora_rank"] else {})
 
 
-def _optimizer(request: Request) -> Told:
+def _optimizer(request: Request) -> ToolKeys:
     value = request.text("optimizer")
     path, options = _OPTIMIZERS.get(value, _OPTIMIZERS["adamw"])
     learning = Hyperparameters()
@@ -87,14 +87,14 @@ def _optimizer(request: Request) -> Told:
         **{f"optimizer.init_args.{name}": option for name, option in options.items()},
     }
     why = "your own is not known here; torch's AdamW is named in its place"
-    return Told(keys, () if value in _OPTIMIZERS else (request.departs("optimizer", why, may_not_fit=True),))
+    return ToolKeys(keys, () if value in _OPTIMIZERS else (request.departs("optimizer", why, may_not_fit=True),))
 
 
-def _loss(request: Request) -> Told:
+def _loss(request: Request) -> ToolKeys:
     if request.text("loss") == "standard":
-        return Told()
+        return ToolKeys()
     why = "litgpt holds the logits of all tokens, and widens them in chunks"
-    return Told({}, (request.departs("loss", why, may_not_fit=True),))
+    return ToolKeys({}, (request.departs("loss", why, may_not_fit=True),))
 
 
 def _fixed(request: Request) -> dict[str, Any]:

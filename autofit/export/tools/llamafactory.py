@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.export.by_trainer import arguments, batches_fit, lora_dropout, whole_alpha
 from autofit.export.formats import yaml_file
-from autofit.export.tool import Document, Request, Told, Tool
+from autofit.export.tool import Document, Request, Tool, ToolKeys
+from autofit.export.trainer_tools import arguments, batches_fit, lora_dropout, whole_alpha
 
 _ATTENTION = {"sdpa": "sdpa", "eager": "disabled", "flash": "fa2"}
 _CHECKPOINTED = ("full", "alternate", "selective")
 
 
-def _precision(request: Request) -> Told:
+def _precision(request: Request) -> ToolKeys:
     value = request.text("precision")
     plain = value in ("fp32", "tf32")
     keys = {
@@ -34,46 +34,46 @@ def _precision(request: Request) -> Told:
     if keys["pure_bf16"] and request.config["lora_rank"]:
         why = "LLaMA-Factory leaves adapters in peft's float32, in more memory than measured"
         departures.append(request.departs("precision", why, may_not_fit=True))
-    return Told(keys, tuple(departures))
+    return ToolKeys(keys, tuple(departures))
 
 
-def _checkpointing(request: Request) -> Told:
+def _checkpointing(request: Request) -> ToolKeys:
     value = request.text("activation_checkpointing")
     keys = {"disable_gradient_checkpointing": value not in _CHECKPOINTED, "use_reentrant_gc": False}
     if value.startswith("budget-"):
-        return Told(keys, arguments("activation_checkpointing")(request).departures)
+        return ToolKeys(keys, arguments("activation_checkpointing")(request).departures)
     if value in ("alternate", "selective"):
         why = "LLaMA-Factory checkpoints every block whole, with less memory and more time than measured"
-        return Told(keys, (request.departs("activation_checkpointing", why),))
-    return Told(keys)
+        return ToolKeys(keys, (request.departs("activation_checkpointing", why),))
+    return ToolKeys(keys)
 
 
-def _offload(request: Request) -> Told:
+def _offload(request: Request) -> ToolKeys:
     """Of what enters checkpointed blocks: Unsloth's way, on the computing stream."""
     if request.text("activation_offload") == "none":
-        return Told({"use_unsloth_gc": False})
+        return ToolKeys({"use_unsloth_gc": False})
     if request.text("activation_checkpointing") in _CHECKPOINTED:
         why = "LLaMA-Factory copies between the computations, not beside them, which is slower than measured"
-        return Told({"use_unsloth_gc": True}, (request.departs("activation_offload", why),))
+        return ToolKeys({"use_unsloth_gc": True}, (request.departs("activation_offload", why),))
     why = "LLaMA-Factory offloads the inputs of checkpointed blocks only, and needs more memory than measured"
-    return Told({"use_unsloth_gc": False}, (request.departs("activation_offload", why, may_not_fit=True),))
+    return ToolKeys({"use_unsloth_gc": False}, (request.departs("activation_offload", why, may_not_fit=True),))
 
 
-def _rank(request: Request) -> Told:
+def _rank(request: Request) -> ToolKeys:
     rank = request.config["lora_rank"]
-    return Told({"finetuning_type": "lora", "lora_rank": rank} if rank else {"finetuning_type": "full"})
+    return ToolKeys({"finetuning_type": "lora", "lora_rank": rank} if rank else {"finetuning_type": "full"})
 
 
-def _targets(request: Request) -> Told:
-    return Told({"lora_target": ",".join(request.found.targets) or "all"} if request.config["lora_rank"] else {})
+def _targets(request: Request) -> ToolKeys:
+    return ToolKeys({"lora_target": ",".join(request.found.targets) or "all"} if request.config["lora_rank"] else {})
 
 
-def _quantization(request: Request) -> Told:
+def _quantization(request: Request) -> ToolKeys:
     value = request.text("quantization")
     bits = {"int8": 8, "nf4": 4, "nf4-dq": 4}.get(value)
     if bits is None:
-        return Told({"quantization_bit": None})
-    return Told(
+        return ToolKeys({"quantization_bit": None})
+    return ToolKeys(
         {
             "quantization_bit": bits,
             "quantization_method": "bnb",
@@ -88,29 +88,29 @@ def _liger(request: Request) -> dict[str, Any]:
     return {"enable_liger_kernel": request.text("kernels") == "liger" or request.text("loss") == "fused"}
 
 
-def _loss(request: Request) -> Told:
+def _loss(request: Request) -> ToolKeys:
     value, kernels = request.text("loss"), request.text("kernels") == "liger"
     if value == "fused" and not kernels:
         why = "LLaMA-Factory switches Liger's other kernels on with it"
-        return Told(_liger(request), (request.departs("loss", why),))
+        return ToolKeys(_liger(request), (request.departs("loss", why),))
     if value != "fused" and kernels:
         why = (
             "LLaMA-Factory switches Liger's fused loss on with its kernels, which never holds the logits of all tokens"
         )
-        return Told(_liger(request), (request.departs("loss", why),))
+        return ToolKeys(_liger(request), (request.departs("loss", why),))
     if value == "chunked":
         why = "LLaMA-Factory holds the logits of all tokens; with enable_liger_kernel it never does"
-        return Told(_liger(request), (request.departs("loss", why, may_not_fit=True),))
-    return Told(_liger(request), anyway=kernels)
+        return ToolKeys(_liger(request), (request.departs("loss", why, may_not_fit=True),))
+    return ToolKeys(_liger(request), anyway=kernels)
 
 
-def _kernels(request: Request) -> Told:
+def _kernels(request: Request) -> ToolKeys:
     """On already where the loss is fused."""
-    return Told(_liger(request), anyway=request.text("loss") == "fused")
+    return ToolKeys(_liger(request), anyway=request.text("loss") == "fused")
 
 
-def _attention(request: Request) -> Told:
-    return Told({"flash_attn": _ATTENTION.get(request.text("attention"), "auto")})
+def _attention(request: Request) -> ToolKeys:
+    return ToolKeys({"flash_attn": _ATTENTION.get(request.text("attention"), "auto")})
 
 
 def _fixed(request: Request) -> dict[str, Any]:

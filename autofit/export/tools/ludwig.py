@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.export.by_trainer import batches_fit, rounded_alpha, unknown
 from autofit.export.formats import yaml_file
-from autofit.export.tool import Document, Request, Told, Tool
+from autofit.export.tool import Document, Request, Tool, ToolKeys
+from autofit.export.trainer_tools import batches_fit, rounded_alpha, unknown
 
 _OPTIMIZERS = {
     "adamw": "adamw",
@@ -23,51 +23,51 @@ _OPTIMIZERS = {
 }
 
 
-def _precision(request: Request) -> Told:
+def _precision(request: Request) -> ToolKeys:
     value = request.text("precision")
     why = "Ludwig leaves weights in the format of the checkpoint, and mixes in the one that the device prefers"
     keys = {"trainer.use_mixed_precision": value in ("bf16-mixed", "fp16-mixed")}
-    return Told(keys, () if value == "fp32" else (request.departs("precision", why, may_not_fit=True),))
+    return ToolKeys(keys, () if value == "fp32" else (request.departs("precision", why, may_not_fit=True),))
 
 
-def _checkpointing(request: Request) -> Told:
+def _checkpointing(request: Request) -> ToolKeys:
     value = request.text("activation_checkpointing")
     keys = {"trainer.enable_gradient_checkpointing": value in ("full", "alternate", "selective")}
     if value in ("none", "full"):
-        return Told(keys)
+        return ToolKeys(keys)
     budget = value.startswith("budget-")
     whole = "Ludwig checkpoints every block whole, with less memory and more time than measured"
     none = "Ludwig has no budgets, and keeps more for the backward"
-    return Told(keys, (request.departs("activation_checkpointing", none if budget else whole, may_not_fit=budget),))
+    return ToolKeys(keys, (request.departs("activation_checkpointing", none if budget else whole, may_not_fit=budget),))
 
 
-def _of_adapters(request: Request, key: str, value: Any) -> Told:
-    return Told({f"adapter.{key}": value} if request.config["lora_rank"] else {})
+def _of_adapters(request: Request, key: str, value: Any) -> ToolKeys:
+    return ToolKeys({f"adapter.{key}": value} if request.config["lora_rank"] else {})
 
 
-def _rank(request: Request) -> Told:
+def _rank(request: Request) -> ToolKeys:
     rank = request.config["lora_rank"]
-    return Told({"adapter.type": "lora", "adapter.r": rank} if rank else {})
+    return ToolKeys({"adapter.type": "lora", "adapter.r": rank} if rank else {})
 
 
-def _alpha(request: Request) -> Told:
+def _alpha(request: Request) -> ToolKeys:
     whole, lost = rounded_alpha(request, "Ludwig")
     told = _of_adapters(request, "alpha", whole)
-    return Told(told.keys, lost if told.keys else ())
+    return ToolKeys(told.keys, lost if told.keys else ())
 
 
-def _targets(request: Request) -> Told:
+def _targets(request: Request) -> ToolKeys:
     told = _of_adapters(request, "target_modules", list(request.found.targets) or None)
     if not told.keys or request.found.targets:
         return told
     why = "the names of its layers are not known here, and Ludwig takes those that peft has for the kind of model"
-    return Told(told.keys, (request.departs("lora_targets", why),))
+    return ToolKeys(told.keys, (request.departs("lora_targets", why),))
 
 
-def _quantization(request: Request) -> Told:
+def _quantization(request: Request) -> ToolKeys:
     value = request.text("quantization")
     if value == "none":
-        return Told()
+        return ToolKeys()
     keys: dict[str, Any] = {"quantization.bits": 8 if value == "int8" else 4}
     if value != "int8":
         keys |= {
@@ -77,25 +77,25 @@ def _quantization(request: Request) -> Told:
                 request.text("precision"), "bfloat16"
             ),
         }
-    return Told(keys)
+    return ToolKeys(keys)
 
 
-def _optimizer(request: Request) -> Told:
+def _optimizer(request: Request) -> ToolKeys:
     value = request.text("optimizer")
     keys = {"trainer.optimizer.type": _OPTIMIZERS.get(value, "adamw")}
     if value not in _OPTIMIZERS:
         why = "Ludwig has none; its AdamW, of 8 bytes for each weight that is trained, takes its place"
-        return Told(keys, (request.departs("optimizer", why, may_not_fit=True),))
+        return ToolKeys(keys, (request.departs("optimizer", why, may_not_fit=True),))
     if value == "adamw-foreach":
         why = "Ludwig has one AdamW, and lets PyTorch choose how it goes through the weights"
-        return Told(keys, (request.departs("optimizer", why),))
-    return Told(keys)
+        return ToolKeys(keys, (request.departs("optimizer", why),))
+    return ToolKeys(keys)
 
 
-def _compile(request: Request) -> Told:
+def _compile(request: Request) -> ToolKeys:
     value = request.text("compile")
     why = "Ludwig compiles the model as one, in its default mode"
-    return Told({"trainer.compile": value != "none"}, () if value == "none" else (request.departs("compile", why),))
+    return ToolKeys({"trainer.compile": value != "none"}, () if value == "none" else (request.departs("compile", why),))
 
 
 def _fixed(request: Request) -> dict[str, Any]:
@@ -127,8 +127,8 @@ TOOL = Tool(
     files=_files,
     knobs={
         "precision": _precision,
-        "micro_batch_size": lambda request: Told({"trainer.batch_size": request.config["micro_batch_size"]}),
-        "gradient_accumulation_steps": lambda request: Told(
+        "micro_batch_size": lambda request: ToolKeys({"trainer.batch_size": request.config["micro_batch_size"]}),
+        "gradient_accumulation_steps": lambda request: ToolKeys(
             {"trainer.gradient_accumulation_steps": request.config["gradient_accumulation_steps"]}
         ),
         "activation_checkpointing": _checkpointing,

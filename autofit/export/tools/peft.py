@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 
-from autofit.export.by_trainer import lora_alpha, unknown
-from autofit.export.found import Found
-from autofit.export.tool import HUGGING_FACE, Document, Request, Told, Tool
+from autofit.export.source import ExportSource
+from autofit.export.tool import HUGGING_FACE, Document, Request, Tool, ToolKeys
+from autofit.export.trainer_tools import lora_alpha, unknown
 
 _ADAPTERS = "an adapter's config says nothing of it; the code that trains has to"
 _TASKS = {"causal-lm": "CAUSAL_LM", "sequence-classification": "SEQ_CLS"}
@@ -20,20 +20,20 @@ _ELSEWHERE = (
 )
 
 
-def _has_adapters(found: Found) -> str | None:
+def _has_adapters(found: ExportSource) -> str | None:
     return None if found.config.get("lora_rank") else "peft is about adapters, and this config trains all weights."
 
 
-def _alpha(request: Request) -> Told:
-    return Told({"lora_alpha": lora_alpha(request)})
+def _alpha(request: Request) -> ToolKeys:
+    return ToolKeys({"lora_alpha": lora_alpha(request)})
 
 
-def _dropout(request: Request) -> Told:
-    return Told({"lora_dropout": request.config["lora_dropout"] or 0.0})
+def _dropout(request: Request) -> ToolKeys:
+    return ToolKeys({"lora_dropout": request.config["lora_dropout"] or 0.0})
 
 
-def _targets(request: Request) -> Told:
-    return Told({"target_modules": list(request.found.targets) or "all-linear"})
+def _targets(request: Request) -> ToolKeys:
+    return ToolKeys({"target_modules": list(request.found.targets) or "all-linear"})
 
 
 def _fixed(request: Request) -> dict[str, object]:
@@ -66,7 +66,7 @@ TOOL = Tool(
     files=_files,
     knobs={
         **{knob: unknown(knob, _ADAPTERS, may_not_fit=False) for knob in _ELSEWHERE},
-        "lora_rank": lambda request: Told({"r": request.config["lora_rank"]}),
+        "lora_rank": lambda request: ToolKeys({"r": request.config["lora_rank"]}),
         "lora_alpha": _alpha,
         "lora_dropout": _dropout,
         "lora_targets": _targets,

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.export.by_trainer import batches_fit, lora_alpha, unknown
 from autofit.export.formats import comment
-from autofit.export.found import Found
+from autofit.export.source import ExportSource
 from autofit.export.template import call, fill, literal, template
-from autofit.export.tool import Document, Request, Told, Tool
+from autofit.export.tool import Document, Request, Tool, ToolKeys
+from autofit.export.trainer_tools import batches_fit, lora_alpha, unknown
 
 _FLAVOURS = {
     "meta-llama/Meta-Llama-3-8B": ("llama3", "8B"),
@@ -33,13 +33,13 @@ _CHECKPOINTING = {"full": "FullAC", "selective": "SelectiveAC", "alternate": "Fu
 _CROSS_ENTROPY = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
 
 
-def _known(found: Found) -> str | None:
+def _known(found: ExportSource) -> str | None:
     if found.weights not in _FLAVOURS:
         return f"no flavour of torchtitan's is known here for {found.weights}."
     return batches_fit(found)
 
 
-def _precision(request: Request) -> Told:
+def _precision(request: Request) -> ToolKeys:
     value = request.text("precision")
     narrow = value in ("bf16", "fp8")
     keys = {
@@ -53,65 +53,65 @@ def _precision(request: Request) -> Told:
     }.get(value)
     if value.endswith("-mixed") and request.config["lora_rank"]:
         frozen = "torchtitan holds frozen weights in float32, in more memory than measured"
-        return Told(keys, (request.departs("precision", frozen, may_not_fit=True),))
-    return Told(keys, (request.departs("precision", instead),) if instead else ())
+        return ToolKeys(keys, (request.departs("precision", frozen, may_not_fit=True),))
+    return ToolKeys(keys, (request.departs("precision", instead),) if instead else ())
 
 
-def _micro_batch(request: Request) -> Told:
-    return Told({"training.local_batch_size": request.config["micro_batch_size"]})
+def _micro_batch(request: Request) -> ToolKeys:
+    return ToolKeys({"training.local_batch_size": request.config["micro_batch_size"]})
 
 
-def _accumulation(request: Request) -> Told:
+def _accumulation(request: Request) -> ToolKeys:
     """Worked out by torchtitan from the whole batch."""
     micro, steps = request.config["micro_batch_size"], request.config["gradient_accumulation_steps"]
-    return Told({"training.global_batch_size": int(micro or 1) * int(steps or 1)})
+    return ToolKeys({"training.global_batch_size": int(micro or 1) * int(steps or 1)})
 
 
-def _checkpointing(request: Request) -> Told:
+def _checkpointing(request: Request) -> ToolKeys:
     value = request.text("activation_checkpointing")
     knob = "activation_checkpointing"
     if value.startswith("budget-"):
-        return Told({knob: f"MemoryBudgetAC.Config(memory_budget={value.removeprefix('budget-')})"})
+        return ToolKeys({knob: f"MemoryBudgetAC.Config(memory_budget={value.removeprefix('budget-')})"})
     kind = _CHECKPOINTING.get(value)
     instead = {
         "alternate": "torchtitan checkpoints every block whole, with less memory and more time than measured",
         "selective": "torchtitan computes every second product again, with less memory and more time than measured",
     }.get(value)
     departures = (request.departs(knob, instead),) if instead else ()
-    return Told({knob: f"{kind}.Config()" if kind else None}, departures)
+    return ToolKeys({knob: f"{kind}.Config()" if kind else None}, departures)
 
 
-def _lora(request: Request, key: str, value: Any) -> Told:
-    return Told({f"lora.{key}": value} if request.config["lora_rank"] else {})
+def _lora(request: Request, key: str, value: Any) -> ToolKeys:
+    return ToolKeys({f"lora.{key}": value} if request.config["lora_rank"] else {})
 
 
-def _dropout(request: Request) -> Told:
+def _dropout(request: Request) -> ToolKeys:
     why = "torchtitan's adapters have none"
-    return Told({}, (request.departs("lora_dropout", why),) if request.config["lora_dropout"] else ())
+    return ToolKeys({}, (request.departs("lora_dropout", why),) if request.config["lora_dropout"] else ())
 
 
-def _optimizer(request: Request) -> Told:
+def _optimizer(request: Request) -> ToolKeys:
     value = request.text("optimizer")
     keys = {"implementation": "foreach" if value == "adamw-foreach" else "fused"}
     if value in ("adamw", "adamw-foreach"):
-        return Told(keys)
+        return ToolKeys(keys)
     why = "torchtitan is given AdamW here, whose state takes 8 bytes for each weight that is trained"
-    return Told(keys, (request.departs("optimizer", why, may_not_fit=True),))
+    return ToolKeys(keys, (request.departs("optimizer", why, may_not_fit=True),))
 
 
-def _compile(request: Request) -> Told:
+def _compile(request: Request) -> ToolKeys:
     """Block by block, as it was measured."""
     value = request.text("compile")
     why = "torchtitan compiles in its default mode, without timing several kernels"
     other = value not in ("none", "default")
-    return Told({"compile": value != "none"}, (request.departs("compile", why),) if other else ())
+    return ToolKeys({"compile": value != "none"}, (request.departs("compile", why),) if other else ())
 
 
-def _loss(request: Request) -> Told:
+def _loss(request: Request) -> ToolKeys:
     value = request.text("loss")
     loss = _CROSS_ENTROPY if value == "standard" else f"ChunkedLossWrapper.Config(loss_fn={_CROSS_ENTROPY})"
     why = "torchtitan goes through the logits in chunks without Liger's kernel, and never holds them all either"
-    return Told({"loss": loss}, (request.departs("loss", why),) if value == "fused" else ())
+    return ToolKeys({"loss": loss}, (request.departs("loss", why),) if value == "fused" else ())
 
 
 def _fixed(request: Request) -> dict[str, Any]:

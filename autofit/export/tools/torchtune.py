@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.export.by_trainer import batches_fit, lora_alpha, unknown
 from autofit.export.formats import yaml_file
-from autofit.export.found import Found
-from autofit.export.tool import Document, Request, Told, Tool
+from autofit.export.source import ExportSource
+from autofit.export.tool import Document, Request, Tool, ToolKeys
+from autofit.export.trainer_tools import batches_fit, lora_alpha, unknown
 
 _CHUNKED = "torchtune.modules.loss.CEWithChunkedOutputLoss"
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -61,13 +61,13 @@ _BUILDERS = {
 }
 
 
-def _known(found: Found) -> str | None:
+def _known(found: ExportSource) -> str | None:
     if found.weights not in _BUILDERS:
         return f"no builder of torchtune's is known here for {found.weights}."
     return batches_fit(found)
 
 
-def _precision(request: Request) -> Told:
+def _precision(request: Request) -> ToolKeys:
     value = request.text("precision")
     dtype = "fp32" if value in ("fp32", "tf32") else "bf16"
     instead = {
@@ -76,47 +76,47 @@ def _precision(request: Request) -> Told:
         "fp16-mixed": "torchtune trains in bfloat16 throughout, with less memory and precision than measured",
         "fp8": "torchtune multiplies in bfloat16 here, which is slower than measured",
     }.get(value)
-    return Told({"dtype": dtype}, (request.departs("precision", instead),) if instead else ())
+    return ToolKeys({"dtype": dtype}, (request.departs("precision", instead),) if instead else ())
 
 
-def _checkpointing(request: Request) -> Told:
+def _checkpointing(request: Request) -> ToolKeys:
     value = request.text("activation_checkpointing")
     keys = {"enable_activation_checkpointing": value in ("full", "alternate", "selective")}
     if value in ("none", "full"):
-        return Told(keys)
+        return ToolKeys(keys)
     whole = "torchtune checkpoints every block whole, with less memory and more time than measured"
     none = "torchtune has no budgets, and keeps more for the backward"
     budget = value.startswith("budget-")
-    return Told(keys, (request.departs("activation_checkpointing", none if budget else whole, may_not_fit=budget),))
+    return ToolKeys(keys, (request.departs("activation_checkpointing", none if budget else whole, may_not_fit=budget),))
 
 
-def _offload(request: Request) -> Told:
+def _offload(request: Request) -> ToolKeys:
     """Beside checkpointing only: torchtune refuses it without."""
     if request.text("activation_offload") == "none":
-        return Told({"enable_activation_offloading": False})
+        return ToolKeys({"enable_activation_offloading": False})
     if request.text("activation_checkpointing") in ("full", "alternate", "selective"):
-        return Told({"enable_activation_offloading": True})
+        return ToolKeys({"enable_activation_offloading": True})
     why = "torchtune offloads with activation checkpointing only, and keeps activations on the device"
-    return Told(
+    return ToolKeys(
         {"enable_activation_offloading": False}, (request.departs("activation_offload", why, may_not_fit=True),)
     )
 
 
-def _rank(request: Request) -> Told:
+def _rank(request: Request) -> ToolKeys:
     builder, rank = _BUILDERS[request.found.weights], request.config["lora_rank"]
     prefix = f"torchtune.models.{builder.module}."
     if not rank:
-        return Told({"model._component_": prefix + builder.name})
-    return Told({"model._component_": f"{prefix}lora_{builder.name}", "model.lora_rank": rank})
+        return ToolKeys({"model._component_": prefix + builder.name})
+    return ToolKeys({"model._component_": f"{prefix}lora_{builder.name}", "model.lora_rank": rank})
 
 
-def _adapters(request: Request, key: str, value: Any) -> Told:
-    return Told({f"model.{key}": value} if request.config["lora_rank"] else {})
+def _adapters(request: Request, key: str, value: Any) -> ToolKeys:
+    return ToolKeys({f"model.{key}": value} if request.config["lora_rank"] else {})
 
 
-def _targets(request: Request) -> Told:
+def _targets(request: Request) -> ToolKeys:
     if not request.config["lora_rank"]:
-        return Told()
+        return ToolKeys()
     targets = request.text("lora_targets")
     head, tied = targets == "all-linear+head", _BUILDERS[request.found.weights].tied
     keys = {
@@ -125,24 +125,24 @@ def _targets(request: Request) -> Told:
         **({} if tied else {"model.apply_lora_to_output": head}),
     }
     why = "torchtune puts no adapter on a head that is tied to the embedding"
-    return Told(keys, (request.departs("lora_targets", why),) if head and tied else ())
+    return ToolKeys(keys, (request.departs("lora_targets", why),) if head and tied else ())
 
 
-def _quantization(request: Request) -> Told:
+def _quantization(request: Request) -> ToolKeys:
     value = request.text("quantization")
     if not request.config["lora_rank"]:
-        return Told()
+        return ToolKeys()
     keys = {"model.quantize_base": value in ("nf4", "nf4-dq")}
     if value == "none":
-        return Told(keys)
+        return ToolKeys(keys)
     if value == "int8":
         why = "torchtune has no 8-bit weights, and holds them in the format of training"
-        return Told(keys, (request.departs("quantization", why, may_not_fit=True),))
+        return ToolKeys(keys, (request.departs("quantization", why, may_not_fit=True),))
     why = "torchtune quantises by torchao, scales of blocks as well, and takes more time than measured"
-    return Told(keys, (request.departs("quantization", why),))
+    return ToolKeys(keys, (request.departs("quantization", why),))
 
 
-def _optimizer(request: Request) -> Told:
+def _optimizer(request: Request) -> ToolKeys:
     value = request.text("optimizer")
     component, options = _OPTIMIZERS.get(value, _OPTIMIZERS["adamw"])
     learning = Hyperparameters()
@@ -153,31 +153,31 @@ def _optimizer(request: Request) -> Told:
         **{f"optimizer.{name}": option for name, option in options.items()},
     }
     why = "your own is not known here; torch's AdamW is named in its place"
-    return Told(keys, () if value in _OPTIMIZERS else (request.departs("optimizer", why, may_not_fit=True),))
+    return ToolKeys(keys, () if value in _OPTIMIZERS else (request.departs("optimizer", why, may_not_fit=True),))
 
 
-def _in_backward(request: Request) -> Told:
+def _in_backward(request: Request) -> ToolKeys:
     """Of the recipe for full training alone."""
     on = bool(request.config["optimizer_in_backward"])
     if not request.config["lora_rank"]:
-        return Told({"optimizer_in_bwd": on})
+        return ToolKeys({"optimizer_in_bwd": on})
     why = "torchtune's recipe for adapters holds all gradients until the update"
-    return Told({}, (request.departs("optimizer_in_backward", why, may_not_fit=True),) if on else ())
+    return ToolKeys({}, (request.departs("optimizer_in_backward", why, may_not_fit=True),) if on else ())
 
 
-def _compile(request: Request) -> Told:
+def _compile(request: Request) -> ToolKeys:
     """Block by block, as it was measured."""
     value = request.text("compile")
     why = "torchtune compiles in its default mode, without timing several kernels"
     other = value not in ("none", "default")
-    return Told({"compile": value != "none"}, (request.departs("compile", why),) if other else ())
+    return ToolKeys({"compile": value != "none"}, (request.departs("compile", why),) if other else ())
 
 
-def _loss(request: Request) -> Told:
+def _loss(request: Request) -> ToolKeys:
     if request.text("loss") == "standard":
-        return Told({"loss._component_": "torch.nn.CrossEntropyLoss"})
+        return ToolKeys({"loss._component_": "torch.nn.CrossEntropyLoss"})
     why = "torchtune holds the logits of all tokens, and widens them in chunks"
-    return Told({"loss._component_": _CHUNKED}, (request.departs("loss", why, may_not_fit=True),))
+    return ToolKeys({"loss._component_": _CHUNKED}, (request.departs("loss", why, may_not_fit=True),))
 
 
 def _fixed(request: Request) -> dict[str, Any]:
@@ -243,8 +243,8 @@ TOOL = Tool(
     files=_files,
     knobs={
         "precision": _precision,
-        "micro_batch_size": lambda request: Told({"batch_size": request.config["micro_batch_size"]}),
-        "gradient_accumulation_steps": lambda request: Told(
+        "micro_batch_size": lambda request: ToolKeys({"batch_size": request.config["micro_batch_size"]}),
+        "gradient_accumulation_steps": lambda request: ToolKeys(
             {"gradient_accumulation_steps": request.config["gradient_accumulation_steps"]}
         ),
         "activation_checkpointing": _checkpointing,

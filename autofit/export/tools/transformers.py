@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.export.by_trainer import RENAMED, arguments, batches_fit, keywords, lora_alpha
 from autofit.export.formats import comment, yaml_file
 from autofit.export.tasks import TASKS
 from autofit.export.template import call, fill, import_from, literal, template
-from autofit.export.tool import HUGGING_FACE, Document, Request, Told, Tool
+from autofit.export.tool import HUGGING_FACE, Document, Request, Tool, ToolKeys
+from autofit.export.trainer_tools import RENAMED, arguments, batches_fit, keywords, lora_alpha
 
 _YAML, _SCRIPT = "training_arguments.yaml", "train_transformers.py"
 _REGIONAL = "environment.ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
@@ -24,11 +24,11 @@ def _under(group: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{group}.{name}": value for name, value in values.items()}
 
 
-def _arguments(request: Request, knob: str) -> Told:
+def _arguments(request: Request, knob: str) -> ToolKeys:
     """TrainingArguments, by the names that this version has for them."""
     told = arguments(knob)(request)
     before = (lambda name: name) if request.since(RENAMED) else _before
-    return Told({f"arguments.{before(name)}": value for name, value in told.keys.items()}, told.departures)
+    return ToolKeys({f"arguments.{before(name)}": value for name, value in told.keys.items()}, told.departures)
 
 
 def _before(name: str) -> str:
@@ -39,17 +39,17 @@ def _share(knob: str) -> Any:
     return lambda request: _arguments(request, knob)
 
 
-def _precision(request: Request) -> Told:
+def _precision(request: Request) -> ToolKeys:
     told, said = _arguments(request, "precision"), keywords(request, "precision")
-    return Told({**told.keys, **_under("model", said.model), "trained.dtype": said.trained_dtype}, told.departures)
+    return ToolKeys({**told.keys, **_under("model", said.model), "trained.dtype": said.trained_dtype}, told.departures)
 
 
-def _checkpointing(request: Request) -> Told:
+def _checkpointing(request: Request) -> ToolKeys:
     """A budget is a setting of PyTorch, made by the script; before 5.23 there is no option to offload."""
     value = request.text("activation_checkpointing")
     told = _arguments(request, "activation_checkpointing")
     if value.startswith("budget-"):
-        return Told({**told.keys, "settings.activation_memory_budget": float(value.removeprefix("budget-"))})
+        return ToolKeys({**told.keys, "settings.activation_memory_budget": float(value.removeprefix("budget-"))})
     if request.since(RENAMED):
         return told
     without = {
@@ -57,55 +57,55 @@ def _checkpointing(request: Request) -> Told:
         for name, value in told.keys.items()
         if isinstance(value, dict)
     }
-    return Told({**told.keys, **without}, told.departures)
+    return ToolKeys({**told.keys, **without}, told.departures)
 
 
-def _offload(request: Request) -> Told:
+def _offload(request: Request) -> ToolKeys:
     told = _arguments(request, "activation_offload")
     if request.since(RENAMED) or request.text("activation_offload") == "none":
         return told
     why = "Trainer offloads nothing before transformers 5.23, and needs more memory than measured"
-    return Told({}, (request.departs("activation_offload", why, may_not_fit=True),))
+    return ToolKeys({}, (request.departs("activation_offload", why, may_not_fit=True),))
 
 
-def _compile(request: Request) -> Told:
+def _compile(request: Request) -> ToolKeys:
     """Block by block, as it was measured, accelerate compiles when the environment says so."""
     told = _arguments(request, "compile")
-    return Told({**told.keys, **({_REGIONAL: "1"} if request.text("compile") != "none" else {})})
+    return ToolKeys({**told.keys, **({_REGIONAL: "1"} if request.text("compile") != "none" else {})})
 
 
-def _attention(request: Request) -> Told:
+def _attention(request: Request) -> ToolKeys:
     said = keywords(request, "attention")
-    return Told({"model.attn_implementation": said.model.get("attn_implementation", "sdpa")}, said.departures)
+    return ToolKeys({"model.attn_implementation": said.model.get("attn_implementation", "sdpa")}, said.departures)
 
 
-def _quantization(request: Request) -> Told:
-    return Told(_under("quantization", keywords(request, "quantization").quantization))
+def _quantization(request: Request) -> ToolKeys:
+    return ToolKeys(_under("quantization", keywords(request, "quantization").quantization))
 
 
-def _rank(request: Request) -> Told:
+def _rank(request: Request) -> ToolKeys:
     rank = request.config["lora_rank"]
-    return Told({"lora.r": rank} if rank else {})
+    return ToolKeys({"lora.r": rank} if rank else {})
 
 
-def _alpha(request: Request) -> Told:
-    return Told({"lora.lora_alpha": lora_alpha(request)} if request.config["lora_rank"] else {})
+def _alpha(request: Request) -> ToolKeys:
+    return ToolKeys({"lora.lora_alpha": lora_alpha(request)} if request.config["lora_rank"] else {})
 
 
-def _dropout(request: Request) -> Told:
-    return Told({"lora.lora_dropout": request.config["lora_dropout"] or 0.0} if request.config["lora_rank"] else {})
+def _dropout(request: Request) -> ToolKeys:
+    return ToolKeys({"lora.lora_dropout": request.config["lora_dropout"] or 0.0} if request.config["lora_rank"] else {})
 
 
-def _targets(request: Request) -> Told:
+def _targets(request: Request) -> ToolKeys:
     found = request.found
     if not request.config["lora_rank"]:
-        return Told()
+        return ToolKeys()
     keys: dict[str, Any] = {"lora.target_modules": list(found.targets) or "all-linear"}
     if found.heads:
         keys["lora.modules_to_save"] = list(found.heads)
     if found.task == "causal-lm":
         keys["lora.task_type"] = "CAUSAL_LM"
-    return Told(keys)
+    return ToolKeys(keys)
 
 
 def _fixed(request: Request) -> dict[str, Any]:

@@ -8,16 +8,16 @@ default), beside quantised ones in bfloat16.
 from __future__ import annotations
 
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.export.by_trainer import arguments, batches_fit, keywords, lora_dropout, whole_alpha
-from autofit.export.departure import Departure
+from autofit.export.deviation import Deviation
 from autofit.export.formats import yaml_file
-from autofit.export.tool import Document, Request, Told, Tool
+from autofit.export.tool import Document, Request, Tool, ToolKeys
+from autofit.export.trainer_tools import arguments, batches_fit, keywords, lora_dropout, whole_alpha
 
 _REGIONAL = "env.ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
 _OF_BLOCKS = ("full", "alternate", "selective")
 
 
-def _precision(request: Request) -> Told:
+def _precision(request: Request) -> ToolKeys:
     """The dtype of weights, which is float32 in TRL unless said otherwise, beside what Trainer is told."""
     told, said = arguments("precision")(request), keywords(request, "precision")
     held = "float32" if request.text("quantization") == "none" else "bfloat16"
@@ -26,34 +26,34 @@ def _precision(request: Request) -> Told:
         more = held == "float32"
         instead = f"TRL holds adapters in {held}, {'more' if more else 'less'} memory than measured"
         departures += (request.departs("precision", instead, may_not_fit=more),)
-    return Told({"dtype": said.model["dtype"], **told.keys}, departures)
+    return ToolKeys({"dtype": said.model["dtype"], **told.keys}, departures)
 
 
-def _checkpointing(request: Request) -> Told:
+def _checkpointing(request: Request) -> ToolKeys:
     told = arguments("activation_checkpointing")(request)
     if request.text("activation_checkpointing") != "selective":
         return told
     options = {**told.keys["activation_checkpointing_kwargs"], "selective": True}
     instead = "TRL keeps the outputs of attention, not those of other products, with less memory and more time"
-    return Told(
+    return ToolKeys(
         {**told.keys, "activation_checkpointing_kwargs": options},
         (request.departs("activation_checkpointing", f"{instead} than measured"),),
     )
 
 
-def _offload(request: Request) -> Told:
+def _offload(request: Request) -> ToolKeys:
     """Of checkpointed blocks, an option of checkpointing; of everything else TRL's own."""
     if request.text("activation_offload") == "none":
-        return Told({"activation_offloading": False})
+        return ToolKeys({"activation_offloading": False})
     if request.text("activation_checkpointing") in _OF_BLOCKS:
         told = arguments("activation_offload")(request)
-        return Told({"activation_offloading": False, **told.keys}, told.departures)
-    return Told({"activation_offloading": True})
+        return ToolKeys({"activation_offloading": False, **told.keys}, told.departures)
+    return ToolKeys({"activation_offloading": True})
 
 
-def _quantization(request: Request) -> Told:
+def _quantization(request: Request) -> ToolKeys:
     value = request.text("quantization")
-    return Told(
+    return ToolKeys(
         {
             "load_in_4bit": value in ("nf4", "nf4-dq"),
             "load_in_8bit": value == "int8",
@@ -63,46 +63,46 @@ def _quantization(request: Request) -> Told:
     )
 
 
-def _rank(request: Request) -> Told:
+def _rank(request: Request) -> ToolKeys:
     rank = request.config["lora_rank"]
-    return Told({"use_peft": True, "lora_r": rank} if rank else {"use_peft": False})
+    return ToolKeys({"use_peft": True, "lora_r": rank} if rank else {"use_peft": False})
 
 
-def _targets(request: Request) -> Told:
+def _targets(request: Request) -> ToolKeys:
     if not request.config["lora_rank"]:
-        return Told()
+        return ToolKeys()
     targets = [name for name in request.found.targets if name not in request.found.outputs]
-    departures: tuple[Departure, ...] = ()
+    departures: tuple[Deviation, ...] = ()
     if request.text("lora_targets") == "all-linear+head":
         departures = (request.departs("lora_targets", "TRL refuses an adapter on the output head; it has none"),)
-    return Told({"lora_target_modules": targets or ["all-linear"]}, departures)
+    return ToolKeys({"lora_target_modules": targets or ["all-linear"]}, departures)
 
 
-def _compile(request: Request) -> Told:
+def _compile(request: Request) -> ToolKeys:
     """accelerate compiles block by block, as was measured, when the environment says so, which TRL's YAML can set."""
     told = arguments("compile")(request)
-    return Told({**told.keys, **({_REGIONAL: "1"} if request.text("compile") != "none" else {})})
+    return ToolKeys({**told.keys, **({_REGIONAL: "1"} if request.text("compile") != "none" else {})})
 
 
-def _attention(request: Request) -> Told:
+def _attention(request: Request) -> ToolKeys:
     said = keywords(request, "attention")
-    return Told({"attn_implementation": said.model.get("attn_implementation", "sdpa")}, said.departures)
+    return ToolKeys({"attn_implementation": said.model.get("attn_implementation", "sdpa")}, said.departures)
 
 
-def _loss(request: Request) -> Told:
+def _loss(request: Request) -> ToolKeys:
     instead = {
         "standard": "TRL goes through the logits in chunks and never holds them all, in less memory than measured",
         "fused": "TRL goes through the logits in chunks without Liger's kernel, and never holds them all either",
     }.get(request.text("loss"))
-    return Told({"loss_type": "nll"}, (request.departs("loss", instead),) if instead else (), anyway=not instead)
+    return ToolKeys({"loss_type": "nll"}, (request.departs("loss", instead),) if instead else (), anyway=not instead)
 
 
-def _kernels(request: Request) -> Told:
+def _kernels(request: Request) -> ToolKeys:
     """Liger's kernels without its losses, which TRL refuses."""
     if request.text("kernels") != "liger":
-        return Told({"use_liger_kernel": False})
+        return ToolKeys({"use_liger_kernel": False})
     without = {"cross_entropy": False, "fused_linear_cross_entropy": False}
-    return Told({"use_liger_kernel": True, "liger_kernel_config": without})
+    return ToolKeys({"use_liger_kernel": True, "liger_kernel_config": without})
 
 
 def _fixed(request: Request) -> dict[str, object]:

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from autofit.core.hyperparameters import Hyperparameters
-from autofit.export.by_trainer import arguments, batches_fit, keywords, lora_alpha, unknown
 from autofit.export.formats import comment, yaml_file
 from autofit.export.template import call, fill, literal, template
-from autofit.export.tool import Document, Request, Told, Tool
+from autofit.export.tool import Document, Request, Tool, ToolKeys
+from autofit.export.trainer_tools import arguments, batches_fit, keywords, lora_alpha, unknown
 
 _SCRIPT, _YAML = "train_unsloth.py", "unsloth.yaml"
 _LESS = (
@@ -26,28 +26,28 @@ _LESS = (
 def _arguments(knob: str) -> Any:
     """What SFTConfig inherits from TrainingArguments."""
 
-    def share(request: Request) -> Told:
+    def share(request: Request) -> ToolKeys:
         told = arguments(knob)(request)
-        return Told({f"arguments.{name}": value for name, value in told.keys.items()}, told.departures)
+        return ToolKeys({f"arguments.{name}": value for name, value in told.keys.items()}, told.departures)
 
     return share
 
 
-def _precision(request: Request) -> Told:
+def _precision(request: Request) -> ToolKeys:
     """Full training keeps weights in float32 where it is told to mix."""
     value, full = request.text("precision"), not request.config["lora_rank"]
     told = _arguments("precision")(request)
     keys = {"model.dtype": keywords(request, "precision").model["dtype"], **told.keys}
     if full:
         keys["model.float32_mixed_precision"] = value == "bf16-mixed"
-        return Told(keys, told.departures)
+        return ToolKeys(keys, told.departures)
     if value in ("bf16", "fp8"):
         why = "Unsloth holds adapters in float32, in more memory than measured"
-        return Told(keys, (*told.departures, request.departs("precision", why, may_not_fit=True)))
-    return Told(keys, told.departures)
+        return ToolKeys(keys, (*told.departures, request.departs("precision", why, may_not_fit=True)))
+    return ToolKeys(keys, told.departures)
 
 
-def _checkpointing(request: Request) -> Told:
+def _checkpointing(request: Request) -> ToolKeys:
     """`unsloth` is to offload what enters the blocks."""
     value = request.text("activation_checkpointing")
     on = value in ("full", "alternate", "selective")
@@ -55,58 +55,58 @@ def _checkpointing(request: Request) -> Told:
     keys = {"model.use_gradient_checkpointing": "unsloth" if offloads else on}
     if value in ("alternate", "selective"):
         why = "Unsloth checkpoints every block whole, with less memory and more time than measured"
-        return Told(keys, (request.departs("activation_checkpointing", why),))
+        return ToolKeys(keys, (request.departs("activation_checkpointing", why),))
     if value.startswith("budget-"):
-        return Told(keys, keywords(request, "activation_checkpointing").departures)
-    return Told(keys)
+        return ToolKeys(keys, keywords(request, "activation_checkpointing").departures)
+    return ToolKeys(keys)
 
 
-def _offload(request: Request) -> Told:
-    """Told by the value of the other key."""
+def _offload(request: Request) -> ToolKeys:
+    """ToolKeys by the value of the other key."""
     if request.text("activation_offload") == "none":
-        return Told()
+        return ToolKeys()
     if request.text("activation_checkpointing") in ("full", "alternate", "selective"):
-        return Told({"model.use_gradient_checkpointing": "unsloth"})
+        return ToolKeys({"model.use_gradient_checkpointing": "unsloth"})
     why = "Unsloth offloads the inputs of checkpointed blocks only, and needs more memory than measured"
-    return Told({}, (request.departs("activation_offload", why, may_not_fit=True),))
+    return ToolKeys({}, (request.departs("activation_offload", why, may_not_fit=True),))
 
 
-def _rank(request: Request) -> Told:
+def _rank(request: Request) -> ToolKeys:
     rank = request.config["lora_rank"]
-    return Told({"model.full_finetuning": not rank, **({"lora.r": rank} if rank else {})})
+    return ToolKeys({"model.full_finetuning": not rank, **({"lora.r": rank} if rank else {})})
 
 
-def _of_adapters(request: Request, key: str, value: Any) -> Told:
-    return Told({f"lora.{key}": value} if request.config["lora_rank"] else {})
+def _of_adapters(request: Request, key: str, value: Any) -> ToolKeys:
+    return ToolKeys({f"lora.{key}": value} if request.config["lora_rank"] else {})
 
 
-def _targets(request: Request) -> Told:
+def _targets(request: Request) -> ToolKeys:
     targets = [name for name in request.found.targets if name not in request.found.outputs]
     told = _of_adapters(request, "target_modules", targets or "all-linear")
     if request.text("lora_targets") != "all-linear+head":
         return told
     why = "Unsloth trains the head whole or not at all; it has no adapter"
-    return Told(told.keys, (request.departs("lora_targets", why),))
+    return ToolKeys(told.keys, (request.departs("lora_targets", why),))
 
 
-def _quantization(request: Request) -> Told:
+def _quantization(request: Request) -> ToolKeys:
     """4 bits are NF4 with double quantisation in Unsloth."""
     value = request.text("quantization")
     keys = {"model.load_in_4bit": value in ("nf4", "nf4-dq"), "model.load_in_8bit": value == "int8"}
     why = "Unsloth quantises the scales of blocks as well, in less memory than measured"
-    return Told(keys, (request.departs("quantization", why),) if value == "nf4" else ())
+    return ToolKeys(keys, (request.departs("quantization", why),) if value == "nf4" else ())
 
 
-def _loss(request: Request) -> Told:
+def _loss(request: Request) -> ToolKeys:
     if request.text("loss") == "standard":
-        return Told()
+        return ToolKeys()
     why = "Unsloth computes the loss in its own way, whose memory was not measured"
-    return Told({}, (request.departs("loss", why, may_not_fit=True),))
+    return ToolKeys({}, (request.departs("loss", why, may_not_fit=True),))
 
 
-def _kernels(request: Request) -> Told:
+def _kernels(request: Request) -> ToolKeys:
     why = "Unsloth puts kernels of its own in the place of the model's, which were not measured"
-    return Told({}, (request.departs("kernels", why),))
+    return ToolKeys({}, (request.departs("kernels", why),))
 
 
 def _fixed(request: Request) -> dict[str, Any]:

@@ -18,14 +18,14 @@ from autofit.core.record import Record
 from autofit.core.result import Result
 from autofit.report.explain import summary
 from autofit.report.foretold import answer_line, foretold_lines, foretold_of
-from autofit.report.html.answer import memory_bar, speed_words
-from autofit.report.html.config_words import config_rows
+from autofit.report.formatting import describe, gib, number, percent, where
+from autofit.report.html.knob_names import config_rows
 from autofit.report.html.memory import KIND_WORDS
 from autofit.report.html.page import picture_style
-from autofit.report.html.picture import Picture, Scale, width_of
 from autofit.report.html.scatter import scatter
+from autofit.report.html.summary import memory_bar, speed_words
+from autofit.report.html.svg import Picture, Scale, width_of
 from autofit.report.nothing_fits import nothing_fits_lines
-from autofit.report.words import describe, gib, number, percent, where
 
 _WIDTH = 480
 _VERDICTS = {"yes": "fits", "maybe": "may fit", "no": "does not fit"}

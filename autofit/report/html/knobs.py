@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from autofit.core.frontier import Alternative
+from autofit.core.pareto import Alternative
 from autofit.core.record import Record
 from autofit.core.result import Result
-from autofit.report.html.picture import Picture, Scale, width_of
-from autofit.report.what_knobs_buy import speed_left
-from autofit.report.words import OUTCOMES, gib, percent, source, value
+from autofit.report.formatting import OUTCOMES, gib, percent, source, value
+from autofit.report.html.svg import Picture, Scale, width_of
+from autofit.report.knob_effects import speed_left
 
 _ROW, _TALL_ROW, _RADIUS = 25, 47, 4.0
 _MOST = 1.6  # times the speed of the best; what is predicted beyond is drawn there

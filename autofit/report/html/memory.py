@@ -10,9 +10,9 @@ from autofit.core.measurement import Measurement
 from autofit.core.record import Record
 from autofit.core.result import TIERS
 from autofit.core.timeline import KINDS, Timeline
-from autofit.report.html.picture import Picture, Scale, apart, steps, width_of
-from autofit.report.html.plotted import TITLES
-from autofit.report.words import describe, gib, percent
+from autofit.report.formatting import describe, gib, percent
+from autofit.report.html.plot_data import TITLES
+from autofit.report.html.svg import Picture, Scale, apart, steps, width_of
 
 KIND_WORDS = {  # in the order of KINDS
     "parameters": "weights",

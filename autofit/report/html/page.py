@@ -18,9 +18,8 @@ from autofit.core.record import Record
 from autofit.core.result import Result, tier
 from autofit.report.explain import summary
 from autofit.report.foretold import answer_line, foretold_lines
-from autofit.report.html.agreement import agreement_words, memory_agreement, step_agreement
-from autofit.report.html.answer import duration, exports, memory_bar, proof, speed_words
-from autofit.report.html.config_words import config_rows, off_knobs
+from autofit.report.formatting import gib, where
+from autofit.report.html.knob_names import config_rows, off_knobs
 from autofit.report.html.knobs import knob_picture
 from autofit.report.html.memory import (
     KIND_WORDS,
@@ -30,17 +29,18 @@ from autofit.report.html.memory import (
     moments_json,
     timeline_picture,
 )
-from autofit.report.html.picture import Picture
-from autofit.report.html.plotted import MARKS, TITLES
+from autofit.report.html.plot_data import MARKS, TITLES
+from autofit.report.html.prediction_error import agreement_words, memory_agreement, step_agreement
 from autofit.report.html.progress import progress
 from autofit.report.html.scatter import scatter
+from autofit.report.html.summary import duration, exports, memory_bar, proof, speed_words
+from autofit.report.html.svg import Picture
 from autofit.report.html.trials import columns, shared, trials
-from autofit.report.more_memory import other_budget_lines
+from autofit.report.knob_effects import knob_lines
 from autofit.report.next_steps import commands
 from autofit.report.nothing_fits import nothing_fits_lines
-from autofit.report.standing import explored_at
-from autofit.report.what_knobs_buy import knob_lines
-from autofit.report.words import gib, where
+from autofit.report.other_budgets import other_budget_lines
+from autofit.report.rows import explored_at
 
 WIDE, NARROW = 720, 360
 _HOME = "autofit.report.html"

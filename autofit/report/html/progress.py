@@ -7,10 +7,10 @@ from itertools import accumulate
 
 from autofit.core.record import Record
 from autofit.core.result import tier
-from autofit.report.html.picture import Picture, Scale, steps
-from autofit.report.html.plotted import levelled, unit
+from autofit.report.formatting import OUTCOMES, describe, number
+from autofit.report.html.plot_data import levelled, unit
 from autofit.report.html.scatter import shape
-from autofit.report.words import OUTCOMES, describe, number
+from autofit.report.html.svg import Picture, Scale, steps
 
 _WIDTH, _HEIGHT = 350, 240
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from xml.etree import ElementTree
 
-from autofit.core.frontier import Point, frontier
 from autofit.core.hardware import GIB
+from autofit.core.pareto import Point, frontier
 from autofit.core.record import Record
 from autofit.core.result import TIERS, Result, tier
-from autofit.report.html.picture import Picture, Scale, steps, width_of
-from autofit.report.html.plotted import TITLES, Plotted, measured_points, per_sample, plotted, told, unit
-from autofit.report.words import describe, gib, number
+from autofit.report.formatting import describe, gib, number
+from autofit.report.html.plot_data import TITLES, Plotted, measured_points, per_sample, plotted, told, unit
+from autofit.report.html.svg import Picture, Scale, steps, width_of
 
 _BEYOND = 1.7  # times the budget: as far as the picture goes, unless something else is just beyond
 _HIGHEST = 1.6  # times the fastest that was measured: predictions above it are not drawn

@@ -8,10 +8,10 @@ from pathlib import Path
 from autofit.core.measurement import Measurement
 from autofit.core.record import Predicted, Record
 from autofit.core.result import tier
-from autofit.report.html.config_words import off_knobs
-from autofit.report.html.plotted import TITLES, unit
-from autofit.report.standing import latest_by_config
-from autofit.report.words import OUTCOMES, describe, gib, knobs_that_differ, number, peak_bytes
+from autofit.report.formatting import OUTCOMES, describe, gib, knobs_that_differ, number, peak_bytes
+from autofit.report.html.knob_names import off_knobs
+from autofit.report.html.plot_data import TITLES, unit
+from autofit.report.rows import latest_by_config
 
 _LAST = 1e300  # what has no figure comes after what has one
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-from found import CASES, found
 
 from autofit.export.tool import write
 from autofit.export.tools import tool_named
+from tests.export.found import CASES, found
 
 DYNAMO = {"backend", "mode", "use_regional_compilation", "use_dynamic", "use_fullgraph"}
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import yaml
-from found import ATTENTION, CASES, LORA, found
 
 from autofit.export.tool import Export, write
 from autofit.export.tools import tool_named
+from tests.export.found import ATTENTION, CASES, LORA, found
 
 
 def exported(**knobs: Any) -> Export:

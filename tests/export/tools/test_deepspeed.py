@@ -3,10 +3,9 @@
 import json
 from typing import Any
 
-from found import LORA, found
-
 from autofit.export.tool import Export, write
 from autofit.export.tools import tool_named
+from tests.export.found import LORA, found
 
 
 def exported(**knobs: Any) -> Export:

@@ -3,10 +3,10 @@
 from typing import Any
 
 import yaml
-from found import CASES, found
 
 from autofit.export.tool import write
 from autofit.export.tools import tool_named
+from tests.export.found import CASES, found
 
 
 def test_the_trainers_section_holds_precision_and_accumulation() -> None:

@@ -3,10 +3,10 @@
 from typing import Any
 
 import yaml
-from found import CASES, LORA, found
 
 from autofit.export.tool import Export, write
 from autofit.export.tools import tool_named
+from tests.export.found import CASES, LORA, found
 
 
 def exported(**knobs: Any) -> Export:

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from environments import ENVIRONMENTS, environment_variables, made
-from found import CASES, found
 
 from autofit.export.tool import write
 from autofit.export.tools import tool_named
+from tests.export.found import CASES, found
+from tests.export.tools.environments import ENVIRONMENTS, environment_variables, made
 
 PARSERS = Path(__file__).with_name("own_parsers")
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from found import CASES, LINEAR, found
 from peft import LoraConfig, PeftConfig
 
 from autofit.core.errors import InputError
 from autofit.export.tool import write
 from autofit.export.tools import tool_named
+from tests.export.found import CASES, LINEAR, found
 
 
 def load(path: Path, text: str) -> Any:

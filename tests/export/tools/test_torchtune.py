@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import yaml
-from found import CASES, LORA, found
 
 from autofit.core.errors import InputError
 from autofit.export.tool import Export, write
 from autofit.export.tools import tool_named
+from tests.export.found import CASES, LORA, found
 
 
 def exported(others: dict[str, Any] | None = None, **knobs: Any) -> Export:

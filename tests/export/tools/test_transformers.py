@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import yaml
 from datasets import Dataset
-from found import CASES, found
 from transformers import HfArgumentParser, TrainingArguments
 
 from autofit.core.errors import InputError
 from autofit.export.tool import Export, write
 from autofit.export.tools import tool_named
+from tests import tiny
+from tests.export.found import CASES, found
 
 TOOL = tool_named("transformers")
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from found import ATTENTION, CASES, LINEAR, found
 
 from autofit.export.tool import write
 from autofit.export.tools import tool_named
+from tests.export.found import ATTENTION, CASES, LINEAR, found
 
 TOOL = tool_named("trl")
 

@@ -14,7 +14,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.hardware import GIB
 from autofit.core.record import Record
 from autofit.report.html import trained_html
-from autofit.training.run import StepReport
+from autofit.training.loop import StepReport
 
 Make = Callable[..., Record]
 

@@ -1,0 +1,104 @@
+"""Seconds from costs: each operator takes as long as its arithmetic or its memory traffic, whichever is more.
+
+The roofline of Williams et al. 2009 (doi 10.1145/1498765.1498785), operator by operator. On CUDA the host launches
+operators ahead of the device, so that launching counts only where it takes longer than the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autofit.estimate.operator_costs import Cost
+from autofit.estimate.rates import Rates, rate_of
+from autofit.estimate.scaling import Floats, Grid, Symbols
+
+_ARITHMETIC = ("matmul", "convolution", "attention")
+# What of the traffic of elementwise operators is left when the compiler joins them: each chain reads what enters it and
+# writes what leaves it. An assumption, from a norm or an activation between two products: 2 passes instead of 4 to 6.
+_FUSED_TRAFFIC = 0.4
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How a device runs the operators of a config: its rates, and what the config makes of them."""
+
+    rates: Rates
+    asynchronous: bool  # the host launches operators ahead (CUDA)
+    tf32: bool = False
+    compiled: bool = False
+
+    def measured(self, call: str, operator: str) -> tuple[float, float]:
+        """(seconds whatever the size, factor of the roofline's seconds), where any were measured."""
+        known = self.rates.operators or {}
+        fixed, factor = known.get(call) or known.get(operator) or (0.0, 1.0)
+        return fixed, factor
+
+    def flops_per_second(self, kind: str, dtype: str) -> float:
+        """The arithmetic rate of one kind of operator in one format."""
+        if kind not in _ARITHMETIC:
+            dtype = "float32"
+        elif dtype == "float32" and self.tf32:
+            dtype = "tf32"
+        return rate_of(self.rates.matmul, dtype)
+
+
+def passes_of(config: Mapping[str, Any], phase: str) -> int:
+    """How often each operator of a forward is passed through a dispatch mode of Python, in it or for it later.
+
+    Selective checkpointing keeps or drops each result by one mode, and finds what was kept by another.
+    """
+    return 2 if phase == "forward" and config["activation_checkpointing"] == "selective" else 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """The operators of one kind and dtype in a row each: [operators, pairs of a grid].
+
+    `dispatched` counts all that were called, views too.
+    """
+
+    kinds: tuple[tuple[str, str], ...]
+    calls: tuple[tuple[str, str], ...]  # (the call, its operator)
+    flops: Floats
+    nbytes: Floats
+    dispatched: int
+
+    @classmethod
+    def of(cls, costs: Sequence[Cost], grid: Grid, symbols: Symbols, dispatched: int = 0) -> Work:
+        """The work of these operators at each pair of a grid."""
+        flops = grid.amounts((cost.flops for cost in costs), symbols)
+        places = np.repeat(np.arange(len(costs)), [len(cost.sizes) for cost in costs])
+        nbytes = np.zeros_like(flops)
+        np.add.at(nbytes, places, grid.amounts((size for cost in costs for size in cost.sizes), symbols))
+        kinds = tuple((cost.kind, cost.dtype) for cost in costs)
+        return cls(kinds, tuple((cost.call, cost.operator) for cost in costs), flops, nbytes, dispatched)
+
+    def seconds(self, speed: Speed, *, passes: int = 0) -> dict[str, Floats]:
+        """How long they take together, by what they wait for: compute, memory, transfer or launch.
+
+        Args:
+            passes: how often each, of all that were dispatched, is passed through a dispatch mode of Python.
+        """
+        rates = speed.rates
+        totals = {name: np.zeros(self.flops.shape[1]) for name in ("compute", "memory", "transfer", "launch")}
+        if not self.kinds:
+            return totals
+        elementwise = np.array([kind == "memory" for kind, _ in self.kinds])[:, None]
+        # What the host computes in place of the device reads and writes its memory, which is about as fast as the link.
+        moving = np.array([kind in ("transfer", "host") for kind, _ in self.kinds])[:, None]
+        fused = np.where(elementwise & speed.compiled, _FUSED_TRAFFIC, 1.0)
+        arithmetic = self.flops / np.array([speed.flops_per_second(*kind) for kind in self.kinds])[:, None]
+        traffic = self.nbytes / np.where(moving, rates.link, rates.bandwidth) * fused
+        fixed, factor = np.array([speed.measured(*call) for call in self.calls]).T[:, :, None]
+        work = np.maximum(arithmetic, traffic) * factor + fixed
+        launch = rates.launch_seconds * fused + passes * rates.pass_seconds * self.dispatched / len(self.kinds)
+        waiting = np.maximum(launch - work, 0.0) if speed.asynchronous else launch + 0.0 * work
+        totals["compute"] = np.where(arithmetic >= traffic, work, 0.0).sum(0)
+        totals["memory"] = np.where((arithmetic < traffic) & ~moving, work, 0.0).sum(0)
+        totals["transfer"] = np.where((arithmetic < traffic) & moving, work, 0.0).sum(0)
+        totals["launch"] = waiting.sum(0)
+        return totals

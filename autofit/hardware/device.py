@@ -1,0 +1,145 @@
+"""What this machine offers. Asks the CUDA driver, so it runs in a child process: the parent never opens the device."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from autofit.core.errors import NoDeviceError, ProbeError
+from autofit.core.hardware import GIB, MIB, Hardware
+from autofit.hardware.host import host_memory
+from autofit.hardware.out_of_memory import is_device_out_of_memory
+from autofit.hardware.segments import open_card
+
+END_OTHERS = "End what else runs there (nvidia-smi names it) and go on with --resume, or search anew with less memory."
+_IDLE = 64 * MIB  # of a card that nobody uses: what its driver holds for itself
+
+
+def detect(device: str | None = None) -> Hardware:
+    """The facts of `device` ("cuda" or "cpu"; None: CUDA card 0 where there is one, else the CPU).
+
+    Raises:
+        NoDeviceError: CUDA was asked for and is not there; ProbeError: it cannot be used, or the card is one of AMD's,
+            which PyTorch calls CUDA as well.
+    """
+    if device != "cpu" and torch.version.hip is not None:
+        raise ProbeError(
+            "this PyTorch is built for AMD's cards (ROCm), which autofit does not support.",
+            "Search for the CPU with --device cpu --mem GIB, or predict for a card with autofit estimate --gpu NAME.",
+        )
+    if device != "cpu" and torch.cuda.is_available():
+        return _cuda()
+    if device == "cuda":
+        raise NoDeviceError(
+            "there is no CUDA device here, so nothing can run on a GPU.",
+            "Run on a machine with the card, or search for the CPU with --device cpu --mem GIB.",
+        )
+    return _cpu()
+
+
+def _cpu() -> Hardware:
+    memory = host_memory()
+    return Hardware(
+        device="cpu",
+        name=_cpu_name(),
+        memory_bytes=memory.total,
+        host_memory_bytes=memory.total,
+        host_free_bytes=memory.free,
+        cores=len(os.sched_getaffinity(0)),
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()
+
+
+def _cuda() -> Hardware:
+    before = used_bytes_without_context()
+    with opening():
+        allocator = open_card()
+        free, total = torch.cuda.mem_get_info(0)
+    properties = torch.cuda.get_device_properties(0)
+    used = total - free - torch.cuda.memory_reserved(0)
+    others = min(before, used)
+    return replace(
+        _cpu(),
+        device="cuda",
+        name=properties.name,
+        memory_bytes=total,
+        capability=(properties.major, properties.minor),
+        context_bytes=used - others,
+        used_bytes=others if others > _IDLE else 0,
+        allocator=allocator,
+    )
+
+
+@contextmanager
+def opening() -> Iterator[None]:
+    """What card 0 is first used in.
+
+    Raises:
+        ProbeError: it cannot be used, as when it is full.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_device_out_of_memory(error):
+            raise ProbeError(f"the card cannot be used: {str(error).strip().splitlines()[0]}.") from error
+        used = used_bytes_without_context()
+        held = f": {used / GIB:.1f} GiB are in use" if used else ""
+        raise ProbeError(f"the card is full before autofit has taken any of it{held}.", END_OTHERS) from error
+
+
+def visible_cards() -> tuple[str, ...]:
+    """What CUDA_VISIBLE_DEVICES calls each card that can be seen, card 0 first; nothing is opened.
+
+    Of instances of a card (MIG) CUDA shows a process but one, so all that are named there are told.
+    """
+    named = [each.strip() for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if named[0].startswith("MIG-"):
+        return tuple(filter(None, named))
+    count = torch.cuda.device_count()
+    return tuple(named[:count] if named[0] else map(str, range(count)))
+
+
+def used_bytes_without_context() -> int:
+    """What other processes hold on card 0, from nvidia-smi: it opens no context. 0 where that is not told.
+
+    By the card's UUID, because CUDA and nvidia-smi number cards differently. Nobody else holds memory of an instance of
+    a card (MIG), and nvidia-smi tells of whole cards.
+    """
+    used = _used_by_card()  # before CUDA is asked, however much of the card that takes
+    if not used:
+        return 0
+    try:
+        properties = torch.cuda.get_device_properties(0)
+    except RuntimeError:  # what uses the card next says what is wrong with it
+        return 0
+    return 0 if " MIG " in properties.name else used.get(f"GPU-{properties.uuid}", 0)
+
+
+def _used_by_card() -> dict[str, int]:
+    """What is held on each card of this machine, by its UUID; empty where nvidia-smi does not tell."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return {}
+    query = [command, "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):  # a driver that hangs is not this question's to report
+        return {}
+    rows = [line.partition(",") for line in answer.stdout.splitlines() if answer.returncode == 0]
+    return {card.strip(): int(used) * MIB for card, _, used in rows if used.strip().isdigit()}

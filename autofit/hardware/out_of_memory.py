@@ -1,0 +1,104 @@
+"""The one place that tells which exceptions mean that memory ran out."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from autofit.core.hardware import CUDA_MEMORY_ALLOCATION, GIB, MIB
+from autofit.core.measurement import Outcome
+from autofit.hardware.tracker import BudgetExceededError
+
+# PyTorch has no exception type for these: the CPU allocator raises a plain RuntimeError.
+_OUT_OF_HOST_MEMORY = re.compile(
+    r"DefaultCPUAllocator: can't allocate memory|Cannot allocate memory"
+    r"|CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"
+)
+# What takes memory of the device beside torch's allocator, which leaves it none on a full card: libraries for their
+# handles, and a kernel that is loaded when it is first used, by torch ("CUDA error", where its type is lost), by Triton
+# or by Inductor's launcher ("CUDA driver error", which is also said where the allocator lets its segments grow).
+_OUT_OF_DEVICE_MEMORY = re.compile(
+    r"CU[A-Z]+_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)"
+    r"|(Triton Error \[CUDA\]|CUDA error|CUDA driver error): out of memory"
+)
+# cuBLAS says this where there is no room for its handle, and also on a device that another error has ended. Its handle
+# takes some 10 to 100 MiB, so with more than that free something else is wrong.
+_NO_HANDLE = re.compile(r"CUBLAS_STATUS_NOT_INITIALIZED when calling `cublas(Lt)?Create\(")
+_ROOM_FOR_A_HANDLE = 256 * MIB
+# The runtime has one code for the device's memory and for pinned memory of the host. What it takes of the device by
+# itself is small: a kernel, or what kernels spill.
+_ROOM_FOR_A_KERNEL = GIB
+# Inductor raises the same type for a kernel that asks for more shared memory than a multiprocessor has.
+_SHARED_MEMORY = "out of resource"
+# What bitsandbytes prints before it ends the process with exit(1). In its pythonInterface it takes managed memory, and
+# that is the host's to give.
+_BITSANDBYTES = re.compile(r"^Error (?P<error>.+) at line \d+ in file (?P<file>\S+)$")
+
+
+def is_device_out_of_memory(error: BaseException) -> bool:
+    """Whether the device's budget was exceeded, or the device is full."""
+    error = _unwrapped(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        return _SHARED_MEMORY not in str(error)
+    if isinstance(error, torch.AcceleratorError):
+        return _is_allocation(error) and not _is_pinned_memory(error)
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    if _NO_HANDLE.search(text):
+        free = _free_bytes()
+        return free is not None and free < _ROOM_FOR_A_HANDLE
+    return isinstance(error, BudgetExceededError) or bool(_OUT_OF_DEVICE_MEMORY.search(text))
+
+
+def is_host_out_of_memory(error: BaseException) -> bool:
+    """Whether the host could not give memory."""
+    error = _unwrapped(error)
+    if isinstance(error, torch.AcceleratorError):
+        return _is_pinned_memory(error)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_HOST_MEMORY.search(str(error)))
+    )
+
+
+def _unwrapped(error: BaseException) -> BaseException:
+    """What the backend of torch.compile raised, where that is wrapped."""
+    while isinstance(inner := getattr(error, "inner_exception", None), Exception):
+        error = inner
+    return error
+
+
+def _is_allocation(error: BaseException) -> bool:
+    return bool(getattr(error, "error_code", None) == CUDA_MEMORY_ALLOCATION)
+
+
+def _is_pinned_memory(error: BaseException) -> bool:
+    """Whether an allocation failed that was none of the device's, which had room."""
+    free = _free_bytes() if _is_allocation(error) else None
+    return free is not None and free >= _ROOM_FOR_A_KERNEL
+
+
+def _free_bytes() -> int | None:
+    """What is free on the device; None where it has not been opened, or answers no more."""
+    if not torch.cuda.is_initialized():
+        return None
+    try:
+        return torch.cuda.mem_get_info()[0]
+    except RuntimeError:  # after an illegal address or an assert in a kernel
+        return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, of the device or of the host."""
+    return is_device_out_of_memory(error) or is_host_out_of_memory(error)
+
+
+def outcome_of_last_words(line: str) -> tuple[Outcome, str] | None:
+    """What the last line of a process that ended with exit(1) means where bitsandbytes wrote it, else None."""
+    told = _BITSANDBYTES.match(line)
+    if told is None:
+        return None
+    if told["error"] != "out of memory":
+        return Outcome.FAILED, f"bitsandbytes ended the process: {told['error']}"
+    if "pythonInterface" in told["file"]:
+        return Outcome.HOST_OUT_OF_MEMORY, "bitsandbytes could not get the host's memory for paged state"
+    return Outcome.OUT_OF_MEMORY, "bitsandbytes ended the process: out of memory"

@@ -1,0 +1,100 @@
+"""Whether PyTorch's CUDA allocator may let its segments grow, decided while a process runs.
+
+`core.environment` says so before torch is loaded. That is too late in a process of the user's, and some drivers cannot
+do it at all: those of some virtual GPUs, of WSL, and old ones do not manage virtual memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from autofit.core.environment import ALLOCATOR, EXPANDABLE, FIXED, allocator_variable
+
+_NATIVE = "native"  # PyTorch's own allocator, the only one that has segments
+
+_set_here: list[str] = []  # the last of this process's changes, because PyTorch 2.11 does not tell
+
+
+def settings() -> str:
+    """The allocator's settings as it last read them; empty where nobody has set any."""
+    read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    if read:
+        return str(read())
+    return _set_here[-1] if _set_here else os.environ.get(allocator_variable() or "", "")
+
+
+def change(text: str) -> None:
+    """Let other settings hold for what is allocated from now on; what has its memory keeps it. Opens no device."""
+    if text and text != settings():
+        _set(text)
+
+
+def _set(text: str) -> None:
+    torch._C._accelerator_setAllocatorSettings(text)
+    _set_here[:] = [text]
+
+
+def open_card() -> str:
+    """Allocate a first segment of card 0, a fixed one where they cannot grow; the settings that hold then.
+
+    Raises:
+        RuntimeError: nothing can be allocated.
+    """
+    try:
+        _allocate()
+    except RuntimeError as error:
+        # The driver's refusal is a plain RuntimeError. The other kinds are not the segments' fault.
+        if type(error) is not RuntimeError or EXPANDABLE not in settings():
+            raise
+        change(settings().replace(EXPANDABLE, FIXED))
+        _allocate()
+    return settings()
+
+
+def _allocate() -> None:
+    """A new segment also where others have room: each stream has its own. Another stream costs memory by itself, so it
+    is left out where there are no segments yet, as it is where probes open the card."""
+    in_use = torch.cuda.memory_reserved(0) > 0
+    with torch.cuda.stream(torch.cuda.Stream()) if in_use else nullcontext():
+        torch.ones(1, device="cuda").add_(1)
+    torch.cuda.synchronize()
+    if in_use:
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def as_in_probes(device: str | None, notify: Callable[[str], Any]) -> Iterator[None]:
+    """Let segments grow inside as they do in probes, unless the user has set the allocator; a CPU is left alone.
+
+    Memory that is free is given up before, because it lies in segments that cannot grow.
+    """
+    if device == "cpu" or not torch.cuda.is_available() or settings():
+        yield
+        return
+    reason = _hindered()
+    if reason:
+        notify(f"{reason}, so training may need some percent more memory than was measured.")
+        yield
+        return
+    change(EXPANDABLE)
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    try:
+        yield
+    finally:
+        for text in (FIXED, ""):  # the second only forgets that there was a first
+            _set(text)
+
+
+def _hindered() -> str | None:
+    """Why segments cannot be let grow here."""
+    variable = allocator_variable()
+    if variable:
+        return f"{variable} was set after torch was loaded, which reads it before"
+    backend = torch.cuda.get_allocator_backend()
+    return None if backend == _NATIVE else f"segments cannot grow ({ALLOCATOR}) in the allocator {backend}"

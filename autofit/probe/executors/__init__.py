@@ -1,0 +1,1 @@
+"""Where probes run: one executor a file."""

@@ -1,0 +1,130 @@
+"""What the measurements so far say about configs not measured yet.
+
+A quantity's logarithm is taken to be a sum of effects, one for each value of each knob, and a slope over
+log2(micro_batch_size): knobs mostly multiply time and memory (checkpointing costs about a third more time whatever the
+precision), so they add in logarithms. The effects are learnt by Bayesian linear regression (Bishop, "Pattern
+Recognition and Machine Learning", 3.49 - 3.59), which knows how sure it is: a value never measured keeps its prior.
+
+The model is rough (memory is really a sum, not a product), but it learns from a handful of probes, and only chooses
+what to measure next: it never excludes a config and no figure of it reaches the user.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from autofit.core.config import Config, Value
+from autofit.search.encoding import MICRO_BATCH
+
+Array = npt.NDArray[np.float64]
+
+_INTERCEPT_DEVIATION = 30.0  # wide: logarithms of bytes lie near 23, of samples per second anywhere from -5 to 10
+
+
+class Features:
+    """A Config as a row of numbers: an intercept, the slope over the micro-batch, then 0 or 1 for each value of a knob.
+
+    A value that was not announced is a row of zeros for its knob: nothing is known of it.
+    """
+
+    def __init__(self, values: Mapping[str, Sequence[Value]]) -> None:
+        self.names = tuple((knob, value) for knob, each in values.items() for value in each)
+        self._column = {name: place for place, name in enumerate(self.names, start=2)}
+        sizes = [_log2(value) for value in values.get(MICRO_BATCH, ())]
+        self._middle = sum(sizes) / len(sizes) if sizes else 0.0
+
+    @property
+    def width(self) -> int:
+        """The number of columns."""
+        return 2 + len(self.names)
+
+    def rows(self, configs: Sequence[Config]) -> Array:
+        """One row for each config."""
+        rows = np.zeros((len(configs), self.width))
+        rows[:, 0] = 1.0
+        for row, config in zip(rows, configs, strict=True):
+            if MICRO_BATCH in config:
+                row[1] = _log2(config[MICRO_BATCH]) - self._middle
+            for item in config.items():
+                if item in self._column:
+                    row[self._column[item]] = 1.0
+        return rows
+
+
+@dataclass(frozen=True)
+class LinearModel:
+    """What is known of all effects on one quantity, before or after measurements: as good as a mean and a covariance.
+
+    Attributes:
+        mean: [columns].
+        prior_variances: [columns], the variances before anything was measured.
+        known: [measurements, columns], K with covariance = diag(prior_variances) - K^T K: there are few measurements,
+            and very many rows to predict.
+    """
+
+    mean: Array
+    prior_variances: Array
+    known: Array
+
+    @classmethod
+    def prior(cls, mean: Array, *, intercept: float = _INTERCEPT_DEVIATION, slope: float, value: float) -> LinearModel:
+        """Independent effects around `mean`, with the standard deviations given for the three kinds."""
+        deviations = np.full(len(mean), value)
+        deviations[:2] = intercept, slope
+        return cls(mean, deviations**2, np.zeros((0, len(mean))))
+
+    def learn(self, rows: Array, values: Array, noise: Array | float) -> LinearModel:
+        """The effects after measuring `values` at `rows`, with the covariance of their noise or its standard deviation
+        in each."""
+        if not len(values):
+            return self
+        # The gain form needs one small system of the size of the measurements, and keeps a zero variance zero.
+        spread = rows * self.prior_variances - (rows @ self.known.T) @ self.known
+        errors = noise if np.ndim(noise) == 2 else np.diag(np.broadcast_to(np.square(noise), len(values)))
+        lower = np.linalg.cholesky(spread @ rows.T + errors)
+        gain = np.linalg.solve(lower, spread)
+        mean = self.mean + np.linalg.solve(lower, values - rows @ self.mean) @ gain
+        known = np.vstack([self.known, gain])
+        if len(known) > len(mean):  # as many rows as columns say the same
+            known = np.asarray(np.linalg.qr(known, mode="r"))
+        return LinearModel(mean, self.prior_variances, known)
+
+    def expect(self, rows: Array) -> Array:
+        """The mean of the quantity at each row."""
+        return rows @ self.mean
+
+    def predict(self, rows: Array) -> tuple[Array, Array]:
+        """Mean and standard deviation of the quantity at each row, without the noise of a measurement."""
+        slopes = rows[:, 1]  # all others are 0 or 1, so their squares are they themselves
+        # One product instead of three: what takes time is to go through all rows.
+        mean, before, *known = np.vstack([self.mean, self.prior_variances, self.known]) @ rows.T
+        variance = before + (np.square(slopes) - slopes) * self.prior_variances[1]
+        variance -= np.square(known).sum(axis=0) if known else 0.0
+        return mean, np.sqrt(np.maximum(variance, 0.0))
+
+
+def normal_density(z: Array) -> Array:
+    """The density of the standard normal distribution."""
+    return np.asarray(np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi))
+
+
+def normal_below(z: Array) -> Array:
+    """The probability of a standard normal variable to lie below z, to 1.5e-7.
+
+    Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26: numpy has no error function, and there may be
+    hundreds of thousands of z.
+    """
+    x = np.abs(z) / math.sqrt(2)
+    t = 1 / (1 + 0.3275911 * x)
+    powers = ((((1.061405429 * t - 1.453152027) * t) + 1.421413741) * t - 0.284496736) * t + 0.254829592
+    above = 0.5 * powers * t * np.exp(-x * x)
+    return np.asarray(np.where(z < 0, above, 1 - above))
+
+
+def _log2(value: Value) -> float:
+    return math.log2(value) if isinstance(value, int | float) and value > 0 else 0.0

@@ -1,0 +1,83 @@
+"""Which of the measurements to recommend: pure functions, and the only place that knows the rule for ties."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from autofit.core.config import Config
+from autofit.core.measurement import Measurement, Outcome
+from autofit.core.result import TIERS, tier
+
+Fidelity = Callable[[Config], tuple[int, ...]]
+
+
+def fastest(measurements: Iterable[Measurement]) -> Measurement | None:
+    """The measurement of the highest throughput among those that fit; the earliest of equals."""
+    fitting = [measurement for measurement in measurements if measurement.fits]
+    return max(fitting, key=lambda measurement: measurement.throughput, default=None)
+
+
+def recommend(measurements: Iterable[Measurement], *, tolerance: float, fidelity: Fidelity) -> Measurement | None:
+    """The one to recommend: of those within `tolerance` of the fastest measured, the one that learns most faithfully.
+
+    Among equally faithful ones the least peak of allocated memory decides, then throughput (DESIGN section 5, "Ties").
+    """
+    fitting = [measurement for measurement in measurements if measurement.fits]
+    figures = [Figures(each.config, each.throughput, _allocated(each)) for each in fitting]
+    return fitting[place] if (place := preferred(figures, tolerance=tolerance, fidelity=fidelity)) is not None else None
+
+
+class Figures(NamedTuple):
+    """A config that fits, and what decides between it and others, measured or predicted."""
+
+    config: Config
+    throughput: float
+    nbytes: float
+
+
+def preferred(figures: Sequence[Figures], *, tolerance: float, fidelity: Fidelity) -> int | None:
+    """The place of the one to recommend, by the rule of `recommend`; None where there is none."""
+    if not figures:
+        return None
+    enough = max(each.throughput for each in figures) * (1 - tolerance)
+    tied = [place for place, each in enumerate(figures) if each.throughput >= enough]
+
+    def merit(place: int) -> tuple[tuple[int, ...], float, float]:
+        each = figures[place]
+        return fidelity(each.config), -each.nbytes, each.throughput
+
+    return max(tied, key=merit)
+
+
+def finalists(
+    measurements: Iterable[Measurement], *, tolerance: float, fidelity: Fidelity, count: int = 2
+) -> tuple[Measurement, ...]:
+    """The pick, then what would be picked without it, and so on: at most `count`, the runner-up being the second."""
+    left = list(measurements)
+    chosen: list[Measurement] = []
+    while len(chosen) < count and (best := recommend(left, tolerance=tolerance, fidelity=fidelity)):
+        chosen.append(best)
+        left = [measurement for measurement in left if measurement.config != best.config]
+    return tuple(chosen)
+
+
+def best_of_tiers(
+    measurements: Iterable[Measurement], *, tolerance: float, fidelity: Fidelity
+) -> dict[str, Measurement | None]:
+    """The pick within each tier, None where nothing of it fits."""
+    by_tier: dict[str, list[Measurement]] = {name: [] for name in TIERS}
+    for measurement in measurements:
+        by_tier[tier(measurement.config)].append(measurement)
+    return {name: recommend(each, tolerance=tolerance, fidelity=fidelity) for name, each in by_tier.items()}
+
+
+def nearest_miss(measurements: Iterable[Measurement]) -> Measurement | None:
+    """The measurement that ran out of device memory with the least peak; None when none did."""
+    missed = [measurement for measurement in measurements if measurement.outcome is Outcome.OUT_OF_MEMORY]
+    return min(missed, key=_allocated, default=None)
+
+
+def _allocated(measurement: Measurement) -> float:
+    return measurement.peak_bytes.allocated if measurement.peak_bytes else math.inf

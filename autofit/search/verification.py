@@ -1,0 +1,201 @@
+"""The finals of a search: what may be the best is measured again, longer and in turn, before anyone sees it.
+
+A short measurement may flatter, and the most flattered ones rank first. So who is called is decided by what is expected
+of each config given all measurements, not by its own alone; who wins is decided by the finals alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from autofit.core.config import Config
+from autofit.core.measurement import Measurement, StepSeconds
+from autofit.core.result import tier
+from autofit.search.ranking import Fidelity, finalists
+
+ROUNDS = 2  # A, B, A, B: what disturbs the machine for a while disturbs all
+MOST_ROUNDS = 3  # while it is in doubt who leads; on the recorded tables that halved what two rounds missed
+FIELD, MOST = 3, 5  # called at once, and in all
+# What is expected to be slower than the first by more than the tolerance and this is not called. On the recorded tables
+# (benchmarks/replay.py) fields of 3, 4 and 6 that were 8 % wide found the same, and one of 2 missed a little.
+_DOUBT = 0.05
+_ELSEWHERE = 0.1  # and this where it was explored on fewer cores: taken, not measured, since the order may differ there
+# One-sided 95 % quantiles of Student's t by degrees of freedom, from 1.
+_T95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
+_LEAST_NOISE = 0.002  # of a median of many steps: two that agree by chance are no proof that there is none
+
+Rounds = dict[Config, list[Measurement]]  # of each finalist what was measured of it
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The explored measurements, the verified ones that take the place of theirs, and the configs that failed it."""
+
+    explored: tuple[Measurement, ...]
+    verified: tuple[Measurement, ...] = ()
+    failed: tuple[Config, ...] = ()
+    interrupted: bool = False
+
+    def candidates(self) -> tuple[Measurement, ...]:
+        """Among whom the best is chosen: the verified, unless the search was interrupted before there were any."""
+        return self.explored if self.interrupted and not self.verified else self.verified
+
+    def levelled(self) -> tuple[Measurement, ...]:
+        """The explored measurements at the pace of the verified: faster by what those measured again have gained."""
+        before = {each.config: each.throughput for each in self.explored if each.fits}
+        gains = [each.throughput / before[each.config] for each in self.verified if before.get(each.config)]
+        by = statistics.geometric_mean(gains) if gains else 1.0
+        return tuple(
+            each.taking(each.step_seconds.median / by) if each.step_seconds else each for each in self.explored
+        )
+
+    def latest(self) -> tuple[Measurement, ...]:
+        """Of every config that fits, its latest measurement."""
+        by_config = {each.config: each for each in (*self.explored, *self.verified) if each.fits}
+        return tuple(each for config, each in by_config.items() if config not in self.failed)
+
+
+def verify(
+    explored: Sequence[Measurement],
+    expected: Sequence[Measurement],
+    measure: Callable[[Measurement], Measurement],
+    *,
+    tolerance: float,
+    fidelity: Fidelity,
+    in_time: Callable[[], bool] = lambda: True,
+    elsewhere: bool = False,
+) -> Verification:
+    """Measure again whatever may be the best: at least the best and the runner-up, and whoever takes the place of one
+    that fails, or turns out slower than a config that was only explored.
+
+    Args:
+        expected: of every config that fits, one measurement, with the speed that is expected of it.
+        measure: of a finalist, longer and in a fresh process.
+        in_time: whether there is time for more than the least.
+        elsewhere: whether `measure` measures on more cores than was explored on: more may be the best there, and what
+            was only explored cannot be compared with what it measures.
+    """
+    kept = tuple(explored)
+    waiting = list(finalists(expected, tolerance=tolerance, fidelity=fidelity, count=len(expected)))
+    verified: list[Measurement] = []
+    failed: list[Config] = []
+    rounds: Rounds = {}
+    try:
+        while called := _called(waiting, verified, tolerance, elsewhere=elsewhere):
+            waiting = [each for each in waiting if each not in called]
+            rounds = {finalist.config: [] for finalist in called}
+            _in_turn(called, measure, ROUNDS, rounds)
+            if in_time():
+                _in_turn(_in_doubt(called, rounds, tolerance), measure, MOST_ROUNDS - ROUNDS, rounds)
+            verified += passed(rounds)
+            failed += [config for config, of_one in rounds.items() if not of_one[-1].fits]
+    except KeyboardInterrupt:
+        return Verification(kept, (*verified, *passed(rounds)), tuple(failed), interrupted=True)
+    return Verification(kept, tuple(verified), tuple(failed))
+
+
+def passed(rounds: Rounds) -> list[Measurement]:
+    """One measurement of each finalist that fitted in all of its rounds, if those are enough."""
+    return [joined(of_one) for of_one in rounds.values() if len(of_one) >= ROUNDS and of_one[-1].fits]
+
+
+def joined(rounds: Sequence[Measurement]) -> Measurement:
+    """One verified measurement of several rounds: the mean of their medians, the widest interval, the highest peak."""
+    last = rounds[-1]
+    times = [each.step_seconds for each in rounds if each.step_seconds]
+    median = sum(each.median for each in times) / len(times)
+    peaks = [each.peak_bytes for each in rounds if each.peak_bytes]
+    return dataclasses.replace(
+        last.taking(median),
+        step_seconds=StepSeconds(median, min(each.low for each in times), max(each.high for each in times)),
+        peak_bytes=max(peaks, key=lambda peak: peak.reserved or peak.allocated),
+        seconds=sum(each.seconds for each in rounds),
+        steps=sum(each.steps for each in rounds),
+        verified=True,
+    )
+
+
+def verify_tiers(
+    finals: Verification,
+    expected: Sequence[Measurement],
+    measure: Callable[[Measurement], Measurement],
+    *,
+    tolerance: float,
+    fidelity: Fidelity,
+) -> Verification:
+    """Measure again the best of each tier of which nothing was verified yet, so that all tiers can be compared."""
+    order = finalists(expected, tolerance=tolerance, fidelity=fidelity, count=len(expected))
+    waiting = [each for each in order if each.config not in finals.failed]
+    verified, failed = list(finals.verified), list(finals.failed)
+    try:
+        while called := _next_tier(waiting, verified):
+            waiting.remove(called)
+            rounds: Rounds = {called.config: []}
+            _in_turn([called], measure, ROUNDS, rounds)
+            verified += passed(rounds)
+            failed += [config for config, of_one in rounds.items() if not of_one[-1].fits]
+    except KeyboardInterrupt:
+        return Verification(finals.explored, tuple(verified), tuple(failed), interrupted=True)
+    return Verification(finals.explored, tuple(verified), tuple(failed))
+
+
+def _next_tier(waiting: Sequence[Measurement], verified: Sequence[Measurement]) -> Measurement | None:
+    known = {tier(each.config) for each in verified}
+    return next((each for each in waiting if tier(each.config) not in known), None)
+
+
+def _called(
+    waiting: Sequence[Measurement], verified: Sequence[Measurement], tolerance: float, *, elsewhere: bool
+) -> list[Measurement]:
+    """Who is measured next: the field, or whoever that is still missing, or one expected to beat all of it."""
+    if not verified:
+        return _field(waiting, tolerance + _ELSEWHERE, MOST) if elsewhere else _field(waiting, tolerance, FIELD)
+    if len(verified) < 2:
+        return list(waiting[:1])
+    if elsewhere:
+        return []
+    to_beat = max(each.throughput for each in verified) * (1 + tolerance)
+    faster = [each for each in waiting if each.throughput > to_beat]
+    return faster[:1] if len(verified) < MOST else []
+
+
+def _field(waiting: Sequence[Measurement], tolerance: float, most: int) -> list[Measurement]:
+    enough = max((each.throughput for each in waiting), default=0.0) * (1 - tolerance - _DOUBT)
+    return [each for place, each in enumerate(waiting) if place < 2 or each.throughput >= enough][:most]
+
+
+def _in_turn(
+    called: Sequence[Measurement], measure: Callable[[Measurement], Measurement], count: int, rounds: Rounds
+) -> None:
+    """A, B, A, B, never alive together; one that fails is not tried again."""
+    for _ in range(count):
+        for finalist in called:
+            of_one = rounds[finalist.config]
+            if not of_one or of_one[-1].fits:
+                of_one.append(measure(finalist))
+
+
+def _in_doubt(called: Sequence[Measurement], rounds: Rounds, tolerance: float) -> list[Measurement]:
+    """The leader and those that may, at 95 %, be faster than it by more than the tolerance; empty where none is.
+
+    By Student's t with the spread of all rounds together, in logarithms: the noise of a machine is a share of the time.
+    """
+    times = {
+        config: [math.log(each.step_seconds.median) for each in of_one if each.step_seconds]
+        for config, of_one in rounds.items()
+        if of_one[-1].fits
+    }
+    freedom = sum(len(of_one) - 1 for of_one in times.values())
+    if len(times) < 2 or not freedom:
+        return []
+    variance = sum(statistics.pvariance(of_one) * len(of_one) for of_one in times.values()) / freedom
+    error = math.sqrt(2 * max(variance, _LEAST_NOISE**2) / ROUNDS) * _T95[min(freedom, len(_T95)) - 1]
+    means = {config: statistics.fmean(of_one) for config, of_one in times.items()}
+    first = min(means, key=means.__getitem__)
+    doubtful = [each for each in means if means[each] - error < means[first] - math.log1p(tolerance)]
+    rivals = {first, *doubtful} if set(doubtful) - {first} else set()
+    return [each for each in called if each.config in rivals]

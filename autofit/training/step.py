@@ -1,0 +1,92 @@
+"""The training step: loss, gradients, update. A probe times `train_step`, and `run` repeats it for the user."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from autofit.core.errors import InputError
+from autofit.data.batch import map_tensors, sample_count, weighted_slices
+from autofit.setup import Setup
+from autofit.training.default_loss import default_loss
+
+
+def compute_loss(setup: Setup, batch: Any) -> torch.Tensor:
+    """The workload's loss of one micro-batch, checked to be one number that can be trained on.
+
+    Raises:
+        InputError: not a tensor, not a scalar, or not connected to any trainable weight.
+    """
+    workload, model = setup.workload, setup.model
+    loss = workload.loss(model, batch) if workload.loss is not None else default_loss(model, batch)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        remedy = "Take its mean." if isinstance(loss, torch.Tensor) else "Let it return that tensor."
+        raise InputError(f"the loss must be one number in a tensor, not {given}.", remedy)
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise InputError("the loss needs no gradient: no trainable weight takes part in it.", "Check requires_grad.")
+    return loss.reshape(())
+
+
+def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
+    """Forward and backward over all micro-batches of `batch`; returns its loss, detached, on the device.
+
+    Gradients come out as of the unsplit batch, whatever the micro-batch.
+
+    Raises:
+        InputError: the backward applies gradients itself, and there is more than one.
+    """
+    setup.phase = "forward"  # already while data moves: the last step ended with its update
+    batch_loss = torch.zeros((), device=setup.device)
+    slices = weighted_slices(setup.workload, batch, setup.micro_batch_size)
+    if setup.stepped_in_backward and len(slices) > 1:
+        message = f"a batch of {sample_count(batch)} samples is more than one micro-batch of {setup.micro_batch_size}"
+        raise InputError(f"{message}, and each backward takes a step.", "Set optimizer_in_backward to false.")
+    for micro_batch, weight in slices:
+        setup.phase = "forward"
+        on_device = map_tensors(micro_batch, lambda tensor: tensor.to(setup.device, non_blocking=True))
+        with setup.step_context():
+            with setup.forward_context():
+                loss = compute_loss(setup, on_device)
+            weighted = loss * weight if weight != 1.0 else loss
+            setup.phase = "backward"
+            if setup.stepped_in_backward and not weighted.isfinite():
+                return weighted.detach()  # this backward would write what is no number into every weight
+            (setup.scaler.scale(weighted) if setup.scaler else weighted).backward()
+        batch_loss += weighted.detach().to(batch_loss.dtype)
+        del loss, weighted  # with their graph: bitsandbytes' int8 layers hold their inputs as long as that lives
+    return batch_loss
+
+
+def update(setup: Setup) -> bool:
+    """Apply the gradients, if the backward has not; False when there are none, or a loss scaler skipped the step."""
+    assert setup.optimizer is not None, "build() sets the optimizer"
+    if setup.stepped_in_backward:
+        return setup.stepped_in_backward()
+    scaler, max_norm = setup.scaler, setup.hyperparameters.max_grad_norm
+    trained = [parameter for group in setup.optimizer.param_groups for parameter in group["params"]]
+    if all(parameter.grad is None for parameter in trained):
+        return False  # no valid label in the whole batch; a scaler would not take that
+    setup.phase = "update"
+    if max_norm is not None:
+        if scaler:
+            scaler.unscale_(setup.optimizer)
+        setup.gradient_norm = torch.nn.utils.clip_grad_norm_(trained, max_norm)
+    if scaler:
+        before = scaler.get_scale()
+        scaler.step(setup.optimizer)
+        scaler.update()
+        stepped = scaler.get_scale() >= before  # the scale only falls after a skipped step
+    else:
+        setup.optimizer.step()
+        stepped = True
+    setup.optimizer.zero_grad(set_to_none=True)
+    return stepped
+
+
+def train_step(setup: Setup, batch: Any) -> torch.Tensor:
+    """One optimizer step on one effective batch; returns the batch's loss, detached, on the device."""
+    loss = accumulate(setup, batch)
+    update(setup)
+    return loss

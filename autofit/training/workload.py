@@ -1,0 +1,231 @@
+"""A model and a data loader, as `autofit.api.fit` gets them, become a Workload; and the loader, batches to train on."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils.data import DataLoader
+
+from autofit.core.errors import InputError
+from autofit.core.workload import Workload, task_of
+from autofit.data.batch import labels_of, map_tensors, repeat_to, sample_count, tensors
+from autofit.training.default_loss import check_call, check_loss_function
+from autofit.training.inspect import blamed_on
+from autofit.training.meta_model import skeleton_of
+
+_FEW_SHAPES = 8  # such as those of buckets: what is planned once for each of them pays
+_NOT_COPIED = "Take that out of the model, or search with autofit.Workload(model=...) and a function that makes it."
+
+
+@dataclass(frozen=True)
+class SameSkeleton:
+    """() -> a model of the structure of one that lives in the user's process, without its weights."""
+
+    skeleton: nn.Module
+
+    def __call__(self) -> nn.Module:
+        return self.skeleton  # each probe is a process of its own and unpickles its own
+
+
+@dataclass(frozen=True)
+class RepeatedBatch:
+    """n -> n samples, made from one real batch of the largest shape seen."""
+
+    batch: Any
+
+    def __call__(self, samples: int) -> Any:
+        return repeat_to(self.batch, samples)
+
+
+@dataclass(frozen=True)
+class Peek:
+    """How the largest batch is found: the one given, or the largest of the loader's first `batches`."""
+
+    worst_case: Any = None
+    batches: int = 64
+
+    def __post_init__(self) -> None:
+        if isinstance(self.batches, bool) or not isinstance(self.batches, int) or self.batches < 1:
+            raise InputError(f"peek must be a positive whole number of batches, not {self.batches!r}.")
+
+
+def workload_from(
+    model: nn.Module,
+    loader: Any,
+    loss: Callable[[Any, Any], Any] | None,
+    *,
+    optimizer: Callable[[Any], Any] | None = None,
+    peek: Peek | None = None,
+) -> Workload:
+    """The workload of a search for training `model` on `loader`, with a copy of the model's structure for the probes.
+
+    Raises:
+        InputError: as `training_workload` does, or the model cannot be copied.
+    """
+    workload = training_workload(model, loader, loss, optimizer=optimizer, peek=peek)
+    with blamed_on("copying the model's structure", _NOT_COPIED):
+        return dataclasses.replace(workload, model=SameSkeleton(skeleton_of(model)))
+
+
+def training_workload(
+    model: nn.Module,
+    loader: Any,
+    loss: Callable[[Any, Any], Any] | None,
+    *,
+    optimizer: Callable[[Any], Any] | None = None,
+    peek: Peek | None = None,
+) -> Workload:
+    """The workload of training `model` itself on `loader`, whose own batch size is the effective batch.
+
+    Looks at the first batches for the largest shape; the model itself is not touched.
+
+    Raises:
+        InputError: not a module with weights in one place, a loader that is empty or can be read only once, batches
+            without samples or of different structure, or no loss beside batches that the model does not take.
+    """
+    _check_model(model)
+    check_loss_function(loss)
+    largest, samples, shapes = _largest(loader, peek or Peek())
+    if loss is None:
+        check_call(model, largest)
+    sequence_length = _sequence_length(largest)
+    return Workload(
+        model=lambda: model,
+        batch=RepeatedBatch(map_tensors(largest, lambda tensor: tensor.detach().cpu())),
+        loss=loss,
+        optimizer=optimizer,
+        effective_batch_size=samples,
+        varying=shapes > _FEW_SHAPES,
+        unit="tokens" if sequence_length else "samples",
+        sequence_length=sequence_length,
+        task=_task(model, largest),
+        name=type(model).__name__,
+    )
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        message = f"the model must be an nn.Module or the name of one, not a {type(model).__name__}."
+        raise InputError(message, "Pass the model itself, or an autofit.Workload.")
+    places = sorted({str(parameter.device) for parameter in model.parameters()})
+    if "meta" in places:
+        raise InputError("the model has weights on the meta device: there is nothing to train.", "Load them first.")
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        message = "the model has lazy modules, whose weights have no shape yet."
+        raise InputError(message, "Call it on a batch once, before it is given away.")
+    if len(places) > 1:
+        message = f"the model's weights are spread over {' and '.join(places)}; autofit trains on one device."
+        raise InputError(message, "Load it without a device_map.")
+
+
+def _largest(loader: Any, peek: Peek) -> tuple[Any, int, int]:
+    """The batch with the largest samples, how many the fullest one has, and how many shapes samples come in.
+
+    Two batches are held at a time, not all: each that comes from a worker takes shared memory and open files.
+    """
+    largest: Any = None
+    first, samples, shapes = "", 0, set()
+    batches = batches_of(loader)
+    for number, batch in enumerate(itertools.islice(batches, peek.batches)):
+        first = first or _structure(batch)
+        _check_structure(batch, first, f"batch {number} of the loader")
+        samples = max(samples, sample_count(batch))
+        shapes.add(tuple(tensor.shape[1:] for tensor in tensors(batch)))
+        # The last batch may hold few samples that are the longest.
+        if largest is None or _elements_per_sample(batch) > _elements_per_sample(largest):
+            largest = batch
+    if largest is None:
+        raise InputError("the loader is empty: it gave no batch.", "Check the data set.")
+    if not isinstance(loader, DataLoader) and batches_of(loader) is batches:  # a DataLoader would start workers
+        raise _read_once(f"the loader gives the same {type(batches).__name__} again")
+    if peek.worst_case is None:
+        return largest, samples, len(shapes)
+    _check_structure(peek.worst_case, first, "worst_case")
+    return peek.worst_case, samples, len(shapes)
+
+
+def _check_structure(batch: Any, first: str, name: str) -> None:
+    sample_count(batch)
+    if _structure(batch) != first:
+        message = f"{name} is {_structure(batch)}, but the first batch is {first}."
+        raise InputError(message, "Give all batches the same structure.")
+
+
+def _structure(batch: Any) -> str:
+    """A batch in words: its containers, their keys, and where tensors stand in them."""
+    if isinstance(batch, torch.Tensor):
+        return f"a tensor of {batch.dim()} dimensions"
+    if isinstance(batch, Mapping) or hasattr(batch, "keys"):
+        return f"{{{', '.join(f'{key}: {_structure(batch[key])}' for key in sorted(batch.keys(), key=str))}}}"
+    if isinstance(batch, tuple) or (isinstance(batch, list) and tensors(batch)):
+        return f"({', '.join(_structure(each) for each in batch)})"
+    return f"a {type(batch).__name__}"
+
+
+def _elements_per_sample(batch: Any) -> float:
+    return sum(tensor.numel() for tensor in tensors(batch)) / max(1, sample_count(batch))
+
+
+def batches_of(loader: Any, *, name: str = "loader") -> Iterator[Any]:
+    """A fresh pass over a loader: an iterable that can be read again, or a function that returns an iterator.
+
+    Raises:
+        InputError: a bare iterator, whose batches would be lost to the search, or nothing that can be iterated.
+    """
+    if callable(loader) and not isinstance(loader, Iterable):
+        return iter(loader())
+    if not isinstance(loader, Iterable):
+        message = f"the {name} must be an iterable of batches, not a {type(loader).__name__}."
+        raise InputError(message, "For example a DataLoader.")
+    batches = iter(loader)  # once: it starts a DataLoader's workers and draws its seed
+    if batches is loader:
+        raise _read_once(f"the {name} is a {type(loader).__name__}")
+    return batches
+
+
+def _read_once(what: str) -> InputError:
+    message = f"{what}, which can be read only once: one look would use it up."
+    return InputError(message, "Pass a function that returns it, or a DataLoader, or a list of batches.")
+
+
+def endless(loader: Any) -> Iterator[Any]:
+    """Pass after pass over the loader, in its own order."""
+    while True:
+        empty = True
+        for batch in batches_of(loader):
+            empty = False
+            yield batch
+        if empty:
+            raise nothing_left()
+
+
+def nothing_left() -> InputError:
+    """Of a pass over a loader that gave no batch, though a look at it did."""
+    message = "a pass over the loader gave no batch: it is empty, or can be read only once."
+    return InputError(message, "Pass a DataLoader, a list of batches, or a function that returns a fresh iterator.")
+
+
+def length_of(loader: Any) -> int | None:
+    """How many batches a pass has, where that is known without reading one."""
+    try:
+        return len(loader)
+    except TypeError:  # also of a DataLoader over an IterableDataset, which has a length only by its looks
+        return None
+
+
+def _sequence_length(batch: Any) -> int | None:
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) or hasattr(batch, "keys") else None
+    return int(ids.shape[1]) if isinstance(ids, torch.Tensor) and ids.dim() == 2 else None
+
+
+def _task(model: nn.Module, batch: Any) -> str:
+    """Causal language models shift their labels; LoRA trains a classifier's new head whole."""
+    task = task_of(model) or "custom"
+    return "custom" if task == "causal-lm" and labels_of(batch) is None else task

@@ -1,0 +1,170 @@
+"""What lies around a prediction: single changes, the largest sizes that fit, other cards."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from autofit.api import estimate as predict
+from autofit.api import what_if
+from autofit.core.budget import Budget
+from autofit.core.config import Config
+from autofit.core.errors import UntraceableError
+from autofit.core.estimate import Estimate
+from autofit.core.hardware import Hardware
+from autofit.core.workload import Workload
+from autofit.hardware.catalogue import card, card_names
+from tests import tiny
+
+PLAIN = {"precision": "bf16", "micro_batch_size": 2, "activation_checkpointing": "full"}
+
+
+_known: dict[object, tuple[list[float], list[float]]] = {}
+
+
+@pytest.fixture(autouse=True)
+def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most tests ask the same of the estimator, which takes seconds."""
+    ask = what_if.predict_all
+
+    def remembered(workload: Workload, hardware: Hardware, configs: Sequence[Config]) -> Any:
+        key = (workload.name, workload.sequence_length, hardware, tuple(configs))
+        if key not in _known:
+            _known[key] = ask(workload, hardware, configs)
+        return _known[key]
+
+    monkeypatch.setattr(what_if, "predict_all", remembered)
+
+
+@pytest.fixture(scope="module")
+def prediction() -> predict.Prediction:
+    """A small language model on a large card."""
+    return predict.ask(tiny.llama_workload(), PLAIN, gpu="rtx-4090")
+
+
+def within(prediction: predict.Prediction, nbytes: int) -> predict.Prediction:
+    """The same prediction for another budget, of which all may be used."""
+    budget = Budget(nbytes, nbytes, margin=0.0)
+    estimate = dataclasses.replace(prediction.estimate, budget=budget)
+    return dataclasses.replace(prediction, budget=budget, estimate=estimate)
+
+
+def by_knob(found: list[what_if.Change]) -> dict[tuple[str, object], Estimate]:
+    return {(each.knob, each.value): each.estimate for each in found}
+
+
+def test_changes_are_those_of_full_estimates(prediction: predict.Prediction) -> None:
+    here = prediction.estimate
+    found = by_knob(what_if.changes(prediction))
+    for knob, value in (("activation_checkpointing", "none"), ("optimizer", "sgd"), ("micro_batch_size", 4)):
+        full = predict.estimate(tiny.llama_workload(), PLAIN, gpu="rtx-4090", set={knob: value})
+        told = found[knob, value]
+        assert told.config == full.config
+        # The change, not the whole, which the CUDA context would make look alike.
+        change = full.allocated_bytes - here.allocated_bytes
+        assert told.allocated_bytes - here.allocated_bytes == pytest.approx(change, rel=0.15)
+        assert told.step_seconds == pytest.approx(full.step_seconds, rel=0.15)
+
+
+def test_changes_are_single_and_legal_and_leave_the_config_out(prediction: predict.Prediction) -> None:
+    here = prediction.estimate.config
+    for change in what_if.changes(prediction):
+        differing = set(change.estimate.config.differences(here)) - {"gradient_accumulation_steps", "lora_targets"}
+        assert differing == {change.knob}
+        assert not str(change.value).startswith("budget-")  # which only a compiler can keep
+
+
+def test_the_faster_ones_come_first_and_what_does_not_fit_last(prediction: predict.Prediction) -> None:
+    whole = what_if.changes(prediction)
+    assert [each.estimate.step_seconds for each in whole] == sorted(each.estimate.step_seconds for each in whole)
+    # Of this one, activations are more than what the libraries take for themselves.
+    larger = predict.ask(tiny.llama_workload(16, 64, vocab_size=2048), PLAIN, gpu="rtx-4090")
+    tight = what_if.changes(within(larger, larger.estimate.high))
+    verdicts = [each.estimate.verdict for each in tight]
+    assert verdicts == sorted(verdicts, key=("yes", "maybe", "no").index)
+    assert {"yes", "no"} <= set(verdicts)
+
+
+def test_a_speed_that_is_not_known_is_not_made_up(prediction: predict.Prediction) -> None:
+    untimed = dataclasses.replace(prediction.estimate, step_seconds=None, samples_per_second=None)
+    untimed = dataclasses.replace(untimed, tokens_per_second=None)
+    for change in what_if.changes(dataclasses.replace(prediction, estimate=untimed)):
+        assert change.estimate.step_seconds is change.estimate.tokens_per_second is None
+
+
+def test_where_a_space_cannot_be_predicted_nothing_is_said_of_it(
+    prediction: predict.Prediction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise UntraceableError("no primes are left")
+
+    monkeypatch.setattr(what_if, "predict_all", fails)
+    assert what_if.around(prediction)["alternatives"] == []
+    unknown = [math.nan] * 1000
+    monkeypatch.setattr(what_if, "predict_all", lambda *asked: (unknown[: len(asked[2])],) * 2)
+    assert what_if.around(prediction)["alternatives"] == []
+
+
+def test_the_largest_sizes(prediction: predict.Prediction) -> None:
+    assert what_if.around(prediction)["largest"] == {
+        "micro_batch_size": 4,
+        "lora_rank": 256,
+        "sequence_length": 64,  # the most the model takes
+    }
+    four = what_if.scaled(prediction, prediction.estimate.config, memory=1.0).high
+    tight = what_if.around(within(prediction, four))["largest"]
+    assert tight["micro_batch_size"] == 2
+    assert tight["sequence_length"] == 16
+    none = what_if.around(within(prediction, prediction.estimate.breakdown["context"]))
+    assert none["largest"] == {"micro_batch_size": None, "lora_rank": None, "sequence_length": None}
+    assert {each["fits"] for each in none["alternatives"]} == {"no"}
+
+
+def test_a_model_without_lengths_has_no_longest_sequence() -> None:
+    found = what_if.around(predict.ask(tiny.mlp_workload(), {}, gpu="rtx-4090"))
+    assert found["largest"].keys() == {"micro_batch_size", "lora_rank"}
+    assert found["alternatives"]
+
+
+@pytest.mark.parametrize(("most_that_fits", "most"), [(1000, 4096), (5, 4096), (37, 4096), (4096, 4096), (9999, 100)])
+def test_the_largest_is_found_to_an_eighth(most_that_fits: int, most: int) -> None:
+    asked: list[int] = []
+
+    def fits(length: int) -> bool:
+        asked.append(length)
+        return length <= most_that_fits
+
+    found = what_if._largest_that(fits, 64, most)
+    truth = min(most_that_fits, most)
+    if truth < what_if._SHORTEST:
+        assert found is None
+    else:
+        assert found is not None
+        assert truth * 7 / 8 - 1 <= found <= truth
+    assert max(asked) <= most
+    assert len(asked) < 15
+
+
+def test_the_cards_that_a_config_fits() -> None:
+    answer = what_if.fitting_cards(tiny.llama_workload(), PLAIN)
+    rows = {row["name"]: row for row in answer["cards"]}
+    assert rows.keys() == set(card_names())
+    sizes = [row["memory_bytes"] for row in answer["cards"]]
+    assert sizes == sorted(sizes)
+    assert rows["t4"]["fits"] == "no"
+    assert "bf16 needs compute capability 8.0" in rows["t4"]["reason"]
+    assert rows["t4"]["tokens_per_second"] is None
+    alone = predict.estimate(tiny.llama_workload(), PLAIN, gpu="h100")
+    assert rows["h100"]["device_bytes"] == {"low": alone.low, "high": alone.high}
+    assert rows["h100"]["step_seconds"] == pytest.approx(alone.step_seconds)
+
+
+def test_old_cards_are_predicted_as_themselves() -> None:
+    config = {"precision": "fp16-mixed", "micro_batch_size": 4}
+    workload = tiny.llama_workload()
+    rows = {row["name"]: row for row in what_if.fitting_cards(workload, config)["cards"]}
+    for name in ("t4", "a100-40gb"):
+        alone = predict.estimate(workload, config, gpu=name)
+        assert rows[name]["device_bytes"] == {"low": alone.low, "high": alone.high}, card(name).title

@@ -1,0 +1,195 @@
+"""Texts are packed into whole sequences or padded one by one, and what is lost on the way is said."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autofit.core.errors import InputError
+from autofit.core.workload import Workload
+from autofit.data.byte_tokenizer import CHAT_TEMPLATE, byte_tokenizer
+from autofit.data.file_loader import FileLoader
+from autofit.data.labels import LabelRule
+from autofit.data.options import DataOptions
+from autofit.data.text import text_loader
+from tests.data.letters import letters, lines
+
+NO = -100
+END = 1
+PAIR = {"prompt": "ab", "completion": "c"}
+CHAT = {"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]}
+
+
+def workload(task: str = "causal-lm", length: int = 8) -> Workload:
+    return Workload(
+        model=torch.nn.Identity, batch=lambda n: None, task=task, sequence_length=length, effective_batch_size=4
+    )
+
+
+def loader(path: Path, *, tokenizer: Any = None, packing: bool | None = None, **given: Any) -> FileLoader:
+    options = DataOptions(packing=packing, labels=LabelRule(2))
+    return text_loader(workload(**given), path, tokenizer or byte_tokenizer(), options)
+
+
+def samples(path: Path, **given: Any) -> dict[str, torch.Tensor]:
+    """All samples in the order of the file."""
+    found = loader(path, **given).samples
+    return found.batch(torch.arange(len(found)))
+
+
+# Packing
+
+
+def test_bytes_of_a_text_are_packed_into_sequences(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("abcdefghijklmnopqrs", encoding="utf-8")
+    found = samples(tmp_path / "a.txt")
+    assert bytes(found["input_ids"].flatten().tolist()) == b"abcdefghijklmnop"
+    assert found["input_ids"].shape == (2, 8)
+    assert torch.equal(found["labels"], found["input_ids"])
+    assert found["input_ids"].dtype == torch.int64
+    assert loader(tmp_path / "a.txt").notes == ()
+
+
+def test_a_text_too_short_for_one_sequence_is_repeated(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("äb", encoding="utf-8")
+    assert bytes(samples(tmp_path / "a.txt")["input_ids"][0].tolist()) == "äbäbäb".encode()[:8]
+
+
+def test_texts_of_json_lines_end_with_the_tokenizers_end(tmp_path: Path) -> None:
+    path = lines(tmp_path, {"text": "abc", "other": 1}, {"text": "de"}, {"text": "f"})
+    assert samples(path, tokenizer=letters())["input_ids"].tolist() == [[6, 7, 8, END, 9, 10, END, 11]]
+    without = letters(eos_token=None)
+    assert samples(path, tokenizer=without, length=3)["input_ids"].tolist() == [[6, 7, 8], [9, 10, 11]]
+
+
+def test_packed_completions_keep_what_is_learnt(tmp_path: Path) -> None:
+    found = samples(lines(tmp_path, PAIR, PAIR), tokenizer=letters(), packing=True)
+    assert found["input_ids"].tolist() == [[6, 7, 8, END, 6, 7, 8, END]]
+    assert found["labels"].tolist() == [[NO, NO, 8, END, NO, NO, 8, END]]
+
+
+def test_packed_sequences_without_anything_to_learn_are_left_out(tmp_path: Path) -> None:
+    path = lines(tmp_path, {"prompt": "a" * 16, "completion": "bcdefghi"})
+    found = loader(path, packing=True)
+    assert len(found.samples) == 1
+    assert found.notes == ("left out, without a label to learn within 8 tokens: 2 of 3 samples.",)
+
+
+# Padding
+
+
+def test_completions_are_padded_unless_told_otherwise(tmp_path: Path) -> None:
+    path = lines(tmp_path, PAIR, {"prompt": "a", "completion": ""}, {"prompt": "abcd", "completion": "ef"})
+    found = samples(path, tokenizer=letters())
+    assert found["input_ids"].tolist() == [[6, 7, 8, 1, 3, 3, 3], [6, 1, 3, 3, 3, 3, 3], [6, 7, 8, 9, 10, 11, 1]]
+    assert found["labels"].tolist() == [[NO, NO, 8, 1, *[NO] * 3], [NO, 1, *[NO] * 5], [*[NO] * 4, 10, 11, 1]]
+    assert found["attention_mask"].sum(dim=1).tolist() == [4, 2, 7]
+
+
+def test_what_is_cut_and_what_is_left_out_is_said(tmp_path: Path) -> None:
+    path = lines(tmp_path, {"prompt": "a" * 8, "completion": "b"}, {"prompt": "a", "completion": "b" * 8}, PAIR)
+    found = loader(path)
+    assert len(found.samples) == 2
+    assert found.samples.batch(torch.arange(2))["input_ids"].shape == (2, 8)
+    assert found.notes == (
+        "cut to 8 tokens: 2 of 3 samples.",
+        "left out, without a label to learn within 8 tokens: 1 of 3 samples.",
+    )
+
+
+def test_a_single_token_predicts_nothing(tmp_path: Path) -> None:
+    path = lines(tmp_path, {"text": "a"}, {"text": "ab"})
+    assert len(loader(path, packing=False).samples) == 1
+    assert len(loader(path, packing=False, task="masked-lm").samples) == 2
+
+
+def test_lines_of_a_text_are_padded_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("ab\n\nabc\n")
+    found = samples(tmp_path / "a.txt", packing=False)
+    assert found["input_ids"].tolist() == [[97, 98, 0], [97, 98, 99]]
+    assert found["labels"].tolist() == [[97, 98, NO], [97, 98, 99]]
+
+
+# Chats
+
+
+def test_messages_without_a_template_are_written_in_a_simple_one_which_is_kept(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    found = loader(lines(tmp_path, CHAT), tokenizer=tokenizer, length=64)
+    assert found.notes == (
+        "the tokenizer has no chat template: a turn is written as its role, a line break and its text.",
+    )
+    assert tokenizer.chat_template == CHAT_TEMPLATE
+    (batch,) = found.in_order()
+    assert bytes(batch["input_ids"][0].tolist()) == b"user:\nab\x03\nassistant:\nc\x03\n"
+    assert [label for label in batch["labels"][0].tolist() if label != NO] == [ord("c"), 3]
+    assert loader(lines(tmp_path, CHAT), tokenizer=tokenizer, length=64).notes == ()
+
+
+def test_a_template_that_does_not_mark_turns_is_said(tmp_path: Path) -> None:
+    tokenizer = letters(chat_template="{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    found = loader(lines(tmp_path, CHAT), tokenizer=tokenizer)
+    assert found.notes == ("the chat template does not mark the assistant's turns, so the loss is on all tokens.",)
+    (batch,) = found.in_order()
+    assert batch["labels"].tolist() == [[6, 7, 8]]
+
+
+# Masked language models
+
+
+def test_masked_language_models_hide_by_the_tokenizers_mask(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("abcd" * 100, encoding="utf-8")
+    for tokenizer, mask in ((byte_tokenizer(), 1), (letters(), 2)):
+        found = loader(tmp_path / "a.txt", tokenizer=tokenizer, task="masked-lm")
+        ids = torch.cat([batch["input_ids"] for batch in found])
+        assert (ids == mask).any()
+
+
+def test_a_tokenizer_without_a_mask_cannot_train_a_masked_model(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("abcd")
+    with pytest.raises(InputError, match="the tokenizer has no mask token"):
+        samples(tmp_path / "a.txt", tokenizer=letters(mask_token=None), task="masked-lm")
+
+
+def test_masked_models_take_text_only(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="line 1 lacks text"):
+        samples(lines(tmp_path, PAIR), task="masked-lm")
+
+
+# Classification
+
+
+def test_labelled_texts_are_padded_and_their_labels_numbered(tmp_path: Path) -> None:
+    path = lines(
+        tmp_path,
+        {"text": "abc", "label": "good"},
+        {"text": "abcdefghijklmn", "label": "bad"},
+        {"text": "a", "label": "good"},
+    )
+    found = loader(path, tokenizer=letters(), task="sequence-classification")
+    assert found.label_names == {"bad": 0, "good": 1}
+    assert found.notes == ("cut to 8 tokens: 1 of 3 samples.",)
+    batch = found.samples.batch(torch.arange(3))
+    assert batch["labels"].tolist() == [1, 0, 1]
+    assert batch["input_ids"].tolist() == [[6, 7, 8, *[3] * 5], list(range(6, 14)), [6, *[3] * 7]]
+    assert batch["attention_mask"].sum(dim=1).tolist() == [3, 8, 1]
+
+
+def test_labelled_bytes(tmp_path: Path) -> None:
+    path = lines(tmp_path, {"text": "ab", "label": 0}, {"text": "", "label": 1})
+    found = samples(path, task="sequence-classification")
+    assert found["input_ids"].tolist() == [[97, 98], [32, 0]]
+    assert found["attention_mask"].tolist() == [[1, 1], [1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"text": ""}, r"the data in .*a\.jsonl holds no text"),
+        ({"prompt": "a" * 9, "completion": "b"}, r"no sample of .*a\.jsonl has a label to learn within 8 tokens"),
+    ],
+)
+def test_nothing_to_learn(tmp_path: Path, row: dict[str, str], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        loader(lines(tmp_path, row))

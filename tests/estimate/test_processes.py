@@ -1,0 +1,143 @@
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from autofit.core.workload import Workload
+from autofit.estimate import predict_all
+from autofit.estimate.processes import apart, spread
+from autofit.estimate.rates import UNKNOWN, Rates, measure
+from autofit.estimate.space_estimator import SpaceEstimator
+from autofit.probe import Prober
+from autofit.techniques import canonicalize
+from tests.processes import number_in, wait_until_gone
+from tests.tiny import CPU, llama_workload, mlp_workload
+
+CHANGES: list[dict[str, Any]] = [
+    *(
+        {"micro_batch_size": size, "activation_checkpointing": kind}
+        for size in (1, 4)
+        for kind in ("none", "alternate")
+    ),
+    {"lora_rank": 4, "loss": "chunked"},
+    {"precision": "bf16", "optimizer": "adamw-foreach"},
+]
+
+
+def in_child(prober: Prober, action: Callable[[Workload], Any]) -> Any:
+    """What an action returns in a process that may be forked: the tests' own has run threads and backwards."""
+    return prober.run(action, mlp_workload(), log="spread.log", timeout=120)
+
+
+def numbered(_: Workload, processes: int | None) -> tuple[list[tuple[int, int]], int]:
+    with spread(lambda value: (value * value, os.getpid()), processes) as each:  # what is called need not be pickled
+        assert each([]) == []
+        return each(range(20)) + each([20]), os.getpid()
+
+
+def test_one_process_is_this_one() -> None:
+    found, here = numbered(mlp_workload(), 1)
+    assert found == [(value * value, here) for value in range(21)]
+
+
+@pytest.mark.parametrize("processes", [2, None])
+def test_answers_of_forked_processes_come_in_order(prober: Prober, processes: int | None) -> None:
+    found, here = in_child(prober, functools.partial(numbered, processes=processes))
+    assert [square for square, _ in found] == [value * value for value in range(21)]
+    assert here not in {process for _, process in found}
+
+
+def failing(_: Workload) -> str:
+    def divided(value: int) -> float:
+        return 1 / value
+
+    try:
+        with spread(divided, 2) as each:
+            each([1, 0])
+    except ZeroDivisionError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_what_is_raised_there_is_raised_here(prober: Prober) -> None:
+    assert in_child(prober, failing) == "division by zero"
+
+
+def measured_apart(_: Workload) -> tuple[int, Rates, int]:
+    before = psutil.Process().num_threads()
+    return before, apart(lambda: measure(0.0)), psutil.Process().num_threads()
+
+
+def test_threads_that_are_started_apart_stay_there(prober: Prober) -> None:
+    before, rates, after = in_child(prober, measured_apart)
+    assert rates.here
+    assert after == before
+
+
+def killed_while_it_spreads(_: Workload, folder: Path) -> None:
+    def tell(name: int) -> None:
+        (folder / str(name)).write_text(f"{os.getpid()}\n")
+        time.sleep(600)
+
+    middle = os.fork()
+    if middle == 0:
+        with spread(tell, 2) as each:
+            each([0, 1])
+    seen = [number_in(folder / str(name)) for name in (0, 1)]
+    os.kill(middle, signal.SIGKILL)
+    os.waitpid(middle, 0)
+    wait_until_gone(seen)
+
+
+def test_who_is_killed_while_others_trace_for_it_leaves_none_behind(prober: Prober, tmp_path: Path) -> None:
+    in_child(prober, functools.partial(killed_while_it_spreads, folder=tmp_path))
+
+
+def died(_: Workload) -> str:
+    try:
+        apart(lambda: os.abort())
+    except EOFError:
+        return "no answer"
+    return "an answer"
+
+
+def test_a_process_that_dies_apart_is_told_of(prober: Prober) -> None:
+    assert in_child(prober, died) == "no answer"
+
+
+def predicted(_: Workload, rates: Rates, processes: int | None) -> tuple[list[float], list[float], set[str]]:
+    """Bytes and seconds of some configs, and which operators were measured for that."""
+    workload = replace(llama_workload(8, 64, num_hidden_layers=7), traits=None)
+    configs = [canonicalize(change, workload, CPU) for change in CHANGES]
+    estimator = SpaceEstimator(workload, CPU, rates, configs, processes=processes)
+    rough = estimator.predict()
+    return rough.allocated.tolist(), rough.seconds.tolist(), set(estimator.rates.operators or {})
+
+
+def test_a_space_traced_on_all_cores_is_predicted_as_on_one(prober: Prober) -> None:
+    alone = in_child(prober, functools.partial(predicted, rates=UNKNOWN, processes=1))
+    assert in_child(prober, functools.partial(predicted, rates=UNKNOWN, processes=2)) == alone
+    assert all(seconds > 0 for seconds in alone[1])
+
+
+def test_operators_that_were_called_elsewhere_are_measured_here(prober: Prober) -> None:
+    # So slow that every call is worth measuring.
+    here = replace(UNKNOWN, source="measured on this machine", bandwidth=1e7, matmul={"float32": 1e8})
+    alone = in_child(prober, functools.partial(predicted, rates=here, processes=1))[2]
+    assert {"aten::mm float32", "aten::add float32"} <= alone
+    assert in_child(prober, functools.partial(predicted, rates=here, processes=2))[2] == alone
+
+
+def test_predictions_may_be_asked_for_on_all_cores(prober: Prober) -> None:
+    workload = llama_workload(4, 16)
+    configs = [canonicalize({"micro_batch_size": size}, workload, CPU) for size in (1, 4)]
+    asked = functools.partial(predict_all, measuring=0.1, processes=None)
+    nbytes, _ = prober.run(asked, workload, CPU, configs, log="spread.log", timeout=120)
+    assert nbytes == predict_all(workload, CPU, configs, measuring=0.1)[0]

@@ -1,0 +1,71 @@
+from dataclasses import replace
+
+import pytest
+
+from autofit.estimate.operator_costs import Cost
+from autofit.estimate.rates import Rates, rates_of
+from autofit.estimate.roofline import Speed, Work, passes_of
+from autofit.estimate.scaling import Grid, Symbols
+from autofit.hardware.catalogue import card
+
+RATES = Rates({"float32": 1e12, "tf32": 4e12, "bfloat16": 8e12}, 1e11, 1e10, 1e-5, "a test")
+GRID, SYMBOLS = Grid.of([1], [1]), Symbols(13, 17, 19)
+PRODUCT = Cost("matmul", "float32", 10**12, (4, 4))
+PASS = Cost("memory", "float32", 0, (10**11,))
+COPY = Cost("transfer", "float32", 0, (10**10,))
+
+
+def _seconds(*costs: Cost, **speed: bool) -> dict[str, float]:
+    told = Work.of(costs, GRID, SYMBOLS).seconds(Speed(RATES, **{"asynchronous": False, **speed}))
+    return {name: float(each[0]) for name, each in told.items()}
+
+
+def test_an_operator_waits_for_arithmetic_or_for_memory() -> None:
+    told = _seconds(PRODUCT, PASS, COPY)
+    assert (told["compute"], told["memory"], told["transfer"]) == pytest.approx((1.0, 1.0, 1.0))
+    assert told["launch"] == pytest.approx(3e-5)
+
+
+def test_tf32_and_lower_formats_are_faster() -> None:
+    assert _seconds(PRODUCT, tf32=True)["compute"] == pytest.approx(0.25)
+    assert _seconds(Cost("matmul", "bfloat16", 10**12, (4,)))["compute"] == pytest.approx(0.125)
+
+
+def test_a_card_multiplies_all_formats_of_eight_bits_at_their_rate() -> None:
+    """As float32 a product in fp8 looked ten times slower than in bf16."""
+    rates = rates_of(card("h200"))
+    speed = Speed(rates, asynchronous=True)
+    for dtype in ("float8_e4m3fn", "float8_e5m2"):
+        assert speed.flops_per_second("matmul", dtype) == rates.matmul["float8"] > 1.5 * rates.matmul["bfloat16"]
+    assert Speed(RATES, asynchronous=False).flops_per_second("matmul", "float8_e4m3fn") == 1e12
+    assert speed.flops_per_second("memory", "float8_e4m3fn") == rates.matmul["float32"]
+
+
+def test_a_gpu_hides_launching_behind_work() -> None:
+    small = Cost("memory", "float32", 0, (8,))
+    assert _seconds(PRODUCT, asynchronous=True)["launch"] == 0.0
+    assert _seconds(small, asynchronous=True)["launch"] == pytest.approx(1e-5, rel=1e-3)
+
+
+def test_an_operator_takes_as_many_times_longer_as_was_measured() -> None:
+    slow = replace(RATES, operators={"aten::exp float32": (0.5, 3.0)})
+    cost = replace(PASS, name="aten::exp")
+    told = Work.of([cost, PASS], GRID, SYMBOLS).seconds(Speed(slow, asynchronous=False))
+    assert float(told["memory"][0]) == pytest.approx(4.5)
+
+
+def test_passing_a_mode_of_python_costs_the_host() -> None:
+    told = Work.of([PASS, PASS], GRID, SYMBOLS, dispatched=5).seconds(Speed(RATES, asynchronous=False), passes=2)
+    assert float(told["launch"][0]) == pytest.approx(2 * 1e-5 + 5 * 2 * RATES.pass_seconds)
+    assert passes_of({"activation_checkpointing": "selective"}, "forward") == 2
+    assert not passes_of({"activation_checkpointing": "selective"}, "backward")
+    assert not passes_of({"activation_checkpointing": "full"}, "forward")
+
+
+def test_compiled_code_moves_less() -> None:
+    assert _seconds(PASS, compiled=True)["memory"] < _seconds(PASS)["memory"]
+    assert _seconds(PRODUCT, compiled=True)["compute"] == _seconds(PRODUCT)["compute"]
+
+
+def test_nothing_takes_no_time() -> None:
+    assert set(_seconds().values()) == {0.0}

@@ -1,0 +1,182 @@
+"""Probes side by side, for real: each worker in its own place, at the same time, and ended together."""
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autofit import techniques
+from autofit.core.budget import Budget
+from autofit.core.config import Config
+from autofit.core.errors import ProbeError
+from autofit.core.hardware import GIB
+from autofit.core.measurement import Measurement, Outcome
+from autofit.core.workload import Workload
+from autofit.probe import Place, Plan, Workers
+from autofit.probe.executors import pool as workers_module
+from tests import tiny
+from tests.processes import number_in, wait_until, wait_until_gone
+
+BUDGET, QUICK = Budget(GIB, 4 * GIB), Plan(min_steps=2, max_steps=2)
+HERE = sorted(os.sched_getaffinity(0))
+# A core of its own each; on a machine of one core both have that. No CPU minds which card it may see.
+PLACES = [Place(at, card=str(7 + at), processors=frozenset({HERE[at % len(HERE)]}), cores=1) for at in range(2)]
+
+
+def doing(action: Callable[[], object]) -> Workload:
+    """Training whose loss does `action` first."""
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        action()
+        return tiny.classify(model, batch)
+
+    plain = tiny.mlp_workload()
+    return Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=4)
+
+
+def measure(workers: Workers, workload: Workload, number: int = 0) -> Measurement:
+    config = techniques.canonicalize({}, workload, tiny.CPU)
+    return workers.measure(workload, config, tiny.CPU, BUDGET, plan=QUICK, number=number)
+
+
+def side_by_side(action: Callable[[int], Any]) -> list[Any]:
+    """What the action returned of 0 and 1, called at the same time."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(action, range(2)))
+
+
+def test_each_measures_in_its_place_at_the_same_time_and_all_are_ended_together(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+
+    def meet() -> None:
+        told = os.environ["CUDA_VISIBLE_DEVICES"], os.environ["OMP_NUM_THREADS"]
+        seen = Path(folder) / f"{os.getpid()}.json"
+        if not seen.exists():
+            seen.write_text(json.dumps([sorted(os.sched_getaffinity(0)), torch.get_num_threads(), *told]))
+        while len(list(Path(folder).glob("*.json"))) < 2:  # else one worker could do both
+            time.sleep(0.01)
+
+    def hang() -> None:
+        (Path(folder) / f"{os.getpid()}.pid").write_text(f"{os.getpid()}\n")
+        time.sleep(600)
+
+    with Workers(PLACES, tmp_path, 120.0) as workers:
+        meeting, hanging, words = doing(meet), doing(hang), []
+        seen = side_by_side(lambda number: measure(workers, meeting, number))
+        assert [(each.outcome, each.number) for each in seen] == [(Outcome.FITS, 0), (Outcome.FITS, 1)]
+        found = sorted((json.loads(path.read_text()) for path in tmp_path.glob("*.json")), key=lambda each: each[2])
+        assert found == [[sorted(place.processors), 1, place.card, "1"] for place in PLACES]
+        assert sorted(os.sched_getaffinity(0)) == HERE
+
+        def waiting(number: int) -> None:
+            with pytest.raises(ProbeError) as caught:
+                measure(workers, hanging, number)
+            words.append(caught.value.message)
+
+        with ThreadPoolExecutor(2) as pool:
+            asked = [pool.submit(waiting, number) for number in range(2)]
+            wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2, "both probes hang")
+            children = [number_in(path) for path in tmp_path.glob("*.pid")]
+            workers.close()
+            for each in asked:
+                each.result(timeout=60)
+        with pytest.raises(ProbeError):  # and none begins after that
+            measure(workers, meeting)
+    assert words == ["the process that starts probes ended."] * 2
+    wait_until_gone(children)
+
+
+def test_workers_that_still_start_are_ended_at_once(tmp_path: Path) -> None:
+    started = Workers(PLACES, tmp_path, 120.0)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(measure, started, tiny.mlp_workload())
+        begin = time.monotonic()
+        started.close()
+        with pytest.raises(ProbeError, match="the process that starts probes"):
+            asked.result(timeout=60)
+    assert time.monotonic() - begin < 30
+
+
+class Counting:
+    """In the place of a Prober: how many measure at the same time, which two of them wait for unless told not to."""
+
+    alive = most = 0
+    lock = threading.Lock()
+    meeting: threading.Barrier | None = None
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __enter__(self) -> "Counting":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def measure(self, workload: Workload, config: Config, *_: object, **__: object) -> Measurement:
+        with Counting.lock:
+            Counting.alive += 1
+            Counting.most = max(Counting.most, Counting.alive)
+        if Counting.meeting:
+            Counting.meeting.wait(60)
+        time.sleep(0.05)
+        with Counting.lock:
+            Counting.alive -= 1
+        return Measurement(config, Outcome.FITS)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "at_once"),
+    [
+        ({}, 2),
+        ({"optimizer": "adamw-8bit"}, 2),
+        ({"optimizer": "paged-adamw-8bit"}, 1),
+        ({"activation_offload": "cpu"}, 1),
+        ({"optimizer_offload": "cpu"}, 1),
+        ({"parameter_offload": "cpu"}, 1),
+    ],
+)
+def test_what_keeps_something_on_the_host_is_measured_one_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, knobs: dict[str, str], at_once: int
+) -> None:
+    monkeypatch.setattr(workers_module, "Prober", Counting)
+    monkeypatch.setattr(Counting, "most", 0)
+    monkeypatch.setattr(Counting, "meeting", threading.Barrier(2) if at_once == 2 else None)
+    fake = Workers(PLACES, tmp_path, 1.0)
+    config = Config(knobs)
+
+    def ask(number: int) -> None:
+        fake.measure(tiny.mlp_workload(), config, tiny.CPU, BUDGET, plan=QUICK, number=number)
+
+    side_by_side(ask)
+    assert Counting.most == at_once
+
+
+def test_a_worker_that_cannot_be_started_ends_those_that_were(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ended: list[int] = []
+
+    class Failing:
+        def __init__(self, logs: Path, timeout: float, place: Place) -> None:
+            self.place = place
+            if place.number == 1:
+                raise OSError("no more processes")
+
+        def __enter__(self) -> "Failing":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            ended.append(self.place.number)
+
+    monkeypatch.setattr(workers_module, "Prober", Failing)
+    with contextlib.suppress(OSError):
+        Workers(PLACES, tmp_path, 1.0)
+    assert ended == [0]

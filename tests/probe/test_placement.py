@@ -1,0 +1,107 @@
+"""Places: what a worker's zygote finds of the machine, seen in processes that are started there."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from autofit.core.errors import InputError
+from autofit.probe import Place, on_cards, on_cores, physical_cores
+from autofit.probe import placement as place_module
+
+HERE = sorted(os.sched_getaffinity(0))
+
+
+def machine(folder: Path, siblings: Mapping[int, str], sockets: Mapping[int, int]) -> Path:
+    """A folder that tells of processors as the system does."""
+    for processor, text in siblings.items():
+        topology = folder / f"cpu{processor}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{text}\n")
+        (topology / "physical_package_id").write_text(f"{sockets[processor]}\n")
+    return folder
+
+
+def allowed(monkeypatch: pytest.MonkeyPatch, processors: set[int]) -> None:
+    monkeypatch.setattr(place_module.os, "sched_getaffinity", lambda process: processors)
+
+
+def test_cores_are_physical_ones_and_those_of_a_socket_stand_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    siblings = {0: "0,4", 4: "0,4", 1: "1,5", 5: "1,5", 2: "2-3", 3: "2-3"}
+    folder = machine(tmp_path, siblings, {0: 0, 4: 0, 1: 1, 5: 1, 2: 0, 3: 0})
+    allowed(monkeypatch, {0, 1, 2, 3, 4, 5})
+    assert physical_cores(folder) == [{0, 4}, {2, 3}, {1, 5}]
+    allowed(monkeypatch, {1, 2, 4})  # by taskset, or a container's cpuset
+    assert physical_cores(folder) == [{2}, {4}, {1}]
+
+
+def test_where_the_system_tells_nothing_every_processor_is_a_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed(monkeypatch, {3, 1})
+    assert physical_cores(tmp_path) == [{1}, {3}]
+
+
+@pytest.mark.parametrize(("count", "share"), [(2, 3), (3, 2), (4, 1), (7, 1)])
+def test_workers_get_as_many_cores_each_and_none_shares_one(
+    monkeypatch: pytest.MonkeyPatch, count: int, share: int
+) -> None:
+    cores = [frozenset({each, each + 7}) for each in range(7)]
+    monkeypatch.setattr(place_module, "physical_cores", lambda: cores)
+    places = on_cores(count)
+    assert [place.number for place in places] == list(range(count))
+    assert {place.cores for place in places} == {share}
+    assert all(len(place.processors) == 2 * share for place in places)
+    assert len(frozenset().union(*(place.processors for place in places))) == 2 * share * count
+
+
+def test_more_workers_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place_module, "physical_cores", lambda: [frozenset({0}), frozenset({1})])
+    with pytest.raises(InputError, match="3 workers need a core each, and this process may use 2 cores") as caught:
+        on_cores(3)
+    assert caught.value.exit_code == 2
+    monkeypatch.setattr(place_module, "physical_cores", lambda: [frozenset({0})])
+    with pytest.raises(InputError, match="may use 1 core"):
+        on_cores(2)
+
+
+def test_a_card_is_the_only_one_that_is_visible() -> None:
+    first, second = on_cards(["GPU-5a1", "GPU-7b2"])
+    environment = {"CUDA_VISIBLE_DEVICES": "GPU-5a1,GPU-7b2", "OMP_NUM_THREADS": "8"}
+    second.lay_down(environment)
+    assert environment == {"CUDA_VISIBLE_DEVICES": "GPU-7b2", "OMP_NUM_THREADS": "8"}
+    assert (first.number, second.number) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "threads"), [({}, "4"), ({"OMP_NUM_THREADS": "2"}, "2"), ({"OMP_NUM_THREADS": "16"}, "4")]
+)
+def test_a_worker_has_a_thread_for_each_of_its_cores_unless_the_user_wants_fewer(
+    asked: dict[str, str], threads: str
+) -> None:
+    environment = dict(asked)
+    Place(0, processors=frozenset(range(8)), cores=4).lay_down(environment)
+    assert environment["OMP_NUM_THREADS"] == threads
+    assert environment["MKL_NUM_THREADS"] == "4"
+
+
+def test_the_whole_machine_is_left_as_it_is() -> None:
+    environment: dict[str, str] = {}
+    Place(0).lay_down(environment)
+    with Place(0).entered():
+        assert sorted(os.sched_getaffinity(0)) == HERE
+    assert environment == {}
+
+
+def test_what_is_started_there_is_bound_from_the_start_and_nobody_else_is() -> None:
+    code = "import os; print(sorted(os.sched_getaffinity(0)))"
+    place = Place(0, processors=frozenset({HERE[-1]}), cores=1)
+    with place.entered(), subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as started:
+        out, _ = started.communicate(timeout=60)
+    assert out.strip() == str([HERE[-1]])
+    assert sorted(os.sched_getaffinity(0)) == HERE

@@ -1,0 +1,185 @@
+"""The wording of figures and configs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from autofit.core.budget import Budget
+from autofit.core.config import Config
+from autofit.core.hardware import GIB, Hardware
+from autofit.core.measurement import Measurement, Outcome, PeakBytes
+from autofit.report.formatting import (
+    about,
+    budget_needed,
+    changes,
+    clock,
+    describe,
+    drifted,
+    gib,
+    instead,
+    knobs_that_differ,
+    listed,
+    more_or_less,
+    number,
+    peak_bytes,
+    percent,
+    printable,
+    rate,
+    source,
+    speed,
+    why_not,
+)
+
+Measured = Callable[..., Measurement]
+BUDGET = Budget(2 * GIB, 6 * GIB)
+
+
+def test_a_config_is_described_by_what_is_on() -> None:
+    config = Config(
+        precision="bf16", micro_batch_size=2, gradient_accumulation_steps=4, lora_rank=8, lora_targets="attention"
+    )
+    assert describe(config) == "bf16, micro-batch 2x4, LoRA 8 attention"
+    assert describe(config.replace(lora_rank=0, lora_targets=None)) == "bf16, micro-batch 2x4"
+    assert describe(config, ["precision"]) == "bf16"
+
+
+def test_a_knob_of_a_new_technique_is_told_by_its_name() -> None:
+    assert describe(Config(compile="none", memory_format=True)) == "memory_format true"
+
+
+def test_where_all_is_off_that_is_said() -> None:
+    assert describe(Config(lora_rank=0, lora_targets=None)) == "no LoRA"
+    assert describe(Config(activation_checkpointing="none")) == "no checkpointing"
+    assert describe(Config()) == ""
+
+
+def test_knobs_that_differ() -> None:
+    assert knobs_that_differ([Config(a=1, b=2), Config(a=1, b=3, c=4)]) == ["b", "c"]
+    assert knobs_that_differ([Config(a=True), Config(a=1)]) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("figure", "text"), [(5120.3, "5,120"), (123.4, "123"), (12.345, "12.3"), (0.01234, "0.0123"), (0.0, "0")]
+)
+def test_numbers_keep_three_figures(figure: float, text: str) -> None:
+    assert number(figure) == text
+
+
+def test_sizes_and_shares() -> None:
+    assert gib(3 * GIB // 2) == "1.50"
+    assert gib(7 * GIB // 100) == "0.070"
+    assert gib(GIB // 2048) == "0.00049"
+    assert gib(21_000) == "0.00002"
+    assert gib(0) == "0"
+    assert percent(0.123) == "12 %"
+    assert percent(0.001) == "less than 1 %"
+    assert listed(["a", "b", "c"]) == "a, b and c"
+
+
+def test_the_rate_is_of_tokens_where_there_are_tokens(measured: Measured) -> None:
+    assert rate(measured(10)) == "640 tokens/s"
+    assert rate(measured(10, others={"tokens_per_second": None})) == "10 samples/s"
+
+
+def test_the_peak_held_against_the_budget_is_the_devices(measured: Measured) -> None:
+    assert peak_bytes(measured(1, others={"peak_bytes": PeakBytes(1, 2, 3)})) == 3
+    assert peak_bytes(measured(1, others={"peak_bytes": PeakBytes(1)})) == 1
+    assert peak_bytes(measured(1, others={"peak_bytes": None})) is None
+
+
+def test_the_budget_needed_includes_the_margin_on_cuda_only(measured: Measured) -> None:
+    miss = measured(0, 19)
+    cpu = Hardware("cpu", "x", GIB, GIB, GIB, 2)
+    cuda = Hardware("cuda", "x", GIB, GIB, GIB, 2)
+    assert budget_needed(miss, cpu, BUDGET) == 19 * GIB
+    assert budget_needed(miss, cuda, BUDGET) == pytest.approx(20 * GIB, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "out of memory: needs 2.40 GiB of 2.00"),
+        ({"peak_bytes": None}, "out of memory: needs 2.40 GiB of 2.00 by the reason"),
+        ({"peak_bytes": None, "reason": None}, "out of memory"),
+        ({"outcome": Outcome.FAILED, "reason": "Traceback\n  ...\nValueError: [x]\n"}, "failed: ValueError: [x]"),
+        ({"outcome": Outcome.TIMED_OUT, "reason": ""}, "timed out"),
+    ],
+)
+def test_why_a_config_did_not_fit(measured: Measured, changes: dict[str, Any], text: str) -> None:
+    reason = {"reason": "needs 2.40 GiB of 2.00 by the reason"}
+    assert why_not(measured(0, 2.4, others={**reason, **changes}), BUDGET) == text
+
+
+def test_a_machine_that_drifted_is_told_in_per_cent() -> None:
+    assert "changed by 12 % during" in drifted(0.12)
+
+
+def test_changes_are_told_in_few_words_also_what_is_off() -> None:
+    best = Config(
+        precision="bf16",
+        micro_batch_size=8,
+        gradient_accumulation_steps=1,
+        loss="chunked",
+        lora_rank=8,
+        lora_targets="attention",
+    )
+    assert changes(best, best) == []
+    assert changes(best.replace(micro_batch_size=2, gradient_accumulation_steps=4), best) == ["micro-batch 2x4"]
+    assert changes(best.replace(loss="standard", lora_targets="all-linear"), best) == [
+        "standard loss",
+        "LoRA 8 all-linear",
+    ]
+    assert changes(best.replace(lora_rank=0, lora_targets=None), best) == ["no LoRA"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "told"),
+    [(0.88, "12 % slower"), (1.14, "14 % faster"), (0.996, "as fast"), (1.004, "as fast"), (2, "100 % faster")],
+)
+def test_speeds_against_another(ratio: float, told: str) -> None:
+    assert speed(ratio) == told
+
+
+def test_sizes_against_another() -> None:
+    assert more_or_less(3 * GIB, 4 * GIB) == "1.00 GiB less"
+    assert more_or_less(9 * GIB // 2, 4 * GIB) == "0.50 GiB more"
+    assert more_or_less(4 * GIB + 1000, 4 * GIB) == "the same memory"
+
+
+def test_figures_say_where_they_come_from() -> None:
+    assert (source(True), source(False)) == ("(measured)", "(predicted)")
+
+
+def test_what_a_config_has_instead_is_told_of_it_alone_or_of_the_whole(measured: Measured) -> None:
+    best = measured(100, precision="bf16")
+    assert instead(best.config, best) == ""
+    assert instead(best.config.replace(optimizer="sgd", loss="chunked"), best) == "sgd, chunked loss"
+    whole = "fp32, micro-batch 8x1, LoRA 8 all-linear, sgd, eager attention"
+    others = {"precision": "fp32", "optimizer": "sgd", "attention": "eager", "activation_checkpointing": "none"}
+    other = best.config.replace(**others, lora_rank=8, lora_targets="all-linear")
+    assert instead(other.replace(activation_checkpointing="full"), best).count(",") == 5
+    assert instead(other, None) == whole
+
+
+def test_the_words_of_others_move_no_cursor() -> None:
+    told = "\x1b[31mred\x1b[0m, a \x1b]0;title\x07bell\x07 and\ta \x9b1mC1\r\x1b[2K \u6a21 [bold]"
+    assert printable(told) == "red, a bell and a C1 \u6a21 [bold]"
+
+
+def test_a_reason_is_printable(measured: Measured) -> None:
+    reason = {"outcome": Outcome.FAILED, "reason": "ValueError: \x1b[31mno\x1b[0m\x1b[2J"}
+    assert why_not(measured(0, others=reason), BUDGET) == "failed: ValueError: no"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (59.9, "0:59"), (61, "1:01"), (3661, "1:01:01")])
+def test_times_that_run(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "1 s"), (7.4, "7 s"), (53, "50 s"), (100, "1.7 min"), (1234, "21 min"), (9000, "2.5 h"), (90_000, "25 h")],
+)
+def test_guesses_of_times_have_few_figures(seconds: float, text: str) -> None:
+    assert about(seconds) == text

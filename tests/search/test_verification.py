@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from autofit.core.config import Config
+from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
+from autofit.search import Verification, verification, verify, verify_tiers
+
+
+def at(name: str, rate: float, *, peak: int = 10) -> Measurement:
+    seconds = 8 / rate if rate else 0.0
+    return Measurement(
+        Config(optimizer=name),
+        Outcome.FITS if rate else Outcome.OUT_OF_MEMORY,
+        step_seconds=StepSeconds(seconds, 0.9 * seconds, 1.1 * seconds) if rate else None,
+        samples_per_second=rate or None,
+        peak_bytes=PeakBytes(peak),
+        seconds=3.0,
+        steps=5,
+    )
+
+
+class Rerun:
+    """Rates by name when measured again, one after the other; 0 is out of memory."""
+
+    def __init__(self, rates: Mapping[str, list[float]]) -> None:
+        self.rates = {name: list(each) for name, each in rates.items()}
+        self.asked: list[str] = []
+
+    def __call__(self, finalist: Measurement) -> Measurement:
+        name = str(finalist.config["optimizer"])
+        self.asked.append(name)
+        return at(name, self.rates[name].pop(0), peak=10 + len(self.asked))
+
+
+Played = Callable[..., tuple[Verification, Rerun]]
+
+
+@pytest.fixture
+def played() -> Played:
+    def run(
+        expected: dict[str, float], again: dict[str, list[float]], tolerance: float = 0.03, **others: Any
+    ) -> tuple[Verification, Rerun]:
+        rerun = Rerun(again)
+        those = [at(name, rate) for name, rate in expected.items()]
+        return verify(those, those, rerun, tolerance=tolerance, fidelity=lambda config: (), **others), rerun
+
+    return run
+
+
+def test_all_that_may_be_the_best_are_measured_in_turn(played: Played) -> None:
+    found, rerun = played({"a": 10, "b": 9.6, "c": 9.4, "d": 5}, {name: [9.0, 9.0] for name in "abcd"})
+    assert rerun.asked == ["a", "b", "c", "a", "b", "c"]
+    assert [each.config["optimizer"] for each in found.verified] == ["a", "b", "c"]
+    assert all(each.verified for each in found.verified)
+
+
+def test_a_runner_up_is_measured_however_slow(played: Played) -> None:
+    assert played({"a": 10, "b": 2, "c": 1}, {name: [8.0, 8.0] for name in "abc"})[1].asked == ["a", "b", "a", "b"]
+
+
+def test_the_wider_the_tolerance_the_wider_the_field(played: Played) -> None:
+    again = {name: [10.0, 10.0] for name in "abc"}
+    assert "c" not in played({"a": 10, "b": 9.9, "c": 9}, again, tolerance=0.03)[1].asked
+    assert "c" in played({"a": 10, "b": 9.9, "c": 9}, again, tolerance=0.08)[1].asked
+
+
+def test_who_fails_is_not_tried_again_and_gives_way(played: Played) -> None:
+    found, rerun = played({"a": 10, "b": 8, "c": 7}, {"a": [0.0], "b": [8.0, 8.0], "c": [7.0, 7.0]})
+    assert rerun.asked == ["a", "b", "b", "c", "c"]
+    assert found.failed == (Config(optimizer="a"),)
+    assert {each.config["optimizer"] for each in found.latest()} == {"b", "c"}
+
+
+def test_one_expected_to_beat_all_that_was_verified_is_called_up_until_there_are_enough(played: Played) -> None:
+    names = "abcdefgh"
+    found, rerun = played(
+        {name: 20.0 - place for place, name in enumerate(names)}, {name: [1.0, 1.0] for name in names}
+    )
+    assert len(found.verified) == verification.MOST
+    assert rerun.asked[-2:] == ["e", "e"]
+
+
+def test_while_it_is_in_doubt_who_leads_there_is_another_round_of_those(played: Played) -> None:
+    noisy = {"a": [10.0, 9.0, 9.5], "b": [9.2, 9.9, 9.4], "c": [5.0, 5.5, 5.0], "d": [1.0, 1.0, 1.0]}
+    expected = {"a": 10, "b": 9.9, "c": 9.8, "d": 1}
+    assert played(expected, noisy)[1].asked == [*"abc", *"abc", *"ab"]
+    assert played(expected, noisy, in_time=lambda: False)[1].asked == [*"abc", *"abc"]
+    clear = {"a": [10.0, 10.1], "b": [9.0, 9.1], "c": [8.0, 8.1]}
+    assert played(expected, clear)[1].asked == [*"abc", *"abc"]
+
+
+def test_a_doubt_within_the_tolerance_is_none(played: Played) -> None:
+    noisy = {"a": [10.0, 9.9, 10.0], "b": [9.9, 10.0, 10.0]}
+    assert len(played({"a": 10, "b": 10}, noisy, tolerance=0.1)[1].asked) == 4
+    assert len(played({"a": 10, "b": 10}, noisy, tolerance=0.0)[1].asked) == 6
+
+
+def test_nothing_that_fits_is_nothing_to_measure(played: Played) -> None:
+    found, rerun = played({}, {})
+    assert not rerun.asked
+    assert found.candidates() == ()
+
+
+def test_an_interrupt_leaves_what_was_explored() -> None:
+    def interrupted(finalist: Measurement) -> Measurement:
+        raise KeyboardInterrupt
+
+    those = [at("a", 10)]
+    found = verify(those, those, interrupted, tolerance=0.03, fidelity=lambda config: ())
+    assert found.interrupted
+    assert found.candidates() == tuple(those)
+
+
+def test_an_interrupt_after_enough_rounds_keeps_what_they_verified() -> None:
+    rerun, left = Rerun({"a": [10.0, 10.0], "b": [9.0]}), [3]
+
+    def measure(finalist: Measurement) -> Measurement:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return rerun(finalist)
+
+    those = [at("a", 10), at("b", 9)]
+    found = verify(those, those, measure, tolerance=0.03, fidelity=lambda config: ())
+    assert found.interrupted
+    assert [each.config["optimizer"] for each in found.candidates()] == ["a"]
+
+
+def test_rounds_become_one_figure() -> None:
+    one = verification.joined([at("a", 4.0, peak=30), at("a", 8.0, peak=20)])
+    assert one.step_seconds
+    assert one.step_seconds.median == pytest.approx(1.5)
+    assert (one.step_seconds.low, one.step_seconds.high) == pytest.approx((0.9, 2.2))
+    assert one.samples_per_second == pytest.approx(8 / 1.5)
+    assert (one.seconds, one.steps, one.verified) == (6.0, 10, True)
+    assert one.peak_bytes == PeakBytes(30)
+
+
+def test_what_was_explored_on_fewer_cores_has_a_wider_field_and_calls_nobody_up_by_its_figures() -> None:
+    rerun = Rerun({name: [1.0] * 3 for name in "abcdef"})
+    those = [at(name, rate) for name, rate in {"a": 10, "b": 9.5, "c": 9.0, "d": 8.5, "e": 8.4, "f": 8.0}.items()]
+    found = verify(those, those, rerun, tolerance=0.03, fidelity=lambda config: (), elsewhere=True)
+    assert set(rerun.asked) == set("abcde")
+    assert len(found.verified) == 5
+
+
+def test_the_best_of_each_tier_that_has_none_verified_is_measured_again() -> None:
+    verified = (at("a", 10),)
+    lora = [Measurement(Config(optimizer=name, lora_rank=8), Outcome.FITS, samples_per_second=1.0) for name in "bc"]
+    order: list[str] = []
+
+    def measure(finalist: Measurement) -> Measurement:
+        name = str(finalist.config["optimizer"])
+        order.append(name)
+        seen = at(name, 0 if name == "b" else 3.0)
+        return dataclasses.replace(seen, config=finalist.config)
+
+    found = verify_tiers(
+        Verification((at("a", 10), *lora), verified),
+        (at("a", 10), *lora),
+        measure,
+        tolerance=0.03,
+        fidelity=lambda config: (),
+    )
+    assert order == ["b", "c", "c"]
+    assert [each.config["optimizer"] for each in found.verified] == ["a", "c"]
+    assert found.failed == (lora[0].config,)
+
+
+def test_what_was_explored_on_fewer_cores_is_brought_to_the_pace_of_the_verified() -> None:
+    missed = at("c", 0)
+    found = Verification((at("a", 10), at("b", 5), missed), (at("a", 40),)).levelled()
+    assert [each.throughput for each in found] == [40, 20, 0]
+    assert found[2] == missed
+    assert Verification((at("a", 10),)).levelled() == (at("a", 10),)

@@ -1,0 +1,436 @@
+"""How many probes run side by side and where, what the answer rests on then, and what Ctrl-C leaves of them."""
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autofit.core.budget import Budget
+from autofit.core.config import Config
+from autofit.core.errors import InputError, ProbeError
+from autofit.core.events import Event, Note, ProbeStarted
+from autofit.core.hardware import GIB, MIB, Hardware
+from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
+from autofit.core.options import search_options
+from autofit.core.result import Result
+from autofit.core.workload import Traits, Workload
+from autofit.estimate import timelines
+from autofit.probe import Place, Plan, physical_cores
+from autofit.tuning import places as parallel
+from autofit.tuning import run as tune
+from autofit.tuning.places import check_memory, places_for
+from tests import tiny
+from tests.processes import descendants, number_in, wait_until, wait_until_gone
+
+CARD = dataclasses.replace(
+    tiny.CPU, device="cuda", name="NVIDIA H200", memory_bytes=140 * GIB, capability=(9, 0), context_bytes=GIB // 2
+)
+CORES = [frozenset({each}) for each in range(8)]
+TRAITS = Traits(parameters=1000, blocks=2, linears=4, attention=False, sdpa=False, batch_norm=False, dropout=False)
+
+
+class Cards:
+    """Stands in for a Prober on a machine with some cards; None is one that others use."""
+
+    def __init__(self, **cards: Hardware | None) -> None:
+        self.known = cards
+
+    def cards(self) -> tuple[str, ...]:
+        return tuple(self.known)
+
+    def detect_idle(self, card: str) -> Hardware:
+        if (found := self.known[card]) is None:
+            raise ProbeError("others use it.")
+        return found
+
+
+SMALLER = dataclasses.replace(CARD, memory_bytes=70 * GIB)
+OTHER = dataclasses.replace(CARD, name="NVIDIA T4")
+
+
+@pytest.fixture
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autofit.probe.placement.physical_cores", lambda: CORES)
+    monkeypatch.setattr(parallel, "physical_cores", lambda: CORES)
+
+
+def cards_of(places: tuple[Place, ...]) -> list[str | None]:
+    return [place.card for place in places]
+
+
+def test_on_a_cpu_probes_run_alone_unless_workers_are_asked_for(eight_cores: None) -> None:
+    prober: Any = Cards()
+    assert places_for(None, tiny.CPU, prober) == places_for(1, tiny.CPU, prober) == ()
+    assert [place.processors for place in places_for(3, tiny.CPU, prober)] == [{0, 1}, {2, 3}, {4, 5}]
+    with pytest.raises(InputError, match="9 workers need a core each, and this process may use 8 cores"):
+        places_for(9, tiny.CPU, prober)
+
+
+def test_by_default_there_is_one_on_each_idle_card_that_is_like_card_0() -> None:
+    prober: Any = Cards(a=CARD, b=CARD, busy=None, smaller=SMALLER, other=OTHER, c=CARD)
+    assert cards_of(places_for(None, CARD, prober)) == ["a", "b", "c"]
+    assert cards_of(places_for(2, CARD, prober)) == ["a", "b"]
+    assert places_for(1, CARD, prober) == ()
+    with pytest.raises(InputError, match="4 workers need a card each like card 0, and 3 of the visible cards are"):
+        places_for(4, CARD, prober)
+
+
+def test_a_card_that_has_less_free_than_a_probe_may_take_is_left_out() -> None:
+    """Else the first probe that runs out of memory there would end the search: others have what it lacked."""
+    small = dataclasses.replace(CARD, memory_bytes=8 * GIB)
+    prober: Any = Cards(a=small, desktop=dataclasses.replace(small, used_bytes=GIB), b=small)
+    assert cards_of(places_for(None, small, prober, Budget(8 * GIB, GIB).cap_bytes("cuda"))) == ["a", "b"]
+    assert cards_of(places_for(None, small, prober, Budget(7 * GIB, GIB).cap_bytes("cuda"))) == ["a", "desktop", "b"]
+
+
+def test_on_the_only_card_of_its_kind_probes_run_alone() -> None:
+    prober: Any = Cards(a=CARD, other=OTHER)
+    assert places_for(None, CARD, prober) == ()
+    with pytest.raises(InputError, match="1 of the visible cards is an idle NVIDIA H200"):
+        places_for(2, CARD, prober)
+
+
+def test_on_a_cpu_what_all_workers_may_take_together_must_be_there(eight_cores: None) -> None:
+    places = places_for(4, tiny.CPU, Cards())  # type: ignore[arg-type]
+    check_memory(places, Budget(GIB, GIB), 4 * GIB, given=True)
+    with pytest.raises(InputError, match=r"budget of 1.00 GiB each may take more than the 3.99 GiB") as caught:
+        check_memory(places, Budget(GIB, GIB), 4 * GIB - MIB, given=True)
+    assert caught.value.remedy == "Give at most --mem 0.99, or fewer workers."
+    with pytest.raises(InputError, match="the budget of each must be said"):
+        check_memory(places, Budget(MIB, GIB), 4 * GIB, given=False)
+    check_memory((), Budget(4 * GIB, GIB), GIB, given=False)
+    check_memory((Place(0, card="0"), Place(1, card="1")), Budget(80 * GIB, GIB), GIB, given=False)
+
+
+# A search whose probes are a formula
+
+
+class Machine:
+    """Stands in for a Prober and for Workers: a step takes so long by micro-batch, `slower` for the workers."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        self.hardware, self.traits = hardware, TRAITS
+        self.seconds = {1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0}
+        self.places: tuple[Place, ...] = ()
+        self.explored: list[Config] = []
+        self.verified: list[Config] = []
+        self.predicts = False
+        self.predicted_by_workers: list[bool] = []
+        self.ended = False
+
+    def __enter__(self) -> "Machine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def look(self, *_: object) -> tuple[Hardware, Traits]:
+        return self.hardware, self.traits
+
+    def cards(self) -> tuple[str, ...]:
+        return ("0", "1")
+
+    def detect_idle(self, card: str) -> Hardware:
+        return self.hardware
+
+    def run(self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
+        if function is timelines:  # for the report, of configs of every tier
+            return [None for _ in arguments[1]]
+        return self.predict(arguments[1], by_workers=False)
+
+    def predict(self, configs: list[Config], *, by_workers: bool) -> Any:
+        self.predicted_by_workers.append(by_workers)
+        if not self.predicts:
+            return [math.nan] * len(configs), [math.nan] * len(configs)
+        return [float(MIB)] * len(configs), [self.step(config) for config in configs]
+
+    def step(self, config: Config) -> float:
+        return self.seconds[int(str(config["micro_batch_size"]))] * (0.9 if config["lora_rank"] else 1.0)
+
+    def measure(self, workload: Workload, config: Config, *_: object, plan: Plan, number: int) -> Measurement:
+        self.verified.append(config)
+        return self.seen(config, self.step(config), number)
+
+    def seen(self, config: Config, step: float, number: int) -> Measurement:
+        times = StepSeconds(step, 0.99 * step, 1.01 * step)
+        peak = PeakBytes(MIB)
+        return Measurement(
+            config, Outcome.FITS, number, times, samples_per_second=8 / step, peak_bytes=peak, seconds=1.0
+        )
+
+
+class FakeWorkers:
+    """Workers of that machine, four times as slow."""
+
+    def __init__(self, machine: Machine, places: tuple[Place, ...]) -> None:
+        self.machine = machine
+        machine.places, machine.ended = places, False
+
+    def __enter__(self) -> "FakeWorkers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.machine.ended = True
+
+    def run(self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
+        return self.machine.predict(arguments[1], by_workers=True)
+
+    def measure(self, workload: Workload, config: Config, *_: object, plan: Plan, number: int) -> Measurement:
+        assert not self.machine.ended
+        self.machine.explored.append(config)
+        slower = 4.0 if self.machine.hardware.device == "cpu" else 1.0
+        return self.machine.seen(config, slower * self.machine.step(config), number)
+
+
+class Bench(SimpleNamespace):
+    """A run directory and a machine to search on."""
+
+    folder: Path
+    machine: Machine
+
+    def search(self, **options: Any) -> Result:
+        listener: Callable[[Event], None] | None = options.pop("listener", None)
+        given = {"space": str(self.folder / "space.yaml"), "out": self.folder / "run", **options}
+        return tune.run_search(tiny.mlp_workload(8), search_options(**given), listener)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eight_cores: None) -> Iterator[Bench]:
+    made = Bench(folder=tmp_path, machine=Machine(dataclasses.replace(tiny.CPU, cores=len(CORES))))
+    monkeypatch.setattr(tune, "Prober", lambda logs, timeout: made.machine)
+    monkeypatch.setattr(tune, "Workers", lambda places, logs, timeout: FakeWorkers(made.machine, places))
+    knobs = "  micro_batch_size: [1, 2, 4, 8]\n  lora_rank: [0, 8]\n  lora_targets: [all-linear]\n"
+    (tmp_path / "space.yaml").write_text(f"description: for a test\nknobs:\n{knobs}")
+    yield made
+
+
+def test_workers_explore_and_what_may_be_the_best_is_verified_on_all_cores(bench: Bench) -> None:
+    events: list[Event] = []
+    result = bench.search(mem=1, workers=2, listener=events.append, tolerance=0.0)
+    machine = bench.machine
+    assert [len(place.processors) for place in machine.places] == [4, 4]
+    assert len(machine.explored) == len(result.trials)
+    assert machine.ended
+    best = result.best
+    assert best is not None
+    assert best.verified
+    assert best.config["micro_batch_size"] == 8
+    assert best.step_seconds
+    assert best.step_seconds.median == pytest.approx(0.9)  # not what a worker measures
+    explored = next(each for each in result.trials if each.config == best.config)
+    assert explored.step_seconds
+    assert explored.step_seconds.median == pytest.approx(3.6)
+    note = "2 probes run at a time, each on 4 of 8 cores"
+    assert any(isinstance(event, Note) and event.text.startswith(note) for event in events)
+    assert any("each on 4 of 8 cores" in each for each in result.to_json()["notes"])
+    begun = [event.number for event in events if isinstance(event, ProbeStarted) and not event.verifying]
+    assert begun == list(range(len(result.trials)))
+
+
+def test_the_best_of_every_tier_is_verified_on_all_cores(bench: Bench) -> None:
+    machine = bench.machine
+    result = bench.search(mem=1, workers=4, set={"micro_batch_size": [4, 8]})
+    for name in ("full", "lora"):
+        found = result.tiers[name]
+        assert found is not None
+        assert found.verified
+        assert found.step_seconds
+        assert found.step_seconds.median == pytest.approx(machine.step(found.config))
+
+
+def test_the_best_of_a_tier_that_no_finalist_is_of_is_verified_all_the_same(bench: Bench) -> None:
+    machine = bench.machine
+    plain = machine.step
+    machine.step = lambda config: plain(config) * (1.0 if config["lora_rank"] else 5.0)  # type: ignore[method-assign]
+    result = bench.search(mem=1, workers=2, tolerance=0.01)
+    full = result.tiers["full"]
+    assert full is not None
+    assert full.verified
+    assert full.config["micro_batch_size"] == 8
+    assert machine.verified[-2:] == [full.config] * 2
+
+
+def test_what_was_only_explored_stands_on_the_frontier_at_the_pace_of_all_cores(bench: Bench) -> None:
+    machine = bench.machine
+    machine.seen = lambda config, step, number: dataclasses.replace(  # type: ignore[method-assign]
+        Machine.seen(machine, config, step, number), peak_bytes=PeakBytes(MIB * int(str(config["micro_batch_size"])))
+    )
+    points = bench.search(mem=1, workers=2).frontier["full"]
+    assert [point.config["micro_batch_size"] for point in points] == [1, 2, 4, 8]
+    for point in points:
+        assert point.samples_per_second == pytest.approx(8 / machine.step(point.config), rel=1e-3)
+
+
+def test_predictions_are_for_the_cores_that_probes_run_on_and_are_not_corrected_by_other_ones(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learnt: list[Any] = []
+    bench.machine.predicts = True
+    monkeypatch.setattr(tune, "learn", lambda hardware, seen: learnt.append(seen))
+    bench.search(mem=1, workers=2)
+    assert bench.machine.predicted_by_workers == [True]
+    assert not learnt
+    bench.search(mem=1, out=bench.folder / "alone")
+    assert bench.machine.predicted_by_workers == [True, False]
+    assert len(learnt) == 1
+
+
+def test_alone_nothing_is_started_beside_the_prober(bench: Bench) -> None:
+    result = bench.search(mem=1)
+    assert not bench.machine.explored
+    assert not result.notes
+    assert bench.search(mem=1, workers=1, out=bench.folder / "one").trials == result.trials
+
+
+def test_no_more_workers_are_started_than_there_are_trials(bench: Bench) -> None:
+    bench.search(mem=1, workers=4, trials=2)
+    assert len(bench.machine.places) == 2
+
+
+def test_on_a_cpu_a_search_is_only_resumed_with_as_many_cores_for_each_probe(bench: Bench) -> None:
+    bench.search(mem=1, workers=2, trials=2)
+    with pytest.raises(InputError, match="cores_of_each_worker was 4, is 2"):
+        bench.search(mem=1, workers=4, trials=4, resume=True)
+    with pytest.raises(InputError, match="cores_of_each_worker was 4, is None"):
+        bench.search(mem=1, trials=4, resume=True)
+    assert len(bench.search(mem=1, workers=2, trials=4, resume=True).trials) == 4
+
+
+def test_on_cards_a_search_is_resumed_with_as_many_workers_as_there_are_now(bench: Bench) -> None:
+    bench.machine.hardware = CARD
+    result = bench.search(gpu_mem=24, trials=2, tolerance=0.0)
+    assert [place.card for place in bench.machine.places] == ["0", "1"]
+    assert not result.notes
+    assert len(bench.search(gpu_mem=24, workers=1, trials=4, tolerance=0.0, resume=True).trials) == 4
+
+
+def test_later_searches_know_what_was_measured_on_as_many_cores(bench: Bench) -> None:
+    bench.machine.traits = dataclasses.replace(TRAITS, fingerprint="of this model")
+    known: list[str] = []
+
+    def listener(event: Event) -> None:
+        if isinstance(event, Note) and event.text.startswith("earlier searches measured"):
+            known.append(event.text.split(":")[0])
+
+    first = bench.search(mem=1, workers=2, tolerance=0.0, listener=listener)
+    assert len(first.trials) == 8
+    for folder, workers in (("again", 2), ("fewer", 4)):
+        bench.search(mem=1, workers=workers, trials=1, out=bench.folder / folder, listener=listener)
+    assert known == ["earlier searches measured 8 configs"]  # with the same cores each; with others, nothing yet
+    verified = len(set(bench.machine.verified))
+    bench.search(mem=1, trials=1, out=bench.folder / "alone", listener=listener)
+    assert known[1:] == [f"earlier searches measured {verified} configs"]
+
+
+def test_an_interrupted_search_of_workers_answers_with_what_it_has(bench: Bench) -> None:
+    def interrupt(event: Event) -> None:
+        if isinstance(event, ProbeStarted) and event.number == 3:
+            raise KeyboardInterrupt
+
+    result = bench.search(mem=1, workers=2, listener=interrupt)
+    assert result.stopped_by == "interrupt"
+    assert bench.machine.ended
+    assert not bench.machine.verified
+    assert 1 <= len(result.trials) <= 3
+
+
+def test_an_interrupt_while_tiers_are_verified_keeps_the_best(bench: Bench) -> None:
+    machine, begun = bench.machine, []
+    plain = machine.step
+    machine.step = lambda config: plain(config) * (1.0 if config["lora_rank"] else 5.0)  # type: ignore[method-assign]
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, ProbeStarted) and event.verifying and not event.config["lora_rank"]:
+            begun.append(event)
+            raise KeyboardInterrupt
+
+    result = bench.search(mem=1, workers=2, tolerance=0.01, listener=interrupt)
+    assert len(begun) == 1
+    assert result.stopped_by == "interrupt"
+    assert result.best is not None
+    assert result.best.verified
+    assert math.isclose(result.best.throughput, 8 / 0.9)
+
+
+# And for real
+
+WORKLOAD = """
+import os
+import time
+from pathlib import Path
+
+from tests import tiny
+from autofit import Workload
+
+FOLDER = Path({folder!r})
+told = []
+
+def loss(model, batch):
+    if not told:
+        told.append(True)
+        with (FOLDER / "started").open("a") as file:
+            file.write(f"{{os.getpid()}} {{sorted(os.sched_getaffinity(0))}}\\n")
+        turn = len((FOLDER / "started").read_text().splitlines())
+        if (FOLDER / "hang").exists() and turn > int((FOLDER / "hang").read_text()):
+            (FOLDER / f"{{os.getpid()}}.hanging").write_text(f"{{os.getpid()}}\\n")
+            time.sleep(600)
+    return tiny.classify(model, batch)
+
+def make():
+    plain = tiny.mlp_workload(8)
+    return Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=8)
+"""
+SETTINGS = ("precision=fp32", "optimizer=adamw", "attention=sdpa", "micro_batch_size=1,2,4,8")
+
+
+def start(folder: Path) -> "subprocess.Popen[str]":
+    settings = [word for setting in SETTINGS for word in ("--set", setting)]
+    return subprocess.Popen(
+        [
+            *("env", "--default-signal=INT", sys.executable, "-m", "autofit", "search"),
+            *("--model", str(folder / "mine.py:make"), "--device", "cpu", "--mem", "0.5", "--workers", "2"),
+            *("--trials", "5", "--out", str(folder / "run"), "--json", *settings),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        start_new_session=True,
+    )
+
+
+@pytest.mark.skipif(len(physical_cores()) < 2, reason="two workers need two cores")
+def test_ctrl_c_ends_two_probes_on_cores_of_their_own_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(WORKLOAD.format(folder=str(tmp_path)))
+    (tmp_path / "hang").write_text("4")  # a look, a prediction and two probes go on
+    search = start(tmp_path)
+    # Three zygotes start one after the other where the machine is busy.
+    wait_until(lambda: len(list(tmp_path.glob("*.hanging"))) == 2, "two probes hang", seconds=180.0)
+    hanging = [number_in(path) for path in tmp_path.glob("*.hanging")]
+    family = descendants(search.pid)
+    assert set(hanging) < set(family)
+    assert len(family) == 3 + 2  # zygotes, and the children of the workers'
+    lines = [line.split(" ", 1) for line in (tmp_path / "started").read_text().splitlines()]
+    cores = [json.loads(cores) for process, cores in lines if int(process) in hanging]
+    assert [len(each) for each in cores] == [len(cores[0])] * 2
+    assert not set(cores[0]) & set(cores[1])
+    os.killpg(search.pid, signal.SIGINT)
+    out, err = search.communicate()
+    assert search.returncode == 130, err
+    assert "Traceback" not in err
+    wait_until_gone(family)
+    interrupted = json.loads(out)
+    assert interrupted["stopped_by"] == "interrupt"
+    assert len(interrupted["trials"]) == 2

@@ -1,0 +1,144 @@
+"""The record of a search: what was predicted of what was measured, and the steps that could be followed in time."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autofit.core.budget import Budget
+from autofit.core.config import Config
+from autofit.core.errors import InputError, ProbeError
+from autofit.core.hardware import GIB
+from autofit.core.measurement import Measurement, Outcome
+from autofit.core.options import search_options
+from autofit.core.record import Predicted
+from autofit.core.result import Result
+from autofit.estimate import timelines
+from autofit.search import Predictions
+from autofit.techniques import canonicalize
+from autofit.tuning.record import FOLLOW_SECONDS, recorded, traced
+from tests import tiny
+
+WORKLOAD = tiny.llama_workload(4)
+BEST = canonicalize({"precision": "fp32", "micro_batch_size": 4}, WORKLOAD, tiny.CPU)
+LORA = canonicalize({"precision": "bf16", "lora_rank": 4, "lora_targets": "all-linear"}, WORKLOAD, tiny.CPU)
+EXPECTED = Predictions({BEST: 5.0, LORA: math.nan}, {BEST: 2.0, LORA: math.nan})
+
+
+class Prober:
+    """Runs what it is given here, or fails as a child may."""
+
+    def __init__(self, fails: Callable[[Config], BaseException | None] = lambda config: None) -> None:
+        self.fails = fails
+        self.timeouts: list[float] = []
+
+    def run(self, function: Any, workload: Any, *arguments: Any, log: str, timeout: float) -> Any:
+        self.timeouts.append(timeout)
+        assert (function, log) == (timelines, "timeline.log")
+        error = self.fails(arguments[1][0])
+        if error:
+            raise error
+        return function(workload, *arguments)
+
+
+def found(stopped_by: str = "space") -> Result:
+    full, lora = (Measurement(config, Outcome.FITS, number=place) for place, config in enumerate((BEST, LORA)))
+    return Result(
+        model="tiny",
+        workload=WORKLOAD.summary(),
+        source={},
+        hardware=tiny.CPU,
+        budget=Budget(GIB, GIB),
+        versions={},
+        best=full,
+        tiers={"full": full, "lora": lora, "qlora": None},
+        trials=(full, lora),
+        skipped={},
+        stopped_by=stopped_by,
+        space_size=2,
+        search_seconds=1.0,
+    )
+
+
+def record(result: Result, prober: Any, expected: Predictions | None = EXPECTED, **options: Any) -> Any:
+    return recorded(result, search_options(**options), workload=WORKLOAD, expected=expected, prober=prober)
+
+
+def test_the_best_of_each_tier_is_followed() -> None:
+    prober = Prober()
+    made = record(found(), prober, seed=5, set={"precision": ("fp32", "bf16")})
+    assert {name: line.config for name, line in made.timelines.items()} == {"full": BEST, "lora": LORA}
+    assert made.predicted == (Predicted(5.0, 2.0), Predicted(None, None))
+    assert prober.timeouts == [FOLLOW_SECONDS] * 2
+    assert made.options["seed"] == 5
+    assert made.options["set"] == {"precision": ("fp32", "bf16")}
+    assert made.finished[:2] == "20"
+
+
+class Recorder:
+    """Stands for a child that writes down a step, or cannot."""
+
+    def __init__(self, error: InputError | ProbeError | None = None) -> None:
+        self.error = error
+        self.asked: list[tuple[Config, Path]] = []
+
+    def trace(self, workload: Any, config: Config, hardware: Any, budget: Budget, *, directory: Path) -> dict[str, str]:
+        self.asked.append((config, directory))
+        if self.error:
+            raise self.error
+        return {"trace": str(directory / "t")}
+
+
+def test_a_step_of_the_best_is_kept_among_the_files(tmp_path: Path) -> None:
+    told: list[str] = []
+    prober: Any = Recorder()
+    made = traced(found(), WORKLOAD, prober, directory=tmp_path, notify=told.append)
+    assert prober.asked == [(BEST, tmp_path)]
+    assert made.files == {"trace": str(tmp_path / "t")}
+    assert made.to_json()["files"] == {
+        **dict.fromkeys(("result", "script", "exports", "report")),
+        "trace": str(tmp_path / "t"),
+    }
+    assert told == ["memory snapshots are CUDA's: of a CPU there is the trace alone, which holds its allocations, too."]
+
+
+def test_a_step_that_cannot_be_recorded_costs_no_result(tmp_path: Path) -> None:
+    told: list[str] = []
+    prober: Any = Recorder(ProbeError("its process ended."))
+    assert traced(found(), WORKLOAD, prober, directory=tmp_path, notify=told.append) == found()
+    assert told == ["no step of the best config could be recorded: its process ended."]
+
+
+def test_ctrl_c_while_a_step_is_recorded_ends_the_search_with_its_answer(tmp_path: Path) -> None:
+    prober: Any = Recorder(KeyboardInterrupt())
+    assert traced(found(), WORKLOAD, prober, directory=tmp_path, notify=pytest.fail) == found("interrupt")
+
+
+def test_nothing_is_recorded_of_a_search_that_was_stopped_or_found_nothing(tmp_path: Path) -> None:
+    prober: Any = Recorder()
+    nothing = dataclasses.replace(found(), best=None)
+    for result in (found("interrupt"), nothing):
+        assert traced(result, WORKLOAD, prober, directory=tmp_path, notify=pytest.fail) == result
+    assert not prober.asked
+
+
+def test_little_time_is_spent_where_there_is_little() -> None:
+    prober = Prober()
+    record(found(), prober, time_limit=100)
+    assert prober.timeouts == [5.0, 5.0]
+
+
+@pytest.mark.parametrize("error", [ProbeError("it took more than 60 s."), KeyboardInterrupt()])
+def test_what_could_not_be_followed_is_left_out(error: BaseException) -> None:
+    made = record(found(), Prober(lambda config: error if config == LORA else None), expected=None)
+    assert set(made.timelines) == {"full"}
+    assert made.predicted == ()
+
+
+def test_nobody_who_wants_out_waits_for_a_picture() -> None:
+    prober = Prober()
+    assert record(found("interrupt"), prober).timelines == {}
+    assert not prober.timeouts
