@@ -158,8 +158,12 @@ class Store:
 
     def _connect(self) -> sqlite3.Connection:
         file = sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)
-        # It need not survive a power cut whole, and waiting for the disk twice a measurement is not worth that.
-        file.execute("PRAGMA synchronous = NORMAL")
+        try:
+            # It need not survive a power cut whole, and waiting for the disk twice a measurement is not worth that.
+            file.execute("PRAGMA synchronous = NORMAL")
+        except BaseException:  # a damaged file says so here
+            file.close()
+            raise
         return file
 
     def _version(self, file: sqlite3.Connection) -> int:

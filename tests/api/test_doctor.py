@@ -1,5 +1,6 @@
 """What this machine offers, told without opening the device in this process."""
 
+import importlib.metadata
 import json
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def test_what_there_is() -> None:
     hardware = found["hardware"]
     assert hardware["device"] == "cpu"
     assert 0.5 < found["budget_gib"] / (hardware["host_free_bytes"] / GIB) < 0.81
-    assert found["versions"]["torch"] == torch.__version__
+    assert found["versions"]["torch"] == importlib.metadata.version("torch")
 
 
 def test_what_is_stored_is_counted_and_can_be_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +72,7 @@ def test_how_values_stand_on_a_cpu() -> None:
     assert precision["bf16"] == {
         "value": "bf16",
         "package": "torch",
-        "version": torch.__version__,
+        "version": importlib.metadata.version("torch"),
         "searched": True,
         "available": True,
         "reason": None,

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -232,11 +233,13 @@ def test_on_a_card_memory_is_reserved_as_it_was_in_probes(monkeypatch: pytest.Mo
     """The CPU stands for the card, whose allocator has its settings in any build of PyTorch."""
     for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # the command line sets one for its process
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
-    monkeypatch.setattr(segments, "settings", lambda: set_to[-1] if set_to else "")
     set_to: list[str] = []
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", set_to.append)
+    monkeypatch.setattr(segments, "settings", lambda: set_to[-1] if set_to else "")
+    card = SimpleNamespace(  # which the optimizer does not see: in a build with CUDA it would look for one
+        is_available=lambda: True, get_allocator_backend=lambda: "native", is_initialized=lambda: False
+    )
+    inside = SimpleNamespace(_accelerator_setAllocatorSettings=set_to.append)
+    monkeypatch.setattr(segments, "torch", SimpleNamespace(cuda=card, _C=inside))
     monkeypatch.setattr(session, "detect", lambda _: tiny.CPU)
     run, seen = Run(), []
     run.session = replace(run.session, callbacks=(lambda _: seen.append(segments.settings()),))
