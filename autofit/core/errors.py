@@ -103,5 +103,5 @@ def unknown(kind: str, given: object, known: Iterable[object]) -> InputError:
     """An InputError for a name that does not exist, with the nearest one that does."""
     names = [str(name) for name in known]
     near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
-    remedy = f"Did you mean {near[0]!r}?" if near else f"PriorMeasurement: {', '.join(sorted(names))}."
+    remedy = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(names))}."
     return InputError(f"unknown {kind} {str(given)!r}.", remedy)

@@ -6,6 +6,8 @@ checkpoint, so anything can be raised on the way; all of it is told as one sente
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,11 +67,15 @@ def read_directory(path: Path, *, trust_remote_code: bool = False) -> HuggingFac
     path = path.expanduser().resolve()
     if not path.is_dir():
         raise InputError(f"the directory {path} is not there.", "Check the path.")
-    if not (path / "config.json").is_file():
+    file = path / "config.json"
+    if not file.is_file():
         message = f"the directory {path} holds no config.json."
         raise InputError(message, "Give the directory of a Hugging Face model, or the name of a preset.")
+    with contextlib.suppress(ValueError):  # transformers says where a file is not JSON
+        if not isinstance(content := json.loads(file.read_bytes()), dict):  # it indexes a list before it checks
+            raise InputError(f"{file} should hold a mapping, not {type(content).__name__}.", "Correct it.")
     source = {"kind": "directory", "path": str(path)}
-    return _read(_Origin(str(path), str(path / "config.json"), path.name, source, True, trust_remote_code))
+    return _read(_Origin(str(path), str(file), path.name, source, True, trust_remote_code))
 
 
 def read_hub(model_id: str, *, trust_remote_code: bool = False) -> HuggingFaceModel:
@@ -105,7 +111,7 @@ def _raw_config(origin: _Origin) -> Mapping[str, Any]:
             raise InputError(message, "Correct it, or write it again with save_pretrained.") from error
         message = f"{origin.path} is no directory here, and its config.json cannot be fetched: {_first(error)}."
         raise InputError(message, "Download the model and give its directory, or check the name.") from error
-    if not isinstance(raw, Mapping):
+    if not isinstance(raw, Mapping):  # fetched from the hub
         raise InputError(f"{origin.label} should hold a mapping, not {type(raw).__name__}.", "Correct it.")
     return raw
 

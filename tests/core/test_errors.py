@@ -51,5 +51,5 @@ def test_unknown_names_the_nearest() -> None:
 
 
 def test_or_all_when_none_is_near() -> None:
-    assert str(unknown("knob", "zzz", ["b", "a"])) == "unknown knob 'zzz'. PriorMeasurement: a, b."
-    assert str(unknown("rank", 7, [8])) == "unknown rank '7'. PriorMeasurement: 8."
+    assert str(unknown("knob", "zzz", ["b", "a"])) == "unknown knob 'zzz'. Known: a, b."
+    assert str(unknown("rank", 7, [8])) == "unknown rank '7'. Known: 8."

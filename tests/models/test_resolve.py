@@ -96,14 +96,14 @@ def facts(workload: Workload) -> tuple[object, ...]:
     ("model", "message"),
     [
         ("gpt-2", "unknown model 'gpt-2'. Did you mean 'gpt2'?"),
-        ("", f"unknown model ''. PriorMeasurement: {', '.join(sorted(preset_names()))}."),
+        ("", f"unknown model ''. Known: {', '.join(sorted(preset_names()))}."),
         ("llama:7b", "unknown model 'llama:7b'. Did you mean 'llama-2-7b'?"),
         ("flow.py", "flow.py is a file, not a model. Write flow.py:FUNCTION."),
         ("model/config.json", "model/config.json is a file, not a model. Give the directory that holds config.json."),
         ("./gone", "the directory ./gone is not there. Check the path."),
         ("/no/such/place", "the directory /no/such/place is not there. Check the path."),
         ("~nobody-of-that-name/model", "the directory ~nobody-of-that-name/model is not there. Check the path."),
-        ("x" * 5000, f"unknown model '{'x' * 5000}'. PriorMeasurement: {', '.join(sorted(preset_names()))}."),
+        ("x" * 5000, f"unknown model '{'x' * 5000}'. Known: {', '.join(sorted(preset_names()))}."),
     ],
 )
 def test_names_that_mean_nothing(model: str, message: str) -> None:
