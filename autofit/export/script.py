@@ -16,9 +16,10 @@ from autofit.core.config import Config
 from autofit.core.environment import EXPANDABLE
 from autofit.core.errors import InputError
 from autofit.core.hardware import Hardware
+from autofit.core.knobs import is_off
 from autofit.export.fragments import Case, Fragments
 from autofit.export.head import head
-from autofit.export.knobs import KNOBS, is_off
+from autofit.export.knobs import KNOBS
 from autofit.export.tasks import TASKS, Task, checks, random_model, tokenizer
 from autofit.export.template import WIDTH, call, fill, import_from, literal, packed, plain, template
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError
+from autofit.core.knobs import is_off
 from autofit.export.deviation import Deviation
 from autofit.export.heading import heading
-from autofit.export.knobs import is_off
 from autofit.export.source import NOTHING_MEASURED, ExportSource, as_predicted
 
 HUGGING_FACE = ("causal-lm", "masked-lm", "sequence-classification", "image-classification")

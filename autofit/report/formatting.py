@@ -10,6 +10,7 @@ from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.estimate import Estimate
 from autofit.core.hardware import GIB, Hardware
+from autofit.core.knobs import KNOB_WORDS, is_off
 from autofit.core.measurement import Measurement, Outcome
 
 OUTCOMES = {
@@ -21,39 +22,8 @@ OUTCOMES = {
     Outcome.TIMED_OUT: "timed out",
     Outcome.FAILED: "failed",
 }
-_SILENT = (None, False, 0, "none", "standard")  # values that say that a knob does nothing
-# Knobs whose value says enough, or that have a shorter name; any other is told by its own name.
-_SHORT = {
-    "precision": "{value}",
-    "optimizer": "{value}",
-    "attention": "{value} attention",
-    "activation_checkpointing": "checkpointing {value}",
-    "micro_batch_size": "micro-batch {value}x{gradient_accumulation_steps}",
-    "lora_rank": "LoRA {value} {lora_targets}",
-    "quantization": "{value} weights",
-    "loss": "{value} loss",
-    "kernels": "{value} kernels",
-    "compile": "compiled {value}",
-    "activation_offload": "activations offloaded",
-    "parameter_offload": "weights offloaded",
-    "optimizer_offload": "optimizer offloaded",
-    "optimizer_in_backward": "update in the backward",
-}
 # What moves a cursor, colours, or names a window.
 _ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b(?:\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)")
-# What a config has instead where another one has something; any other knob is told by its name and value.
-_OFF = {
-    "activation_checkpointing": "no checkpointing",
-    "lora_rank": "no LoRA",
-    "quantization": "unquantised weights",
-    "loss": "standard loss",
-    "kernels": "PyTorch's kernels",
-    "compile": "no compilation",
-    "activation_offload": "activations on the device",
-    "parameter_offload": "weights on the device",
-    "optimizer_offload": "optimizer on the device",
-    "optimizer_in_backward": "update after the backward",
-}
 _MOST_CHANGES = 4  # told one by one
 _TOLD_WITH_ANOTHER = ("gradient_accumulation_steps", "lora_targets")
 
@@ -61,7 +31,7 @@ _TOLD_WITH_ANOTHER = ("gradient_accumulation_steps", "lora_targets")
 def describe(config: Mapping[str, Any], knobs: Collection[str] | None = None) -> str:
     """A config in a few words: what is not off, of the knobs named or of all."""
     named = [name for name in config if (knobs is None or name in knobs) and name not in _TOLD_WITH_ANOTHER]
-    on = [name for name in named if config[name] not in _SILENT]
+    on = [name for name in named if not is_off(config[name])]
     return ", ".join(_knob(config, name) for name in on or named)
 
 
@@ -81,12 +51,13 @@ def instead(config: Config, best: Measurement | None) -> str:
 
 
 def _knob(config: Mapping[str, Any], name: str) -> str:
-    if config[name] in _SILENT and name in _OFF:
-        return _OFF[name]
-    if config[name] in _SILENT or name not in _SHORT:
+    words, off = KNOB_WORDS.get(name), is_off(config[name])
+    if words and off and words.off:
+        return words.off
+    if not words or off:
         return f"{name} {value(config[name])}"
     others = {other: value(config.get(other)) for other in _TOLD_WITH_ANOTHER}
-    return _SHORT[name].format(value=value(config[name]), **others)
+    return words.short.format(value=value(config[name]), **others)
 
 
 def value(scalar: object) -> str:

@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autofit.core.config import Config
+from autofit.core.knobs import FIDELITY_ORDER
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import Result, tier
 from autofit.report.formatting import peak_bytes, percent, rate, why_not
 
 _NOTICED = 0.05  # of a change between exploring and verifying, worth a line
 _MISSES = 2  # configs that did not fit, in the table: enough to see where the budget ends
-# Where two configs of one speed differ in these, the tie was decided by how faithfully they learn (DESIGN section 5).
-_LEARNING = ("quantization", "precision", "optimizer", "lora_rank", "lora_targets")
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def _why_lost(measurement: Measurement, best: Measurement, speed: float, toleran
 
 
 def _learning(config: Config) -> list[str]:
-    values = [str(config.get(name)) for name in _LEARNING]
+    values = [str(config.get(name)) for name in FIDELITY_ORDER]
     return [each.removesuffix("-foreach") for each in values]  # another implementation of the same update
 
 

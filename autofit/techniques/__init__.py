@@ -17,6 +17,7 @@ from autofit.core.constraints import Constraints
 from autofit.core.environment import quiet_imports
 from autofit.core.errors import InputError, unknown
 from autofit.core.hardware import Hardware
+from autofit.core.knobs import FIDELITY_ORDER
 from autofit.core.workload import Workload
 from autofit.setup import Technique
 
@@ -128,9 +129,8 @@ def refuse(config: Config, workload: Workload, hardware: Hardware) -> str | None
 
 def fidelity(config: Config) -> tuple[int, ...]:
     """How faithfully a config learns, comparable: DESIGN section 5 names the order of knobs that breaks ties."""
-    order = ("quantization", "precision", "optimizer", "lora_rank", "lora_targets")
     full = 0 if config.get("lora_rank") else 1
-    return (full, *(_registry[name].fidelity(config.get(name)) for name in order if name in _registry))
+    return (full, *(_registry[name].fidelity(config.get(name)) for name in FIDELITY_ORDER if name in _registry))
 
 
 def keeps_on_host(config: Config) -> bool:

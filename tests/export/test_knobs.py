@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from autofit.core.config import Config
+from autofit.core.knobs import is_off
 from autofit.export.fragments import Case
-from autofit.export.knobs import KNOBS, is_off
+from autofit.export.knobs import KNOBS
 from autofit.techniques import all_techniques
 from tests.export.emitted import check_same_steps, module_of, saved_weights, setup_for
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autofit.core.config import Value
 from autofit.export.fragments import Case, Fragments
 from autofit.export.knobs.blocks import activation_checkpointing, attention, compiled, kernels
 from autofit.export.knobs.lora import lora
@@ -42,8 +41,3 @@ KNOBS: dict[str, Callable[[Case], Fragments | None]] = {
     "optimizer_in_backward": optimizer_in_backward,
     "compile": compiled,
 }
-
-
-def is_off(value: Value) -> bool:
-    """Whether a knob unknown here changes nothing, by the names that `off` goes by."""
-    return value in (None, False, 0, "none", "standard")

@@ -1,0 +1,133 @@
+"""How knobs and their values read, which values are off, and which knobs decide how faithfully a config learns.
+
+The registry, the reports and the exports all read this one table. A knob without a row is called by its own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# The order in which knobs break a tie between equally fast configs (DESIGN section 5); full training comes first.
+FIDELITY_ORDER = ("quantization", "precision", "optimizer", "lora_rank", "lora_targets")
+
+
+def is_off(value: object) -> bool:
+    """Whether a value is one of those that stand for "off", whatever the knob."""
+    return value in (None, False, 0, "none", "standard")
+
+
+@dataclass(frozen=True)
+class KnobWords:
+    """How one knob reads.
+
+    Attributes:
+        title: of its row in a table.
+        short: in a list of knobs; `{value}` and the names of other knobs are replaced by their values.
+        off: in a list of knobs, where it is off and another config has it on.
+        values: what each value does.
+    """
+
+    title: str
+    short: str
+    off: str = ""
+    values: Mapping[Any, str] = field(default_factory=dict)
+
+
+KNOB_WORDS = {
+    "precision": KnobWords(
+        "Numbers",
+        "{value}",
+        values={
+            "fp32": "32-bit floats throughout",
+            "tf32": "32-bit floats, matrix products in TF32",
+            "bf16": "bfloat16 throughout: weights, gradients and optimizer state",
+            "bf16-mixed": "trained weights in 32 bits, computing in bfloat16 (autocast)",
+            "fp16-mixed": "trained weights in 32 bits, computing in float16 with a loss scaler",
+            "fp8": "bfloat16 weights, matrix products in 8-bit floats",
+        },
+    ),
+    "micro_batch_size": KnobWords("Micro-batch", "micro-batch {value}x{gradient_accumulation_steps}"),
+    "activation_checkpointing": KnobWords(
+        "Checkpointing",
+        "checkpointing {value}",
+        "no checkpointing",
+        {
+            "full": "every block is computed again in the backward",
+            "alternate": "every second block is computed again in the backward",
+            "selective": "all but matrix products and attention is computed again in the backward",
+        },
+    ),
+    "activation_offload": KnobWords(
+        "Activations",
+        "activations offloaded",
+        "activations on the device",
+        {"cpu": "wait for the backward in host memory"},
+    ),
+    "lora_rank": KnobWords("Trained", "LoRA {value} {lora_targets}", "no LoRA"),
+    "quantization": KnobWords(
+        "Frozen weights",
+        "{value} weights",
+        "unquantised weights",
+        {"int8": "in 8 bits", "nf4": "in 4 bits (NF4)", "nf4-dq": "in 4 bits (NF4, double quantised)"},
+    ),
+    "optimizer": KnobWords(
+        "Optimizer",
+        "{value}",
+        values={
+            "adamw": "AdamW",
+            "adamw-foreach": "AdamW, many tensors at a time",
+            "adamw-8bit": "AdamW with its state in 8 bits",
+            "adamw-4bit": "AdamW with its state in 4 bits",
+            "adamw-fp8": "AdamW with its state in 8-bit floats",
+            "paged-adamw-8bit": "AdamW with its state in 8 bits, paged to host memory",
+            "adafactor": "Adafactor",
+            "sgd": "SGD",
+        },
+    ),
+    "optimizer_offload": KnobWords(
+        "Optimizer state", "optimizer offloaded", "optimizer on the device", {"cpu": "in host memory"}
+    ),
+    "optimizer_in_backward": KnobWords(
+        "Update",
+        "update in the backward",
+        "update after the backward",
+        {True: "each weight as soon as its gradient is there"},
+    ),
+    "parameter_offload": KnobWords(
+        "Frozen weights kept",
+        "weights offloaded",
+        "weights on the device",
+        {"cpu": "in host memory, fetched block by block"},
+    ),
+    "compile": KnobWords(
+        "Compiler",
+        "compiled {value}",
+        "no compilation",
+        {
+            "default": "blocks are compiled (torch.compile)",
+            "max-autotune-no-cudagraphs": "blocks are compiled and their kernels tuned",
+        },
+    ),
+    "attention": KnobWords(
+        "Attention",
+        "{value} attention",
+        values={
+            "sdpa": "PyTorch's fused attention",
+            "eager": "plain matrix products",
+            "flash": "FlashAttention",
+        },
+    ),
+    "loss": KnobWords(
+        "Loss",
+        "{value} loss",
+        "standard loss",
+        {
+            "standard": "over all logits at once",
+            "chunked": "in chunks, never holding all logits",
+            "fused": "in one kernel, never holding all logits",
+        },
+    ),
+    "kernels": KnobWords("Kernels", "{value} kernels", "PyTorch's kernels", {"liger": "Liger's"}),
+}
