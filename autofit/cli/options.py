@@ -192,7 +192,9 @@ Tool = Annotated[
     str,
     _option(_OUTPUT, "The tool, such as axolotl; list: all of them.", metavar="TOOL", autocompletion=tools),
 ]
-ToolVersion = Annotated[str | None, _option(_OUTPUT, "Of the tool; default: the newest known.", metavar="V")]
+ToolVersion = Annotated[
+    str | None, _option(_OUTPUT, "Of the tool; default: as measured with, else the newest known.", metavar="V")
+]
 Strict = Annotated[bool, _option(_OUTPUT, "Fail where the tool would run another config.", "--strict")]
 ExportOutput = Annotated[Path | None, _option(_OUTPUT, "Where to write; default: stdout.", "--output", metavar="FILE")]
 Format = Annotated[

@@ -47,7 +47,7 @@ def export(
         to: a tool, such as "axolotl".
         output: the file to write; what else the tool needs is written beside it. Without it nothing is written.
         strict: refuse what the tool cannot be told as it was measured.
-        tool_version: of the tool, where it is not the newest one that is known here.
+        tool_version: of the tool; default: the one that the config was measured with, else the newest known.
 
     Raises:
         InputError: no such tool, one that cannot train this, a value that a knob never takes, or, when strict, a tool

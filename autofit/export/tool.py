@@ -37,6 +37,10 @@ class Request:
         """Whether the tool is of that version or later."""
         return _numbers(self.version) >= _numbers(version)
 
+    def measured_before(self, package: str, version: str) -> bool:
+        """Whether the config was measured with an older version of a package; False where its version is unknown."""
+        return package in self.found.versions and _numbers(self.found.versions[package]) < _numbers(version)
+
     def text(self, knob: str) -> str:
         """The value of a knob as text; its off value where the config does not hold it."""
         return str(self.config.get(knob, self.found.off.get(knob)))
@@ -105,14 +109,17 @@ class Tool:
             return f"{self.title} trains {', '.join(self.tasks)}, and this is {found.task}."
         return self.refuse(found)
 
-    def schema(self, version: str | None) -> str:
+    def schema(self, version: str | None, measured_with: str | None = None) -> str:
         """The version to write for: the newest known one whose keys that version has.
+
+        Without `version`, that is the one that the config was measured with, or the newest.
 
         Raises:
             InputError: not a version, or one older than what is known.
         """
         if version is None:
-            return self.versions[-1]
+            limit = _numbers(measured_with or self.versions[-1])
+            return next((each for each in reversed(self.versions) if _numbers(each) <= limit), self.versions[0])
         if not _numbers(version):
             raise InputError(f"{version!r} is not a version of {self.title}.", f"For example {self.versions[-1]}.")
         known = [each for each in self.versions if _numbers(each) <= _numbers(version)]
@@ -164,7 +171,7 @@ def write(tool: Tool, found: ExportSource, version: str | None = None) -> Export
     Raises:
         InputError: the tool cannot train this at all, or nothing is known of that version.
     """
-    request = Request(found, tool.schema(version))
+    request = Request(found, tool.schema(version, found.versions.get(tool.name)))
     reason = tool.why_not(found)
     if reason:
         raise InputError(reason, "See `autofit export --to list`.")

@@ -17,6 +17,7 @@ from autofit.export.trainer import TRAINER_KNOBS, TrainerCase, TrainerKeywords, 
 
 Share = Callable[[Request], ToolKeys]
 RENAMED = "5.23.0"  # of transformers, where gradient_checkpointing became activation_checkpointing
+OFFLOADS = "5.17.0"  # of transformers, where checkpointing got an option to offload
 OFF: Mapping[str, Mapping[str, Any]] = {
     "precision": {"bf16": False, "fp16": False},
     "activation_checkpointing": {"activation_checkpointing": False},
@@ -50,6 +51,11 @@ def arguments(knob: str) -> Share:
         return ToolKeys({**OFF.get(knob, {}), **said.arguments}, said.departures)
 
     return share
+
+
+def named_before(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """TrainingArguments by their names before RENAMED."""
+    return {name.replace("activation_checkpointing", "gradient_checkpointing"): each for name, each in keys.items()}
 
 
 def unknown(knob: str, instead: str, *, may_not_fit: bool = True) -> Share:

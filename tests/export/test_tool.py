@@ -141,7 +141,9 @@ def test_keys_of_paths_lie_inside_each_other() -> None:
 def test_versions_choose_the_keys() -> None:
     tool = tool_named("transformers")
     assert tool.schema(None) == tool.versions[-1]
-    assert tool.schema("5.20.1") == "5.16.1"
+    assert tool.schema("5.20.1") == "5.17.0"
+    assert tool.schema(None, "5.20.1") == "5.17.0"
+    assert tool.schema(None, "4.30") == "5.16.1"
     assert tool.schema("6.0") == tool.versions[-1]
     with pytest.raises(InputError, match=r"the keys of transformers 4\.30 are not known"):
         tool.schema("4.30")

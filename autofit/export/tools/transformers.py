@@ -14,7 +14,7 @@ from autofit.export.formats import comment, yaml_file
 from autofit.export.tasks import TASKS
 from autofit.export.template import call, fill, import_from, literal, template
 from autofit.export.tool import HUGGING_FACE, Document, Request, Tool, ToolKeys
-from autofit.export.trainer_tools import RENAMED, arguments, batches_fit, keywords, lora_alpha
+from autofit.export.trainer_tools import OFFLOADS, RENAMED, arguments, batches_fit, keywords, lora_alpha, named_before
 
 _YAML, _SCRIPT = "training_arguments.yaml", "train_transformers.py"
 _REGIONAL = "environment.ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
@@ -27,12 +27,8 @@ def _under(group: str, values: Mapping[str, Any]) -> dict[str, Any]:
 def _arguments(request: Request, knob: str) -> ToolKeys:
     """TrainingArguments, by the names that this version has for them."""
     told = arguments(knob)(request)
-    before = (lambda name: name) if request.since(RENAMED) else _before
-    return ToolKeys({f"arguments.{before(name)}": value for name, value in told.keys.items()}, told.departures)
-
-
-def _before(name: str) -> str:
-    return name.replace("activation_checkpointing", "gradient_checkpointing")
+    keys = told.keys if request.since(RENAMED) else named_before(told.keys)
+    return ToolKeys(_under("arguments", keys), told.departures)
 
 
 def _share(knob: str) -> Any:
@@ -45,12 +41,12 @@ def _precision(request: Request) -> ToolKeys:
 
 
 def _checkpointing(request: Request) -> ToolKeys:
-    """A budget is a setting of PyTorch, made by the script; before 5.23 there is no option to offload."""
+    """A budget is a setting of PyTorch, made by the script; before 5.17 there is no option to offload."""
     value = request.text("activation_checkpointing")
     told = _arguments(request, "activation_checkpointing")
     if value.startswith("budget-"):
         return ToolKeys({**told.keys, "settings.activation_memory_budget": float(value.removeprefix("budget-"))})
-    if request.since(RENAMED):
+    if request.since(OFFLOADS):
         return told
     without = {
         name: {option: each for option, each in value.items() if option != "offload"}
@@ -62,9 +58,9 @@ def _checkpointing(request: Request) -> ToolKeys:
 
 def _offload(request: Request) -> ToolKeys:
     told = _arguments(request, "activation_offload")
-    if request.since(RENAMED) or request.text("activation_offload") == "none":
+    if request.since(OFFLOADS) or request.text("activation_offload") == "none":
         return told
-    why = "Trainer offloads nothing before transformers 5.23, and needs more memory than measured"
+    why = "Trainer offloads nothing before transformers 5.17, and needs more memory than measured"
     return ToolKeys({}, (request.departs("activation_offload", why, may_not_fit=True),))
 
 
@@ -181,7 +177,7 @@ def _named(values: Mapping[str, Any]) -> list[str]:
 TOOL = Tool(
     name="transformers",
     title="transformers",
-    versions=("5.16.1", RENAMED),
+    versions=("5.16.1", OFFLOADS, RENAMED),
     run=f"python {_SCRIPT} DATA_DIRECTORY",
     tasks=HUGGING_FACE,
     refuse=batches_fit,

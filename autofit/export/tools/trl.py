@@ -11,7 +11,15 @@ from autofit.core.hyperparameters import Hyperparameters
 from autofit.export.deviation import Deviation
 from autofit.export.formats import yaml_file
 from autofit.export.tool import Document, Request, Tool, ToolKeys
-from autofit.export.trainer_tools import arguments, batches_fit, keywords, lora_dropout, whole_alpha
+from autofit.export.trainer_tools import (
+    RENAMED,
+    arguments,
+    batches_fit,
+    keywords,
+    lora_dropout,
+    named_before,
+    whole_alpha,
+)
 
 _REGIONAL = "env.ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
 _OF_BLOCKS = ("full", "alternate", "selective")
@@ -30,15 +38,14 @@ def _precision(request: Request) -> ToolKeys:
 
 
 def _checkpointing(request: Request) -> ToolKeys:
+    """By the names of the transformers that it was measured with."""
     told = arguments("activation_checkpointing")(request)
-    if request.text("activation_checkpointing") != "selective":
-        return told
-    options = {**told.keys["activation_checkpointing_kwargs"], "selective": True}
-    instead = "TRL keeps the outputs of attention, not those of other products, with less memory and more time"
-    return ToolKeys(
-        {**told.keys, "activation_checkpointing_kwargs": options},
-        (request.departs("activation_checkpointing", f"{instead} than measured"),),
-    )
+    keys, departures = dict(told.keys), told.departures
+    if request.text("activation_checkpointing") == "selective":
+        keys["activation_checkpointing_kwargs"] |= {"selective": True}
+        instead = "TRL keeps the outputs of attention, not those of other products, with less memory and more time"
+        departures = (request.departs("activation_checkpointing", f"{instead} than measured"),)
+    return ToolKeys(named_before(keys) if request.measured_before("transformers", RENAMED) else keys, departures)
 
 
 def _offload(request: Request) -> ToolKeys:
@@ -129,7 +136,7 @@ TOOL = Tool(
     name="trl",
     title="TRL",
     versions=("1.16.0",),
-    run="trl sft --config trl.yaml (with transformers 5.23 or later)",
+    run="trl sft --config trl.yaml (with the transformers that it was measured with, or a later 5.x)",
     tasks=("causal-lm",),
     refuse=batches_fit,
     fixed=_fixed,

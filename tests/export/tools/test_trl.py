@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from autofit.export.tool import write
 from autofit.export.tools import tool_named
@@ -33,8 +34,10 @@ def parsed(path: Path, text: str) -> Any:
 @pytest.mark.parametrize("case", CASES)
 def test_its_own_parser_takes_every_case(case: str, tmp_path: Path) -> None:
     knobs = CASES[case]
-    training, lora, quantization, model = parsed(tmp_path, write(TOOL, found("cpu", **knobs)).files["trl.yaml"])
-    assert training.activation_checkpointing is (knobs.get("activation_checkpointing") == "full")
+    installed = {"versions": {"transformers": transformers.__version__}}
+    made = write(TOOL, found("cpu", "causal-lm", installed, **knobs))
+    training, lora, quantization, model = parsed(tmp_path, made.files["trl.yaml"])
+    assert training.gradient_checkpointing is (knobs.get("activation_checkpointing") == "full")
     assert training.bf16 is (knobs["precision"] == "bf16-mixed")
     assert model.dtype == ("float32" if case == "compiled" else "bfloat16")
     assert training.torch_compile is (case == "compiled")
@@ -53,6 +56,15 @@ def test_its_own_parser_takes_every_case(case: str, tmp_path: Path) -> None:
 def test_its_own_parser_refuses_what_is_wrong(wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises((SystemExit, ValueError)):
         parsed(tmp_path, f"{write(TOOL, found('cpu')).files['trl.yaml']}\n{wrong}\n")
+
+
+def test_checkpointing_goes_by_the_names_of_the_transformers_it_was_measured_with() -> None:
+    before = found("cuda", "causal-lm", {"versions": {"transformers": "5.17.0"}}, activation_checkpointing="selective")
+    keys = write(TOOL, before).keys["activation_checkpointing"]
+    assert keys == {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False, "selective": True},
+    }
 
 
 def departures(**knobs: Any) -> dict[str, bool]:
