@@ -26,8 +26,8 @@ from autofit.core.workload import Workload
 from autofit.data.batch import map_tensors
 from autofit.estimate.peak import peak_of
 from autofit.estimate.trace import trace
-from autofit.hardware.allocations import AllocationRecord
 from autofit.hardware.device import detect
+from autofit.hardware.tracker import AllocationRecord
 from autofit.probe import Prober
 from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build

@@ -23,8 +23,8 @@ from torch import nn
 
 import autofit
 from autofit.core.errors import NothingFitsError
-from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.measurement import Measurement
+from autofit.core.workload import Hyperparameters
 from autofit.hardware.device import detect
 from autofit.models import resolve
 from autofit.probe import Prober

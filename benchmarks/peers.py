@@ -32,11 +32,11 @@ import autofit
 from autofit import techniques
 from autofit.core.budget import Budget
 from autofit.core.config import Config
+from autofit.core.environment import versions
 from autofit.core.errors import ProbeError
+from autofit.core.files import write_atomically
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome
-from autofit.core.run_directory import write_whole
-from autofit.core.versions import versions
 from autofit.core.workload import Workload
 from autofit.probe import Plan, Prober
 from autofit.report.formatting import OUTCOMES, describe, number
@@ -260,7 +260,7 @@ def keep(path: Path, shared: dict[str, Any], row: dict[str, Any]) -> None:
     order = [(name, budget) for name in WORKLOADS for budget in BUDGETS]
     together = sorted([*others, row], key=lambda each: order.index(_key(each)))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps({"about": shared, "problems": together}, indent=1) + "\n")
+    write_atomically(path, json.dumps({"about": shared, "problems": together}, indent=1) + "\n")
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -21,16 +21,16 @@ import torch
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
+from autofit.core.environment import versions
+from autofit.core.files import write_atomically
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import SearchOptions
-from autofit.core.run_directory import write_whole
-from autofit.core.versions import versions
 from autofit.core.workload import Workload
 from autofit.estimate import rates_for
 from autofit.estimate.rates import UNKNOWN
 from autofit.estimate.space_estimator import SpaceEstimator
-from autofit.hardware.allowed import budget_for
+from autofit.hardware.budgets import budget_for
 from autofit.models import resolve
 from autofit.probe import Plan, Prober
 from autofit.tuning.space import legal_configs
@@ -94,7 +94,7 @@ class Table:
     def write(self, path: Path) -> None:
         """One row to a line, so that differences can be read."""
         rows = ",\n".join(json.dumps(row.to_dict()) for row in self.rows)
-        write_whole(
+        write_atomically(
             path, f'{{"about": {json.dumps({**self.about, **self.noise()}, indent=1)},\n"rows": [\n{rows}\n]}}\n'
         )
 

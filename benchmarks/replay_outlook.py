@@ -27,7 +27,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.pareto import fastest_within
 from autofit.core.result import TIERS, tier
 from autofit.core.workload import Workload
-from autofit.hardware.other_budgets import other_budgets
+from autofit.hardware.budgets import other_budgets
 from autofit.search import Evidence, Limits, Outlook, SearchProblem, outlook, recommend, search, verify
 from benchmarks.rank_tables import TABLES
 from benchmarks.record_table import Table

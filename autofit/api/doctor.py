@@ -7,13 +7,13 @@ import importlib.metadata
 from typing import Any
 
 from autofit import techniques
+from autofit.core.environment import versions
 from autofit.core.errors import InputError, StoreError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import search_options
-from autofit.core.versions import versions
 from autofit.core.workload import Workload
 from autofit.estimate import calibration_for
-from autofit.hardware.allowed import budget_for
+from autofit.hardware.budgets import budget_for
 from autofit.probe import Prober
 from autofit.setup import Technique
 from autofit.tuning.measurement_store import Count, Store

@@ -28,7 +28,7 @@ from autofit.estimate.calibration import calibration_for
 from autofit.estimate.estimator import estimate_of
 from autofit.estimate.rates import rates_for
 from autofit.estimate.trace import Trace, trace
-from autofit.hardware.allowed import budget_for, notes_on
+from autofit.hardware.budgets import budget_for, budget_notes
 from autofit.hardware.catalogue import Card, card, hardware_of, most_common_card, sold_bytes
 from autofit.hardware.device import detect
 from autofit.models import resolve
@@ -156,7 +156,7 @@ def hardware_for(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
     # What a prediction is for need not be here: a larger budget than there is memory means a larger device.
     if needed > (here.memory_bytes if here.device == "cpu" else sold_bytes(here)):
         return dataclasses.replace(here, memory_bytes=needed, used_bytes=0), notes
-    return here, (*notes, *notes_on(options, here, budget_for(options, here)))
+    return here, (*notes, *budget_notes(options, here, budget_for(options, here)))
 
 
 def _assumed(target: Card, gib: float) -> str:

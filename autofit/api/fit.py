@@ -18,12 +18,11 @@ from torch.optim import Optimizer
 from autofit.api.predicted_search import search_or_predict
 from autofit.core.errors import InputError, unknown
 from autofit.core.events import Event, Note, ProbeFinished
-from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.files import write_atomically
 from autofit.core.notebook import in_notebook
 from autofit.core.options import SearchOptions, search_options
 from autofit.core.result import Result, SavedResult
-from autofit.core.run_directory import write_whole
-from autofit.core.workload import Workload
+from autofit.core.workload import Hyperparameters, Workload
 from autofit.models import resolve
 from autofit.report import CellRegion, LiveDisplay, explain, nothing_fits
 from autofit.report.html import trained_html
@@ -260,7 +259,7 @@ def _found(session: Session, options: SearchOptions, search: str, tell: Listener
         result_cache.keep(key, text)
     if kept:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(kept, text)
+        write_atomically(kept, text)
     return result
 
 

@@ -20,24 +20,21 @@ from autofit import techniques
 from autofit.api.estimate import hardware_for, on_device
 from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.counted import counted
-from autofit.core.errors import AutofitError, NoDeviceError
-from autofit.core.estimate import Estimate
+from autofit.core.environment import versions
+from autofit.core.errors import AutofitError, NoDeviceError, counted
+from autofit.core.estimate import Estimate, Timeline
 from autofit.core.events import Note, PhaseStarted, SearchStarted
 from autofit.core.hardware import Hardware
 from autofit.core.options import SearchOptions
 from autofit.core.pareto import Point, frontier, thinned
 from autofit.core.result import TIERS, Result, tier
 from autofit.core.run_directory import RunDirectory
-from autofit.core.timeline import Timeline
-from autofit.core.versions import versions
 from autofit.core.workload import Traits, Workload
 from autofit.estimate import predict_all, rates_for, timeline_of, trace
 from autofit.estimate.processes import spread
-from autofit.hardware.allowed import budget_for
+from autofit.hardware.budgets import budget_for, other_budgets
 from autofit.hardware.catalogue import card_to_search_for
 from autofit.hardware.driver import no_gpu_note, why_no_gpu
-from autofit.hardware.other_budgets import other_budgets
 from autofit.probe import Prober
 from autofit.search import Enumeration, Figures, Predictions, preferred
 from autofit.search.foresight import leading

@@ -16,9 +16,8 @@ from torch import nn
 from autofit.api.fit import Trained, fit
 from autofit.core.errors import InputError
 from autofit.core.events import Note
-from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.result import SavedResult
-from autofit.core.workload import Workload
+from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.byte_tokenizer import byte_tokenizer
 from autofit.data.file_loader import FileLoader
 from autofit.data.from_path import file_loader

@@ -21,7 +21,7 @@ from autofit.core.options import SearchOptions, search_options
 from autofit.core.workload import Workload
 from autofit.estimate.space_estimator import predict_all
 from autofit.estimate.trace import Trace, trace
-from autofit.hardware.allowed import budget_for
+from autofit.hardware.budgets import budget_for
 from autofit.hardware.catalogue import Card, card, card_names, hardware_of
 from autofit.models import HuggingFaceModel
 from autofit.models.huggingface import huggingface_workload

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from autofit.cli.knobs_of_set import known_knobs
 from autofit.cli.output import heavy
-from autofit.core.hyperparameters import SCHEDULES
+from autofit.core.workload import SCHEDULES
 from autofit.export.tools import describe_tools
 from autofit.hardware.catalogue import card_names
 from autofit.models import describe_presets

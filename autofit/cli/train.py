@@ -34,8 +34,7 @@ from autofit.cli.options import (
     Weights,
 )
 from autofit.cli.output import INTERRUPTED, heavy
-from autofit.core.counted import counted
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, counted
 from autofit.core.events import Note
 from autofit.models.config_json import is_hub_id
 

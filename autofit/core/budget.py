@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from autofit.core.errors import InputError
 from autofit.core.hardware import GIB
 
+FREE_FRACTION = 0.8  # of free memory: the default budget of a CPU and of the host
+
 
 @dataclass(frozen=True)
 class Budget:

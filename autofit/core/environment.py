@@ -1,9 +1,17 @@
-"""What a process that trains runs under: environment variables, in the emitted train.py too; and what is left out of
-its log."""
+"""What a process runs under: environment variables (those of the emitted train.py too), versions, logging, its end."""
 
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
 import logging
 import os
+import platform
+import signal
 from collections.abc import Mapping, MutableMapping
+
+import autofit
 
 # Where segments of memory cannot grow, 8B QLoRA reserves 3.8 % more, of a margin of 5 %.
 EXPANDABLE, FIXED = "expandable_segments:True", "expandable_segments:False"
@@ -13,8 +21,13 @@ _OLDER_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # which Py
 # times slower (10.2 s against 0.57 s). Read when torch is loaded, as is the setting of the allocator.
 SETTINGS = {ALLOCATOR: EXPANDABLE, "OMP_WAIT_POLICY": "PASSIVE"}
 
-# What packages log when they are imported on a machine without the card that their kernels are for.
-_NOT_TO_ACT_ON = {
+REPORTED_PACKAGES = (
+    *("torch", "transformers", "peft", "bitsandbytes", "torchao", "optuna"),
+    *("triton", "liger-kernel", "flash-attn"),  # on CUDA only, where they are installed
+)
+
+# By logger: warnings at import about missing cards or kernels, which no user can act on.
+_IMPORT_WARNINGS = {
     "torchao": "Failed to load",
     "torch.utils._pytree": "is an Enum subclass",
     "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward",
@@ -34,10 +47,23 @@ def allocator_variable(environment: Mapping[str, str] = os.environ) -> str | Non
 
 
 def quiet_imports() -> None:
-    """From here on, leave out what packages log when they are imported and nobody can act on."""
-    for logger in _NOT_TO_ACT_ON:
-        logging.getLogger(logger).addFilter(_worth_telling)
+    """Drop import-time warnings that no user can act on."""
+    for logger in _IMPORT_WARNINGS:
+        logging.getLogger(logger).addFilter(lambda record: _IMPORT_WARNINGS[record.name] not in record.getMessage())
 
 
-def _worth_telling(record: logging.LogRecord) -> bool:
-    return _NOT_TO_ACT_ON[record.name] not in record.getMessage()
+@functools.cache
+def versions() -> dict[str, str]:
+    """Versions a result depends on: autofit's, Python's and those of the installed packages."""
+    found = {"autofit": autofit.__version__, "python": platform.python_version()}
+    for package in REPORTED_PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # optional on some machines, and then it took no part
+    return found
+
+
+def die_with_parent() -> None:
+    """Called in a forked child: if its parent is killed, it is killed as well (prctl PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)

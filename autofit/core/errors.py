@@ -11,7 +11,7 @@
      +- OutOfMemoryError  training cannot go on in this memory             exit 3
      +- StoreError        the store of measurements cannot be used         (a search goes on without it)
 
-A message says what is wrong and what was given; the remedy says what to do.
+A message says what is wrong and what was given; the remedy says what to do. `unknown` and `counted` word parts of them.
 """
 
 import difflib
@@ -105,3 +105,8 @@ def unknown(kind: str, given: object, known: Iterable[object]) -> InputError:
     near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
     remedy = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(names))}."
     return InputError(f"unknown {kind} {str(given)!r}.", remedy)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, for example "1 probe" and "1,024 configs"; the plural takes an s."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

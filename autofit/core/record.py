@@ -17,12 +17,11 @@ from typing import Any
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError
-from autofit.core.estimate import Estimate
+from autofit.core.estimate import Estimate, Timeline
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.pareto import Alternative, OtherBudget, Point
 from autofit.core.result import SCHEMA, TIERS, Result
-from autofit.core.timeline import Timeline
 
 _AGAIN = "Write it again with autofit search."
 

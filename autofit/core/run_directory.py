@@ -7,11 +7,9 @@ it dies). Files are written aside and renamed, so that a half-written one is nev
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -97,33 +95,3 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-
-@contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Errors of the system name the file that is meant, which those of a full disk do not."""
-    try:
-        yield
-    except OSError as error:
-        error.filename, error.filename2 = str(path), None
-        raise
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that readers see all of it or the former one, also after a crash.
-
-    Raises:
-        OSError: it cannot be written, or is a directory; names the file.
-    """
-    with naming(path):
-        if path.is_dir():  # also ".", beside which nothing could be written
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            with aside.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(path)
-        finally:
-            aside.unlink(missing_ok=True)  # there only after an error

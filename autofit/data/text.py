@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autofit.core.counted import counted
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, counted
 from autofit.core.workload import Workload
 from autofit.data.byte_tokenizer import CHAT_TEMPLATE
 from autofit.data.file_loader import FileLoader

@@ -21,8 +21,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from autofit.core.cache import cache_file, digest, keep
 from autofit.core.config import Config
+from autofit.core.files import cache_file, digest, write_cache
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement
 
@@ -171,7 +171,7 @@ def learn(hardware: Hardware, seen: Sequence[Seen]) -> None:
     """Keep measurements of this device; of more than there is room for, those that count most."""
     path, now = _path(hardware), time.time()
     known = sorted([*_read(path), *seen], key=lambda each: each.weight(now))
-    keep(path, json.dumps([vars(each) for each in known[-MOST_KEPT:]]))
+    write_cache(path, json.dumps([vars(each) for each in known[-MOST_KEPT:]]))
 
 
 def _read(path: Path) -> list[Seen]:

@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 
 from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
-from autofit.core.hyperparameters import Hyperparameters
-from autofit.core.workload import Workload
+from autofit.core.workload import Hyperparameters, Workload
 from autofit.estimate.fake_device import fake_world
 from autofit.estimate.library_kernels import library_kernels
 from autofit.estimate.operator_costs import Cost

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autofit.core.cache import cache_file, digest, keep
 from autofit.core.config import Config
+from autofit.core.files import cache_file, digest, write_cache
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.rates import Rates
@@ -50,7 +50,7 @@ def read(key: str) -> tuple[list[float], list[float]] | None:
 
 def keep_figures(key: str, nbytes: list[float], seconds: list[float]) -> None:
     """Keep figures for the next one who asks the same."""
-    keep(_path(key), json.dumps([nbytes, seconds]))
+    write_cache(_path(key), json.dumps([nbytes, seconds]))
 
 
 def _version(package: str) -> str | None:

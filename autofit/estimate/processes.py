@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from autofit.core.orphans import die_with_parent
+from autofit.core.environment import die_with_parent
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")

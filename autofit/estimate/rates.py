@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from autofit.core.cache import cache_file, digest, keep
+from autofit.core.files import cache_file, digest, write_cache
 from autofit.core.hardware import MIB, Hardware
 from autofit.hardware.catalogue import Card, card_like
 
@@ -196,5 +196,5 @@ def _kept(hardware: Hardware) -> Rates:
         return Rates(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):  # none yet, or of another version
         rates = measure()
-    keep(path, json.dumps(asdict(rates)))
+    write_cache(path, json.dumps(asdict(rates)))
     return rates

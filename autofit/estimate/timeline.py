@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from autofit.core.config import Config
 from autofit.core.errors import AutofitError
+from autofit.core.estimate import KINDS, Timeline
 from autofit.core.hardware import Hardware
-from autofit.core.timeline import KINDS, Timeline
 from autofit.core.workload import Workload
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.peak import peak_of, rounded

@@ -20,8 +20,7 @@ from torch.utils._pytree import tree_iter
 from autofit.core.config import Config
 from autofit.core.errors import AutofitError, RefusedError, UntraceableError
 from autofit.core.hardware import Hardware
-from autofit.core.hyperparameters import Hyperparameters
-from autofit.core.workload import Workload
+from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import map_tensors
 from autofit.estimate.chunks import SampledChunks
 from autofit.estimate.fake_device import fake_world

@@ -13,9 +13,9 @@ from typing import Any
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError
+from autofit.core.files import write_atomically
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.result import Result, SavedResult
-from autofit.core.run_directory import write_whole
 from autofit.core.workload import CLASSIFICATION_TASKS
 from autofit.export.source import WEIGHTS, ExportSource
 from autofit.export.tool import HUGGING_FACE, Export, write
@@ -80,7 +80,7 @@ def export_all(result: Result, model: Factory, directory: Path, *, notify: Calla
         for name, text in files.items():
             path = directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, text)
+            write_atomically(path, text)
 
 
 def _write(made: Export, output: Path) -> None:
@@ -90,7 +90,7 @@ def _write(made: Export, output: Path) -> None:
         path = output.with_name(Path(name).name) if number else output
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, text.replace(first, output.name))
+            write_atomically(path, text.replace(first, output.name))
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}.", "Choose another --output.") from error
 

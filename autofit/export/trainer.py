@@ -13,9 +13,8 @@ from typing import Any
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError
-from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.knobs import is_off
-from autofit.core.workload import CLASSIFICATION_TASKS
+from autofit.core.workload import CLASSIFICATION_TASKS, Hyperparameters
 from autofit.export.deviation import Deviation
 
 _HALF = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}

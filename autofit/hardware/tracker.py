@@ -13,9 +13,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 import torch
+from torch._C._profiler import _ExtraFields_Allocation
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 
@@ -101,3 +104,44 @@ class StorageTracker(TorchDispatchMode):
 def _parts(value: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The plain tensors a sparse COO tensor is made of; other layouts take no part in training."""
     return (value._indices(), value._values()) if value.layout is torch.sparse_coo else ()
+
+
+class AllocationRecord:
+    """Bytes of CPU tensors allocated while the context is open, known when it is left.
+
+    Every operator inside costs some hundred bytes of the process until then, so it is for a few steps. It cannot stop a
+    run that passes a limit: only a resource limit of the process does.
+
+    Attributes:
+        peak: the largest sum of live bytes; what was allocated before the context does not count.
+    """
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+
+    def __enter__(self) -> AllocationRecord:
+        self._profile.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._profile.__exit__(kind, error, trace)
+        self.peak = self._largest()
+
+    def _largest(self) -> int:
+        results = self._profile.profiler.kineto_results if self._profile.profiler else None
+        events = list(results.experimental_event_tree()) if results else []
+        totals: list[tuple[int, int, int]] = []  # (time, bytes live, bytes that changed)
+        while events:
+            event = events.pop()
+            events.extend(event.children)
+            fields = event.extra_fields
+            if isinstance(fields, _ExtraFields_Allocation):
+                totals.append((event.start_time_ns, fields.total_allocated, fields.alloc_size))
+        if not totals:
+            return 0
+        _, after, change = min(totals)
+        before = after - change  # of an earlier record in this process, not freed yet
+        return max(0, max(total for _, total, _ in totals) - before)

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 from autofit.core.measurement import PeakBytes
 from autofit.core.workload import Workload
-from autofit.hardware.allocations import AllocationRecord
-from autofit.hardware.tracker import StorageTracker
+from autofit.hardware.tracker import AllocationRecord, StorageTracker
 from autofit.probe.limits import guard_cpu, peak_resident_bytes
 from autofit.probe.steps import Probe, Request
 

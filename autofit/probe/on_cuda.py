@@ -7,8 +7,7 @@ import ctypes
 import torch
 
 from autofit.core.budget import Budget
-from autofit.core.counted import counted
-from autofit.core.errors import ProbeError
+from autofit.core.errors import ProbeError, counted
 from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.measurement import Outcome, PeakBytes
 from autofit.core.workload import Workload

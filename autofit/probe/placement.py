@@ -12,8 +12,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autofit.core.counted import counted
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, counted
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")

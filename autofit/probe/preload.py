@@ -21,7 +21,7 @@ from unittest import mock
 
 import torch
 
-from autofit.core.orphans import die_with_parent
+from autofit.core.environment import die_with_parent
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import time
 import traceback
 from typing import Any, NoReturn
 
-from autofit.core.orphans import die_with_parent
+from autofit.core.environment import die_with_parent
 from autofit.probe.messages import Died, Job, Ready, Returned, TimedOut, receive, send
 from autofit.probe.preload import preload
 

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autofit.core.counted import counted
+from autofit.core.errors import counted
 from autofit.core.estimate import Estimate
 from autofit.core.result import Result
 from autofit.report.estimate_table import estimate_table

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from autofit.core.counted import counted
+from autofit.core.errors import counted
 from autofit.core.hardware import GIB
 from autofit.report.formatting import value
 

@@ -11,7 +11,7 @@ from types import TracebackType
 
 from rich.console import Console
 
-from autofit.core.counted import counted
+from autofit.core.errors import counted
 from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, SearchStarted
 from autofit.core.measurement import Measurement
 from autofit.report.cell import CellRegion

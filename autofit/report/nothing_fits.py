@@ -7,8 +7,7 @@ import math
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autofit.core.counted import counted
-from autofit.core.errors import NothingFitsError
+from autofit.core.errors import NothingFitsError, counted
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement
 from autofit.core.pareto import Point

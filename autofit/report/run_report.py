@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from autofit.core.errors import InputError, unknown
+from autofit.core.files import write_atomically
 from autofit.core.record import Record
-from autofit.core.run_directory import write_whole
 from autofit.report.comparison import compare
 from autofit.report.converters import to_png
 from autofit.report.html import picture_style, pictures, report_page
@@ -77,7 +77,7 @@ def _reported(record: Record, directory: Path, form: str, output: Path | None) -
         return _text(markdown(record), output)
     if form == "html":
         page = output or directory / _PAGE
-        write_whole(page, report_page(record, directory))
+        write_atomically(page, report_page(record, directory))
         return str(page)
     return _pictures(record, form, output or directory / _PICTURES)
 
@@ -94,7 +94,7 @@ def _pictures(record: Record, form: str, folder: Path) -> str:
         path = folder / f"{name}.{form}"
         document = picture.document(picture_style(alone=True))
         if form == "svg":
-            write_whole(path, document)
+            write_atomically(path, document)
         else:
             to_png(document, path, (picture.width, picture.height))
         written.append(str(path))
@@ -122,5 +122,5 @@ def _names(runs: Sequence[Path]) -> tuple[str, str]:
 def _text(text: str, output: Path | None) -> str:
     if output is None:
         return text.rstrip("\n")
-    write_whole(output, text)
+    write_atomically(output, text)
     return str(output)

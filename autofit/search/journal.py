@@ -20,8 +20,8 @@ from optuna.study import Study
 from optuna.trial import Trial, TrialState
 
 from autofit.core.errors import InputError
+from autofit.core.files import naming
 from autofit.core.measurement import Measurement, Outcome
-from autofit.core.run_directory import naming
 from autofit.search.sampler import MEASUREMENT, measurements_of
 
 _STUDY = "autofit"

@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 
 from autofit.core.config import Config
 from autofit.core.hardware import Hardware
-from autofit.core.hyperparameters import Hyperparameters
-from autofit.core.workload import Workload
+from autofit.core.workload import Hyperparameters, Workload
 
 Context = Callable[[], AbstractContextManager[Any]]
 Holder = Callable[[torch.Tensor], nn.Parameter]

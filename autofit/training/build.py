@@ -10,8 +10,7 @@ from torch import nn
 
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
-from autofit.core.hyperparameters import Hyperparameters
-from autofit.core.workload import Workload
+from autofit.core.workload import Hyperparameters, Workload
 from autofit.setup import Setup, Stage, Technique
 from autofit.techniques import all_techniques, canonicalize, refuse
 from autofit.training.meta_model import materialize, skeleton_from

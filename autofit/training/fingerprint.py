@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autofit.core.cache import digest
+from autofit.core.files import digest
 from autofit.core.workload import Workload
 from autofit.data.batch import tensors
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.workload import Hyperparameters
 
 
 def learning_rate_factor(hyperparameters: Hyperparameters, total_steps: int) -> Callable[[int], float]:

@@ -11,13 +11,11 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from autofit.core.counted import counted
-from autofit.core.errors import AutofitError, DivergedError, OutOfMemoryError
+from autofit.core.errors import AutofitError, DivergedError, OutOfMemoryError, counted
+from autofit.core.files import write_atomically
 from autofit.core.hardware import Hardware
-from autofit.core.hyperparameters import Hyperparameters
-from autofit.core.run_directory import write_whole
 from autofit.core.strict_yaml import dump, load_mapping
-from autofit.core.workload import Workload
+from autofit.core.workload import Hyperparameters, Workload
 from autofit.hardware import segments
 from autofit.hardware.device import detect
 from autofit.setup import Setup
@@ -55,7 +53,7 @@ class CheckpointPolicy:
         """Write down what `Recovery` may change, so that a run that is resumed does not have to find out again."""
         if self.directory:
             self.directory.mkdir(parents=True, exist_ok=True)
-            write_whole(self.directory / CUTS, dump({knob: config[knob] for knob in FALLBACK_KNOBS}))
+            write_atomically(self.directory / CUTS, dump({knob: config[knob] for knob in FALLBACK_KNOBS}))
 
     def __post_init__(self) -> None:
         checkpoint.check_counts(checkpoint_every=self.checkpoint_every, keep_last=self.keep_last)

@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Callable
 
 from autofit.core.errors import InputError
+from autofit.core.files import write_atomically
 from autofit.core.hardware import GIB
 from autofit.core.record import Record
 from autofit.core.result import Result
-from autofit.core.run_directory import RunDirectory, write_whole
+from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
 from autofit.export import train_script
 from autofit.export.from_result import export_all
@@ -24,7 +25,7 @@ def hand_over(result: Result, workload: Workload, directory: RunDirectory, *, no
     result = dataclasses.replace(result, run_directory=str(directory.path))
     if result.config is None:
         return dataclasses.replace(result, files=files)
-    write_whole(directory.result, result.to_yaml())
+    write_atomically(directory.result, result.to_yaml())
     files["result"] = str(directory.result)
     model = workload.model
     if isinstance(model, HuggingFaceModel):
@@ -45,7 +46,7 @@ def hand_over(result: Result, workload: Workload, directory: RunDirectory, *, no
             notify(str(error))
             script = None
         if script:
-            write_whole(directory.script, script)
+            write_atomically(directory.script, script)
             files["script"] = str(directory.script)
     export_all(result, model, directory.exports, notify=notify)
     files["exports"] = str(directory.exports)
@@ -56,9 +57,9 @@ def hand_over_report(record: Record, directory: RunDirectory, *, notify: Callabl
     """Write result.json and report.html; the result says where they are."""
     files = {**record.result.files, "report": str(directory.report)}
     whole = dataclasses.replace(record, result=dataclasses.replace(record.result, files=files))
-    write_whole(directory.record, whole.to_text())
+    write_atomically(directory.record, whole.to_text())
     try:
-        write_whole(directory.report, report_page(whole, directory.path))
+        write_atomically(directory.report, report_page(whole, directory.path))
     except Exception as error:  # hours of measurements are not lost for a picture
         notify(f"the report could not be drawn ({type(error).__name__}: {error}); `autofit report` tries again.")
         return record.result

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from autofit.core.cache import cache_file
 from autofit.core.config import Config
 from autofit.core.errors import StoreError
+from autofit.core.files import cache_file
 from autofit.core.measurement import Measurement
 
 SCHEMA = 1

@@ -11,10 +11,10 @@ from datetime import datetime
 from pathlib import Path
 
 from autofit.core.errors import AutofitError
+from autofit.core.estimate import Timeline
 from autofit.core.options import SearchOptions
 from autofit.core.record import Predicted, Record
 from autofit.core.result import Result
-from autofit.core.timeline import Timeline
 from autofit.core.workload import Workload
 from autofit.estimate import timelines
 from autofit.probe import Prober

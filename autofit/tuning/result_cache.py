@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 
 from autofit import techniques
-from autofit.core import cache
+from autofit.core.environment import versions
 from autofit.core.errors import InputError
+from autofit.core.files import cache_file, digest, write_cache
 from autofit.core.options import SearchOptions
 from autofit.core.result import SavedResult
-from autofit.core.versions import versions
 from autofit.core.workload import Workload
 from autofit.training.fingerprint import Code, facts_of
 
@@ -39,7 +39,7 @@ def key_of(workload: Workload, options: SearchOptions) -> str:
         "machine": list(_machine()),
         "versions": versions(),
     }
-    return cache.digest(json.dumps(facts, sort_keys=True, default=str))
+    return digest(json.dumps(facts, sort_keys=True, default=str))
 
 
 def find(key: str) -> Path | None:
@@ -53,7 +53,7 @@ def find(key: str) -> Path | None:
 
 def keep(key: str, text: str) -> None:
     """Store a result.yaml."""
-    cache.keep(_path(key), text)
+    write_cache(_path(key), text)
 
 
 def describe(saved: SavedResult) -> str:
@@ -66,7 +66,7 @@ def describe(saved: SavedResult) -> str:
 
 
 def _path(key: str) -> Path:
-    return cache.cache_file("results", f"{key}.yaml")
+    return cache_file("results", f"{key}.yaml")
 
 
 def _space_text(space: str | None) -> str | None:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from autofit import techniques
-from autofit.core.budget import gib_to_bytes
+from autofit.core.budget import FREE_FRACTION, gib_to_bytes
 from autofit.core.config import Config
+from autofit.core.environment import versions
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
 from autofit.core.hardware import Hardware
@@ -25,12 +26,10 @@ from autofit.core.options import SearchOptions
 from autofit.core.record import Record
 from autofit.core.result import Result, tier
 from autofit.core.run_directory import RunDirectory
-from autofit.core.versions import versions
 from autofit.core.workload import Workload
 from autofit.estimate import compared, learn, predict_all
-from autofit.hardware.allowed import FREE_FRACTION, budget_for, notes_on
+from autofit.hardware.budgets import budget_for, budget_notes, other_budgets
 from autofit.hardware.catalogue import card_to_search_for, standing_in_for
-from autofit.hardware.other_budgets import other_budgets
 from autofit.probe import Contention, Plan, Prober, Workers
 from autofit.report import drifted
 from autofit.search import (
@@ -126,7 +125,7 @@ class _Run:
         if before.get("budget_bytes") != self._asked_bytes:
             started_with = None
         self.budget = budget_for(options, self.hardware, started_with)
-        self._budget_notes = tuple(notes_on(options, self.hardware, self.budget))
+        self._budget_notes = tuple(budget_notes(options, self.hardware, self.budget))
         self._places = places_for(options.workers, hardware, prober, self.budget.cap_bytes(hardware.device))
         free_bytes = int(self.hardware.host_free_bytes * FREE_FRACTION)
         check_memory(self._places, self.budget, free_bytes, given=not by_default)

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from autofit import techniques
-from autofit.core.cache import digest
-from autofit.core.counted import counted
 from autofit.core.environment import SETTINGS
-from autofit.core.errors import StoreError
+from autofit.core.errors import StoreError, counted
+from autofit.core.files import digest
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement
 from autofit.core.workload import Workload

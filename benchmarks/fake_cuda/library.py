@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from autofit.core.cache import cache_file, digest
+from autofit.core.files import cache_file, digest
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = "libfakecuda.so"

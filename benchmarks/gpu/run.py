@@ -20,9 +20,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from autofit.core.environment import versions
 from autofit.core.errors import AutofitError, ProbeError
-from autofit.core.run_directory import write_whole
-from autofit.core.versions import versions
+from autofit.core.files import write_atomically
 from benchmarks.gpu import levers
 from benchmarks.gpu.bench import Bench, LeftOutError, TimeUp, sentence
 from benchmarks.gpu.correct import CORRECT
@@ -261,8 +261,8 @@ def write_results(store: Store) -> str:
         "numbers": [vars(each) for each in found],
         "stages": [{**row, "figures": figures[row["stage"]]} for row, _ in stages],
     }
-    write_whole(directory / "results.json", json.dumps(results, indent=1) + "\n")
-    write_whole(directory / "levers.json", json.dumps(levers.rows_of(store), indent=1) + "\n")
+    write_atomically(directory / "results.json", json.dumps(results, indent=1) + "\n")
+    write_atomically(directory / "levers.json", json.dumps(levers.rows_of(store), indent=1) + "\n")
     text = document(about, found, stages)
-    write_whole(directory / "results.md", text)
+    write_atomically(directory / "results.md", text)
     return text

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from autofit.core.run_directory import write_whole
+from autofit.core.files import write_atomically
 
 Row = dict[str, Any]
 
@@ -67,7 +67,7 @@ class Store:
             for key, row in rows.items()
         ]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path, "".join(f"{line}\n" for line in lines))
+        write_atomically(self.path, "".join(f"{line}\n" for line in lines))
 
     def _keep(self, stage: str, key: str, row: Row) -> None:
         self._rows.setdefault(stage, {})[key] = row

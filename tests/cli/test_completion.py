@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from autofit.cli import completion
-from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.options import search_options
+from autofit.core.workload import Hyperparameters
 from autofit.export.tools import tool_named
 from autofit.hardware.catalogue import card
 from autofit.models import load_preset

@@ -1,4 +1,4 @@
-"""Errors are one sentence and a remedy, carry their exit code, and name what is nearest."""
+"""Errors: exit codes, pickling, and the words of their messages."""
 
 import pickle
 
@@ -13,6 +13,7 @@ from autofit.core.errors import (
     ProbeError,
     RefusedError,
     UntraceableError,
+    counted,
     unknown,
 )
 
@@ -53,3 +54,8 @@ def test_unknown_names_the_nearest() -> None:
 def test_or_all_when_none_is_near() -> None:
     assert str(unknown("knob", "zzz", ["b", "a"])) == "unknown knob 'zzz'. Known: a, b."
     assert str(unknown("rank", 7, [8])) == "unknown rank '7'. Known: 8."
+
+
+@pytest.mark.parametrize(("number", "told"), [(0, "0 probes"), (1, "1 probe"), (2, "2 probes"), (1024, "1,024 probes")])
+def test_numbers_and_nouns(number: int, told: str) -> None:
+    assert counted(number, "probe") == told

@@ -9,13 +9,12 @@ import pytest
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError
-from autofit.core.estimate import Estimate
+from autofit.core.estimate import Estimate, Timeline
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.pareto import Alternative, OtherBudget, Point
 from autofit.core.record import Predicted, Record
 from autofit.core.result import Result
-from autofit.core.timeline import Timeline
 
 CONFIG = Config(precision="bf16", micro_batch_size=2, lora_rank=0, lora_targets=None, optimizer_in_backward=True)
 CARD = Hardware("cuda", "a card", 24 * GIB, 64 * GIB, 60 * GIB, 8, capability=(8, 9), context_bytes=GIB // 2)

@@ -1,11 +1,9 @@
 """A run directory belongs to one process at a time, is never overwritten, and is free again if nothing came of it."""
 
-import errno
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from autofit.core.errors import InputError
-from autofit.core.run_directory import RunDirectory, write_whole
+from autofit.core.files import write_atomically
+from autofit.core.run_directory import RunDirectory
 
 HOLDER = """
 import sys
@@ -164,65 +163,8 @@ def test_a_file_in_it_that_cannot_be_written_is_told_with_the_way_to_go_on(tmp_p
         r"run/result\.yaml cannot be written: Is a directory\. What was measured is kept: .* --resume --out .*run\."
     )
     with pytest.raises(InputError, match=message), RunDirectory(path, resume=True) as run:
-        write_whole(run.result, "text")
+        write_atomically(run.result, "text")
     with pytest.raises(InputError, match=r"Choose another --out"), RunDirectory(tmp_path / "new") as run:
-        write_whole(run.path / "gone" / "x", "text")
+        write_atomically(run.path / "gone" / "x", "text")
     with pytest.raises(FileNotFoundError), RunDirectory(tmp_path / "new") as run:  # not of this directory
         (tmp_path / "elsewhere").read_text()
-
-
-def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"No space left on device: '.*/x'") as caught:
-        write_whole(tmp_path / "x", "text")
-    assert caught.value.filename == str(tmp_path / "x")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", [".", "", "/", "folder"])
-def test_a_directory_is_no_file_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError):
-        write_whole(Path(name), "text")
-
-
-def test_a_file_is_written_whole(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    write_whole(path, "größer\n")
-    write_whole(path, "kleiner\n")
-    assert path.read_text(encoding="utf-8") == "kleiner\n"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
-
-
-def test_a_write_that_fails_leaves_the_former_file(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    write_whole(path, "former")
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "a" * 10**6 + "\ud800")
-    assert path.read_text() == "former"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
-
-
-def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    texts = {letter * 200_000 for letter in "ab"}
-    write_whole(path, "a" * 200_000)
-    seen: set[str] = set()
-    done = threading.Event()
-
-    def read() -> None:
-        while not done.is_set():
-            seen.add(path.read_text())
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for _ in range(20):
-        for text in texts:
-            write_whole(path, text)
-    done.set()
-    reader.join()
-    assert seen <= texts

@@ -1,11 +1,11 @@
-"""Workload: a wrong part is named when it is put together, not when it is first used."""
+"""Workload and Hyperparameters: a wrong part is named when it is given, not when it is first used."""
 
 import dataclasses
 
 import pytest
 
 from autofit.core.errors import InputError
-from autofit.core.workload import Workload
+from autofit.core.workload import SCHEDULES, Hyperparameters, Workload
 from tests import tiny
 
 GOOD = {"model": tiny.MLP, "batch": lambda n: n}
@@ -26,7 +26,7 @@ GOOD = {"model": tiny.MLP, "batch": lambda n: n}
         ({"reduction": "max"}, "reduction must be 'mean' or 'sum', not 'max'."),
     ],
 )
-def test_what_cannot_be(given: dict, message: str | None) -> None:
+def test_wrong_parts_of_a_workload(given: dict, message: str | None) -> None:
     if message is None:
         Workload(**{**GOOD, **given})
         return
@@ -43,3 +43,32 @@ def test_the_summary_is_what_result_yaml_says() -> None:
 def test_it_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Workload(**GOOD).unit = "tokens"
+
+
+def test_the_defaults_and_every_schedule() -> None:
+    assert Hyperparameters().schedule == "constant"
+    for schedule in SCHEDULES:
+        assert Hyperparameters(schedule=schedule).schedule == schedule
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lr": 0}, "the learning rate must be positive, not 0. For example lr=1e-4."),
+        ({"lr": -1e-3}, "the learning rate must be positive, not -0.001."),
+        ({"lr": float("nan")}, "the learning rate must be positive, not nan."),
+        ({"lr": float("inf")}, "the learning rate must be positive, not inf."),
+        ({"lr": "1e-4"}, "the learning rate must be positive, not '1e-4'."),
+        ({"schedule": "step"}, "schedule must be one of constant, cosine, linear, not 'step'."),
+        ({"weight_decay": -0.1}, "weight_decay must be a number of at least 0, not -0.1."),
+        ({"weight_decay": float("nan")}, "weight_decay must be a number of at least 0, not nan."),
+        ({"warmup_steps": -1}, "warmup_steps must be a number of at least 0, not -1."),
+        ({"warmup_steps": None}, "warmup_steps must be a number of at least 0, not None."),
+        ({"max_grad_norm": 0}, "max_grad_norm must be positive, not 0. Leave it out for none."),
+        ({"max_grad_norm": float("nan")}, "max_grad_norm must be positive, not nan."),
+    ],
+)
+def test_wrong_hyperparameters(given: dict, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Hyperparameters(**given)
+    assert str(caught.value).startswith(message)

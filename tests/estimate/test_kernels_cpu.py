@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from autofit.estimate.kernels_cpu import bytes_inside
-from autofit.hardware.allocations import AllocationRecord
+from autofit.hardware.tracker import AllocationRecord
 
 torch.set_num_threads(1)
 

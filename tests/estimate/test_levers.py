@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from autofit.core.config import Config
-from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.workload import Hyperparameters
 from autofit.setup import Setup
 from autofit.setup.host_copies import plain_tensors
 from autofit.techniques import technique_named

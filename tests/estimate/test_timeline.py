@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from autofit.core.estimate import KINDS
 from autofit.core.hardware import GIB
-from autofit.core.timeline import KINDS
 from autofit.estimate import timeline_of, timelines, trace
 from autofit.estimate.peak import peak_of
 from autofit.estimate.rates import UNKNOWN

@@ -8,8 +8,7 @@ from typing import Any
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.trace import Trace, trace
-from autofit.hardware.allocations import AllocationRecord
-from autofit.hardware.tracker import StorageTracker
+from autofit.hardware.tracker import AllocationRecord, StorageTracker
 from autofit.training.build import build
 from autofit.training.inspect import inspect_workload
 from autofit.training.step import accumulate, update

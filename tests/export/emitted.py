@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from autofit.core.hardware import GIB, Hardware
-from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.workload import Hyperparameters
 from autofit.models.huggingface import AUTO_CLASSES, HuggingFaceModel, huggingface_workload
 from autofit.setup import Setup
 from autofit.training.build import build

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from autofit.core.workload import Workload
-from autofit.hardware.allocations import AllocationRecord
-from autofit.hardware.tracker import StorageTracker
+from autofit.hardware.tracker import AllocationRecord, StorageTracker
 from autofit.techniques import compile as technique_file
 from autofit.training.build import build
 from autofit.training.step import train_step

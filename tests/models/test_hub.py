@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import constants
 
 from autofit.core.errors import InputError
-from autofit.models.hub import answers_for
+from autofit.models.config_json import answers_for
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import pytest
 from autofit import techniques
 from autofit.core.budget import Budget
 from autofit.core.hardware import GIB
-from autofit.hardware.allocations import AllocationRecord
-from autofit.hardware.tracker import StorageTracker
+from autofit.hardware.tracker import AllocationRecord, StorageTracker
 from autofit.probe import Plan, on_cpu
 from autofit.probe.steps import Request
 from tests import tiny

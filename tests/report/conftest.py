@@ -10,13 +10,13 @@ from rich.console import Console, RenderableType
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
+from autofit.core.estimate import Timeline
 from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.pareto import Alternative, OtherBudget, Point
 from autofit.core.record import Predicted, Record
 from autofit.core.result import Result, tier
-from autofit.core.timeline import Timeline
 
 OFF = Config(
     precision="fp32",

@@ -8,12 +8,11 @@ import pytest
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.estimate import PARTS, Estimate
+from autofit.core.estimate import PARTS, Estimate, Timeline
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.pareto import Point
 from autofit.core.record import Record
 from autofit.core.result import Result
-from autofit.core.timeline import Timeline
 from autofit.report import explain, foretold_view, nothing_fits, nothing_fits_view
 from autofit.report.foretold import foretold_lines
 from autofit.report.html import pictures, report_page

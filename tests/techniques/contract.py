@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.core.config import Value
 from autofit.core.errors import RefusedError
-from autofit.core.hyperparameters import Hyperparameters
-from autofit.core.workload import Workload
+from autofit.core.workload import Hyperparameters, Workload
 from autofit.hardware.tracker import StorageTracker
 from autofit.setup import Setup, Technique
 from autofit.techniques import canonicalize, refuse, technique_named

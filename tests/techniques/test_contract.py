@@ -13,9 +13,8 @@ import torch
 
 from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
-from autofit.core.hyperparameters import Hyperparameters
 from autofit.core.strict_yaml import dump, parse
-from autofit.core.workload import Workload
+from autofit.core.workload import Hyperparameters, Workload
 from autofit.hardware.device import detect
 from autofit.setup import Setup, Technique
 from autofit.techniques import all_techniques, canonicalize, refuse, technique_named

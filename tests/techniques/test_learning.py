@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from autofit.core.config import Value
-from autofit.core.hyperparameters import Hyperparameters
-from autofit.core.workload import Workload
+from autofit.core.workload import Hyperparameters, Workload
 from autofit.techniques import all_techniques
 from autofit.training.build import build
 from autofit.training.step import train_step

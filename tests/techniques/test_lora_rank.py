@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from autofit.core.errors import RefusedError
-from autofit.core.hyperparameters import Hyperparameters
-from autofit.core.workload import Traits, Workload
+from autofit.core.workload import Hyperparameters, Traits, Workload
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.setup.layers import output_head
 from autofit.techniques import canonicalize, refuse, technique_named

@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, Hardware
-from autofit.core.hyperparameters import Hyperparameters
-from autofit.core.workload import Workload
+from autofit.core.workload import Hyperparameters, Workload
 from autofit.hardware.device import detect
 from autofit.hardware.tracker import StorageTracker
 from autofit.setup import Setup, requirements

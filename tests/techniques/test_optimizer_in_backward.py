@@ -12,8 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as recomputed
 
 from autofit.core.errors import InputError, RefusedError
-from autofit.core.hyperparameters import Hyperparameters
-from autofit.core.workload import Workload
+from autofit.core.workload import Hyperparameters, Workload
 from autofit.hardware.device import detect
 from autofit.hardware.tracker import StorageTracker
 from autofit.setup import Setup

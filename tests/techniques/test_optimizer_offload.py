@@ -17,8 +17,7 @@ from torch import nn
 
 from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, Hardware
-from autofit.core.hyperparameters import Hyperparameters
-from autofit.core.workload import Workload
+from autofit.core.workload import Hyperparameters, Workload
 from autofit.hardware.device import detect
 from autofit.setup import Setup, requirements
 from autofit.techniques import canonicalize, refuse, technique_named

@@ -20,7 +20,7 @@ import torch
 
 from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
-from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.workload import Hyperparameters
 from autofit.techniques import all_techniques, canonicalize, refuse, technique_named
 from autofit.training.build import build
 from autofit.training.step import train_step

@@ -11,8 +11,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
 from autofit.core.errors import RefusedError
-from autofit.core.hyperparameters import Hyperparameters
-from autofit.core.workload import Traits, Workload
+from autofit.core.workload import Hyperparameters, Traits, Workload
 from autofit.hardware.tracker import StorageTracker
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.techniques import canonicalize, refuse, technique_named

@@ -12,8 +12,7 @@ import yaml
 from torch import nn
 
 from autofit.core.errors import InputError
-from autofit.core.hyperparameters import Hyperparameters
-from autofit.core.workload import Workload
+from autofit.core.workload import Hyperparameters, Workload
 from autofit.setup import Setup
 from autofit.training import atomic_writes, checkpoint
 from autofit.training.build import build

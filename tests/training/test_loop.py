@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from autofit.core.errors import DivergedError, InputError, OutOfMemoryError
-from autofit.core.hyperparameters import Hyperparameters
-from autofit.core.workload import Workload
+from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import sample_count
 from autofit.setup import Setup
 from autofit.training import step as loop

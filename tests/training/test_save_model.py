@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from autofit.core.errors import InputError
-from autofit.core.hyperparameters import Hyperparameters
-from autofit.core.workload import Workload
+from autofit.core.workload import Hyperparameters, Workload
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.setup import Setup
 from autofit.techniques.quantization import is_quantised

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.workload import Hyperparameters
 from autofit.training.schedule import learning_rate_factor
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from autofit.core.errors import DivergedError, OutOfMemoryError
 from autofit.core.hardware import Hardware
-from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.workload import Hyperparameters
 from autofit.hardware import segments
 from autofit.training import checkpoint, session
 from autofit.training.loop import StepReport

@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from autofit.core.errors import InputError
-from autofit.core.hyperparameters import Hyperparameters
-from autofit.core.workload import Workload
+from autofit.core.workload import Hyperparameters, Workload
 from autofit.training.build import build
 from autofit.training.step import accumulate, compute_loss, train_step, update
 from tests import tiny

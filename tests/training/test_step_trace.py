@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.workload import Hyperparameters
 from autofit.hardware.device import detect
 from autofit.setup import Setup
 from autofit.training.build import build

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.workload import Hyperparameters
 from autofit.export.formats import comment
 from autofit.export.source import ExportSource
 from autofit.export.template import call, fill, literal, template

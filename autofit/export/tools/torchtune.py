@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.workload import Hyperparameters
 from autofit.export.formats import yaml_file
 from autofit.export.source import ExportSource
 from autofit.export.tool import Document, Request, Tool, ToolKeys

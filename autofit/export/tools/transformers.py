@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.workload import Hyperparameters
 from autofit.export.formats import comment, yaml_file
 from autofit.export.tasks import TASKS
 from autofit.export.template import call, fill, import_from, literal, template

@@ -7,7 +7,7 @@ default), beside quantised ones in bfloat16.
 
 from __future__ import annotations
 
-from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.workload import Hyperparameters
 from autofit.export.deviation import Deviation
 from autofit.export.formats import yaml_file
 from autofit.export.tool import Document, Request, Tool, ToolKeys

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autofit.core.hyperparameters import Hyperparameters
+from autofit.core.workload import Hyperparameters
 from autofit.export.formats import comment, yaml_file
 from autofit.export.template import call, fill, literal, template
 from autofit.export.tool import Document, Request, Tool, ToolKeys

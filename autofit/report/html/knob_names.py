@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autofit.core.counted import counted
+from autofit.core.errors import counted
 from autofit.core.knobs import KNOB_WORDS, KnobWords, is_off
 from autofit.report.formatting import value
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 
-from autofit.core.estimate import Estimate
+from autofit.core.estimate import KINDS, Estimate, Timeline
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement
 from autofit.core.record import Record
 from autofit.core.result import TIERS
-from autofit.core.timeline import KINDS, Timeline
 from autofit.report.formatting import describe, gib, percent
 from autofit.report.html.plot_data import TITLES
 from autofit.report.html.svg import Picture, Scale, apart, steps, width_of

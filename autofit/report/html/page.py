@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from autofit.core.counted import counted
+from autofit.core.errors import counted
 from autofit.core.estimate import Estimate
 from autofit.core.measurement import Outcome
 from autofit.core.record import Record

@@ -1,0 +1,93 @@
+"""Atomic writes and the user's cache directory."""
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from autofit.core.files import cache_file, digest, write_atomically, write_cache
+
+
+def test_files_lie_where_the_user_wants_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_file("rates", "a.json") == tmp_path / "autofit" / "rates" / "a.json"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")  # which the specification treats as unset
+    assert cache_file("rates", "a.json") == Path.home() / ".cache" / "autofit" / "rates" / "a.json"
+
+
+def test_what_is_kept_is_there_and_the_latest(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    write_cache(path, "one")
+    write_cache(path, "two")
+    assert path.read_text(encoding="utf-8") == "two"
+    assert [each.name for each in path.parent.iterdir()] == ["file"]
+
+
+def test_where_nothing_can_be_written_nothing_happens(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    write_cache(tmp_path / "file" / "below", "text")
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "in the way"
+
+
+def test_names_tell_texts_apart() -> None:
+    assert digest("one") == digest("one") != digest("two")
+    assert len(digest("one")) == 32
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/x'") as caught:
+        write_atomically(tmp_path / "x", "text")
+    assert caught.value.filename == str(tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [".", "", "/", "folder"])
+def test_a_directory_is_no_file_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_atomically(Path(name), "text")
+
+
+def test_a_file_is_written_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    write_atomically(path, "größer\n")
+    write_atomically(path, "kleiner\n")
+    assert path.read_text(encoding="utf-8") == "kleiner\n"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_write_that_fails_leaves_the_former_file(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    write_atomically(path, "former")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "a" * 10**6 + "\ud800")
+    assert path.read_text() == "former"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    texts = {letter * 200_000 for letter in "ab"}
+    write_atomically(path, "a" * 200_000)
+    seen: set[str] = set()
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            seen.add(path.read_text())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(20):
+        for text in texts:
+            write_atomically(path, text)
+    done.set()
+    reader.join()
+    assert seen <= texts
