@@ -1,1 +1,6 @@
-"""What reproduces each figure that the README claims."""
+"""What reproduces each figure that the README claims; README.md has a line for each."""
+
+from pathlib import Path
+
+# A benchmark is called by its name alone, `python -m benchmarks.replay`, whichever folder it lies in.
+__path__ += [str(Path(__file__).parent / room) for room in ("predictions", "searches", "training", "published")]

@@ -5,7 +5,7 @@ of measured / predicted. Configs are the more alike the fewer knobs they differ 
 depend on the others; what all predictions are off by together is learnt from the first probe. How good predictions are
 on this device at all is learnt too: several scales of their errors are kept, each as likely as what was seen makes it.
 
-Chosen on four recorded tables (benchmarks/tables) over effects of knobs that add: for 3, 6, 12 and 24 measured configs
+Chosen on four recorded tables (benchmarks.replay) over effects of knobs that add: for 3, 6, 12 and 24 measured configs
 its predictions of the others were nearer in each, and what it says of its own doubt was right more often.
 """
 

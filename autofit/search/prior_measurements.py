@@ -19,7 +19,7 @@ from autofit.search.linear_model import Array
 from autofit.search.pruning import MemoryOrder, ruled_out
 
 # Standard deviations of logarithms: of what all speeds of an earlier search are off by together, and of what each is
-# off by beside the noise of every measurement. In replays (benchmarks/replay.py, --known 10, on a day 15 % slower) a
+# off by beside the noise of every measurement. In replays (benchmarks.replay, --known 10, on a day 15 % slower) a
 # day of 0 ended searches too soon (regret 0.5 %, not 0.1 %); 0.4, or 0 or 0.06 of their own, changed little.
 _DAY, _OWN = 0.15, 0.03
 _MOST_TIMED = 48  # speeds of earlier searches, the fastest that fit: each makes weighing a large space slower

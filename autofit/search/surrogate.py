@@ -37,7 +37,7 @@ _SPEED_SLOPE, _SPEED_SLOPE_DEVIATION = 0.3, 0.2  # larger micro-batches fill the
 _SPEED_DEVIATION = 0.25
 _GUESSED_MEMORY_NOISE = 0.03  # of what effects that only add cannot express
 # Where there are predictions, the effects on memory are of what these are off by: with 0.012 to 0.035 over the recorded
-# tables (benchmarks/tables) that is what was seen on the CPU.
+# tables (of benchmarks/searches) that is what was seen on the CPU.
 _OFF_MEMORY, _MEMORY_NOISE = 0.03, 0.01
 SPEED_NOISE = 0.04  # between two probes of one config, on machines that others use too
 _BEYOND = 0.2  # how far past the limit an out-of-memory is taken to lie; it says only that it lies past it

@@ -21,7 +21,7 @@ ROUNDS = 2  # A, B, A, B: what disturbs the machine for a while disturbs all
 MOST_ROUNDS = 3  # while it is in doubt who leads; on the recorded tables that halved what two rounds missed
 FIELD, MOST = 3, 5  # called at once, and in all
 # What is expected to be slower than the first by more than the tolerance and this is not called. On the recorded tables
-# (benchmarks/replay.py) fields of 3, 4 and 6 that were 8 % wide found the same, and one of 2 missed a little.
+# (benchmarks.replay) fields of 3, 4 and 6 that were 8 % wide found the same, and one of 2 missed a little.
 _DOUBT = 0.05
 _ELSEWHERE = 0.1  # and this where it was explored on fewer cores: taken, not measured, since the order may differ there
 # One-sided 95 % quantiles of Student's t by degrees of freedom, from 1.

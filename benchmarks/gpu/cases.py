@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-TINY = Path(__file__).resolve().parents[1] / "data" / "tiny-decoder"  # what is rehearsed with
+TINY = Path(__file__).with_name("tiny-decoder")  # what is rehearsed with
 FULL, LORA, QLORA = "full", "lora", "qlora"
 _ADAPTERS = {"lora_rank": 16, "lora_targets": "all-linear"}
 _ALL = (FULL, LORA, QLORA)

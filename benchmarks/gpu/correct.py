@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.gpu.bench import ROOT, Bench, LeftOutError, TimeUp, python
 from benchmarks.gpu.recorder import BEGUN, CALL, FAILED, PASSED, SKIPPED, SPOILT, STAGE, VARIABLE
-from benchmarks.gpu.stage import Stage, Table, Told
+from benchmarks.gpu.stage import Stage, Summary, Table
 from benchmarks.gpu.store import Store
 
 TEST_SECONDS = 120  # of one test, torch.compile included
@@ -61,7 +61,7 @@ def marked_files(tests: Path) -> list[str]:
     return [str(path) for path in files if _MARK in path.read_text(encoding="utf-8")]
 
 
-def notify(store: Store) -> Told:
+def summarize(store: Store) -> Summary:
     """How many ended how, and what failed."""
     rows = store.rows(STAGE)
     count = Counter(row["outcome"] for row in rows.values())
@@ -70,7 +70,7 @@ def notify(store: Store) -> Told:
     hung = [f"{key} did not end in its time." for key, row in rows.items() if row["outcome"] == BEGUN]
     skipped = Counter(row["reason"] for row in rows.values() if row["outcome"] == SKIPPED)
     notes = [*hung, *(f"{number} skipped: {reason}" for reason, number in skipped.items())]
-    return Told(figures, [Table("Tests that fail", ("test", "reason"), failed)] if failed else [], notes)
+    return Summary(figures, [Table("Tests that fail", ("test", "reason"), failed)] if failed else [], notes)
 
 
-CORRECT = Stage("correct", share=0.4, least_seconds=60.0, run=run, notify=notify)
+CORRECT = Stage("correct", share=0.4, least_seconds=60.0, run=run, summarize=summarize)

@@ -12,7 +12,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.cases import CARD, SMOKE
 from benchmarks.gpu.measured import STAGE as MEASURED
 from benchmarks.gpu.measured import has_both, measure_all
-from benchmarks.gpu.stage import Stage, Table, Told
+from benchmarks.gpu.stage import Stage, Summary, Table
 from benchmarks.gpu.store import Row, Store
 
 PLAIN = CARD.levers[0].name
@@ -57,7 +57,7 @@ def _against(row: Row, plain: Row) -> dict[str, Any]:
     }
 
 
-def notify(store: Store) -> Told:
+def summarize(store: Store) -> Summary:
     """One table for each kind of training."""
     rows = rows_of(store)
     head = ("lever", "peak, GiB", "saves, GiB", "predicted", "step, s", "slower by", "predicted")
@@ -69,7 +69,7 @@ def notify(store: Store) -> Told:
         )
         for model, technique in dict.fromkeys((row["model"], row["technique"]) for row in rows)
     ]
-    return Told({"levers": len(rows)} if rows else {}, tables)
+    return Summary({"levers": len(rows)} if rows else {}, tables)
 
 
 def _line(row: dict[str, Any]) -> list[str | None]:
@@ -85,4 +85,4 @@ def _line(row: dict[str, Any]) -> list[str | None]:
     ]
 
 
-LEVERS = Stage("levers", share=1.0, least_seconds=45.0, run=run, notify=notify)
+LEVERS = Stage("levers", share=1.0, least_seconds=45.0, run=run, summarize=summarize)

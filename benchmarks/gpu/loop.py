@@ -25,7 +25,7 @@ from autofit.training.loop import StepReport
 from benchmarks.gpu import search
 from benchmarks.gpu.bench import Bench, LeftOutError, sentence
 from benchmarks.gpu.measured import measured
-from benchmarks.gpu.stage import Stage, Table, Told
+from benchmarks.gpu.stage import Stage, Summary, Table
 from benchmarks.gpu.store import Row, Store
 from benchmarks.loop_overhead import DATA, LR, Overhead, overheads
 from benchmarks.peer_tools import Rows
@@ -135,7 +135,7 @@ def fitted(workload: Workload, config: Config, device: str) -> Row:
     return {"tokens_per_second": tokens / statistics.median(seconds[2:]), "peak_bytes": peak}
 
 
-def notify(store: Store) -> Told:
+def summarize(store: Store) -> Summary:
     """Each way of training against the probe beside it."""
     rows = store.rows(STAGE)
     found = {key: _speed_and_peak(rows[key]) for key in (PROBE, TRAIN_PY, FIT) if key in rows}
@@ -156,7 +156,7 @@ def notify(store: Store) -> Told:
         figures["overheads reached"] = f"{sum(each['reached'] for each in overhead)} of {len(overhead)}"
         head = ("step", "by hand, ms", "by the loop, ms", "difference, ms", "reached")
         tables.append(Table("The loop against one by hand", head, [_overhead_line(each) for each in overhead]))
-    return Told(figures, tables, [f"{key}: {row['failed']}" for key, row in rows.items() if "failed" in row])
+    return Summary(figures, tables, [f"{key}: {row['failed']}" for key, row in rows.items() if "failed" in row])
 
 
 def _speed_and_peak(row: Row) -> tuple[float | None, float | None]:
@@ -173,4 +173,4 @@ def _overhead_line(row: Mapping[str, Any]) -> list[str | None]:
     return [each.name, *times, "yes" if each.reached else "no"]
 
 
-LOOP = Stage(STAGE, share=0.6, least_seconds=90.0, run=run, notify=notify)
+LOOP = Stage(STAGE, share=0.6, least_seconds=90.0, run=run, summarize=summarize)

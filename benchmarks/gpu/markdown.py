@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.gpu.stage import Table, Told
+from benchmarks.gpu.stage import Summary, Table
 from benchmarks.gpu.wanted import Verdict
 
 _REACHED = {True: "yes", False: "**no**", None: "not measured"}
 
 
 def document(
-    about: Mapping[str, Any], verdicts: Sequence[Verdict], stages: Sequence[tuple[Mapping[str, Any], Told]]
+    about: Mapping[str, Any], verdicts: Sequence[Verdict], stages: Sequence[tuple[Mapping[str, Any], Summary]]
 ) -> str:
     """All of it; each stage is (its row in the store, what it tells)."""
     parts = [_head(about), table(_numbers(verdicts, judged=not about["smoke"])), table(_stages(stages))]
@@ -42,7 +42,7 @@ def _numbers(verdicts: Iterable[Verdict], *, judged: bool) -> Table:
     return Table("Numbers to reach", ("number", "wanted", "seen", "reached"), rows)
 
 
-def _stages(stages: Iterable[tuple[Mapping[str, Any], Told]]) -> Table:
+def _stages(stages: Iterable[tuple[Mapping[str, Any], Summary]]) -> Table:
     rows = []
     for row, told in stages:
         figures = ", ".join(f"{name} {shown(value)}" for name, value in told.figures.items())

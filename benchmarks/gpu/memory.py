@@ -9,7 +9,7 @@ from benchmarks.gpu import figures
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.figures import Errors, Intervals
 from benchmarks.gpu.measured import STAGE, measure_all
-from benchmarks.gpu.stage import Stage, Table, Told
+from benchmarks.gpu.stage import Stage, Summary, Table
 from benchmarks.gpu.store import Row, Store
 
 _HEAD = (
@@ -31,14 +31,14 @@ def run(bench: Bench) -> None:
     measure_all(bench, bench.grid.mixed(), wanted=bench.grid.wanted)
 
 
-def notify(store: Store) -> Told:
+def summarize(store: Store) -> Summary:
     """Errors, intervals, and what could not be measured."""
     rows = store.rows(STAGE)
     groups = figures.by_lever(rows.values())
     table = Table("Memory: predicted against measured", _HEAD, [_line(name, each) for name, each in groups.items()])
     both = groups["all"]
     ran_out = [row for row in rows.values() if _outcome(row) == Outcome.OUT_OF_MEMORY.value]
-    return Told(
+    return Summary(
         _figures(both) | {"ran out of memory": len(ran_out)}, [table] if both else [], list(_notes(rows.values()))
     )
 
@@ -97,4 +97,4 @@ def _outcome(row: Row) -> str | None:
     return row["measurement"]["outcome"] if "measurement" in row else None
 
 
-MEMORY = Stage("memory", share=0.7, least_seconds=60.0, run=run, notify=notify)
+MEMORY = Stage("memory", share=0.7, least_seconds=60.0, run=run, summarize=summarize)

@@ -18,7 +18,7 @@ from autofit.report.formatting import describe
 from benchmarks.gpu import search
 from benchmarks.gpu.bench import Bench, LeftOutError, sentence
 from benchmarks.gpu.measured import measured
-from benchmarks.gpu.stage import Stage, Table, Told
+from benchmarks.gpu.stage import Stage, Summary, Table
 from benchmarks.gpu.store import Row, Store
 from benchmarks.peers import micro_batch, missing
 
@@ -100,7 +100,7 @@ def _renamed(seen: Row) -> Row:
     return {"step_seconds" if name == "seconds" else name: value for name, value in seen.items()}
 
 
-def notify(store: Store) -> Told:
+def summarize(store: Store) -> Summary:
     """Throughput of everyone, and autofit's over each peer's."""
     rows = store.rows(STAGE)
     speeds = {key: speed for key, row in rows.items() if (speed := _speed(row))}
@@ -130,7 +130,7 @@ def notify(store: Store) -> Told:
         for key, row in rows.items()
         if row.get("failed") or row.get("reason")
     ]
-    return Told(figures, [Table("Peers under the same cap", head, lines)] if lines else [], notes)
+    return Summary(figures, [Table("Peers under the same cap", head, lines)] if lines else [], notes)
 
 
 def _speed(row: Row) -> float | None:
@@ -149,4 +149,4 @@ def _line(key: str, row: Row, speeds: Mapping[str, float]) -> list[str | None]:
     return [key, *cells, told, f"x {ours / speed:.2f}" if ours and speed else None]
 
 
-PEERS_STAGE = Stage(STAGE, share=0.8, least_seconds=120.0, run=run, notify=notify)
+PEERS_STAGE = Stage(STAGE, share=0.8, least_seconds=120.0, run=run, summarize=summarize)

@@ -35,7 +35,7 @@ from benchmarks.gpu.memory import MEMORY
 from benchmarks.gpu.peers import PEERS_STAGE
 from benchmarks.gpu.search import SEARCH
 from benchmarks.gpu.speed import SPEED
-from benchmarks.gpu.stage import Stage, Told
+from benchmarks.gpu.stage import Stage, Summary
 from benchmarks.gpu.store import Store
 from benchmarks.gpu.wanted import verdicts
 
@@ -158,8 +158,8 @@ def _describe(bench: Bench) -> None:
     here = {"device": hardware.name, "torch": versions()["torch"]}
     there = {"device": known["hardware"]["name"], "torch": known["versions"]["torch"]}
     if here != there:
-        told = ", ".join(f"{name} {there[name]}, not {here[name]}" for name in here if here[name] != there[name])
-        raise ProbeError(f"{bench.store.path} holds figures of another machine: {told}.", "Choose another --out.")
+        differing = ", ".join(f"{name} {there[name]}, not {here[name]}" for name in here if here[name] != there[name])
+        raise ProbeError(f"{bench.store.path} holds figures of another machine: {differing}.", "Choose another --out.")
 
 
 def _driver() -> str | None:
@@ -237,13 +237,13 @@ def _within(bench: Bench, seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _told(stage: Stage, store: Store) -> Told:
+def _summary_of(stage: Stage, store: Store) -> Summary:
     """What a stage tells; a mistake in telling must not end what measures."""
     try:
-        return stage.tell(store)
+        return stage.summarize(store)
     except Exception as error:
         traceback.print_exc()
-        return Told(notes=[f"what is stored cannot be told: {sentence(error)}"])
+        return Summary(notes=[f"what is stored cannot be summarized: {sentence(error)}"])
 
 
 def write_results(store: Store) -> str:
@@ -252,10 +252,10 @@ def write_results(store: Store) -> str:
     assert about, "the runner describes the machine first"
     directory = store.path.parent
     rows = store.rows(_ROWS)
-    told = {name: _told(each, store) for name, each in STAGES.items()}
-    figures = {name: dict(each.figures) for name, each in told.items()}
+    summaries = {name: _summary_of(each, store) for name, each in STAGES.items()}
+    figures = {name: dict(each.figures) for name, each in summaries.items()}
     found = verdicts(figures)
-    stages = [(rows[name], told[name]) for name in STAGES if name in rows]
+    stages = [(rows[name], summaries[name]) for name in STAGES if name in rows]
     results: dict[str, Any] = {
         "about": about,
         "numbers": [vars(each) for each in found],

@@ -28,7 +28,7 @@ from autofit.tuning.space import legal_configs
 from benchmarks.gpu.bench import Bench, Ended, TimeUp, python
 from benchmarks.gpu.cases import TINY
 from benchmarks.gpu.measured import ESTIMATE_SECONDS, UNLIMITED, measured
-from benchmarks.gpu.stage import Stage, Table, Told
+from benchmarks.gpu.stage import Stage, Summary, Table
 from benchmarks.gpu.store import Row, Store
 
 STAGE = "search"
@@ -59,7 +59,7 @@ class Search:
 
 
 CARD = Search("llama-3.1-8b", "everything", (24, 16, 48, 80), 32, afterwards=10)
-SMOKE = Search(str(TINY), "benchmarks/spaces/smoke.yaml", (1,), 4, afterwards=1, trials=1)
+SMOKE = Search(str(TINY), "benchmarks/searches/spaces/smoke.yaml", (1,), 4, afterwards=1, trials=1)
 
 
 def searched(bench: Bench) -> Search:
@@ -173,7 +173,7 @@ def regret(store: Store) -> float | None:
     return max(0.0, 1 - best / max(speeds.values())) if best and speeds else None
 
 
-def notify(store: Store) -> Told:
+def summarize(store: Store) -> Summary:
     """The searches, and what was measured after the first."""
     rows = store.rows(STAGE)
     searches = {key: row for key, row in rows.items() if "gib" in row}
@@ -194,7 +194,7 @@ def notify(store: Store) -> Told:
         figures |= {"measured afterwards": len(after) - (BEST in after), "regret": regret(store)}
         head = ("config", "outcome", "tokens/s", "knobs")
         tables.append(Table("Measured after the search", head, [_after(*each) for each in after.items()]))
-    return Told(figures, tables, notes)
+    return Summary(figures, tables, notes)
 
 
 def _out_of_memory(row: Row) -> int:
@@ -215,4 +215,4 @@ def _after(key: str, row: Row) -> list[str | None]:
     return [key, measurement["outcome"], None if speed is None else f"{speed:,.0f}", describe(measurement["config"])]
 
 
-SEARCH = Stage(STAGE, share=0.8, least_seconds=360.0, run=run, notify=notify)
+SEARCH = Stage(STAGE, share=0.8, least_seconds=360.0, run=run, summarize=summarize)

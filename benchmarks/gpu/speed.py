@@ -21,7 +21,7 @@ from benchmarks.gpu import figures
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.measured import ESTIMATE_SECONDS, UNLIMITED, estimated, measured
 from benchmarks.gpu.measured import STAGE as MEASURED
-from benchmarks.gpu.stage import Stage, Table, Told
+from benchmarks.gpu.stage import Stage, Summary, Table
 from benchmarks.gpu.store import Row, Store
 
 STAGE = "speed"
@@ -70,7 +70,7 @@ def fastest(workload: Workload, hardware: Hardware, count: int, measuring: float
     return [config for config in chain.from_iterable(zip_longest(plain, compiled)) if config is not None]
 
 
-def notify(store: Store) -> Told:
+def summarize(store: Store) -> Summary:
     """The errors and ranks of all step times, by model; the utilisation of what is fastest."""
     groups = figures.by_lever(store.rows(MEASURED).values())
     models = {row["model"] for row in groups["all"]}
@@ -90,7 +90,7 @@ def notify(store: Store) -> Told:
         head = ("config", "tokens/s", "utilisation", "predicted", "reason")
         tables.append(Table("Full fine-tune in bf16 with room", head, [_tried(tried[key]) for key in best]))
     notes = [row["failed"].strip().splitlines()[-1] for row in tried.values() if row.get("failed")]
-    return Told(found, tables, notes)
+    return Summary(found, tables, notes)
 
 
 def _line(name: str, rows: list[Row]) -> list[str | None]:
@@ -119,4 +119,4 @@ def _tried(row: Row) -> list[str | None]:
     ]
 
 
-SPEED = Stage(STAGE, share=0.4, least_seconds=45.0, run=run, notify=notify)
+SPEED = Stage(STAGE, share=0.4, least_seconds=45.0, run=run, summarize=summarize)

@@ -1,4 +1,4 @@
-"""A stage: what it runs, and how what it has stored is told."""
+"""A stage of the GPU benchmark: what it runs, and how it summarizes what it has stored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Told:
+class Summary:
     """The figures of a stage by name, tables of them, and sentences: what was left out, and what failed."""
 
     figures: Mapping[str, Any] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Told:
 @dataclass(frozen=True)
 class Stage:
     """`run` measures what is still missing and stores each piece; it raises LeftOutError where it cannot, TimeUp where
-    too little time is left for the next piece. `tell` makes the figures from what is stored, and opens nothing.
+    too little time is left for the next piece. `summarize` makes the figures from what is stored, and opens nothing.
 
     `share` is what it may take of the time that is left while others wait; without `least_seconds` it is not begun.
     """
@@ -40,4 +40,4 @@ class Stage:
     share: float
     least_seconds: float
     run: Callable[[Bench], None]
-    notify: Callable[[Store], Told]
+    summarize: Callable[[Store], Summary]

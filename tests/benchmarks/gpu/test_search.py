@@ -8,7 +8,7 @@ from autofit.core.hardware import GIB
 from benchmarks.gpu import search
 from benchmarks.gpu.bench import Ended
 from benchmarks.gpu.search import BEST, STAGE, candidates, regret
-from tests.benchmarks.gpu_rows import bench_in, measurement
+from tests.benchmarks.gpu.rows import bench_in, measurement
 from tests.tiny import CPU, llama_workload
 
 TIER = {"config": {"precision": "bf16", "lora_rank": 8}, "measured": {"tokens_per_second": 200.0}}
@@ -49,15 +49,15 @@ def test_figures_are_of_the_first_search_alone(tmp_path: Path) -> None:
     store = bench_in(tmp_path).store
     store.add(STAGE, "24 GiB", found(resumed=True))
     store.add(STAGE, "16 GiB", {"gib": 16, "resumed": False, "failed": "exit code 3: nothing fits"})
-    told = search.tell(store)
-    assert told.figures == {"search seconds": 200.0, "probes": 2, "out of memory": 1, "tokens/s": 200.0}
-    assert told.tables[0].rows[0][:6] == ["24 GiB", "200", "2", "1", "bound", "200"]
-    assert told.notes == [
+    summary = search.summarize(store)
+    assert summary.figures == {"search seconds": 200.0, "probes": 2, "out of memory": 1, "tokens/s": 200.0}
+    assert summary.tables[0].rows[0][:6] == ["24 GiB", "200", "2", "1", "bound", "200"]
+    assert summary.notes == [
         "the search within 16 GiB: exit code 3: nothing fits",
         "the search within 24 GiB was resumed: its time is that of its last part.",
     ]
     store.add(STAGE, "24 GiB", {"gib": 24, "resumed": False, "failed": "exit code 4"})
-    assert search.tell(store).figures == {}
+    assert search.summarize(store).figures == {}
 
 
 def test_an_answer_that_is_none_is_a_failure(tmp_path: Path) -> None:

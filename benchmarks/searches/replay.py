@@ -89,7 +89,7 @@ class PriorMeasurement:
     def of(cls, table: Table) -> PriorMeasurement:
         """With predictions by the estimator as it stands."""
         workload, hardware = _inspected(workload_named(table.about["model"]), table.hardware), table.hardware
-        options = SearchOptions(space=str(Path(__file__).parents[1] / table.about["space"]), device=hardware.device)
+        options = SearchOptions(space=str(Path(__file__).parents[2] / table.about["space"]), device=hardware.device)
         space, constraints = space_for(options, workload, hardware), techniques.constraints(workload, hardware)
         configs = [row.config for row in table.rows]
         if set(space.configs(constraints)) != set(configs):

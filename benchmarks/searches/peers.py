@@ -45,7 +45,7 @@ from benchmarks.peer_tools import Found
 from benchmarks.rank_tables import TABLES
 from benchmarks.record_table import Table, workload_named
 
-RESULTS = Path(__file__).with_name("results") / "peers-cpu.json"
+RESULTS = Path(__file__).parents[1] / "results" / "peers-cpu.json"
 WORKLOADS = ("tiny-llama", "gpt2", "bert", "cnn")
 SPACES = ("full", "exact")
 DEEPSPEED = "deepspeed"

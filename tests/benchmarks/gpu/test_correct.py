@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.gpu import correct, recorder
 from benchmarks.gpu.bench import Bench, TimeUp
-from tests.benchmarks.gpu_rows import bench_in
+from tests.benchmarks.gpu.rows import bench_in
 from tests.processes import wait_until
 
 TESTS = """
@@ -67,11 +67,11 @@ def test_each_is_stored_and_only_what_failed_is_run_again(bench: Bench, monkeypa
     seen = write(bench)
     correct.run(bench)
     assert outcomes(bench) == {"good": "passed", "bad": "failed", "skipped": "skipped", "last": "passed"}
-    told = correct.tell(bench.store)
-    assert told.figures == {"passed": 2, "failed": 1, "skipped": 1}
-    assert told.tables[0].rows[0][0].endswith("::test_bad")
-    assert "assert not" in str(told.tables[0].rows[0][1])
-    assert told.notes == ["1 skipped: needs a CUDA device"]
+    summary = correct.summarize(bench.store)
+    assert summary.figures == {"passed": 2, "failed": 1, "skipped": 1}
+    assert summary.tables[0].rows[0][0].endswith("::test_bad")
+    assert "assert not" in str(summary.tables[0].rows[0][1])
+    assert summary.notes == ["1 skipped: needs a CUDA device"]
     monkeypatch.setattr(correct.os, "getpid", lambda: 1)  # another call
     correct.run(bench)
     assert seen.read_text().split() == ["good", "bad", "last", "bad"]
@@ -110,7 +110,7 @@ def test_what_hangs_is_run_last_the_next_time(bench: Bench, monkeypatch: pytest.
         patch.setattr(subprocess, "Popen", UpOnceItHangs)
         correct.run(bench)
     assert outcomes(bench)["last"] == "begun"
-    assert correct.tell(bench.store).notes[0].endswith("test_last did not end in its time.")
+    assert correct.summarize(bench.store).notes[0].endswith("test_last did not end in its time.")
     seen.write_text("hung ")
     monkeypatch.setattr(correct.os, "getpid", lambda: 1)
     correct.run(bench)

@@ -8,13 +8,13 @@ import pytest
 from autofit.probe import Prober
 from benchmarks.gpu import run
 from benchmarks.gpu.bench import Bench, LeftOutError, TimeUp
-from benchmarks.gpu.stage import Stage, Told
+from benchmarks.gpu.stage import Stage, Summary
 from benchmarks.gpu.store import Store
-from tests.benchmarks.gpu_rows import bench_in, with_prober
+from tests.benchmarks.gpu.rows import bench_in, with_prober
 
 
 def stage(name: str, action: Any = lambda bench: None, *, share: float = 0.5, least: float = 30.0) -> Stage:
-    return Stage(name, share, least, action, lambda store: Told())
+    return Stage(name, share, least, action, lambda store: Summary())
 
 
 def with_stages(monkeypatch: pytest.MonkeyPatch, *stages: Stage) -> list[str]:
@@ -66,10 +66,10 @@ def test_figures_that_cannot_be_told_are_a_note_and_end_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = bench_in(tmp_path)
-    broken = Stage("a", 0.5, 1.0, lambda bench: None, lambda store: Told(store.get("none")["x"]))  # type: ignore[index]
+    broken = Stage("a", 0.5, 1.0, lambda bench: None, lambda store: Summary(store.get("none")["x"]))  # type: ignore[index]
     names = with_stages(monkeypatch, broken)
     assert run._work(bench, names, time.monotonic() + 10.0, again=False) == 0
-    assert "what is stored cannot be told: TypeError" in (tmp_path / "results.md").read_text()
+    assert "what is stored cannot be summarized: TypeError" in (tmp_path / "results.md").read_text()
 
 
 def test_where_no_time_is_left_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Exhaustive truth: every Config of a small space measured for real, several times over, kept as one JSON table.
 
-`python -m benchmarks.record_table --model tiny-llama --space benchmarks/spaces/tiny-llama.yaml --out TABLE` probes as a
+`python -m benchmarks.record_table --model tiny-llama --space SPACE.yaml --out TABLE` probes as a
 search does, once with every config before any is measured again, in another order each time, so that what disturbs the
 machine for a while disturbs all of them. Written after every probe: the same command goes on where it was stopped.
 """

@@ -16,9 +16,9 @@ from autofit.probe import Prober
 from benchmarks.gpu import run
 from benchmarks.gpu.measured import STAGE as MEASURED
 from benchmarks.gpu.store import Store
-from tests.benchmarks.gpu_rows import with_prober
+from tests.benchmarks.gpu.rows import with_prober
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 STAGES = ["correct", "memory", "speed", "search", "loop", "peers", "levers"]
 
 

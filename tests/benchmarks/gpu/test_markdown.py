@@ -1,9 +1,9 @@
 from pathlib import Path
 
 from benchmarks.gpu.markdown import document, shown, table
-from benchmarks.gpu.stage import Table, Told
+from benchmarks.gpu.stage import Summary, Table
 from benchmarks.gpu.wanted import Verdict
-from tests.benchmarks.gpu_rows import bench_in
+from tests.benchmarks.gpu.rows import bench_in
 
 
 def test_a_cell_breaks_no_table() -> None:
@@ -30,7 +30,7 @@ def test_the_document_says_what_was_reached_and_what_became_of_each_stage(tmp_pa
         Verdict("c", "x", None, None),
     ]
     failed = {"stage": "memory", "outcome": "failed", "reason": "no | card", "seconds": 1.6}
-    told = Told({"configs": 3}, [Table("Memory", ("x",), [["1"]])], ["one\nnote"])
+    told = Summary({"configs": 3}, [Table("Memory", ("x",), [["1"]])], ["one\nnote"])
     lines = document(about, numbers, [(failed, told)]).splitlines()
     assert "| a | at most 2 | 1 | yes |" in lines
     assert "| b | at most 2 | 3 | **no** |" in lines

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.gpu import levers, loop, memory, speed
 from benchmarks.gpu.cases import SMOKE
 from benchmarks.gpu.measured import STAGE as MEASURED
-from tests.benchmarks.gpu_rows import MIB, bench_in, case, measurement
+from tests.benchmarks.gpu.rows import MIB, bench_in, case, measurement
 
 
 def test_memory_tells_errors_by_group_and_reasons(tmp_path: Path) -> None:
@@ -17,14 +17,14 @@ def test_memory_tells_errors_by_group_and_reasons(tmp_path: Path) -> None:
     del rows[-1]["measurement"]
     for key, row in enumerate(rows):
         store.add(MEASURED, str(key), row)
-    told = memory.tell(store)
-    assert told.figures["configs"] == 2
-    assert told.figures["allocated worst"] == pytest.approx(0.1)
-    assert (told.figures["interval hit"], told.figures["above the interval"]) == (0.5, 1)
-    assert told.figures["ran out of memory"] == 1
-    assert [row[0] for row in told.tables[0].rows] == ["all", "lora", "8B", "plain", "compile"]
-    assert list(told.notes) == ["8B lora, liger: out_of_memory: the reason", "8B lora, plain: no package."]
-    assert memory.tell(bench_in(tmp_path / "empty").store).tables == []
+    summary = memory.summarize(store)
+    assert summary.figures["configs"] == 2
+    assert summary.figures["allocated worst"] == pytest.approx(0.1)
+    assert (summary.figures["interval hit"], summary.figures["above the interval"]) == (0.5, 1)
+    assert summary.figures["ran out of memory"] == 1
+    assert [row[0] for row in summary.tables[0].rows] == ["all", "lora", "8B", "plain", "compile"]
+    assert list(summary.notes) == ["8B lora, liger: out_of_memory: the reason", "8B lora, plain: no package."]
+    assert memory.summarize(bench_in(tmp_path / "empty").store).tables == []
 
 
 def test_speed_tells_ranks_and_the_best_utilisation(tmp_path: Path) -> None:
@@ -34,10 +34,10 @@ def test_speed_tells_ranks_and_the_best_utilisation(tmp_path: Path) -> None:
     store.add(speed.STAGE, speed.CANDIDATES, {"configs": []})
     store.add(speed.STAGE, "a", {"config": {"precision": "bf16"}, **case(step=4.0, speed=200.0)})
     store.add(speed.STAGE, "b", {"config": {"precision": "bf16"}, **case(step=4.5, speed=200.0)})
-    told = speed.tell(store)
-    assert told.figures["rank correlation"] == pytest.approx(1.0)
-    assert told.figures["utilisation"] == pytest.approx(0.45)
-    assert [row[2] for row in told.tables[1].rows] == ["45.0%", "40.0%"]
+    summary = speed.summarize(store)
+    assert summary.figures["rank correlation"] == pytest.approx(1.0)
+    assert summary.figures["utilisation"] == pytest.approx(0.45)
+    assert [row[2] for row in summary.tables[1].rows] == ["45.0%", "40.0%"]
 
 
 def test_loop_tells_how_far_off_each_way_is(tmp_path: Path) -> None:
@@ -45,11 +45,11 @@ def test_loop_tells_how_far_off_each_way_is(tmp_path: Path) -> None:
     store.add(loop.STAGE, loop.PROBE, {"measurement": measurement(100.0)})
     store.add(loop.STAGE, loop.TRAIN_PY, {"tokens_per_second": 103.0, "peak_bytes": 101 * MIB})
     store.add(loop.STAGE, loop.FIT, {"failed": "no memory"})
-    told = loop.tell(store)
-    assert told.figures["train.py off by"] == pytest.approx(0.03)
-    assert told.figures["train.py peak of the probe's"] == pytest.approx(1.01)
-    assert "fit off by" not in told.figures
-    assert told.notes == ["fit: no memory"]
+    summary = loop.summarize(store)
+    assert summary.figures["train.py off by"] == pytest.approx(0.03)
+    assert summary.figures["train.py peak of the probe's"] == pytest.approx(1.01)
+    assert "fit off by" not in summary.figures
+    assert summary.notes == ["fit: no memory"]
 
 
 def test_levers_are_told_against_the_plain_config(tmp_path: Path) -> None:
@@ -65,4 +65,4 @@ def test_levers_are_told_against_the_plain_config(tmp_path: Path) -> None:
     assert (full["slower"], full["predicted_slower"]) == (pytest.approx(0.25), pytest.approx(0.2))
     assert full["device_saved_bytes"] is None
     assert full["knobs"]["activation_checkpointing"] == "full"
-    assert levers.tell(store).figures == {"levers": 2}
+    assert levers.summarize(store).figures == {"levers": 2}

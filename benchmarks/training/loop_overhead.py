@@ -34,7 +34,7 @@ from autofit.training.step import accumulate
 from autofit.training.workload import workload_from
 from benchmarks.run_apart import Ran, command, script
 
-DATA = Path(__file__).resolve().parents[1] / "examples" / "data" / "alice.txt"
+DATA = Path(__file__).resolve().parents[2] / "examples" / "data" / "alice.txt"
 LR = 1e-4
 _RUN_SECONDS = 600.0  # at most
 ALLOWED_SHARE, ALLOWED_SECONDS, LONG_STEP = 0.01, 0.3e-3, 50e-3

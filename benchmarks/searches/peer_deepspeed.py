@@ -27,7 +27,7 @@ from benchmarks.record_table import workload_named
 
 SECONDS = 900.0
 PACKAGES = ("deepspeed", "tabulate")
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 _MACHINE = "--machine"
 _WATCHED = 2  # steps: the later ones, which it times, are spared the counting, as in a probe
 _BUCKET = 1_000_000  # elements: its profile allocates one of them, and the default of 5e8 is more than the machine

@@ -2,7 +2,7 @@ import pytest
 
 from benchmarks.gpu import figures
 from benchmarks.gpu.figures import Errors, Intervals
-from tests.benchmarks.gpu_rows import case
+from tests.benchmarks.gpu.rows import case
 
 
 def test_errors_are_without_sign_but_for_the_bias() -> None:

@@ -35,7 +35,7 @@ from autofit.training.inspect import inspect_workload
 from autofit.training.step import accumulate, update
 from benchmarks.memory_models import MODELS
 
-RESULTS = Path(__file__).with_name("results") / "estimate_memory.json"
+RESULTS = Path(__file__).parents[1] / "results" / "estimate_memory.json"
 # What every knob is tried at; a knob not listed has no other value on a CPU.
 VALUES: dict[str, tuple[Any, ...]] = {
     "precision": ("fp32", "bf16", "bf16-mixed"),

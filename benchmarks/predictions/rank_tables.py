@@ -1,4 +1,4 @@
-"""How well predicted step times and peaks rank configs that were all measured: the tables of `benchmarks/tables/`.
+"""How well predicted step times and peaks rank configs that were all measured: the tables of `searches/tables/`.
 
 `python -m benchmarks.rank_tables [TABLE ...] [--out FILE]`: about half a minute a table. The rates are those of the
 machine that measured the table, recorded beside it; one probe more or less shifts all predictions alike, so that the
@@ -20,7 +20,7 @@ from autofit.estimate.space_estimator import SpaceEstimator
 from benchmarks.estimate_space import spearman
 from benchmarks.record_table import Row, Table, workload_named
 
-TABLES = Path(__file__).parent / "tables"
+TABLES = Path(__file__).parents[1] / "searches" / "tables"
 WANTED = 0.9
 
 

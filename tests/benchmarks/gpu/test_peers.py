@@ -5,7 +5,7 @@ import pytest
 from benchmarks.gpu import peers, usual
 from benchmarks.gpu.peers import OURS, STAGE
 from benchmarks.gpu.store import Row
-from tests.benchmarks.gpu_rows import bench_in, measurement
+from tests.benchmarks.gpu.rows import bench_in, measurement
 from tests.tiny import llama_workload
 
 
@@ -20,14 +20,14 @@ def test_the_ratio_is_over_the_best_peer(tmp_path: Path) -> None:
     store.add(STAGE, "accelerate", peer(120.0))
     store.add(STAGE, "torch defaults", {**peer(None), "batch_size": None, "reason": "memory runs out with one sample"})
     store.add(STAGE, "lightning", {"left_out": "lightning takes no part."})
-    assert "over the best peer" not in peers.tell(store).figures
+    assert "over the best peer" not in peers.summarize(store).figures
     store.add(STAGE, OURS["lora"], {"measurement": measurement(180.0)})
-    told = peers.tell(store)
-    assert told.figures["best peer"] == "accelerate"
-    assert told.figures["over the best peer"] == pytest.approx(1.5)
-    assert [row[-1] for row in told.tables[0].rows] == ["x 1.80", "x 1.50", None, None]
-    assert "lightning takes no part." in told.notes
-    assert "torch defaults: memory runs out with one sample" in told.notes
+    summary = peers.summarize(store)
+    assert summary.figures["best peer"] == "accelerate"
+    assert summary.figures["over the best peer"] == pytest.approx(1.5)
+    assert [row[-1] for row in summary.tables[0].rows] == ["x 1.80", "x 1.50", None, None]
+    assert "lightning takes no part." in summary.notes
+    assert "torch defaults: memory runs out with one sample" in summary.notes
 
 
 def test_a_peer_is_asked_once_and_then_timed_at_a_divisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

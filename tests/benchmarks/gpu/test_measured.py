@@ -14,7 +14,7 @@ from benchmarks.gpu import measured
 from benchmarks.gpu.bench import Bench, TimeUp
 from benchmarks.gpu.cases import SMOKE
 from benchmarks.gpu.measured import STAGE, counted, measure_all
-from tests.benchmarks.gpu_rows import bench_in
+from tests.benchmarks.gpu.rows import bench_in
 from tests.tiny import llama_workload
 
 CASES = SMOKE.mixed()
