@@ -1,11 +1,11 @@
 """The house: who imports whom, what stays light, how long a file may be."""
 
 import ast
+import graphlib
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "autofit"
@@ -31,47 +31,73 @@ ALLOWED = {
     "__init__": {"api"},
 }
 HEAVY_ONLY_WHERE_APPLIED = ("bitsandbytes", "torchao", "peft", "liger_kernel")
-FILES = sorted(PACKAGE.rglob("*.py"))
+NO_TORCH = ("core", "search", "export", "report")
+MOST_LINES = 400
 
 
-def room(path: Path) -> str:
-    """The room a file lives in: its folder, or its own name at the top."""
-    parts = path.relative_to(PACKAGE).parts
-    return parts[0] if len(parts) > 1 else path.stem
+class Source:
+    """One file of the package, read and parsed once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = str(path.relative_to(ROOT))
+        self.text = path.read_text(encoding="utf-8")
+        self.tree = ast.parse(self.text)
+        parts = path.relative_to(PACKAGE).parts
+        self.room = parts[0] if len(parts) > 1 else path.stem
+        self.module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        self.imports = list(imports_of(self.tree))
+
+    def imported_packages(self) -> Iterator[tuple[str, ast.stmt]]:
+        for name, node in self.imports:
+            yield name.split(".")[0], node
+
+    def at_top(self, node: ast.stmt) -> bool:
+        return any(node is each for each in self.tree.body)
+
+
+def imports_of(tree: ast.AST) -> Iterator[tuple[str, ast.stmt]]:
+    """Every module that a tree imports, also inside functions; `from autofit import x` counts as autofit.x."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "autofit":
+            yield from ((f"autofit.{alias.name}", node) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module, node
+
+
+SOURCES = [Source(path) for path in sorted(PACKAGE.rglob("*.py"))]
 
 
 def reachable(name: str) -> set[str]:
     found: set[str] = set()
     waiting = [name]
     while waiting:
-        for below in ALLOWED[waiting.pop()] - found:
-            found.add(below)
-            waiting.append(below)
+        below = ALLOWED[waiting.pop()] - found
+        found |= below
+        waiting += below
     return found | {name, "core"}
 
 
-def imported(tree: ast.AST) -> list[tuple[str, ast.stmt]]:
-    """Every module that a tree imports, also inside functions; `from autofit import x` counts as autofit.x."""
-    found: list[tuple[str, ast.stmt]] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [(alias.name, node) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            if node.module == "autofit":
-                found += [(f"autofit.{alias.name}", node) for alias in node.names]
-            else:
-                found.append((node.module, node))
-    return found
+def none_of(violations: Iterable[str]) -> None:
+    """Fail with all of them, one a line."""
+    lines = list(violations)
+    assert not lines, "\n" + "\n".join(lines)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_run_downwards_only(path: Path) -> None:
-    allowed = reachable(room(path))
-    for name, node in imported(ast.parse(path.read_text())):
-        if name.startswith("autofit."):
-            target = name.split(".")[1]
-            if target in ALLOWED:  # else a name of the package itself, such as __version__
-                assert target in allowed, f"{path.name}:{node.lineno} imports {name}"
+def test_imports_run_downwards_only() -> None:
+    none_of(
+        f"{source.name}:{node.lineno} imports {name}"
+        for source in SOURCES
+        for name, node in source.imports
+        if name.startswith("autofit.")
+        and name.split(".")[1] in ALLOWED.keys() - reachable(source.room)  # not a name of the package, as __version__
+    )
+
+
+def test_every_room_has_its_directions() -> None:
+    assert {source.room for source in SOURCES} == ALLOWED.keys()
 
 
 def test_rooms_have_no_circles() -> None:
@@ -81,82 +107,79 @@ def test_rooms_have_no_circles() -> None:
 
 
 def test_files_of_a_room_have_no_circles() -> None:
-    graph = {}
-    for path in FILES:
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        graph[module] = {name for name, _ in imported(ast.parse(path.read_text())) if name.startswith("autofit")}
-    done: set[str] = set()
-
-    def visit(module: str, trail: tuple[str, ...]) -> None:
-        assert module not in trail, f"circle: {' -> '.join((*trail, module))}"
-        if module in graph and module not in done:
-            for below in graph[module] - {"autofit", module}:
-                visit(below, (*trail, module))
-            done.add(module)
-
-    for module in graph:
-        if module != "autofit":  # its imports are for type checkers; at run time names are resolved lazily
-            visit(module, ())
+    graph = {
+        source.module: {name for name, _ in source.imports if name.startswith("autofit.")} - {source.module}
+        for source in SOURCES
+        if source.module != "autofit"  # its imports are for type checkers; at run time names are resolved lazily
+    }
+    for module, below in graph.items():  # a name of a package's __init__ is part of it
+        graph[module] = {name for name in below if name in graph}
+    tuple(graphlib.TopologicalSorter(graph).static_order())  # CycleError names the circle
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_own_modules_and_optuna_are_imported_at_the_top_and_heavy_ones_where_applied(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    at_top = {id(node) for node in tree.body}
-    for name, node in imported(tree):
-        if path == PACKAGE / "__init__.py":
+def test_own_modules_are_imported_at_the_top_and_heavy_ones_where_applied() -> None:
+    for source in SOURCES:
+        if source.module == "autofit":
             continue
-        if name.startswith("autofit"):
-            assert id(node) in at_top, f"{path.name}:{node.lineno} imports {name} inside a function or a gate"
-        if name.split(".")[0] == "optuna":
-            assert room(path) == "search", f"{path.name} imports optuna"
-        if name.split(".")[0] in HEAVY_ONLY_WHERE_APPLIED:
-            assert id(node) not in at_top, f"{path.name}:{node.lineno} imports {name} at the top"
+        none_of(
+            f"{source.name}:{node.lineno} imports {package} {'at the top' if heavy else 'inside a function or a gate'}"
+            for package, node in source.imported_packages()
+            if package in ("autofit", *HEAVY_ONLY_WHERE_APPLIED)
+            if (heavy := package != "autofit") is source.at_top(node)
+        )
 
 
-def test_core_and_search_and_export_and_report_know_no_torch() -> None:
-    for path in FILES:
-        if room(path) in ("core", "search", "export", "report"):
-            names = {name.split(".")[0] for name, _ in imported(ast.parse(path.read_text()))}
-            assert not names & {"torch", "transformers"}, path
-        if room(path) == "core":
-            assert "optuna" not in {name.split(".")[0] for name, _ in imported(ast.parse(path.read_text()))}
+def test_torch_and_optuna_stay_in_their_rooms() -> None:
+    none_of(
+        f"{source.name}:{node.lineno} imports {package}"
+        for source in SOURCES
+        for package, node in source.imported_packages()
+        if (package in ("torch", "transformers") and source.room in NO_TORCH)
+        or (package == "optuna" and source.room != "search")
+    )
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_are_short_and_open_with_a_docstring(path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) <= 400
-    assert ast.get_docstring(ast.parse(text)), "say what the module is and why it stands here"
+def test_files_are_short_and_open_with_a_docstring() -> None:
+    none_of(
+        f"{source.name}: {wrong}"
+        for source in SOURCES
+        for wrong, holds in {
+            f"has {source.text.count(chr(10))} lines, of at most {MOST_LINES}": source.text.count("\n") > MOST_LINES,
+            "lacks a docstring that says what it is and why it stands here": not ast.get_docstring(source.tree),
+        }.items()
+        if holds
+    )
 
 
 def test_every_technique_is_one_file_of_its_name() -> None:
-    for path in (PACKAGE / "techniques").glob("*.py"):
-        if path.stem != "__init__":
-            names = {name for name, _ in imported(ast.parse(path.read_text())) if name.startswith("autofit.techniques")}
-            assert not names, f"{path.name} imports another technique"
-            assert f'name = "{path.stem}"' in path.read_text()
+    for source in SOURCES:
+        if source.room == "techniques" and source.path.stem != "__init__":
+            none_of(
+                f"{source.name}:{node.lineno} imports another technique"
+                for name, node in source.imports
+                if name.startswith("autofit.techniques")
+            )
+            assert f'name = "{source.path.stem}"' in source.text, f"{source.name} is of another name"
 
 
 def test_the_house_has_no_shed() -> None:
     forbidden = ("util", "helper", "common", "base", "manager", "handler")
-    for path in FILES:
-        assert not any(word in path.stem for word in forbidden), path
+    none_of(source.name for source in SOURCES if any(word in source.path.stem for word in forbidden))
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["search", "--help"], ["estimate", "--help"], ["models"]]
-)
-def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
-    code = (
-        "import sys\n"
-        "from autofit.cli import main\n"
-        "try:\n"
-        f"    main({arguments!r})\n"
-        "except SystemExit as end:\n"
-        "    assert end.code == 0, end.code\n"
-        "heavy = {'torch', 'transformers', 'optuna', 'peft', 'numpy'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+LIGHT = """
+import sys
+from autofit.cli import main
+for arguments in ["--help"], ["--version"], ["search", "--help"], ["estimate", "--help"], ["models"]:
+    try:
+        main(arguments)
+    except SystemExit as end:
+        assert end.code == 0, (arguments, end.code)
+    heavy = {"torch", "transformers", "optuna", "peft", "numpy"} & set(sys.modules)
+    assert not heavy, (arguments, heavy)
+"""
+
+
+def test_help_loads_nothing_heavy() -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
