@@ -53,19 +53,19 @@ def brief_probes() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def prober(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A Prober that all tests share: its zygote takes seconds to start."""
-    from autofit.probe import Prober
+def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A LocalExecutor that all tests share: its zygote takes seconds to start."""
+    from autofit.probe import LocalExecutor
 
-    with Prober(tmp_path_factory.mktemp("probes"), timeout=120) as shared:
+    with LocalExecutor(tmp_path_factory.mktemp("probes"), timeout=120) as shared:
         yield shared
 
 
 @pytest.fixture
-def shared_zygote(prober: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def shared_zygote(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches in this process use the shared zygote instead of starting their own."""
     for room in ("tuning.run", "api.doctor", "api.predicted_search"):
-        monkeypatch.setattr(f"autofit.{room}.Prober", lambda *_: contextlib.nullcontext(prober))
+        monkeypatch.setattr(f"autofit.{room}.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
 
 
 def pytest_collection_finish() -> None:

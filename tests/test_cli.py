@@ -405,10 +405,10 @@ def test_a_prediction_is_shown_exported_and_reported_as_one(here: Path, run: Run
 
 
 class Interrupted:
-    """A prober in which Ctrl-C is pressed at the third probe."""
+    """A executor in which Ctrl-C is pressed at the third probe."""
 
-    def __init__(self, prober: Any) -> None:
-        self._prober = prober
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
         self._probes = 0
 
     def __enter__(self) -> Any:
@@ -418,21 +418,21 @@ class Interrupted:
         pass
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._prober, name)
+        return getattr(self._executor, name)
 
     def measure(self, *arguments: Any, **options: Any) -> Any:
         self._probes += 1
         if self._probes == 3:
             raise KeyboardInterrupt
-        return self._prober.measure(*arguments, **options)
+        return self._executor.measure(*arguments, **options)
 
 
 @pytest.mark.parametrize("as_json", [True, False], ids=["json", "plain"])
 @pytest.mark.usefixtures("here")
 def test_an_interrupt_tells_what_there_is(
-    prober: Any, run: Run, monkeypatch: pytest.MonkeyPatch, as_json: bool
+    executor: Any, run: Run, monkeypatch: pytest.MonkeyPatch, as_json: bool
 ) -> None:
-    monkeypatch.setattr("autofit.tuning.run.Prober", lambda *_: Interrupted(prober))
+    monkeypatch.setattr("autofit.tuning.run.LocalExecutor", lambda *_: Interrupted(executor))
     said = run(*PLAIN, *(["--json"] if as_json else []))
     assert said.code == 130
     assert "interrupted; go on with --resume --out" in said.err
@@ -611,7 +611,7 @@ def test_bad_input_found_at_once(
     run: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: list[str], as_json: bool
 ) -> None:
     if "--out" in arguments:
-        monkeypatch.setattr("autofit.tuning.run.Prober", None)
+        monkeypatch.setattr("autofit.tuning.run.LocalExecutor", None)
     assert_told(run(*LLAMA, *arguments, *(["--json"] if as_json else [])), *words, as_json=as_json)
 
 

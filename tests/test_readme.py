@@ -95,7 +95,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def kept(prober: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kept(executor: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the pages speak of: two runs, data, and a small model under a large one's name."""
     folder = tmp_path_factory.mktemp("reader")
     weights = folder / "llama-3.1-8b"
@@ -107,13 +107,13 @@ def kept(prober: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [{"text": "Alice was beginning to get very tired of sitting by her sister on the bank."}] * 24
     (folder / "data.jsonl").write_text("\n".join(map(json.dumps, texts)))
     with pytest.MonkeyPatch.context() as patch:
-        shrink(patch, prober, weights)
+        shrink(patch, executor, weights)
         for name, precision in (("run", "fp32"), ("other-run", "bf16")):
             autofit.search(NAMED, gpu_mem=24, set={"precision": precision}, out=folder / name)
     return folder
 
 
-def shrink(patch: pytest.MonkeyPatch, prober: Any, weights: Path) -> None:
+def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
     """Searches and predictions take a small model for a large one, and searches the CPU for the card.
 
     Nothing is predicted before the one probe of each. The rest is as it is.
@@ -130,7 +130,7 @@ def shrink(patch: pytest.MonkeyPatch, prober: Any, weights: Path) -> None:
         return run_search(workload, options.model_copy(update=here), listener)
 
     for room in ("tuning.run", "api.doctor"):
-        patch.setattr(f"autofit.{room}.Prober", lambda *_: contextlib.nullcontext(prober))
+        patch.setattr(f"autofit.{room}.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
     for room in ("api.fit", "api.estimate"):
         patch.setattr(importlib.import_module(f"autofit.{room}"), "resolve", small)
     for function in ("run_search", "search_or_predict"):
@@ -139,12 +139,12 @@ def shrink(patch: pytest.MonkeyPatch, prober: Any, weights: Path) -> None:
 
 
 @pytest.fixture
-def reader(kept: Path, tmp_path: Path, prober: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+def reader(kept: Path, tmp_path: Path, executor: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands in a folder of his own with what the pages speak of."""
     shutil.copytree(kept, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    shrink(monkeypatch, prober, tmp_path / "llama-3.1-8b")
+    shrink(monkeypatch, executor, tmp_path / "llama-3.1-8b")
     return tmp_path
 
 

@@ -14,7 +14,7 @@ from autofit.core.options import search_options
 from autofit.core.workload import Workload
 from autofit.estimate import calibration_for
 from autofit.hardware.budgets import budget_for
-from autofit.probe import Prober
+from autofit.probe import LocalExecutor
 from autofit.setup import Technique
 from autofit.tuning.measurement_store import Count, Store
 
@@ -26,8 +26,8 @@ def examine(device: str | None = None) -> dict[str, Any]:
         InputError: there is no such kind of device; ProbeError: the device asked for is not there.
     """
     options = search_options(device=device)
-    with Prober() as prober:
-        hardware = prober.detect(device)
+    with LocalExecutor() as executor:
+        hardware = executor.detect(device)
     budget = budget_for(options, hardware)
     return {
         "schema": 1,

@@ -32,7 +32,7 @@ from autofit.hardware.budgets import budget_for, budget_notes
 from autofit.hardware.catalogue import Card, card, hardware_of, most_common_card, sold_bytes
 from autofit.hardware.device import detect
 from autofit.models import resolve
-from autofit.probe import Prober
+from autofit.probe import LocalExecutor
 from autofit.training.inspect import inspect_workload
 
 Given = Mapping[str, Any] | str | Path | None
@@ -144,8 +144,8 @@ def hardware_for(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
     needed = 0 if wanted is None else gib_to_bytes(wanted)
     notes: tuple[str, ...] = ()
     if options.wanted_device != "cpu" and torch.cuda.is_available():
-        with Prober() as prober:
-            here = prober.detect("cuda")
+        with LocalExecutor() as executor:
+            here = executor.detect("cuda")
     elif options.wanted_device != "cuda":
         here = detect("cpu")
     elif options.gpu_mem is None:

@@ -35,7 +35,7 @@ from autofit.estimate.processes import spread
 from autofit.hardware.budgets import budget_for, other_budgets
 from autofit.hardware.catalogue import card_to_search_for
 from autofit.hardware.driver import no_gpu_note, why_no_gpu
-from autofit.probe import Prober
+from autofit.probe import LocalExecutor
 from autofit.search import Enumeration, Figures, Predictions, preferred
 from autofit.search.foresight import leading
 from autofit.training.inspect import inspect_workload
@@ -93,8 +93,8 @@ def predicted_search(workload: Workload, options: SearchOptions, listener: Liste
         try:
             for note in assumed:
                 listener(Note(note))
-            with Prober(directory.probes) as prober:
-                space = _Space(prober, workload, hardware, budget, options=options, listener=listener)
+            with LocalExecutor(directory.probes) as executor:
+                space = _Space(executor, workload, hardware, budget, options=options, listener=listener)
                 result = space.result()
         except BaseException:  # Ctrl-C too
             directory.discard_if_unused(keep_folder=named)
@@ -115,7 +115,7 @@ class _Space:
 
     def __init__(
         self,
-        prober: Prober,
+        executor: LocalExecutor,
         workload: Workload,
         hardware: Hardware,
         budget: Budget,
@@ -123,7 +123,7 @@ class _Space:
         options: SearchOptions,
         listener: Listener,
     ) -> None:
-        self._prober, self._hardware, self._budget = prober, hardware, budget
+        self._executor, self._hardware, self._budget = executor, hardware, budget
         self._options, self._listener = options, listener
         self._ends = time.monotonic() + (options.time_limit or _PATIENCE)
         self.timelines: dict[str, Timeline] = {}
@@ -238,7 +238,7 @@ class _Space:
 
     def _run(self, function: Callable[..., Any], *arguments: Any, log: str) -> Any:
         left = max(1.0, self._ends - time.monotonic())
-        return self._prober.run(function, self.workload, *arguments, log=log, timeout=left)
+        return self._executor.run(function, self.workload, *arguments, log=log, timeout=left)
 
 
 _Followed = tuple[Estimate, Timeline]

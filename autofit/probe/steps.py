@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from autofit.core.workload import Workload
 from autofit.data.batch import map_tensors
 from autofit.probe.timing import Plan, interval_of_median, slowed_by, time_steps
 from autofit.setup import Setup, Technique
-from autofit.techniques import all_techniques
+from autofit.techniques import added_techniques, all_techniques
 from autofit.training.build import build
 from autofit.training.step import accumulate, train_step, update
 
@@ -37,7 +37,7 @@ class Request:
     hardware: Hardware
     budget: Budget
     plan: Plan
-    techniques: tuple[Technique, ...] = ()
+    techniques: tuple[Technique, ...] = field(default_factory=lambda: tuple(added_techniques()))
 
 
 class LossDivergedError(Exception):

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from autofit.core.budget import Budget
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.hardware import GIB, Hardware
-from autofit.probe import Place, Prober, on_cards, on_cores, physical_cores
+from autofit.probe import LocalExecutor, Place, on_cards, on_cores, physical_cores
 
 
-def places_for(workers: int | None, hardware: Hardware, prober: Prober, usable_bytes: int = 0) -> tuple[Place, ...]:
+def places_for(
+    workers: int | None, hardware: Hardware, executor: LocalExecutor, usable_bytes: int = 0
+) -> tuple[Place, ...]:
     """The place of each worker; none where probes run one at a time.
 
     Args:
@@ -26,7 +28,7 @@ def places_for(workers: int | None, hardware: Hardware, prober: Prober, usable_b
         return on_cores(workers) if workers and workers > 1 else ()
     if workers == 1:
         return ()
-    cards = _cards_like(hardware, prober, usable_bytes)
+    cards = _cards_like(hardware, executor, usable_bytes)
     if workers and workers > len(cards):
         found = f"{len(cards)} of the visible cards {'is' if len(cards) == 1 else 'are'} an idle {hardware.name}"
         raise InputError(f"{workers} workers need a card each like card 0, and {found}.", "Give fewer workers.")
@@ -79,13 +81,13 @@ def explored(places: Sequence[Place]) -> str:
     )
 
 
-def _cards_like(hardware: Hardware, prober: Prober, usable_bytes: int) -> list[str]:
+def _cards_like(hardware: Hardware, executor: LocalExecutor, usable_bytes: int) -> list[str]:
     """Card 0 and the visible ones that equal it, that nobody else uses, and that a desktop leaves enough of."""
-    cards = prober.cards()
+    cards = executor.cards()
     alike = list(cards[:1])
     for card in cards[1:]:
         with contextlib.suppress(ProbeError):  # used by others, or broken
-            seen = prober.detect_idle(card)
+            seen = executor.detect_idle(card)
             same = (seen.name, seen.memory_bytes) == (hardware.name, hardware.memory_bytes)
             if same and seen.memory_bytes - seen.used_bytes >= usable_bytes:
                 alike.append(card)

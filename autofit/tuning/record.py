@@ -17,7 +17,7 @@ from autofit.core.record import Predicted, Record
 from autofit.core.result import Result
 from autofit.core.workload import Workload
 from autofit.estimate import timelines
-from autofit.probe import Prober
+from autofit.probe import LocalExecutor
 from autofit.search import Predictions
 
 # For following one config, at most and of a time limit: a picture is not worth more.
@@ -26,14 +26,14 @@ _OPTIONS = ("seed", "tolerance", "trials", "time_limit", "workers", "space", "se
 
 
 def recorded(
-    result: Result, options: SearchOptions, *, workload: Workload, expected: Predictions | None, prober: Prober
+    result: Result, options: SearchOptions, *, workload: Workload, expected: Predictions | None, executor: LocalExecutor
 ) -> Record:
     """The record of a search that has just ended; without timelines where it was interrupted."""
     return Record(
         result=result,
         options=options.model_dump(include=set(_OPTIONS)),
         predicted=_predicted(result, expected),
-        timelines=_timelines(result, workload, options, prober),
+        timelines=_timelines(result, workload, options, executor),
         finished=datetime.now().astimezone().isoformat(timespec="seconds"),
     )
 
@@ -49,7 +49,7 @@ def unmeasured(result: Result, options: SearchOptions, timelines: Mapping[str, T
 
 
 def traced(
-    result: Result, workload: Workload, prober: Prober, *, directory: Path, notify: Callable[[str], None]
+    result: Result, workload: Workload, executor: LocalExecutor, *, directory: Path, notify: Callable[[str], None]
 ) -> Result:
     """The result with a record of one step of its best config in its files; without, where that cannot be had.
 
@@ -58,7 +58,7 @@ def traced(
     if result.best is None or result.stopped_by == "interrupt":
         return result
     try:
-        files = prober.trace(workload, result.best.config, result.hardware, result.budget, directory=directory)
+        files = executor.trace(workload, result.best.config, result.hardware, result.budget, directory=directory)
     except AutofitError as error:
         notify(f"no step of the best config could be recorded: {error.message}")
         return result
@@ -82,7 +82,9 @@ def _finite(figure: float | None) -> float | None:
     return figure if figure is not None and math.isfinite(figure) else None
 
 
-def _timelines(result: Result, workload: Workload, options: SearchOptions, prober: Prober) -> dict[str, Timeline]:
+def _timelines(
+    result: Result, workload: Workload, options: SearchOptions, executor: LocalExecutor
+) -> dict[str, Timeline]:
     """By tier of its best config; nothing where the user wants out, or where nothing could be followed before."""
     if result.stopped_by == "interrupt":
         return {}
@@ -91,7 +93,7 @@ def _timelines(result: Result, workload: Workload, options: SearchOptions, probe
     try:
         for name, best in result.tiers.items():
             if best is not None:
-                found = prober.run(
+                found = executor.run(
                     timelines, workload, result.hardware, [best.config], log="timeline.log", timeout=timeout
                 )
                 if found[0] is not None:

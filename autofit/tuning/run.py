@@ -30,7 +30,7 @@ from autofit.core.workload import Workload
 from autofit.estimate import compared, learn, predict_all
 from autofit.hardware.budgets import budget_for, budget_notes, other_budgets
 from autofit.hardware.catalogue import card_to_search_for, standing_in_for
-from autofit.probe import Contention, Plan, Prober, Workers
+from autofit.probe import Contention, LocalExecutor, Plan, PoolExecutor
 from autofit.report import drifted
 from autofit.search import (
     Alone,
@@ -83,14 +83,14 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
     out = options.out or Path("autofit-runs") / new_run_name(workload.name)
     with RunDirectory(out, resume=options.resume) as directory:
         try:
-            with Prober(directory.probes, options.probe_timeout) as prober:
-                run = _Run(workload, options, prober, directory=directory, listener=listener)
+            with LocalExecutor(directory.probes, options.probe_timeout) as executor:
+                run = _Run(workload, options, executor, directory=directory, listener=listener)
                 outcome = run.explore()
                 finals = run.verify(outcome)
                 result = run.result(outcome, finals, time.monotonic() - start)
                 if options.memory_snapshot:
                     listener(PhaseStarted("tracing one training step of the best config"))
-                    result = traced(result, run.workload, prober, directory=directory.path, notify=run.notify)
+                    result = traced(result, run.workload, executor, directory=directory.path, notify=run.notify)
                 record = run.record(result)
         except BaseException:  # Ctrl-C too
             directory.discard_if_unused(keep_folder=named)
@@ -105,17 +105,23 @@ class _Run:
     """One search: what was found out about the machine and the workload, and the functions handed to the search."""
 
     def __init__(
-        self, workload: Workload, options: SearchOptions, prober: Prober, *, directory: RunDirectory, listener: Listener
+        self,
+        workload: Workload,
+        options: SearchOptions,
+        executor: LocalExecutor,
+        *,
+        directory: RunDirectory,
+        listener: Listener,
     ) -> None:
         self._started = time.monotonic()
         self.options = options
-        self._prober = prober
+        self._executor = executor
         self._directory = directory
         self._listener = listener
         target = card_to_search_for(options.gpu) if options.gpu else None  # what is no such name is told at once
         memory = options.mem if options.mem is not None else options.gpu_mem
         budget_bytes = gib_to_bytes(memory) if memory is not None else None
-        hardware, traits = prober.look(workload, options.wanted_device, budget_bytes)
+        hardware, traits = executor.look(workload, options.wanted_device, budget_bytes)
         self.hardware = standing_in_for(hardware, target) if target else hardware
         self.workload = dataclasses.replace(workload, traits=traits)
         by_default = memory is None and target is None
@@ -126,10 +132,10 @@ class _Run:
             started_with = None
         self.budget = budget_for(options, self.hardware, started_with)
         self._budget_notes = tuple(budget_notes(options, self.hardware, self.budget))
-        self._places = places_for(options.workers, hardware, prober, self.budget.cap_bytes(hardware.device))
+        self._places = places_for(options.workers, hardware, executor, self.budget.cap_bytes(hardware.device))
         free_bytes = int(self.hardware.host_free_bytes * FREE_FRACTION)
         check_memory(self._places, self.budget, free_bytes, given=not by_default)
-        self._explorers: Prober | Workers = prober
+        self._explorers: LocalExecutor | PoolExecutor = executor
         self._cap_bytes = self.budget.cap_bytes(self.hardware.device, self.hardware.context_bytes)
         self._knowledge = self._knowledge_on(seen_by_each(self._places, hardware))
         self._finalists_knowledge = self._knowledge_on(hardware) if cores_of_each(self._places) else self._knowledge
@@ -162,7 +168,7 @@ class _Run:
         with contextlib.ExitStack() as ends:
             crew: Callable[[Probe], Crew] = Alone
             if places := self._places[: self.options.trials]:
-                workers = ends.enter_context(Workers(places, self._directory.probes, self.options.probe_timeout))
+                workers = ends.enter_context(PoolExecutor(places, self._directory.probes, self.options.probe_timeout))
                 self._explorers = workers
                 crew = functools.partial(Threads, size=len(places), stop=workers.close)
             journal = Journal(self._directory.journal, self._identity(), self.budget.device_bytes)
@@ -267,7 +273,7 @@ class _Run:
         """The result with all that a report needs."""
         if result.best and result.stopped_by != "interrupt":
             self._listener(PhaseStarted("following a training step of the best configs, for the report"))
-        return recorded(result, self.options, workload=self.workload, expected=self._expected, prober=self._prober)
+        return recorded(result, self.options, workload=self.workload, expected=self._expected, executor=self._executor)
 
     def notify(self, text: str) -> None:
         """Let the user know something, in one sentence."""
@@ -306,8 +312,8 @@ class _Run:
             self._explorers, config, dataclasses.replace(EXPLORE_PLAN, best_seconds=best_seconds), number
         )
 
-    def _measure(self, prober: Prober | Workers, config: Config, plan: Plan, number: int) -> Measurement:
-        return prober.measure(self.workload, config, self.hardware, self.budget, plan=plan, number=number)
+    def _measure(self, executor: LocalExecutor | PoolExecutor, config: Config, plan: Plan, number: int) -> Measurement:
+        return executor.measure(self.workload, Request(config, self.hardware, self.budget, plan), number=number)
 
     def _peak_of(self, config: Config) -> int | None:
         """The peak that is predicted, as the budget counts it."""
@@ -325,7 +331,7 @@ class _Run:
 
     def _verify_one(self, finalist: Measurement) -> Measurement:
         self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
-        seen = self._measure(self._prober, finalist.config, VERIFY_PLAN, finalist.number)
+        seen = self._measure(self._executor, finalist.config, VERIFY_PLAN, finalist.number)
         self._finalists_knowledge.keep(seen, plan="verified")
         self._listener(ProbeFinished(dataclasses.replace(seen, verified=seen.fits), None))
         return seen

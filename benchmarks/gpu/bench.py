@@ -1,4 +1,4 @@
-"""What every stage works with: the store, the time that is left, one Prober, the workloads, commands within a time.
+"""What every stage works with: the store, the time left, one LocalExecutor, the workloads, commands within a time.
 
 This process never opens the device: what needs it runs in children, which end with the time of their stage.
 """
@@ -20,7 +20,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.workload import Traits, Workload
 from autofit.estimate.operators import MEASURING_SECONDS
 from autofit.models import resolve
-from autofit.probe import Prober
+from autofit.probe import LocalExecutor
 from benchmarks.gpu.cases import CARD, SMOKE, Grid
 from benchmarks.gpu.store import Store
 
@@ -46,7 +46,7 @@ class Bench:
     work: Path
     smoke: bool
     deadline: float = 0.0
-    _prober: Prober | None = None
+    _executor: LocalExecutor | None = None
     _workloads: dict[tuple[str, int], Workload] = field(default_factory=dict)
 
     @property
@@ -79,17 +79,17 @@ class Bench:
         return max(1.0, min(self.left, 2 * REHEARSAL_SECONDS if self.smoke else seconds))
 
     @property
-    def prober(self) -> Prober:
+    def executor(self) -> LocalExecutor:
         """The one that measures, started when it is first asked for."""
-        if self._prober is None:
-            self._prober = Prober(self.logs, REHEARSAL_SECONDS if self.smoke else PROBE_SECONDS)
-        return self._prober
+        if self._executor is None:
+            self._executor = LocalExecutor(self.logs, REHEARSAL_SECONDS if self.smoke else PROBE_SECONDS)
+        return self._executor
 
-    def drop_prober(self) -> None:
+    def drop_executor(self) -> None:
         """End it: at the end, and where a stage was stopped while it waited for an answer."""
-        prober, self._prober = self._prober, None
-        if prober is not None:
-            prober.close()
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.close()
 
     @property
     def logs(self) -> Path:
@@ -117,7 +117,7 @@ class Bench:
     def _traits(self, preset: str, workload: Workload) -> Traits:
         known = self.store.get("traits", preset)
         if known is None:
-            traits = self.prober.look(workload, self.device, _LEAST_BUDGET)[1]
+            traits = self.executor.look(workload, self.device, _LEAST_BUDGET)[1]
             known = asdict(traits)
             self.store.add("traits", preset, known)
         return Traits(**{**known, "notes": tuple(known["notes"])})

@@ -63,7 +63,7 @@ def run(bench: Bench) -> None:
 def _apart(bench: Bench, function: Callable[..., Row], workload: Workload | None, *arguments: Any, log: str) -> Row:
     """What a function makes in a child, or why it did not."""
     try:
-        row: Row = bench.prober.run(function, workload, *arguments, log=log, timeout=bench.at_most(_CHILD))
+        row: Row = bench.executor.run(function, workload, *arguments, log=log, timeout=bench.at_most(_CHILD))
     except AutofitError as error:
         bench.need(1.0)  # or the stage's time is up, and it is run the next time
         return {"failed": sentence(error)}

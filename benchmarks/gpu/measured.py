@@ -22,7 +22,7 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
 from autofit.estimate import rates_for, trace
 from autofit.estimate.estimator import estimate_of
-from autofit.probe import Plan, Prober
+from autofit.probe import LocalExecutor, Plan, Request
 from benchmarks.gpu.bench import Bench, sentence
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.store import Row
@@ -78,14 +78,14 @@ class Estimators:
         self._bench = bench
         self._hardware = replace(bench.hardware, here=here)
         self._count = min(max(1, len(os.sched_getaffinity(0)) // 2), _MOST_ESTIMATORS)
-        self._more: list[Prober] = []
+        self._more: list[LocalExecutor] = []
 
     def __enter__(self) -> Estimators:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for prober in self._more:
-            prober.close()
+        for executor in self._more:
+            executor.close()
 
     def estimate(self, cases: Sequence[Case]) -> None:
         """Estimate cases and store each as it is ready."""
@@ -93,12 +93,14 @@ class Estimators:
         size = bench.grid.effective_batch_size
         jobs = [(bench.workload(bench.grid.models[case.model], size), dict(case.knobs)) for case in cases]
         if len(jobs) > 1:
-            self._more += [Prober(bench.logs, ESTIMATE_SECONDS) for _ in range(self._count - 1 - len(self._more))]
-        probers = [bench.prober, *self._more]
-        free: queue.Queue[Prober] = queue.Queue()
-        for each in probers:
+            self._more += [
+                LocalExecutor(bench.logs, ESTIMATE_SECONDS) for _ in range(self._count - 1 - len(self._more))
+            ]
+        executors = [bench.executor, *self._more]
+        free: queue.Queue[LocalExecutor] = queue.Queue()
+        for each in executors:
             free.put(each)
-        pool = ThreadPoolExecutor(len(probers))
+        pool = ThreadPoolExecutor(len(executors))
         try:
             futures = {pool.submit(self._one, free, *job): case for job, case in zip(jobs, cases, strict=True)}
             for future in as_completed(futures):
@@ -106,17 +108,17 @@ class Estimators:
         except BaseException:
             for each in self._more:
                 each.hang_up()  # or its thread would go on waiting
-            bench.drop_prober()
+            bench.drop_executor()
             raise
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _one(self, free: queue.Queue[Prober], workload: Workload, knobs: Mapping[str, Any]) -> Row:
-        prober = free.get()
+    def _one(self, free: queue.Queue[LocalExecutor], workload: Workload, knobs: Mapping[str, Any]) -> Row:
+        executor = free.get()
         try:
-            return _foreseen(prober, workload, knobs, self._hardware)
+            return _foreseen(executor, workload, knobs, self._hardware)
         finally:
-            free.put(prober)
+            free.put(executor)
 
     def _keep(self, case: Case, future: Future[Row]) -> None:
         former = self._bench.store.get(STAGE, case.key) or _about(case)
@@ -124,8 +126,8 @@ class Estimators:
         self._bench.store.add(STAGE, case.key, {**kept, **_entries(future.result)})
 
 
-def _foreseen(prober: Prober, workload: Workload, knobs: Mapping[str, Any], hardware: Hardware) -> Row:
-    row: Row = prober.run(foresee, workload, knobs, hardware, log="estimate.log", timeout=ESTIMATE_SECONDS)
+def _foreseen(executor: LocalExecutor, workload: Workload, knobs: Mapping[str, Any], hardware: Hardware) -> Row:
+    row: Row = executor.run(foresee, workload, knobs, hardware, log="estimate.log", timeout=ESTIMATE_SECONDS)
     return row
 
 
@@ -141,7 +143,7 @@ def foresee(workload: Workload, knobs: Mapping[str, Any], hardware: Hardware) ->
 
 def estimated(bench: Bench, workload: Workload, knobs: Mapping[str, Any]) -> Row:
     """One estimate as the entries of a row."""
-    return _entries(lambda: _foreseen(bench.prober, workload, knobs, bench.hardware))
+    return _entries(lambda: _foreseen(bench.executor, workload, knobs, bench.hardware))
 
 
 def _entries(estimate: Callable[[], Row]) -> Row:
@@ -171,9 +173,9 @@ def measured(bench: Bench, workload: Workload, config: Config, budget: Budget, p
         plan = replace(plan, max_steps=plan.min_steps)
     number = len(list(bench.logs.glob("[0-9]*.log")))
     try:
-        seen = bench.prober.measure(workload, config, bench.hardware, budget, plan=plan, number=number)
+        seen = bench.executor.measure(workload, Request(config, bench.hardware, budget, plan), number=number)
     except (InputError, ProbeError) as error:
-        bench.drop_prober()
+        bench.drop_executor()
         seen = Measurement(config, Outcome.FAILED, number, reason=sentence(error))
     row: Row = {"measurement": seen.to_trial()}
     if seen.outcome in (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.DIVERGED):

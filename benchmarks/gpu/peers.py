@@ -87,7 +87,7 @@ def timed(*arguments: Any) -> Row:
 def _asked(bench: Bench, function: Any, workload: Workload, tool: str, nbytes: int, *more: Any, seconds: float) -> Row:
     arguments = (tool, nbytes, bench.device, *more)
     try:
-        row: Row = bench.prober.run(
+        row: Row = bench.executor.run(
             function, workload, *arguments, log=f"peer {tool}.log", timeout=bench.at_most(seconds)
         )
     except AutofitError as error:

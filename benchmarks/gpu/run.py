@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _TERMINATED
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is ending
-        bench.drop_prober()
+        bench.drop_executor()
         store.reload()
         if store.get("about"):
             print(write_results(store))
@@ -149,7 +149,7 @@ def _work(bench: Bench, names: Sequence[str], deadline: float, *, again: bool) -
 
 def _describe(bench: Bench) -> None:
     """Store what figures must have in common, or hold it against what is stored."""
-    hardware = bench.prober.detect(bench.device)
+    hardware = bench.executor.detect(bench.device)
     known = bench.store.get("about")
     if known is None:
         about = {"smoke": bench.smoke, "hardware": hardware.to_dict(), "versions": versions(), "driver": _driver()}
@@ -207,13 +207,13 @@ def _ran(stage: Stage, bench: Bench, seconds: float) -> tuple[str, str | None]:
         with _within(bench, seconds):
             stage.run(bench)
     except TimeUp:
-        bench.drop_prober()
+        bench.drop_executor()
         return TIME_UP, None
     except LeftOutError as error:
         return LEFT_OUT, str(error)
     except Exception as error:  # whatever it is, the other stages go on
         traceback.print_exc()
-        bench.drop_prober()
+        bench.drop_executor()
         return FAILED, "".join(traceback.format_exception(error)).strip()[-1000:]
     finally:
         bench.store.reload()

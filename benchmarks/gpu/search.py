@@ -128,7 +128,7 @@ def _afterwards(bench: Bench, what: Search, gib: float) -> None:
     if known is None:
         seen = [trial["config"] for trial in found["answer"]["trials"]]
         arguments = (bench.hardware, what.space, gib, seen, what.afterwards, bench.measuring)
-        known = bench.prober.run(
+        known = bench.executor.run(
             candidates, workload, *arguments, log="estimate.log", timeout=bench.at_most(2 * ESTIMATE_SECONDS)
         )
         bench.store.add(STAGE, CANDIDATES, known)

@@ -39,7 +39,7 @@ def run(bench: Bench) -> None:
     budget = Budget(bench.hardware.memory_bytes, UNLIMITED)
     known = bench.store.get(STAGE, CANDIDATES)
     if known is None:
-        found = bench.prober.run(
+        found = bench.executor.run(
             fastest,
             workload,
             bench.hardware,

@@ -28,7 +28,7 @@ from autofit.estimate.peak import peak_of
 from autofit.estimate.trace import trace
 from autofit.hardware.device import detect
 from autofit.hardware.tracker import AllocationRecord
-from autofit.probe import Prober
+from autofit.probe import LocalExecutor
 from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build
 from autofit.training.inspect import inspect_workload
@@ -159,9 +159,9 @@ def tried(_: None, function: Callable[[str, str], int], model: str, config: str)
         return None, f"{function.__name__}: {type(error).__name__}: {first[:200]}"
 
 
-def _figure(prober: Prober, function: Callable[[str, str], int], row: Row) -> tuple[int | None, str | None]:
+def _figure(executor: LocalExecutor, function: Callable[[str, str], int], row: Row) -> tuple[int | None, str | None]:
     try:
-        seen: tuple[int | None, str | None] = prober.run(
+        seen: tuple[int | None, str | None] = executor.run(
             tried, None, function, row.model, row.config, log="run.log", timeout=_RUN_SECONDS
         )
     except ProbeError as error:
@@ -169,15 +169,15 @@ def _figure(prober: Prober, function: Callable[[str, str], int], row: Row) -> tu
     return seen
 
 
-def completed(prober: Prober, row: Row, *, again: bool) -> Row:
+def completed(executor: LocalExecutor, row: Row, *, again: bool) -> Row:
     """The row with the figures it lacks; `again`: and its prediction made anew."""
     reasons = []
     predicted, measured = row.predicted, row.measured
     if predicted is None or again:
-        predicted, reason = _figure(prober, predict, row)
+        predicted, reason = _figure(executor, predict, row)
         reasons.append(reason)
     if measured is None:
-        measured, reason = _figure(prober, measure, row)
+        measured, reason = _figure(executor, measure, row)
         reasons.append(reason)
     told = "; ".join(each for each in reasons if each) or None
     return replace(row, predicted=predicted, measured=measured, reason=told)
@@ -251,14 +251,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)
     rows = {} if given.fresh else read(given.out)
-    with Prober() as prober:
+    with LocalExecutor() as executor:
         for model in given.models:
             asked = (model, given.configs, given.seed)
-            for config in prober.run(listed, None, *asked, log="run.log", timeout=_RUN_SECONDS):
+            for config in executor.run(listed, None, *asked, log="run.log", timeout=_RUN_SECONDS):
                 if given.only not in config or (given.eager and compiles(config)):
                     continue
                 row = rows.get((model, config), Row(model, config, compiles(config)))
-                rows[model, config] = completed(prober, row, again=given.again)
+                rows[model, config] = completed(executor, row, again=given.again)
                 print(show(rows[model, config]), flush=True)
                 write(given.out, list(rows.values()))
     for name, each in summaries(list(rows.values())).items():

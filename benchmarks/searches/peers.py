@@ -38,7 +38,7 @@ from autofit.core.files import write_atomically
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
-from autofit.probe import Plan, Prober
+from autofit.probe import LocalExecutor, Plan, Request
 from autofit.report.formatting import OUTCOMES, describe, number
 from benchmarks import peer_deepspeed, peer_tools
 from benchmarks.peer_tools import Found
@@ -108,10 +108,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tools = [tool for tool in given.tool if not missing(tool)]
     for note in {note for tool in given.tool if (note := missing(tool))}:
         print(note)
-    with tempfile.TemporaryDirectory() as folder, Prober(Path(folder)) as prober:
+    with tempfile.TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
         for name in given.workload:
-            for problem in problems(prober, name, given.budget):
-                row = measured(prober, problem, tools, given.rounds)
+            for problem in problems(executor, name, given.budget):
+                row = measured(executor, problem, tools, given.rounds)
                 keep(given.out, about(problem.hardware), row)
                 print(json.dumps(row) if given.json else report(row), flush=True)
     if not given.json:
@@ -145,10 +145,10 @@ def _version(package: str) -> str | None:
         return None
 
 
-def problems(prober: Prober, name: str, budgets: Sequence[str]) -> list[Problem]:
+def problems(executor: LocalExecutor, name: str, budgets: Sequence[str]) -> list[Problem]:
     """A workload at the budgets asked for, whose bytes follow from what was recorded of it."""
     workload = workload_named(name)
-    hardware, traits = prober.look(workload, "cpu", None)
+    hardware, traits = executor.look(workload, "cpu", None)
     looked = dataclasses.replace(workload, traits=traits)
     table = Table.read(TABLES / f"{name}.json")
     peaks = {row.config: row.peak_bytes for row in table.rows if row.step_seconds and row.peak_bytes}
@@ -176,15 +176,15 @@ def budget_bytes(peaks: Sequence[int], plain: Mapping[int, int]) -> dict[str, in
     return {"tight": int(statistics.median(peaks)), "medium": (quarter + half) // 2, "ample": int(AMPLE * whole)}
 
 
-def measured(prober: Prober, problem: Problem, tools: Sequence[str], rounds: int) -> dict[str, Any]:
+def measured(executor: LocalExecutor, problem: Problem, tools: Sequence[str], rounds: int) -> dict[str, Any]:
     """Every tool's answer to a problem, and how fast it runs."""
     load = [os.getloadavg()[0]]
     answers = [found_by_autofit(problem, space) for space in SPACES]
-    answers += [found_by_peer(prober, problem, tool) for tool in tools]
+    answers += [found_by_peer(executor, problem, tool) for tool in tools]
     budget = Budget(device_bytes=problem.nbytes, host_bytes=problem.hardware.host_free_bytes)
 
     def measure(config: Config) -> Measurement:
-        return prober.measure(problem.workload, config, problem.hardware, budget, plan=PLAN, number=0)
+        return executor.measure(problem.workload, Request(config, problem.hardware, budget, PLAN), number=0)
 
     time_in_turn(answers, measure, rounds)
     return {
@@ -209,7 +209,7 @@ def found_by_autofit(problem: Problem, space: str) -> Answer:
     return Answer(space, config, len(result.trials), refused, result.search_seconds, reason)
 
 
-def found_by_peer(prober: Prober, problem: Problem, tool: str) -> Answer:
+def found_by_peer(executor: LocalExecutor, problem: Problem, tool: str) -> Answer:
     """What a tool settles for, in a process of its own."""
     workload, nbytes = problem.workload, problem.nbytes
     try:
@@ -217,7 +217,7 @@ def found_by_peer(prober: Prober, problem: Problem, tool: str) -> Answer:
             found = peer_deepspeed.autotune(problem.name, workload.effective_batch_size, nbytes)
         else:
             settle = peer_tools.settle_for
-            found = prober.run(settle, workload, tool, nbytes, log=f"{tool}.log", timeout=TOOL_SECONDS)
+            found = executor.run(settle, workload, tool, nbytes, log=f"{tool}.log", timeout=TOOL_SECONDS)
     except ProbeError as error:
         found = Found(None, (), 0, TOOL_SECONDS, str(error))
     size = found.batch_size

@@ -32,7 +32,7 @@ from autofit.estimate.rates import UNKNOWN
 from autofit.estimate.space_estimator import SpaceEstimator
 from autofit.hardware.budgets import budget_for
 from autofit.models import resolve
-from autofit.probe import Plan, Prober
+from autofit.probe import LocalExecutor, Plan, Request
 from autofit.tuning.space import legal_configs
 from benchmarks.memory_models import MODELS
 
@@ -130,12 +130,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     memory = {"gpu_mem" if given.device == "cuda" else "mem": given.mem}
     options = SearchOptions(space=given.space, device=given.device, **memory)
-    with Prober() as prober:
+    with LocalExecutor() as executor:
         workload = workload_named(given.model)
-        hardware, traits = prober.look(workload, given.device, None)
+        hardware, traits = executor.look(workload, given.device, None)
         workload = dataclasses.replace(workload, traits=traits)
         table = _begun(given, options, workload, hardware)
-        record(table, given.out, prober, workload, budget_for(options, table.hardware), repeats=given.repeats)
+        record(table, given.out, executor, workload, budget_for(options, table.hardware), repeats=given.repeats)
     print(summary(table))
 
 
@@ -171,13 +171,15 @@ def _rates(workload: Workload, hardware: Hardware, configs: Sequence[Config]) ->
     return asdict(estimator.rates)
 
 
-def record(table: Table, path: Path, prober: Prober, workload: Workload, budget: Budget, *, repeats: int) -> None:
+def record(
+    table: Table, path: Path, executor: LocalExecutor, workload: Workload, budget: Budget, *, repeats: int
+) -> None:
     """Measure every config once, then each that fits again, until each was measured `repeats` times."""
     for turn in range(repeats):
         waiting = [row for row in table.rows if len(row.probes) <= turn and row.outcome in (None, Outcome.FITS)]
         random.Random(turn).shuffle(waiting)
         for number, row in enumerate(waiting):
-            row.add(prober.measure(workload, row.config, table.hardware, budget, plan=PLAN, number=number))
+            row.add(executor.measure(workload, Request(row.config, table.hardware, budget, PLAN), number=number))
             table.write(path)
 
 

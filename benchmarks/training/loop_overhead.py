@@ -27,7 +27,7 @@ from autofit.core.measurement import Measurement
 from autofit.core.workload import Hyperparameters
 from autofit.hardware.device import detect
 from autofit.models import resolve
-from autofit.probe import Prober
+from autofit.probe import LocalExecutor
 from autofit.training.build import build
 from autofit.training.loop import train
 from autofit.training.step import accumulate
@@ -151,7 +151,7 @@ class Reached:
 def reached(*, smoke: bool) -> list[Reached]:
     """Search; then, in turn, probe the found config again, run its train.py, and train it by `autofit train`."""
     shape = {"seq_len": 32 if smoke else 128, "effective_batch": 4 if smoke else 16}
-    with tempfile.TemporaryDirectory() as name, Prober() as prober:
+    with tempfile.TemporaryDirectory() as name, LocalExecutor() as executor:
         folder = Path(name)
         found = _search(folder / "found", shape, {"optimizer": "adamw"}, trials=2 if smoke else 4)
         train_py, result = (str(folder / "found" / file) for file in ("train.py", "result.yaml"))
@@ -163,13 +163,13 @@ def reached(*, smoke: bool) -> list[Reached]:
             assert probed, "tokens are what it counts"
             steps = 5 if smoke else 20
             options = ["--data", str(DATA), "--steps", str(steps), "--log-every", "1"]
-            speeds["train.py"].append(_run(prober, script, train_py, options).tokens_per_second / probed)
-            speeds["autofit train"].append(_train_speed(prober, folder, number, steps) / probed)
+            speeds["train.py"].append(_run(executor, script, train_py, options).tokens_per_second / probed)
+            speeds["autofit train"].append(_train_speed(executor, folder, number, steps) / probed)
         assert found.peak_bytes, "what fits has a peak"
         short = ["--data", str(DATA), "--steps", "2"]
         peaks = {
-            "train.py": _run(prober, script, train_py, short, "cpu").peak_bytes,
-            "autofit train": _run(prober, command, ["train", result, "--from-scratch", *short], "cpu").peak_bytes,
+            "train.py": _run(executor, script, train_py, short, "cpu").peak_bytes,
+            "autofit train": _run(executor, command, ["train", result, "--from-scratch", *short], "cpu").peak_bytes,
         }
     return [
         Reached(way, statistics.median(ratios), (peaks[way] or 0) / found.peak_bytes.allocated)
@@ -185,17 +185,17 @@ def _search(out: Path, shape: dict[str, int], fixed: dict[str, Any], *, trials: 
     return result.best
 
 
-def _train_speed(prober: Prober, folder: Path, number: int, steps: int) -> float:
+def _train_speed(executor: LocalExecutor, folder: Path, number: int, steps: int) -> float:
     out = folder / f"trained-{number}"
     options = ["--data", str(DATA), "--steps", str(steps), "--output", str(out), "--quiet"]
-    _run(prober, command, ["train", str(folder / "found" / "result.yaml"), "--from-scratch", *options])
+    _run(executor, command, ["train", str(folder / "found" / "result.yaml"), "--from-scratch", *options])
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     length = yaml.safe_load((folder / "found" / "result.yaml").read_text())["workload"]["sequence_length"]
     return statistics.median(row["samples"] * length / row["seconds"] for row in rows[2:])
 
 
-def _run(prober: Prober, function: Callable[..., Ran], *arguments: Any) -> Ran:
-    ran: Ran = prober.run(function, None, *arguments, log="run.log", timeout=_RUN_SECONDS)
+def _run(executor: LocalExecutor, function: Callable[..., Ran], *arguments: Any) -> Ran:
+    ran: Ran = executor.run(function, None, *arguments, log="run.log", timeout=_RUN_SECONDS)
     return ran
 
 

@@ -1,4 +1,4 @@
-"""Scripts and commands run as users run them, each in a child of a Prober: it has imported what they import."""
+"""Scripts and commands run as users run them, each in a child of a LocalExecutor: it has imported what they import."""
 
 from __future__ import annotations
 

@@ -571,7 +571,7 @@ def test_search_then_train_then_resume(tmp_path: Path, monkeypatch: pytest.Monke
     assert trained.result.run_directory == str(tmp_path / "search")
     assert len(trained.result.trials) == 3  # all of the first search, none measured twice
     assert len(trained.history) == 6
-    monkeypatch.setattr(tune, "Prober", None)  # no search any more
+    monkeypatch.setattr(tune, "LocalExecutor", None)  # no search any more
     shutil.rmtree(tmp_path / "checkpoints")
     again = fitted(output_dir=tmp_path, resume=True, **how)
     assert isinstance(again.result, SavedResult)
@@ -680,14 +680,14 @@ def test_the_same_search_is_not_done_twice(tmp_path: Path, monkeypatch: pytest.M
     how: dict[str, Any] = {"config": None, "mem": 1, "trials": 2, "set": {"precision": "fp32"}, "steps": 1}
     first = fitted(mlp(), **how)
     assert isinstance(first.result, Result)
-    monkeypatch.setattr(tune, "Prober", None)  # no search any more
+    monkeypatch.setattr(tune, "LocalExecutor", None)  # no search any more
     again = fitted(mlp(), listener=events.append, **how)
     assert isinstance(again.result, SavedResult)
     assert again.result.config == first.result.best.config
     (note,) = [event.text for event in events if isinstance(event, Note)]
     before = r"a search for this model, data and machine was done before \([\d,]+ samples/s measured within 1\.00 GiB\)"
     assert re.match(before, note)
-    with pytest.raises(TypeError):  # there is no prober
+    with pytest.raises(TypeError):  # there is no executor
         fitted(mlp(), search="always", **how)
 
 
@@ -753,7 +753,7 @@ def test_a_resumed_run_needs_no_cache(tmp_path: Path, monkeypatch: pytest.Monkey
     found = fitted(output_dir=tmp_path / "out", **how)
     assert not (tmp_path / "out" / "search").exists()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
-    monkeypatch.setattr(tune, "Prober", None)
+    monkeypatch.setattr(tune, "LocalExecutor", None)
     again = fitted(output_dir=tmp_path / "out", resume=True, **{**how, "steps": 3})
     assert again.result == found.result
     assert len(again.history) == 1

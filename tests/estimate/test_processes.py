@@ -15,7 +15,7 @@ from autofit.estimate import predict_all
 from autofit.estimate.processes import apart, spread
 from autofit.estimate.rates import UNKNOWN, Rates, measure
 from autofit.estimate.space_estimator import SpaceEstimator
-from autofit.probe import Prober
+from autofit.probe import LocalExecutor
 from autofit.techniques import canonicalize
 from tests.processes import number_in, wait_until_gone
 from tests.tiny import CPU, llama_workload, mlp_workload
@@ -31,9 +31,9 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
-def in_child(prober: Prober, action: Callable[[Workload], Any]) -> Any:
+def in_child(executor: LocalExecutor, action: Callable[[Workload], Any]) -> Any:
     """What an action returns in a process that may be forked: the tests' own has run threads and backwards."""
-    return prober.run(action, mlp_workload(), log="spread.log", timeout=120)
+    return executor.run(action, mlp_workload(), log="spread.log", timeout=120)
 
 
 def numbered(_: Workload, processes: int | None) -> tuple[list[tuple[int, int]], int]:
@@ -48,8 +48,8 @@ def test_one_process_is_this_one() -> None:
 
 
 @pytest.mark.parametrize("processes", [2, None])
-def test_answers_of_forked_processes_come_in_order(prober: Prober, processes: int | None) -> None:
-    found, here = in_child(prober, functools.partial(numbered, processes=processes))
+def test_answers_of_forked_processes_come_in_order(executor: LocalExecutor, processes: int | None) -> None:
+    found, here = in_child(executor, functools.partial(numbered, processes=processes))
     assert [square for square, _ in found] == [value * value for value in range(21)]
     assert here not in {process for _, process in found}
 
@@ -66,8 +66,8 @@ def failing(_: Workload) -> str:
     return "nothing"
 
 
-def test_what_is_raised_there_is_raised_here(prober: Prober) -> None:
-    assert in_child(prober, failing) == "division by zero"
+def test_what_is_raised_there_is_raised_here(executor: LocalExecutor) -> None:
+    assert in_child(executor, failing) == "division by zero"
 
 
 def measured_apart(_: Workload) -> tuple[int, Rates, int]:
@@ -75,8 +75,8 @@ def measured_apart(_: Workload) -> tuple[int, Rates, int]:
     return before, apart(lambda: measure(0.0)), psutil.Process().num_threads()
 
 
-def test_threads_that_are_started_apart_stay_there(prober: Prober) -> None:
-    before, rates, after = in_child(prober, measured_apart)
+def test_threads_that_are_started_apart_stay_there(executor: LocalExecutor) -> None:
+    before, rates, after = in_child(executor, measured_apart)
     assert rates.here
     assert after == before
 
@@ -96,8 +96,8 @@ def killed_while_it_spreads(_: Workload, folder: Path) -> None:
     wait_until_gone(seen)
 
 
-def test_who_is_killed_while_others_trace_for_it_leaves_none_behind(prober: Prober, tmp_path: Path) -> None:
-    in_child(prober, functools.partial(killed_while_it_spreads, folder=tmp_path))
+def test_who_is_killed_while_others_trace_for_it_leaves_none_behind(executor: LocalExecutor, tmp_path: Path) -> None:
+    in_child(executor, functools.partial(killed_while_it_spreads, folder=tmp_path))
 
 
 def died(_: Workload) -> str:
@@ -108,8 +108,8 @@ def died(_: Workload) -> str:
     return "an answer"
 
 
-def test_a_process_that_dies_apart_is_told_of(prober: Prober) -> None:
-    assert in_child(prober, died) == "no answer"
+def test_a_process_that_dies_apart_is_told_of(executor: LocalExecutor) -> None:
+    assert in_child(executor, died) == "no answer"
 
 
 def predicted(_: Workload, rates: Rates, processes: int | None) -> tuple[list[float], list[float], set[str]]:
@@ -121,23 +121,23 @@ def predicted(_: Workload, rates: Rates, processes: int | None) -> tuple[list[fl
     return rough.allocated.tolist(), rough.seconds.tolist(), set(estimator.rates.operators or {})
 
 
-def test_a_space_traced_on_all_cores_is_predicted_as_on_one(prober: Prober) -> None:
-    alone = in_child(prober, functools.partial(predicted, rates=UNKNOWN, processes=1))
-    assert in_child(prober, functools.partial(predicted, rates=UNKNOWN, processes=2)) == alone
+def test_a_space_traced_on_all_cores_is_predicted_as_on_one(executor: LocalExecutor) -> None:
+    alone = in_child(executor, functools.partial(predicted, rates=UNKNOWN, processes=1))
+    assert in_child(executor, functools.partial(predicted, rates=UNKNOWN, processes=2)) == alone
     assert all(seconds > 0 for seconds in alone[1])
 
 
-def test_operators_that_were_called_elsewhere_are_measured_here(prober: Prober) -> None:
+def test_operators_that_were_called_elsewhere_are_measured_here(executor: LocalExecutor) -> None:
     # So slow that every call is worth measuring.
     here = replace(UNKNOWN, source="measured on this machine", bandwidth=1e7, matmul={"float32": 1e8})
-    alone = in_child(prober, functools.partial(predicted, rates=here, processes=1))[2]
+    alone = in_child(executor, functools.partial(predicted, rates=here, processes=1))[2]
     assert {"aten::mm float32", "aten::add float32"} <= alone
-    assert in_child(prober, functools.partial(predicted, rates=here, processes=2))[2] == alone
+    assert in_child(executor, functools.partial(predicted, rates=here, processes=2))[2] == alone
 
 
-def test_predictions_may_be_asked_for_on_all_cores(prober: Prober) -> None:
+def test_predictions_may_be_asked_for_on_all_cores(executor: LocalExecutor) -> None:
     workload = llama_workload(4, 16)
     configs = [canonicalize({"micro_batch_size": size}, workload, CPU) for size in (1, 4)]
     asked = functools.partial(predict_all, measuring=0.1, processes=None)
-    nbytes, _ = prober.run(asked, workload, CPU, configs, log="spread.log", timeout=120)
+    nbytes, _ = executor.run(asked, workload, CPU, configs, log="spread.log", timeout=120)
     assert nbytes == predict_all(workload, CPU, configs, measuring=0.1)[0]

@@ -200,7 +200,7 @@ def test_the_list_of_tools(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert {"name", "title", "versions", "tasks", "run"} == set(rows[0])
 
 
-def test_a_search_leaves_every_export_that_applies(tmp_path: Path, prober: Any, shared_zygote: None) -> None:
+def test_a_search_leaves_every_export_that_applies(tmp_path: Path, executor: Any, shared_zygote: None) -> None:
     result = autofit.search(
         "tiny-llama",
         seq_len=16,

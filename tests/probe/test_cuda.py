@@ -21,7 +21,7 @@ from autofit.core.errors import ProbeError
 from autofit.core.hardware import GIB, MIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
-from autofit.probe import Plan, Prober
+from autofit.probe import LocalExecutor, Plan, Request
 from autofit.techniques import canonicalize
 
 pytestmark = pytest.mark.gpu
@@ -44,11 +44,11 @@ def wide(seconds: float = 0.0) -> Workload:
     )
 
 
-def measure(prober: Prober, workload: Workload, gib: float, *, micro_batch: int = 64) -> Measurement:
-    hardware = prober.detect("cuda")
+def measure(executor: LocalExecutor, workload: Workload, gib: float, *, micro_batch: int = 64) -> Measurement:
+    hardware = executor.detect("cuda")
     config = canonicalize({"micro_batch_size": micro_batch}, workload, hardware)
     budget = Budget(int(gib * GIB), hardware.host_free_bytes)
-    return prober.measure(workload, config, hardware, budget, plan=Plan(max_seconds=1.0), number=0)
+    return executor.measure(workload, Request(config, hardware, budget, Plan(max_seconds=1.0)), number=0)
 
 
 def holding(gib: float, seconds: float = 0.0) -> Workload:
@@ -83,22 +83,22 @@ def used_bytes() -> int:
 
 
 def test_an_out_of_memory_is_caught_in_the_child_and_the_next_probe_is_unharmed() -> None:
-    with Prober() as prober:
-        assert measure(prober, wide(), 4).outcome is Outcome.OUT_OF_MEMORY
-        assert measure(prober, wide(), 4, micro_batch=4).outcome is Outcome.FITS
+    with LocalExecutor() as executor:
+        assert measure(executor, wide(), 4).outcome is Outcome.OUT_OF_MEMORY
+        assert measure(executor, wide(), 4, micro_batch=4).outcome is Outcome.FITS
 
 
 def test_the_cap_holds_on_a_larger_card() -> None:
-    with Prober() as prober:
-        card = prober.detect("cuda").memory_bytes / GIB
-        free = measure(prober, wide(), card)
+    with LocalExecutor() as executor:
+        card = executor.detect("cuda").memory_bytes / GIB
+        free = measure(executor, wide(), card)
         assert free.outcome is Outcome.FITS
         assert free.peak_bytes is not None
         assert free.peak_bytes.device is not None
         needed = free.peak_bytes.device / GIB / (1 - 0.05)  # the margin of a budget
         assert needed < card
-        assert measure(prober, wide(), needed * 1.05).outcome is Outcome.FITS
-        assert measure(prober, wide(), needed * 0.9).outcome is Outcome.OUT_OF_MEMORY
+        assert measure(executor, wide(), needed * 1.05).outcome is Outcome.FITS
+        assert measure(executor, wide(), needed * 0.9).outcome is Outcome.OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_the_cap_holds_on_a_larger_card() -> None:
 )
 def test_what_a_card_of_24_gib_would_refuse_fails_on_a_larger_one(gib: float, outcome: Outcome) -> None:
     """24 GiB less the margin of 5 % and the context leave some 22.3 GiB."""
-    with Prober() as prober:
-        if prober.detect("cuda").memory_bytes < 32 * GIB:
+    with LocalExecutor() as executor:
+        if executor.detect("cuda").memory_bytes < 32 * GIB:
             pytest.skip("needs a card of more than 32 GiB")
-        seen = measure(prober, holding(gib), 24, micro_batch=4)
+        seen = measure(executor, holding(gib), 24, micro_batch=4)
         assert seen.outcome is outcome, seen.reason
-        assert measure(prober, holding(gib), 30, micro_batch=4).outcome is Outcome.FITS
+        assert measure(executor, holding(gib), 30, micro_batch=4).outcome is Outcome.FITS
 
 
 def test_an_assert_in_a_kernel_is_told_and_the_next_probe_is_unharmed() -> None:
@@ -122,13 +122,13 @@ def test_an_assert_in_a_kernel_is_told_and_the_next_probe_is_unharmed() -> None:
         return model(batch["x"]).flatten()[beyond].sum()
 
     workload = Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=4)
-    with Prober() as prober:
-        seen = measure(prober, workload, 8, micro_batch=4)
+    with LocalExecutor() as executor:
+        seen = measure(executor, workload, 8, micro_batch=4)
         assert seen.outcome is Outcome.FAILED
         assert (seen.reason or "").splitlines()[-1].endswith("CUDA error: device-side assert triggered")
         assert seen.peak_bytes
         assert seen.peak_bytes.device
-        assert measure(prober, plain, 8, micro_batch=4).outcome is Outcome.FITS
+        assert measure(executor, plain, 8, micro_batch=4).outcome is Outcome.FITS
 
 
 _FILLS = """
@@ -151,20 +151,20 @@ def filled(left_mib: int) -> Iterator[None]:
 
 
 def test_a_card_that_others_have_filled_is_no_measurement() -> None:
-    with Prober() as prober:
-        hardware = prober.detect("cuda")
+    with LocalExecutor() as executor:
+        hardware = executor.detect("cuda")
         budget = Budget(8 * GIB, hardware.host_free_bytes)
         workload = holding(6.0)
         config = canonicalize({"micro_batch_size": 4}, workload, hardware)
         with filled(64), pytest.raises(ProbeError, match="the card is full before autofit has taken any of it"):
-            prober.measure(workload, config, hardware, budget, plan=Plan(max_seconds=1.0), number=0)
+            executor.measure(workload, Request(config, hardware, budget, Plan(max_seconds=1.0)), number=0)
         with filled(64), pytest.raises(ProbeError, match="the card is full before autofit has taken any of it"):
-            prober.detect("cuda")
+            executor.detect("cuda")
         with filled(4096), pytest.raises(ProbeError, match="others use the card"):
-            prober.measure(workload, config, hardware, budget, plan=Plan(max_seconds=1.0), number=0)
+            executor.measure(workload, Request(config, hardware, budget, Plan(max_seconds=1.0)), number=0)
         with filled(4096):
-            assert measure(prober, holding(0.1), 8, micro_batch=4).outcome is Outcome.FITS
-        assert measure(prober, workload, 8, micro_batch=4).outcome is Outcome.FITS
+            assert measure(executor, holding(0.1), 8, micro_batch=4).outcome is Outcome.FITS
+        assert measure(executor, workload, 8, micro_batch=4).outcome is Outcome.FITS
 
 
 @pytest.mark.parametrize(("optimizer", "small"), [("paged-adamw-8bit", True), ("adamw-8bit", False)])
@@ -182,13 +182,13 @@ def test_the_card_is_as_small_as_the_budget_where_state_moves_to_the_host(optimi
         loss=loss,
         effective_batch_size=4,
     )
-    with Prober() as prober:
-        hardware = prober.detect("cuda")
+    with LocalExecutor() as executor:
+        hardware = executor.detect("cuda")
         if hardware.memory_bytes < 16 * GIB:
             pytest.skip("needs a card of more than 16 GiB")
         config = canonicalize({"optimizer": optimizer}, wide, hardware)
         budget = Budget(8 * GIB, hardware.host_free_bytes)
-        seen = prober.measure(wide, config, hardware, budget, plan=Plan(max_seconds=1.0), number=0)
+        seen = executor.measure(wide, Request(config, hardware, budget, Plan(max_seconds=1.0)), number=0)
     assert seen.fits, seen.reason
     assert seen.peak_bytes
     assert seen.peak_bytes.device
@@ -204,13 +204,13 @@ def test_state_that_finds_no_room_below_the_budget_moves_to_the_host() -> None:
         effective_batch_size=4,
     )
     seen = {}
-    with Prober() as prober:
-        hardware = prober.detect("cuda")
+    with LocalExecutor() as executor:
+        hardware = executor.detect("cuda")
         for optimizer in ("adamw-8bit", "paged-adamw-8bit"):
             config = canonicalize({"optimizer": optimizer, "precision": "bf16"}, workload, hardware)
             budget = Budget(int(3.2 * GIB), hardware.host_free_bytes)
-            seen[optimizer] = prober.measure(
-                workload, config, hardware, budget, plan=Plan(max_seconds=1.0), number=len(seen)
+            seen[optimizer] = executor.measure(
+                workload, Request(config, hardware, budget, Plan(max_seconds=1.0)), number=len(seen)
             )
     assert seen["adamw-8bit"].outcome is Outcome.OUT_OF_MEMORY, seen["adamw-8bit"].reason
     assert seen["paged-adamw-8bit"].fits, seen["paged-adamw-8bit"].reason
@@ -218,13 +218,13 @@ def test_state_that_finds_no_room_below_the_budget_moves_to_the_host() -> None:
 
 @pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
 def test_the_peak_of_a_compiled_step_is_without_what_the_compiler_tried_kernels_on(mode: str) -> None:
-    with Prober() as prober:
-        hardware = prober.detect("cuda")
+    with LocalExecutor() as executor:
+        hardware = executor.detect("cuda")
         budget = Budget(hardware.memory_bytes, hardware.host_free_bytes)
         peaks = []
         for compiled in ("none", mode):
             config = canonicalize({"micro_batch_size": 8, "compile": compiled}, wide(), hardware)
-            seen = prober.measure(wide(), config, hardware, budget, plan=Plan(max_seconds=1.0), number=len(peaks))
+            seen = executor.measure(wide(), Request(config, hardware, budget, Plan(max_seconds=1.0)), number=len(peaks))
             assert seen.fits, seen.reason
             assert seen.peak_bytes
             peaks.append(seen.peak_bytes.allocated)
@@ -233,9 +233,9 @@ def test_the_peak_of_a_compiled_step_is_without_what_the_compiler_tried_kernels_
 
 def test_children_find_the_libraries_imported_and_the_card_closed() -> None:
     """A library that opens the card while it is imported would leave the zygote with nothing preloaded."""
-    with Prober() as prober:
-        prober.detect("cuda")
-        arguments = Path(f"/proc/{prober._process.pid}/cmdline").read_text().split("\0")
+    with LocalExecutor() as executor:
+        executor.detect("cuda")
+        arguments = Path(f"/proc/{executor._process.pid}/cmdline").read_text().split("\0")
     assert "autofit.probe.zygote" in arguments
     assert "--bare" not in arguments
 
@@ -268,40 +268,40 @@ def test_what_is_offloaded_counts_in_the_hosts_memory(taken: str) -> None:
 
 
 def test_the_parent_never_opens_the_device() -> None:
-    with Prober() as prober:
-        measure(prober, wide(), 8, micro_batch=4)
+    with LocalExecutor() as executor:
+        measure(executor, wide(), 8, micro_batch=4)
     assert not torch.cuda.is_initialized()
 
 
 def test_a_hanging_child_is_killed_and_leaves_no_memory_behind() -> None:
     before = used_bytes()
-    with Prober(timeout=15.0) as prober:
-        measure(prober, wide(), 8, micro_batch=4)  # the first probe has twice the time
-        assert measure(prober, wide(seconds=60.0), 8, micro_batch=4).outcome is Outcome.TIMED_OUT
+    with LocalExecutor(timeout=15.0) as executor:
+        measure(executor, wide(), 8, micro_batch=4)  # the first probe has twice the time
+        assert measure(executor, wide(seconds=60.0), 8, micro_batch=4).outcome is Outcome.TIMED_OUT
     assert used_bytes() - before < 64 * MIB
 
 
 def test_a_killed_child_leaves_no_memory_behind_and_the_next_probe_is_unharmed() -> None:
     before = used_bytes()
-    with Prober() as prober:
-        assert measure(prober, holding(0.1), 8, micro_batch=4).outcome is Outcome.FITS
+    with LocalExecutor() as executor:
+        assert measure(executor, holding(0.1), 8, micro_batch=4).outcome is Outcome.FITS
         seen: list[Measurement] = []
-        hanging = threading.Thread(target=lambda: seen.append(measure(prober, holding(3, 600.0), 8, micro_batch=4)))
+        hanging = threading.Thread(target=lambda: seen.append(measure(executor, holding(3, 600.0), 8, micro_batch=4)))
         hanging.start()
         assert until(lambda: used_bytes() - before > 3 * GIB)
-        for child in psutil.Process(prober._process.pid).children():
+        for child in psutil.Process(executor._process.pid).children():
             child.kill()
         hanging.join(timeout=60)
         assert [each.outcome for each in seen] == [Outcome.HOST_OUT_OF_MEMORY]  # what a kill by the system means
         assert until(lambda: used_bytes() - before < 64 * MIB)
-        assert measure(prober, holding(0.1), 8, micro_batch=4).outcome is Outcome.FITS
+        assert measure(executor, holding(0.1), 8, micro_batch=4).outcome is Outcome.FITS
 
 
 _HANGS = """
-from autofit.probe import Prober
+from autofit.probe import LocalExecutor
 from tests.probe.test_cuda import holding, measure
-with Prober() as prober:
-    measure(prober, holding(3, 600.0), 8, micro_batch=4)
+with LocalExecutor() as executor:
+    measure(executor, holding(3, 600.0), 8, micro_batch=4)
 """
 
 

@@ -16,7 +16,7 @@ from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
 from autofit.hardware.tracker import StorageTracker
-from autofit.probe import Plan, Prober, on_cpu, steps
+from autofit.probe import LocalExecutor, Plan, on_cpu, steps
 from autofit.probe.measure import measure
 from autofit.techniques import compile as compile_file
 from tests import tiny
@@ -53,10 +53,12 @@ def counting(workload: Workload, file: Path) -> Workload:
     ],
     ids=["composed", "finalist", "few micro-batches", "one micro-batch"],
 )
-def test_forwards_of_a_probe(prober: Prober, tmp_path: Path, micro_batch: int, plan: Plan, forwards: int) -> None:
+def test_forwards_of_a_probe(
+    executor: LocalExecutor, tmp_path: Path, micro_batch: int, plan: Plan, forwards: int
+) -> None:
     workload = counting(tiny.mlp_workload(16), tmp_path / "samples")
     asked = request(workload, plan=plan, micro_batch_size=micro_batch)
-    seen = prober.measure(workload, asked.config, tiny.CPU, asked.budget, plan=plan, number=0)
+    seen = executor.measure(workload, asked, number=0)
     assert seen.fits
     assert seen.steps == 3
     assert seen.composed == (micro_batch == 1 and plan.compose)
@@ -192,11 +194,11 @@ def test_warnings_of_the_build_are_kept(unguarded: None) -> None:
     assert any("BatchNorm" in warning for warning in seen.warnings)
 
 
-def test_an_answer_crosses_processes_whole(prober: Prober) -> None:
+def test_an_answer_crosses_processes_whole(executor: LocalExecutor) -> None:
     """What a child says is the same as what is computed here: nothing is lost on the way."""
     workload = tiny.llama_workload()
     asked = request(workload, micro_batch_size=2)
-    there = prober.measure(workload, asked.config, tiny.CPU, asked.budget, plan=THREE, number=5)
+    there = executor.measure(workload, asked, number=5)
     again = Measurement.from_trial(there.to_trial())
     assert again == there
 

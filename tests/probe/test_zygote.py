@@ -18,7 +18,7 @@ from autofit.core.budget import Budget
 from autofit.core.errors import ProbeError
 from autofit.core.hardware import GIB
 from autofit.core.workload import Workload
-from autofit.probe import Plan, Prober
+from autofit.probe import LocalExecutor, Plan, Request
 from tests import tiny
 from tests.processes import alive, descendants, number_in, wait_until_gone
 
@@ -33,7 +33,7 @@ from tests import tiny
 from autofit import techniques
 from autofit.core.budget import Budget
 from autofit.core.workload import Workload
-from autofit.probe import Plan, Prober
+from autofit.probe import LocalExecutor, Plan, Request
 
 folder = Path(sys.argv[1])
 with (folder / "main_ran").open("a") as file:
@@ -47,9 +47,9 @@ def loss(model, batch):
 
 plain = tiny.mlp_workload()
 workload = Workload(model=plain.model, batch=plain.batch, loss=loss)
-with Prober(folder) as prober:
+with LocalExecutor(folder) as executor:
     config = techniques.canonicalize({}, workload, tiny.CPU)
-    prober.measure(workload, config, tiny.CPU, Budget(2**30, 2**30), plan=Plan(), number=0)
+    executor.measure(workload, Request(config, tiny.CPU, Budget(2**30, 2**30), Plan()), number=0)
 """
 
 
@@ -96,27 +96,27 @@ def test_a_zygote_that_is_killed_takes_its_child_along_and_the_parent_is_told(
         killed.append(number_in(tmp_path / "child"))
         os.kill(zygote, signal.SIGKILL)
 
-    with Prober(tmp_path) as prober:
-        killer = threading.Thread(target=kill_in_mid_probe, args=(prober._process.pid,))
+    with LocalExecutor(tmp_path) as executor:
+        killer = threading.Thread(target=kill_in_mid_probe, args=(executor._process.pid,))
         killer.start()
         with pytest.raises(ProbeError, match="the process that starts probes ended"):
-            prober.measure(workload, config, tiny.CPU, Budget(GIB, GIB), plan=Plan(), number=0)
+            executor.measure(workload, Request(config, tiny.CPU, Budget(GIB, GIB), Plan()), number=0)
         killer.join()
         wait_until_gone(killed)
         with pytest.raises(ProbeError):
-            prober.detect("cpu")
-    prober.close()  # twice does no harm
+            executor.detect("cpu")
+    executor.close()  # twice does no harm
 
 
 def test_leaving_early_ends_a_zygote_that_is_not_ready_yet() -> None:
-    with Prober() as prober:
-        assert alive(prober._process.pid)
-    assert not alive(prober._process.pid)
+    with LocalExecutor() as executor:
+        assert alive(executor._process.pid)
+    assert not alive(executor._process.pid)
 
 
 def test_a_zygote_that_cannot_start_is_a_probe_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('this torch is broken')")
     monkeypatch.syspath_prepend(tmp_path)
-    with Prober() as prober, pytest.raises(ProbeError, match="did not start") as caught:
-        prober.detect("cpu")
+    with LocalExecutor() as executor, pytest.raises(ProbeError, match="did not start") as caught:
+        executor.detect("cpu")
     assert "this torch is broken" in caught.value.remedy

@@ -24,7 +24,7 @@ from autofit.core.options import search_options
 from autofit.core.result import Result
 from autofit.core.workload import Traits, Workload
 from autofit.estimate import timelines
-from autofit.probe import Place, Plan, physical_cores
+from autofit.probe import Place, Request, physical_cores
 from autofit.tuning import places as parallel
 from autofit.tuning import run as tune
 from autofit.tuning.places import check_memory, places_for
@@ -39,7 +39,7 @@ TRAITS = Traits(parameters=1000, blocks=2, linears=4, attention=False, sdpa=Fals
 
 
 class Cards:
-    """Stands in for a Prober on a machine with some cards; None is one that others use."""
+    """Stands in for a LocalExecutor on a machine with some cards; None is one that others use."""
 
     def __init__(self, **cards: Hardware | None) -> None:
         self.known = cards
@@ -68,35 +68,35 @@ def cards_of(places: tuple[Place, ...]) -> list[str | None]:
 
 
 def test_on_a_cpu_probes_run_alone_unless_workers_are_asked_for(eight_cores: None) -> None:
-    prober: Any = Cards()
-    assert places_for(None, tiny.CPU, prober) == places_for(1, tiny.CPU, prober) == ()
-    assert [place.processors for place in places_for(3, tiny.CPU, prober)] == [{0, 1}, {2, 3}, {4, 5}]
+    executor: Any = Cards()
+    assert places_for(None, tiny.CPU, executor) == places_for(1, tiny.CPU, executor) == ()
+    assert [place.processors for place in places_for(3, tiny.CPU, executor)] == [{0, 1}, {2, 3}, {4, 5}]
     with pytest.raises(InputError, match="9 workers need a core each, and this process may use 8 cores"):
-        places_for(9, tiny.CPU, prober)
+        places_for(9, tiny.CPU, executor)
 
 
 def test_by_default_there_is_one_on_each_idle_card_that_is_like_card_0() -> None:
-    prober: Any = Cards(a=CARD, b=CARD, busy=None, smaller=SMALLER, other=OTHER, c=CARD)
-    assert cards_of(places_for(None, CARD, prober)) == ["a", "b", "c"]
-    assert cards_of(places_for(2, CARD, prober)) == ["a", "b"]
-    assert places_for(1, CARD, prober) == ()
+    executor: Any = Cards(a=CARD, b=CARD, busy=None, smaller=SMALLER, other=OTHER, c=CARD)
+    assert cards_of(places_for(None, CARD, executor)) == ["a", "b", "c"]
+    assert cards_of(places_for(2, CARD, executor)) == ["a", "b"]
+    assert places_for(1, CARD, executor) == ()
     with pytest.raises(InputError, match="4 workers need a card each like card 0, and 3 of the visible cards are"):
-        places_for(4, CARD, prober)
+        places_for(4, CARD, executor)
 
 
 def test_a_card_that_has_less_free_than_a_probe_may_take_is_left_out() -> None:
     """Else the first probe that runs out of memory there would end the search: others have what it lacked."""
     small = dataclasses.replace(CARD, memory_bytes=8 * GIB)
-    prober: Any = Cards(a=small, desktop=dataclasses.replace(small, used_bytes=GIB), b=small)
-    assert cards_of(places_for(None, small, prober, Budget(8 * GIB, GIB).cap_bytes("cuda"))) == ["a", "b"]
-    assert cards_of(places_for(None, small, prober, Budget(7 * GIB, GIB).cap_bytes("cuda"))) == ["a", "desktop", "b"]
+    executor: Any = Cards(a=small, desktop=dataclasses.replace(small, used_bytes=GIB), b=small)
+    assert cards_of(places_for(None, small, executor, Budget(8 * GIB, GIB).cap_bytes("cuda"))) == ["a", "b"]
+    assert cards_of(places_for(None, small, executor, Budget(7 * GIB, GIB).cap_bytes("cuda"))) == ["a", "desktop", "b"]
 
 
 def test_on_the_only_card_of_its_kind_probes_run_alone() -> None:
-    prober: Any = Cards(a=CARD, other=OTHER)
-    assert places_for(None, CARD, prober) == ()
+    executor: Any = Cards(a=CARD, other=OTHER)
+    assert places_for(None, CARD, executor) == ()
     with pytest.raises(InputError, match="1 of the visible cards is an idle NVIDIA H200"):
-        places_for(2, CARD, prober)
+        places_for(2, CARD, executor)
 
 
 def test_on_a_cpu_what_all_workers_may_take_together_must_be_there(eight_cores: None) -> None:
@@ -115,7 +115,7 @@ def test_on_a_cpu_what_all_workers_may_take_together_must_be_there(eight_cores: 
 
 
 class Machine:
-    """Stands in for a Prober and for Workers: a step takes so long by micro-batch, `slower` for the workers."""
+    """A machine that serves both executors: a step takes so long by micro-batch, `slower` in the pool."""
 
     def __init__(self, hardware: Hardware) -> None:
         self.hardware, self.traits = hardware, TRAITS
@@ -156,9 +156,9 @@ class Machine:
     def step(self, config: Config) -> float:
         return self.seconds[int(str(config["micro_batch_size"]))] * (0.9 if config["lora_rank"] else 1.0)
 
-    def measure(self, workload: Workload, config: Config, *_: object, plan: Plan, number: int) -> Measurement:
-        self.verified.append(config)
-        return self.seen(config, self.step(config), number)
+    def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
+        self.verified.append(request.config)
+        return self.seen(request.config, self.step(request.config), number)
 
     def seen(self, config: Config, step: float, number: int) -> Measurement:
         times = StepSeconds(step, 0.99 * step, 1.01 * step)
@@ -168,14 +168,14 @@ class Machine:
         )
 
 
-class FakeWorkers:
-    """Workers of that machine, four times as slow."""
+class FakePool:
+    """A pool on that machine, four times as slow."""
 
     def __init__(self, machine: Machine, places: tuple[Place, ...]) -> None:
         self.machine = machine
         machine.places, machine.ended = places, False
 
-    def __enter__(self) -> "FakeWorkers":
+    def __enter__(self) -> "FakePool":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -187,11 +187,11 @@ class FakeWorkers:
     def run(self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
         return self.machine.predict(arguments[1], by_workers=True)
 
-    def measure(self, workload: Workload, config: Config, *_: object, plan: Plan, number: int) -> Measurement:
+    def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
         assert not self.machine.ended
-        self.machine.explored.append(config)
+        self.machine.explored.append(request.config)
         slower = 4.0 if self.machine.hardware.device == "cpu" else 1.0
-        return self.machine.seen(config, slower * self.machine.step(config), number)
+        return self.machine.seen(request.config, slower * self.machine.step(request.config), number)
 
 
 class Bench(SimpleNamespace):
@@ -209,8 +209,8 @@ class Bench(SimpleNamespace):
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eight_cores: None) -> Iterator[Bench]:
     made = Bench(folder=tmp_path, machine=Machine(dataclasses.replace(tiny.CPU, cores=len(CORES))))
-    monkeypatch.setattr(tune, "Prober", lambda logs, timeout: made.machine)
-    monkeypatch.setattr(tune, "Workers", lambda places, logs, timeout: FakeWorkers(made.machine, places))
+    monkeypatch.setattr(tune, "LocalExecutor", lambda logs, timeout: made.machine)
+    monkeypatch.setattr(tune, "PoolExecutor", lambda places, logs, timeout: FakePool(made.machine, places))
     knobs = "  micro_batch_size: [1, 2, 4, 8]\n  lora_rank: [0, 8]\n  lora_targets: [all-linear]\n"
     (tmp_path / "space.yaml").write_text(f"description: for a test\nknobs:\n{knobs}")
     yield made
@@ -287,7 +287,7 @@ def test_predictions_are_for_the_cores_that_probes_run_on_and_are_not_corrected_
     assert len(learnt) == 1
 
 
-def test_alone_nothing_is_started_beside_the_prober(bench: Bench) -> None:
+def test_alone_nothing_is_started_beside_the_executor(bench: Bench) -> None:
     result = bench.search(mem=1)
     assert not bench.machine.explored
     assert not result.notes

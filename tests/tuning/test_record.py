@@ -28,7 +28,7 @@ LORA = canonicalize({"precision": "bf16", "lora_rank": 4, "lora_targets": "all-l
 EXPECTED = Predictions({BEST: 5.0, LORA: math.nan}, {BEST: 2.0, LORA: math.nan})
 
 
-class Prober:
+class LocalExecutor:
     """Runs what it is given here, or fails as a child may."""
 
     def __init__(self, fails: Callable[[Config], BaseException | None] = lambda config: None) -> None:
@@ -63,16 +63,16 @@ def found(stopped_by: str = "space") -> Result:
     )
 
 
-def record(result: Result, prober: Any, expected: Predictions | None = EXPECTED, **options: Any) -> Any:
-    return recorded(result, search_options(**options), workload=WORKLOAD, expected=expected, prober=prober)
+def record(result: Result, executor: Any, expected: Predictions | None = EXPECTED, **options: Any) -> Any:
+    return recorded(result, search_options(**options), workload=WORKLOAD, expected=expected, executor=executor)
 
 
 def test_the_best_of_each_tier_is_followed() -> None:
-    prober = Prober()
-    made = record(found(), prober, seed=5, set={"precision": ("fp32", "bf16")})
+    executor = LocalExecutor()
+    made = record(found(), executor, seed=5, set={"precision": ("fp32", "bf16")})
     assert {name: line.config for name, line in made.timelines.items()} == {"full": BEST, "lora": LORA}
     assert made.predicted == (Predicted(5.0, 2.0), Predicted(None, None))
-    assert prober.timeouts == [FOLLOW_SECONDS] * 2
+    assert executor.timeouts == [FOLLOW_SECONDS] * 2
     assert made.options["seed"] == 5
     assert made.options["set"] == {"precision": ("fp32", "bf16")}
     assert made.finished[:2] == "20"
@@ -94,9 +94,9 @@ class Recorder:
 
 def test_a_step_of_the_best_is_kept_among_the_files(tmp_path: Path) -> None:
     told: list[str] = []
-    prober: Any = Recorder()
-    made = traced(found(), WORKLOAD, prober, directory=tmp_path, notify=told.append)
-    assert prober.asked == [(BEST, tmp_path)]
+    executor: Any = Recorder()
+    made = traced(found(), WORKLOAD, executor, directory=tmp_path, notify=told.append)
+    assert executor.asked == [(BEST, tmp_path)]
     assert made.files == {"trace": str(tmp_path / "t")}
     assert made.to_json()["files"] == {
         **dict.fromkeys(("result", "script", "exports", "report")),
@@ -107,38 +107,38 @@ def test_a_step_of_the_best_is_kept_among_the_files(tmp_path: Path) -> None:
 
 def test_a_step_that_cannot_be_recorded_costs_no_result(tmp_path: Path) -> None:
     told: list[str] = []
-    prober: Any = Recorder(ProbeError("its process ended."))
-    assert traced(found(), WORKLOAD, prober, directory=tmp_path, notify=told.append) == found()
+    executor: Any = Recorder(ProbeError("its process ended."))
+    assert traced(found(), WORKLOAD, executor, directory=tmp_path, notify=told.append) == found()
     assert told == ["no step of the best config could be recorded: its process ended."]
 
 
 def test_ctrl_c_while_a_step_is_recorded_ends_the_search_with_its_answer(tmp_path: Path) -> None:
-    prober: Any = Recorder(KeyboardInterrupt())
-    assert traced(found(), WORKLOAD, prober, directory=tmp_path, notify=pytest.fail) == found("interrupt")
+    executor: Any = Recorder(KeyboardInterrupt())
+    assert traced(found(), WORKLOAD, executor, directory=tmp_path, notify=pytest.fail) == found("interrupt")
 
 
 def test_nothing_is_recorded_of_a_search_that_was_stopped_or_found_nothing(tmp_path: Path) -> None:
-    prober: Any = Recorder()
+    executor: Any = Recorder()
     nothing = dataclasses.replace(found(), best=None)
     for result in (found("interrupt"), nothing):
-        assert traced(result, WORKLOAD, prober, directory=tmp_path, notify=pytest.fail) == result
-    assert not prober.asked
+        assert traced(result, WORKLOAD, executor, directory=tmp_path, notify=pytest.fail) == result
+    assert not executor.asked
 
 
 def test_little_time_is_spent_where_there_is_little() -> None:
-    prober = Prober()
-    record(found(), prober, time_limit=100)
-    assert prober.timeouts == [5.0, 5.0]
+    executor = LocalExecutor()
+    record(found(), executor, time_limit=100)
+    assert executor.timeouts == [5.0, 5.0]
 
 
 @pytest.mark.parametrize("error", [ProbeError("it took more than 60 s."), KeyboardInterrupt()])
 def test_what_could_not_be_followed_is_left_out(error: BaseException) -> None:
-    made = record(found(), Prober(lambda config: error if config == LORA else None), expected=None)
+    made = record(found(), LocalExecutor(lambda config: error if config == LORA else None), expected=None)
     assert set(made.timelines) == {"full"}
     assert made.predicted == ()
 
 
 def test_nobody_who_wants_out_waits_for_a_picture() -> None:
-    prober = Prober()
-    assert record(found("interrupt"), prober).timelines == {}
-    assert not prober.timeouts
+    executor = LocalExecutor()
+    assert record(found("interrupt"), executor).timelines == {}
+    assert not executor.timeouts

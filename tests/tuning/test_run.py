@@ -24,7 +24,7 @@ from autofit.core.result import Result, SavedResult
 from autofit.core.workload import Traits, Workload
 from autofit.estimate import calibration_for, timelines
 from autofit.hardware.catalogue import card
-from autofit.probe import Plan
+from autofit.probe import Plan, Request
 from autofit.search.verification import MOST
 from autofit.tuning import artifacts
 from autofit.tuning import run as tune
@@ -69,8 +69,8 @@ def by_micro_batch(explored: Mapping[int, float], verified: Mapping[int, float] 
     return answer
 
 
-class FakeProber:
-    """Stands in for a Prober: looks at nothing and measures by a formula."""
+class FakeExecutor:
+    """Stands in for a LocalExecutor: looks at nothing and measures by a formula."""
 
     def __init__(self, answer: Answer, hardware: Hardware, traits: Traits) -> None:
         self.answer = answer
@@ -79,7 +79,7 @@ class FakeProber:
         self.asked: list[tuple[Config, Plan]] = []
         self.interrupt_at: int | None = None  # the probe, from 0, in which Ctrl-C is pressed
 
-    def __enter__(self) -> "FakeProber":
+    def __enter__(self) -> "FakeExecutor":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -88,14 +88,12 @@ class FakeProber:
     def look(self, workload: Workload, device: str | None, budget_bytes: int | None) -> tuple[Hardware, Traits]:
         return self.hardware, self.traits
 
-    def measure(
-        self, workload: Workload, config: Config, hardware: Hardware, budget: Budget, *, plan: Plan, number: int
-    ) -> Measurement:
+    def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
         if len(self.asked) == self.interrupt_at:
             self.interrupt_at = None
             raise KeyboardInterrupt
-        self.asked.append((config, plan))
-        seen = self.answer(config, plan == tune.VERIFY_PLAN)
+        self.asked.append((request.config, request.plan))
+        seen = self.answer(request.config, request.plan == tune.VERIFY_PLAN)
         return dataclasses.replace(seen, number=number, seconds=1.0)
 
     def cards(self) -> tuple[str, ...]:
@@ -119,14 +117,14 @@ class FakeProber:
 
 
 class Bench(SimpleNamespace):
-    """A run directory, a space and a fake prober to search with."""
+    """A run directory, a space and a fake executor to search with."""
 
     folder: Path
-    prober: FakeProber
+    executor: FakeExecutor
 
     def search(self, answer: Answer | None = None, **options: Any) -> Result:
         if answer is not None:
-            self.prober.answer = answer
+            self.executor.answer = answer
         workload = options.pop("workload", None) or tiny.mlp_workload(8)
         listener = options.pop("listener", None)
         given = {
@@ -145,9 +143,9 @@ class Bench(SimpleNamespace):
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    prober = FakeProber(by_micro_batch({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}), tiny.CPU, TRAITS)
-    monkeypatch.setattr(tune, "Prober", lambda logs, timeout: prober)
-    made = Bench(folder=tmp_path, prober=prober)
+    executor = FakeExecutor(by_micro_batch({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}), tiny.CPU, TRAITS)
+    monkeypatch.setattr(tune, "LocalExecutor", lambda logs, timeout: executor)
+    made = Bench(folder=tmp_path, executor=executor)
     made.space(micro_batch_size=[1, 2, 4, 8])
     yield made
 
@@ -157,8 +155,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 def test_the_finalists_are_verified_in_turn_and_longer(bench: Bench) -> None:
     result = bench.search()
-    assert sorted(bench.prober.explored) == [1, 2, 4, 8]
-    assert bench.prober.verified == [8, 4, 8, 4]
+    assert sorted(bench.executor.explored) == [1, 2, 4, 8]
+    assert bench.executor.verified == [8, 4, 8, 4]
     assert not tune.VERIFY_PLAN.compose
     assert tune.VERIFY_PLAN.min_steps > Plan().min_steps
     assert result.best
@@ -192,7 +190,7 @@ def test_rounds_are_joined_into_one_figure(bench: Bench) -> None:
 
 def test_a_best_that_fails_gives_way_to_the_next(bench: Bench) -> None:
     result = bench.search(by_micro_batch({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}, verified={8: 0.0}))
-    assert bench.prober.verified == [8, 4, 4, 2, 2]  # the 8 is not tried again
+    assert bench.executor.verified == [8, 4, 4, 2, 2]  # the 8 is not tried again
     assert result.best
     assert result.runner_up
     assert (result.best.config["micro_batch_size"], result.runner_up.config["micro_batch_size"]) == (4, 2)
@@ -218,12 +216,12 @@ def test_when_all_finalists_fail_nothing_fits(bench: Bench) -> None:
     result = bench.search(by_micro_batch(rates, verified=dict.fromkeys(rates, 0.0)))
     assert result.best is result.runner_up is None
     assert set(result.tiers.values()) == {None}
-    assert sorted(bench.prober.verified) == [1, 2, 4, 8]
+    assert sorted(bench.executor.verified) == [1, 2, 4, 8]
 
 
 def test_an_only_one_that_fits_is_verified_alone(bench: Bench) -> None:
     result = bench.search(by_micro_batch({1: 1.0, 2: 0.0, 4: 0.0, 8: 0.0}))
-    assert bench.prober.verified == [1, 1]
+    assert bench.executor.verified == [1, 1]
     assert result.best
     assert result.runner_up is None
 
@@ -232,7 +230,7 @@ def test_a_flattered_best_does_not_hide_a_faster_one(bench: Bench) -> None:
     """The short probes of two promised more than they kept; the third, only explored, is called up as well."""
     explored = {1: 1.0, 2: 7.0, 4: 8.0, 8: 9.0}
     result = bench.search(by_micro_batch(explored, verified={4: 5.0, 8: 6.0}))
-    assert bench.prober.verified == [8, 4, 8, 4, 2, 2]
+    assert bench.executor.verified == [8, 4, 8, 4, 2, 2]
     assert result.best
     assert result.best.config["micro_batch_size"] == 2
 
@@ -245,7 +243,7 @@ def test_no_more_than_a_few_are_called_up(bench: Bench) -> None:
         return fits(config, 1.0 if verifying else micro + 10.0 + (config["optimizer"] == "sgd") / 2)
 
     bench.search(answer, tolerance=0.01)
-    assert len(bench.prober.verified) == 2 * MOST
+    assert len(bench.executor.verified) == 2 * MOST
 
 
 def test_a_machine_that_changed_its_speed_is_told_of(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +313,7 @@ def test_nothing_fits(bench: Bench) -> None:
     assert result.stopped_by == "space"
     assert result.nearest_miss
     assert result.nearest_miss.config["micro_batch_size"] == 1
-    assert not bench.prober.verified
+    assert not bench.executor.verified
     assert result.skipped["dominated"] == 2  # 1 proves it for 2 and 4, but not for 8, which accumulates nothing
     report = bench.folder / "run" / "report.html"
     assert result.files == {"result": None, "script": None, "exports": None, "report": str(report)}
@@ -336,9 +334,9 @@ def test_only_failures_throughout_mean_that_probes_do_not_run(bench: Bench, outc
 
 
 def test_refused_configs_are_never_probed(bench: Bench) -> None:
-    bench.prober.traits = dataclasses.replace(TRAITS, splits=False)
+    bench.executor.traits = dataclasses.replace(TRAITS, splits=False)
     result = bench.search()
-    assert bench.prober.explored == [8]
+    assert bench.executor.explored == [8]
     assert result.skipped["refused"] == 3
 
 
@@ -354,7 +352,7 @@ def predicting(bench: Bench, rates: Mapping[int, float], off: float = 1.0) -> No
         sizes = [int(str(config["micro_batch_size"])) for config in configs]
         return [size * MIB for size in sizes], [8 / rates[size] * off for size in sizes]
 
-    bench.prober.run = run  # type: ignore[method-assign]
+    bench.executor.run = run  # type: ignore[method-assign]
 
 
 def test_the_frontier_reaches_beyond_the_budget(bench: Bench) -> None:
@@ -408,7 +406,7 @@ def test_without_predictions_nothing_is_said_of_larger_budgets(bench: Bench) -> 
 
 
 def test_an_interrupted_search_has_a_frontier_of_what_it_saw(bench: Bench) -> None:
-    bench.prober.interrupt_at = 2
+    bench.executor.interrupt_at = 2
     result = bench.search()
     assert result.best
     assert {point.config for point in result.frontier["full"]} <= {trial.config for trial in result.trials}
@@ -420,7 +418,7 @@ def test_an_interrupted_search_has_a_frontier_of_what_it_saw(bench: Bench) -> No
 
 def test_trials_are_a_limit(bench: Bench) -> None:
     result = bench.search(trials=2)
-    assert len(bench.prober.explored) == len(result.trials) == 2
+    assert len(bench.executor.explored) == len(result.trials) == 2
     assert result.stopped_by == "trials"
 
 
@@ -440,45 +438,45 @@ def test_exploring_gets_three_quarters_of_the_time(bench: Bench, monkeypatch: py
 
 def test_probes_are_told_of_the_best_so_far(bench: Bench) -> None:
     bench.search()
-    known = [plan.best_seconds for _, plan in bench.prober.asked]
+    known = [plan.best_seconds for _, plan in bench.executor.asked]
     assert known[0] is None
     assert all(known[1:4])
     assert known[4:] == [None] * 4
 
 
 def test_an_interrupt_leaves_what_there_is_and_can_be_resumed(bench: Bench) -> None:
-    bench.prober.interrupt_at = 2
+    bench.executor.interrupt_at = 2
     first = bench.search()
     assert first.stopped_by == "interrupt"
     assert len(first.trials) == 2
     assert first.best
     assert not first.best.verified
     assert SavedResult.load(bench.folder / "run" / "result.yaml").config == first.best.config
-    before = list(bench.prober.explored)
+    before = list(bench.executor.explored)
     second = bench.search(resume=True)
     assert second.stopped_by == "space"
-    assert sorted(bench.prober.explored) == [1, 2, 4, 8]
-    assert bench.prober.explored[:2] == before
+    assert sorted(bench.executor.explored) == [1, 2, 4, 8]
+    assert bench.executor.explored[:2] == before
     assert [trial.number for trial in second.trials] == [0, 1, 2, 3]
     assert second.best
     assert second.best.verified
 
 
 def test_an_interrupt_while_verifying(bench: Bench) -> None:
-    bench.prober.interrupt_at = 6
+    bench.executor.interrupt_at = 6
     first = bench.search()
     assert first.stopped_by == "interrupt"
     assert first.best
     assert first.best.config["micro_batch_size"] == 8
     assert len(first.trials) == 4
     second = bench.search(resume=True)
-    assert len(bench.prober.explored) == 4
+    assert len(bench.executor.explored) == 4
     assert second.best
     assert second.best.verified
 
 
 def test_an_interrupt_before_anything_is_known(bench: Bench) -> None:
-    bench.prober.interrupt_at = 0
+    bench.executor.interrupt_at = 0
     result = bench.search()
     assert result.stopped_by == "interrupt"
     assert result.best is None
@@ -486,7 +484,7 @@ def test_an_interrupt_before_anything_is_known(bench: Bench) -> None:
 
 
 def test_an_interrupt_after_failures_only_is_an_interrupt(bench: Bench) -> None:
-    bench.prober.interrupt_at = 1
+    bench.executor.interrupt_at = 1
     assert bench.search(lambda config, _: missed(config, Outcome.FAILED)).stopped_by == "interrupt"
 
 
@@ -498,7 +496,7 @@ def test_an_interrupt_while_looking_leaves_the_directory_as_it_was(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(bench.prober, "look", look, raising=False)
+        patched.setattr(bench.executor, "look", look, raising=False)
         bench.search()
     assert not (bench.folder / "run" / "probes").exists()
     assert bench.search().best  # without resume
@@ -507,7 +505,7 @@ def test_an_interrupt_while_looking_leaves_the_directory_as_it_was(
 def test_resuming_a_finished_search_explores_nothing_new(bench: Bench) -> None:
     first = bench.search()
     second = bench.search(resume=True)
-    assert len(bench.prober.explored) == 4
+    assert len(bench.executor.explored) == 4
     assert second.trials == first.trials
     assert second.best
     assert first.best
@@ -518,10 +516,10 @@ def test_resuming_a_finished_search_explores_nothing_new(bench: Bench) -> None:
 def test_resuming_with_the_default_budget_is_resuming_the_same_search(bench: Bench) -> None:
     """By default a share of the free memory is used, which is never the same again."""
     first = bench.search(mem=None, trials=2)
-    bench.prober.hardware = dataclasses.replace(tiny.CPU, host_free_bytes=tiny.CPU.host_free_bytes - MIB)
+    bench.executor.hardware = dataclasses.replace(tiny.CPU, host_free_bytes=tiny.CPU.host_free_bytes - MIB)
     second = bench.search(mem=None, resume=True)
     assert len(second.trials) == 4
-    assert len(bench.prober.explored) == 4
+    assert len(bench.executor.explored) == 4
     assert second.budget.device_bytes == first.budget.device_bytes
     assert not second.notes, "a difference that no figure shows"
 
@@ -530,9 +528,9 @@ def test_resuming_with_the_default_budget_is_resuming_the_same_search(bench: Ben
 def test_what_ran_out_of_memory_beside_others_proves_nothing_of_a_card_that_is_free_again(
     bench: Bench, asked: float | None
 ) -> None:
-    bench.prober.hardware = dataclasses.replace(CARD, used_bytes=40 * GIB)
+    bench.executor.hardware = dataclasses.replace(CARD, used_bytes=40 * GIB)
     assert bench.search(mem=None, gpu_mem=asked, trials=2).budget.device_bytes == 100 * GIB
-    bench.prober.hardware = CARD
+    bench.executor.hardware = CARD
     result = bench.search(mem=None, gpu_mem=asked, resume=True)
     assert result.budget.device_bytes == 100 * GIB
     assert result.notes[0] == "the search goes on with the budget that it was started with, 100.00 GiB."
@@ -554,7 +552,7 @@ def test_resuming_a_search_of_something_else_is_refused(bench: Bench, change: di
 
 
 def test_a_card_by_name(bench: Bench) -> None:
-    bench.prober.hardware = CARD
+    bench.executor.hardware = CARD
     result = bench.search(gpu="rtx-4090", mem=None)
     assert result.hardware.memory_bytes == result.budget.device_bytes == card("rtx-4090").memory_bytes
     assert result.hardware.capability == (8, 9)
@@ -564,7 +562,7 @@ def test_a_card_by_name(bench: Bench) -> None:
 
 
 def test_a_card_larger_than_the_one_here(bench: Bench) -> None:
-    bench.prober.hardware = dataclasses.replace(CARD, name="small", memory_bytes=20 * GIB)
+    bench.executor.hardware = dataclasses.replace(CARD, name="small", memory_bytes=20 * GIB)
     with pytest.raises(InputError, match=r"has more memory than the card here: small has 20\.0 GiB"):
         bench.search(gpu="rtx-4090", mem=None)
 
@@ -577,21 +575,21 @@ def test_a_card_larger_than_the_one_here(bench: Bench) -> None:
     ],
 )
 def test_a_card_that_cannot_be_is_told_before_the_device_is_asked(bench: Bench, gpu: str, words: str) -> None:
-    bench.prober.look = None  # type: ignore[assignment,method-assign]
+    bench.executor.look = None  # type: ignore[assignment,method-assign]
     with pytest.raises(InputError, match=words):
         bench.search(gpu=gpu, mem=None)
 
 
 def test_the_card_that_is_here_has_what_its_driver_says(bench: Bench) -> None:
-    bench.prober.hardware = dataclasses.replace(CARD, name="NVIDIA H100 80GB HBM3", memory_bytes=79 * GIB)
+    bench.executor.hardware = dataclasses.replace(CARD, name="NVIDIA H100 80GB HBM3", memory_bytes=79 * GIB)
     result = bench.search(gpu="h100", mem=None)
-    assert result.hardware == bench.prober.hardware
+    assert result.hardware == bench.executor.hardware
     assert result.budget.device_bytes == 79 * GIB
     assert not result.notes
 
 
 def test_what_becomes_of_a_budget_is_said_at_once_and_in_the_result(bench: Bench) -> None:
-    bench.prober.hardware = dataclasses.replace(CARD, used_bytes=4 * GIB)
+    bench.executor.hardware = dataclasses.replace(CARD, used_bytes=4 * GIB)
     said: list[Any] = []
     result = bench.search(gpu_mem=141, mem=None, listener=said.append)
     assert result.budget.device_bytes == 136 * GIB
@@ -608,12 +606,12 @@ def test_what_becomes_of_a_budget_is_said_at_once_and_in_the_result(bench: Bench
 @pytest.fixture
 def stored(bench: Bench) -> Bench:
     """A bench whose searches keep what they measure."""
-    bench.prober.traits = dataclasses.replace(TRAITS, fingerprint="f00")
+    bench.executor.traits = dataclasses.replace(TRAITS, fingerprint="f00")
     return bench
 
 
 def again(bench: Bench, name: str, **options: Any) -> Result:
-    bench.prober.asked.clear()
+    bench.executor.asked.clear()
     return bench.search(store=True, out=bench.folder / name, **options)
 
 
@@ -627,10 +625,10 @@ def plans() -> list[tuple[Any, str]]:
 
 def test_a_second_search_begins_with_the_best_of_the_first_and_reports_nothing_else_of_it(stored: Bench) -> None:
     first = again(stored, "first", trials=2)
-    assert stored.prober.explored == [1, 8]
+    assert stored.executor.explored == [1, 8]
     assert plans() == [(1, "explored"), (8, "explored"), *[(8, "verified"), (1, "verified")] * 2]
     second = again(stored, "second", trials=1)
-    assert stored.prober.explored == [8]
+    assert stored.executor.explored == [8]
     assert [trial.config["micro_batch_size"] for trial in second.trials] == [8]
     assert second.best
     assert first.best
@@ -642,17 +640,17 @@ def test_without_the_store_nothing_is_known_and_nothing_kept(stored: Bench) -> N
     again(stored, "first", trials=3)
     before = plans()
     stored.search(trials=1, out=stored.folder / "second")
-    assert stored.prober.explored[-1] == 1
+    assert stored.executor.explored[-1] == 1
     assert plans() == before
 
 
 def test_an_interrupt_and_an_error_lose_nothing_of_what_was_measured(stored: Bench) -> None:
-    stored.prober.interrupt_at = 2
+    stored.executor.interrupt_at = 2
     assert again(stored, "first").stopped_by == "interrupt"
     assert plans() == [(1, "explored"), (8, "explored")]
 
     def answer(config: Config, _: bool) -> Measurement:
-        if len(stored.prober.asked) == 2:
+        if len(stored.executor.asked) == 2:
             raise ProbeError("the zygote is gone.")
         return fits(config, 1.0)
 
@@ -674,13 +672,13 @@ def test_a_search_that_is_resumed_knows_what_others_measured_and_its_own_from_it
 def test_another_budget_is_answered_by_the_same_measurements(stored: Bench) -> None:
     again(stored, "large")
     small = again(stored, "small", mem=5 * MIB / GIB)  # the 4 takes 4 MiB
-    assert stored.prober.explored[0] == 4
-    assert 8 not in stored.prober.explored
+    assert stored.executor.explored[0] == 4
+    assert 8 not in stored.executor.explored
     assert small.skipped["dominated"] == 1
 
 
 def test_a_card_that_stands_for_another_is_found_by_what_it_is(stored: Bench) -> None:
-    stored.prober.hardware = CARD
+    stored.executor.hardware = CARD
     said: list[Event] = []
     again(stored, "first", mem=None, gpu_mem=24, trials=2)
     again(stored, "second", mem=None, gpu="rtx-4090", trials=1, listener=said.append)
@@ -713,7 +711,7 @@ def test_the_default_space(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_events_tell_the_whole_search(bench: Bench) -> None:
-    bench.prober.traits = dataclasses.replace(TRAITS, notes=("the loss is odd.",))
+    bench.executor.traits = dataclasses.replace(TRAITS, notes=("the loss is odd.",))
     events: list[Event] = []
     bench.search(trials=3, listener=events.append)
     started = SearchStarted("mlp", tiny.CPU, Budget(GIB, int(8 * GIB * 0.8)), 4, 3, None)

@@ -38,14 +38,13 @@ from autofit.probe.placement import Place
 from autofit.probe.steps import Request
 from autofit.probe.timing import Plan
 from autofit.probe.trace_step import trace_step
-from autofit.techniques import added_techniques
 
 _START_SECONDS = 300.0
 _LOOK_SECONDS = 600.0
 _PICKLING = threading.Lock()  # pickling runs the user's code, which need not bear being run in several threads
 
 
-class Prober:
+class LocalExecutor:
     """A zygote and the children it forks, one at a time. A context manager; leaving it ends them all.
 
     Args:
@@ -85,7 +84,7 @@ class Prober:
         self._ready = False
         self._pickled: tuple[Workload | None, bytes] | None = None
 
-    def __enter__(self) -> Prober:
+    def __enter__(self) -> LocalExecutor:
         return self
 
     def __exit__(
@@ -144,9 +143,7 @@ class Prober:
         hardware, traits = self._look(look, device, budget_bytes, workload=workload)
         return hardware, traits
 
-    def measure(
-        self, workload: Workload, config: Config, hardware: Hardware, budget: Budget, *, plan: Plan, number: int
-    ) -> Measurement:
+    def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
         """Measure one Config in a child of its own.
 
         Raises:
@@ -158,16 +155,15 @@ class Prober:
         timeout = self._timeout * (1 if self._probes else 2)
         self._probes += 1
         start = time.monotonic()
-        request = _request(config, hardware, budget, plan)
         answer = self._call(measure, (request,), workload, log, timeout)
         seconds = time.monotonic() - start
         if isinstance(answer, AutofitError):
             raise answer
         if not isinstance(answer, Measurement):
             outcome, reason = _ending(answer, timeout, _last_line(log, said_before))
-            answer = Measurement(config=config, outcome=outcome, reason=reason)
-        if answer.outcome is Outcome.OUT_OF_MEMORY and hardware.device == "cuda":
-            self._look(look_for_room, budget, hardware)  # others may have come while it ran
+            answer = Measurement(config=request.config, outcome=outcome, reason=reason)
+        if answer.outcome is Outcome.OUT_OF_MEMORY and request.hardware.device == "cuda":
+            self._look(look_for_room, request.budget, request.hardware)  # others may have come while it ran
         return dataclasses.replace(answer, number=number, seconds=seconds)
 
     def trace(
@@ -178,7 +174,7 @@ class Prober:
         Raises:
             InputError: as of `measure`; ProbeError: the step could not be run.
         """
-        request = _request(config, hardware, budget, Plan())
+        request = Request(config, hardware, budget, Plan())
         written: dict[str, str] = self.run(
             trace_step, workload, request, directory, log="step-trace.log", timeout=self._timeout
         )
@@ -266,10 +262,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, nn.Module) and is_parametrized(obj):
             return copyreg.__newobj__, (type(obj),), obj.__dict__  # type: ignore[attr-defined]
         return super().reducer_override(obj)
-
-
-def _request(config: Config, hardware: Hardware, budget: Budget, plan: Plan) -> Request:
-    return Request(config, hardware, budget, plan, tuple(added_techniques()))
 
 
 def _pickle(workload: Workload | None) -> bytes:

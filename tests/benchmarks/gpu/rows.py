@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from autofit.probe import Prober
+from autofit.probe import LocalExecutor
 from benchmarks.gpu import bench as room
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.store import Row, Store
@@ -56,9 +56,9 @@ def case(
     }
 
 
-def with_prober(monkeypatch: pytest.MonkeyPatch, prober: Prober) -> None:
+def with_executor(monkeypatch: pytest.MonkeyPatch, executor: LocalExecutor) -> None:
     """Every bench measures with this one, which none of them ends."""
-    monkeypatch.setattr(room, "Prober", lambda *_: mock.Mock(wraps=prober, close=lambda: None))
+    monkeypatch.setattr(room, "LocalExecutor", lambda *_: mock.Mock(wraps=executor, close=lambda: None))
 
 
 def bench_in(folder: Path, *, smoke: bool = True) -> Bench:

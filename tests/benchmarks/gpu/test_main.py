@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 import pytest
 
-from autofit.probe import Prober
+from autofit.probe import LocalExecutor
 from benchmarks.gpu import run
 from benchmarks.gpu.measured import STAGE as MEASURED
 from benchmarks.gpu.store import Store
-from tests.benchmarks.gpu.rows import with_prober
+from tests.benchmarks.gpu.rows import with_executor
 
 ROOT = Path(__file__).resolve().parents[3]
 STAGES = ["correct", "memory", "speed", "search", "loop", "peers", "levers"]
@@ -39,7 +39,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 @pytest.mark.timeout(600, method="thread")  # the command needs the alarm; a minute where others use the cores too
 def test_a_rehearsal_that_is_stopped_goes_on_and_every_stage_comes_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prober: Prober
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: LocalExecutor
 ) -> None:
     store = Store(tmp_path / "gpu-smoke" / "items.jsonl")
     first = begun(tmp_path)
@@ -54,7 +54,7 @@ def test_a_rehearsal_that_is_stopped_goes_on_and_every_stage_comes_to_its_end(
     before = measured(store)
     assert before
 
-    with_prober(monkeypatch, prober)
+    with_executor(monkeypatch, executor)
     assert run.main(["--smoke", "--out", str(tmp_path)]) == 0
     assert before.items() <= measured(store).items(), "what was measured is not measured again"
     results = json.loads((tmp_path / "gpu-smoke" / "results.json").read_text())

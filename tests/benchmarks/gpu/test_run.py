@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from autofit.probe import Prober
+from autofit.probe import LocalExecutor
 from benchmarks.gpu import run
 from benchmarks.gpu.bench import Bench, LeftOutError, TimeUp
 from benchmarks.gpu.stage import Stage, Summary
 from benchmarks.gpu.store import Store
-from tests.benchmarks.gpu.rows import bench_in, with_prober
+from tests.benchmarks.gpu.rows import bench_in, with_executor
 
 
 def stage(name: str, action: Any = lambda bench: None, *, share: float = 0.5, least: float = 30.0) -> Stage:
@@ -119,9 +119,9 @@ def test_what_is_done_is_left_out_unless_it_is_named_and_failures_are_tried_agai
 
 
 def test_figures_of_another_machine_are_not_mixed_in(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, prober: Prober
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, executor: LocalExecutor
 ) -> None:
-    with_prober(monkeypatch, prober)
+    with_executor(monkeypatch, executor)
     bench = bench_in(tmp_path / "gpu-smoke")
     before = bench.store.path.read_text()
     assert run.main(["--smoke", "--out", str(tmp_path), "--stage", "levers"]) == 4

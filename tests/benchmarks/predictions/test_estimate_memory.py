@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from autofit.probe import Prober
+from autofit.probe import LocalExecutor
 from benchmarks import estimate_memory
 from benchmarks.estimate_memory import Row, summaries, summary_of
 
 
 def test_prints_and_writes_what_was_predicted_and_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, prober: Prober
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, executor: LocalExecutor
 ) -> None:
-    monkeypatch.setattr(estimate_memory, "Prober", lambda: contextlib.nullcontext(prober))
+    monkeypatch.setattr(estimate_memory, "LocalExecutor", lambda: contextlib.nullcontext(executor))
     out = tmp_path / "figures.json"
     arguments = ["--models", "tiny-llama", "--configs", "3", "--eager", "--out", str(out)]
     assert estimate_memory.main(arguments) == 0
@@ -33,9 +33,9 @@ def test_prints_and_writes_what_was_predicted_and_measured(
     assert again[0]["predicted"] == figures["rows"][0]["predicted"]
 
 
-def test_what_ends_otherwise_is_a_row_with_its_reason(prober: Prober) -> None:
+def test_what_ends_otherwise_is_a_row_with_its_reason(executor: LocalExecutor) -> None:
     refused = Row("tiny-llama", '{"activation_checkpointing": "budget-0.5"}')
-    row = estimate_memory.completed(prober, refused, again=False)
+    row = estimate_memory.completed(executor, refused, again=False)
     assert row.predicted is None
     assert row.measured is None
     assert row.reason is not None and "set compile default" in row.reason
@@ -51,8 +51,8 @@ def test_what_ends_otherwise_is_a_row_with_its_reason(prober: Prober) -> None:
         ("vit", {"activation_checkpointing": "full", "lora_rank": 8, "optimizer": "adamw-8bit"}),
     ],
 )
-def test_what_kernels_hold_is_predicted(prober: Prober, model: str, config: dict[str, object]) -> None:
-    row = estimate_memory.completed(prober, Row(model, estimate_memory.written(config)), again=False)
+def test_what_kernels_hold_is_predicted(executor: LocalExecutor, model: str, config: dict[str, object]) -> None:
+    row = estimate_memory.completed(executor, Row(model, estimate_memory.written(config)), again=False)
     assert row.error == pytest.approx(0, abs=0.005), row
 
 

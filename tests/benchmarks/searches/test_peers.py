@@ -7,7 +7,7 @@ import pytest
 from autofit.core.config import Config
 from autofit.core.errors import ProbeError
 from autofit.core.measurement import Measurement, Outcome
-from autofit.probe import Prober
+from autofit.probe import LocalExecutor
 from benchmarks import peers
 from benchmarks.peer_tools import Found
 from benchmarks.peers import Answer, Problem
@@ -28,7 +28,7 @@ def _measured(config: Config) -> Measurement:
 
 
 class Asked:
-    """A Prober whose children return `found`, or die."""
+    """A LocalExecutor whose children return `found`, or die."""
 
     def __init__(self, found: Found | None) -> None:
         self.found = found
@@ -53,8 +53,8 @@ def test_a_batch_size_becomes_the_largest_micro_batch_that_divides(batch_size: i
     assert peers.micro_batch(batch_size, effective) == micro
 
 
-def test_an_answer_is_plain_training_with_its_micro_batch(prober: Prober) -> None:
-    tight, medium, ample = peers.problems(prober, "cnn", list(peers.BUDGETS))
+def test_an_answer_is_plain_training_with_its_micro_batch(executor: LocalExecutor) -> None:
+    tight, medium, ample = peers.problems(executor, "cnn", list(peers.BUDGETS))
     assert tight.nbytes < medium.nbytes < ample.nbytes
     found = Found(9, (16, 14, 12, 10, 9), 4, 1.0)
     answer = peers.found_by_peer(Asked(found), medium, "accelerate")  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import pytest
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.estimate import SpaceEstimator
-from autofit.probe import Prober
+from autofit.probe import LocalExecutor
 from benchmarks import rank_tables, record_table
 from benchmarks.memory_models import Case
 from benchmarks.record_table import Row, Table
@@ -49,12 +49,12 @@ def test_noise_is_how_far_the_probes_of_one_config_differ() -> None:
 
 
 def test_a_table_is_recorded_goes_on_where_it_was_stopped_and_is_ranked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, prober: Prober
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, executor: LocalExecutor
 ) -> None:
     monkeypatch.setattr(record_table, "SpaceEstimator", functools.partial(SpaceEstimator, measuring=0.5))
     small = {"widths": (16, 32), "depth": 1, "image_size": 32}  # three real steps of the usual one take seconds
     monkeypatch.setitem(record_table.MODELS, "cnn", Case("convolutions", small, 16))
-    monkeypatch.setattr(record_table, "Prober", lambda: contextlib.nullcontext(prober))
+    monkeypatch.setattr(record_table, "LocalExecutor", lambda: contextlib.nullcontext(executor))
     space, out = tmp_path / "two.yaml", tmp_path / "table.json"
     space.write_text(SPACE)
     given = ["--model", "cnn", "--space", str(space), "--out", str(out), "--repeats"]

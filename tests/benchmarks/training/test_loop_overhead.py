@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from autofit.probe import Prober
+from autofit.probe import LocalExecutor
 from benchmarks import loop_overhead
 
 
 @pytest.mark.usefixtures("shared_zygote")
 def test_smoke_prints_and_writes_every_figure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, prober: Prober
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, executor: LocalExecutor
 ) -> None:
-    monkeypatch.setattr(loop_overhead, "Prober", lambda: contextlib.nullcontext(prober))
+    monkeypatch.setattr(loop_overhead, "LocalExecutor", lambda: contextlib.nullcontext(executor))
     assert loop_overhead.main(["--smoke", "--out", str(tmp_path / "figures.json")]) == 0
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert len(figures["overhead"]) == 4

@@ -22,7 +22,7 @@ from autofit.core.errors import InputError, ProbeError
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
-from autofit.probe import Plan, Prober
+from autofit.probe import LocalExecutor, Plan, Request
 from autofit.setup import Setup, Stage, Technique
 from autofit.training.workload import workload_from
 from tests import tiny
@@ -35,7 +35,7 @@ Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
 def measure(
-    prober: Prober,
+    executor: LocalExecutor,
     workload: Workload,
     knobs: Mapping[str, Any] | None = None,
     *,
@@ -44,7 +44,7 @@ def measure(
     number: int = 0,
 ) -> Measurement:
     config = techniques.canonicalize(knobs or {}, workload, tiny.CPU)
-    return prober.measure(workload, config, tiny.CPU, budget, plan=plan, number=number)
+    return executor.measure(workload, Request(config, tiny.CPU, budget, plan), number=number)
 
 
 def workload_of(loss: Loss) -> Workload:
@@ -64,23 +64,23 @@ def doing(action: Callable[[], object]) -> Workload:
 
 
 @pytest.fixture
-def impatient(prober: Prober, monkeypatch: pytest.MonkeyPatch) -> Prober:
-    """The shared prober, which waits two seconds for a probe."""
-    monkeypatch.setattr(prober, "_timeout", 2.0)
-    monkeypatch.setattr(prober, "_probes", 1)
-    return prober
+def impatient(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> LocalExecutor:
+    """The shared executor, which waits two seconds for a probe."""
+    monkeypatch.setattr(executor, "_timeout", 2.0)
+    monkeypatch.setattr(executor, "_probes", 1)
+    return executor
 
 
 @pytest.fixture
-def unharmed(prober: Prober, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def unharmed(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """After the test the next probe fits."""
     yield
     monkeypatch.undo()
-    assert measure(prober, tiny.mlp_workload()).outcome is Outcome.FITS
+    assert measure(executor, tiny.mlp_workload()).outcome is Outcome.FITS
 
 
-def test_fits_with_every_figure(prober: Prober) -> None:
-    seen = measure(prober, tiny.llama_workload(), {"micro_batch_size": 2}, number=3)
+def test_fits_with_every_figure(executor: LocalExecutor) -> None:
+    seen = measure(executor, tiny.llama_workload(), {"micro_batch_size": 2}, number=3)
     assert seen.outcome is Outcome.FITS
     assert seen.number == 3
     assert seen.reason is None
@@ -98,35 +98,35 @@ def test_fits_with_every_figure(prober: Prober) -> None:
     assert 0 < seen.build_seconds + seen.warmup_seconds < seen.seconds
 
 
-def test_samples_per_second_where_the_unit_is_samples(prober: Prober) -> None:
-    seen = measure(prober, tiny.mlp_workload())
+def test_samples_per_second_where_the_unit_is_samples(executor: LocalExecutor) -> None:
+    seen = measure(executor, tiny.mlp_workload())
     assert seen.samples_per_second
     assert seen.tokens_per_second is None
 
 
-def test_the_peak_is_the_same_on_every_run_and_the_verdict_flips_at_it(prober: Prober) -> None:
+def test_the_peak_is_the_same_on_every_run_and_the_verdict_flips_at_it(executor: LocalExecutor) -> None:
     workload = tiny.transformer_workload()
-    first, second = (measure(prober, workload, {"micro_batch_size": 2}) for _ in range(2))
+    first, second = (measure(executor, workload, {"micro_batch_size": 2}) for _ in range(2))
     assert first.peak_bytes
     assert second.peak_bytes
     peak = first.peak_bytes.allocated
     assert second.peak_bytes.allocated == peak
     for budget, outcome in ((peak, Outcome.FITS), (peak - 1, Outcome.OUT_OF_MEMORY)):
-        seen = measure(prober, workload, {"micro_batch_size": 2}, budget=Budget(budget, GIB))
+        seen = measure(executor, workload, {"micro_batch_size": 2}, budget=Budget(budget, GIB))
         assert seen.outcome is outcome
         assert seen.peak_bytes
         assert seen.peak_bytes.allocated == peak  # the nearest miss is told in bytes
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_far_too_large_stops_before_it_takes_the_memory(prober: Prober) -> None:
+def test_far_too_large_stops_before_it_takes_the_memory(executor: LocalExecutor) -> None:
     workload = Workload(
         model=lambda: nn.Linear(1024, 1024),
         batch=lambda n: {"input": torch.zeros(n, 1024)},
         loss=lambda model, batch: sum(model(**batch).pow(2).mean() for _ in range(1000)),
         effective_batch_size=1024,
     )
-    seen = measure(prober, workload, budget=Budget(40 << 20, GIB))
+    seen = measure(executor, workload, budget=Budget(40 << 20, GIB))
     assert seen.outcome is Outcome.OUT_OF_MEMORY
     assert seen.step_seconds is None
     assert seen.peak_bytes
@@ -134,35 +134,35 @@ def test_far_too_large_stops_before_it_takes_the_memory(prober: Prober) -> None:
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_an_allocation_that_the_guard_forbids_is_out_of_memory(prober: Prober) -> None:
-    seen = measure(prober, doing(lambda: bytearray(4 << 30)))  # never touched, so no page of it is ever taken
+def test_an_allocation_that_the_guard_forbids_is_out_of_memory(executor: LocalExecutor) -> None:
+    seen = measure(executor, doing(lambda: bytearray(4 << 30)))  # never touched, so no page of it is ever taken
     assert seen.outcome is Outcome.OUT_OF_MEMORY
     assert "limit" in (seen.reason or "")
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_refused(prober: Prober) -> None:
+def test_refused(executor: LocalExecutor) -> None:
     workload = Workload(
         model=lambda: nn.Linear(2, 1),
         batch=lambda n: torch.ones(n, 2),
         loss=lambda model, batch: model(batch).mean(),
         effective_batch_size=2,
     )
-    seen = measure(prober, workload, {"activation_checkpointing": "full"})
+    seen = measure(executor, workload, {"activation_checkpointing": "full"})
     assert seen.outcome is Outcome.REFUSED
     assert "no repeated blocks" in (seen.reason or "")
 
 
 @pytest.mark.usefixtures("unharmed")
 @pytest.mark.parametrize("good_steps", [0, 3], ids=["at once", "in the timed steps"])
-def test_diverged(prober: Prober, good_steps: int) -> None:
+def test_diverged(executor: LocalExecutor, good_steps: int) -> None:
     calls: list[int] = []
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         calls.append(1)
         return tiny.classify(model, batch) * (1.0 if len(calls) <= good_steps else torch.nan)
 
-    seen = measure(prober, workload_of(loss))
+    seen = measure(executor, workload_of(loss))
     assert seen.outcome is Outcome.DIVERGED
     assert seen.reason == "the loss is nan"
     assert seen.loss is None
@@ -171,7 +171,7 @@ def test_diverged(prober: Prober, good_steps: int) -> None:
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_timed_out_in_the_factory(impatient: Prober) -> None:
+def test_timed_out_in_the_factory(impatient: LocalExecutor) -> None:
     def slow() -> nn.Module:
         time.sleep(600)
         return tiny.MLP()
@@ -184,7 +184,7 @@ def test_timed_out_in_the_factory(impatient: Prober) -> None:
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_timed_out_takes_its_grandchildren_along(impatient: Prober, tmp_path: Path) -> None:
+def test_timed_out_takes_its_grandchildren_along(impatient: LocalExecutor, tmp_path: Path) -> None:
     def sleep() -> None:
         grandchild = subprocess.Popen(["sleep", "600"])
         (tmp_path / "child").write_text(f"{os.getpid()}\n")
@@ -196,7 +196,7 @@ def test_timed_out_takes_its_grandchildren_along(impatient: Prober, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_what_a_probe_starts_and_forgets_ends_with_it(prober: Prober, tmp_path: Path) -> None:
+def test_what_a_probe_starts_and_forgets_ends_with_it(executor: LocalExecutor, tmp_path: Path) -> None:
     """It also holds the pipe open, through which the answer comes."""
 
     def forget() -> None:
@@ -206,23 +206,23 @@ def test_what_a_probe_starts_and_forgets_ends_with_it(prober: Prober, tmp_path: 
                 time.sleep(600)
             (tmp_path / "forgotten").write_text(f"{forgotten}\n")
 
-    assert measure(prober, doing(forget)).outcome is Outcome.FITS
+    assert measure(executor, doing(forget)).outcome is Outcome.FITS
     wait_until_gone([number_in(tmp_path / "forgotten")])
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_failed_keeps_the_end_of_the_traceback(prober: Prober) -> None:
+def test_failed_keeps_the_end_of_the_traceback(executor: LocalExecutor) -> None:
     def deep(level: int) -> None:
         if level == 0:
             raise ZeroDivisionError("at the bottom")
         deep(level - 1)
 
-    seen = measure(prober, doing(lambda: deep(30)), number=41)
+    seen = measure(executor, doing(lambda: deep(30)), number=41)
     assert seen.outcome is Outcome.FAILED
     lines = (seen.reason or "").splitlines()
     assert lines[-1] == "ZeroDivisionError: at the bottom"
     assert 5 < len(lines) <= 12
-    assert 'raise ZeroDivisionError("at the bottom")' in log_of(prober, 41)
+    assert 'raise ZeroDivisionError("at the bottom")' in log_of(executor, 41)
 
 
 @pytest.mark.usefixtures("unharmed")
@@ -234,22 +234,22 @@ def test_failed_keeps_the_end_of_the_traceback(prober: Prober) -> None:
         (signal.SIGABRT, Outcome.FAILED, "SIGABRT"),
     ],
 )
-def test_killed_by_a_signal(prober: Prober, sent: int, outcome: Outcome, words: str) -> None:
-    seen = measure(prober, doing(lambda: os.kill(os.getpid(), sent)))
+def test_killed_by_a_signal(executor: LocalExecutor, sent: int, outcome: Outcome, words: str) -> None:
+    seen = measure(executor, doing(lambda: os.kill(os.getpid(), sent)))
     assert seen.outcome is outcome
     assert words in (seen.reason or "")
 
 
 @pytest.mark.usefixtures("unharmed")
 @pytest.mark.parametrize("end", [lambda: sys.exit("I quit"), lambda: os._exit(7)], ids=["sys.exit", "os._exit"])
-def test_a_probe_that_leaves_by_itself_failed(prober: Prober, end: Callable[[], None]) -> None:
-    seen = measure(prober, doing(end))
+def test_a_probe_that_leaves_by_itself_failed(executor: LocalExecutor, end: Callable[[], None]) -> None:
+    seen = measure(executor, doing(end))
     assert seen.outcome is Outcome.FAILED
     assert seen.reason
 
 
-def log_of(prober: Prober, number: int) -> str:
-    return (prober._logs / f"{number:04d}.log").read_text()
+def log_of(executor: LocalExecutor, number: int) -> str:
+    return (executor._logs / f"{number:04d}.log").read_text()
 
 
 @pytest.mark.usefixtures("unharmed")
@@ -264,54 +264,56 @@ def log_of(prober: Prober, number: int) -> str:
     ids=["out of memory", "another error", "another way to end", "another's words"],
 )
 def test_of_a_process_that_bitsandbytes_ended_the_last_line_tells_why(
-    prober: Prober, line: str, code: int, outcome: Outcome, reason: str
+    executor: LocalExecutor, line: str, code: int, outcome: Outcome, reason: str
 ) -> None:
     def end() -> None:
         os.write(2, f"Error out of memory at line 1 in file /src/csrc/ops.cu\n{line}\n".encode())
         os._exit(code)
 
-    seen = measure(prober, doing(end), number=53)
+    seen = measure(executor, doing(end), number=53)
     assert seen.outcome is outcome
     assert (seen.reason or "").endswith(reason)
 
 
 @pytest.mark.usefixtures("unharmed")
-def test_the_last_line_of_an_earlier_probe_in_the_same_log_tells_nothing(prober: Prober) -> None:
-    (prober._logs / "0054.log").write_text("Error out of memory at line 77 in file /src/csrc/ops.cu\n")
-    seen = measure(prober, doing(lambda: os._exit(1)), number=54)
+def test_the_last_line_of_an_earlier_probe_in_the_same_log_tells_nothing(executor: LocalExecutor) -> None:
+    (executor._logs / "0054.log").write_text("Error out of memory at line 77 in file /src/csrc/ops.cu\n")
+    seen = measure(executor, doing(lambda: os._exit(1)), number=54)
     assert (seen.outcome, seen.reason) == (Outcome.FAILED, "exit code 1")
 
 
 def test_running_out_counts_only_where_others_left_the_card_what_the_budget_allows(
-    prober: Prober, monkeypatch: pytest.MonkeyPatch
+    executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may have come while the probe ran, so that is looked at when it has ended."""
     config = techniques.canonicalize({}, tiny.mlp_workload(), tiny.CPU)
     card = dataclasses.replace(tiny.CPU, device="cuda")
     answers = [Measurement(config, Outcome.OUT_OF_MEMORY), ProbeError("others use the card.")]
-    monkeypatch.setattr(prober, "_call", lambda *_: answers.pop(0))
+    monkeypatch.setattr(executor, "_call", lambda *_: answers.pop(0))
     with pytest.raises(ProbeError, match="others use the card"):
-        prober.measure(tiny.mlp_workload(), config, card, BUDGET, plan=QUICK, number=55)
+        executor.measure(tiny.mlp_workload(), Request(config, card, BUDGET, QUICK), number=55)
     answers = [Measurement(config, Outcome.OUT_OF_MEMORY), None]
-    assert prober.measure(tiny.mlp_workload(), config, card, BUDGET, plan=QUICK, number=55).number == 55
+    assert executor.measure(tiny.mlp_workload(), Request(config, card, BUDGET, QUICK), number=55).number == 55
 
 
-def test_output_goes_to_a_log_of_its_own_and_is_never_parsed(prober: Prober, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_goes_to_a_log_of_its_own_and_is_never_parsed(
+    executor: LocalExecutor, capfd: pytest.CaptureFixture[str]
+) -> None:
     def chatter() -> None:
         sys.stdout.write("outcome: out_of_memory\n")
         sys.stderr.write("torch.OutOfMemoryError: CUDA out of memory\n")
         os.write(1, b"\x80\x04N.")
         subprocess.run(["echo", "a grandchild"], check=True)
 
-    assert measure(prober, doing(chatter), number=51).outcome is Outcome.FITS
-    measure(prober, tiny.mlp_workload(), number=52)
-    log = (prober._logs / "0051.log").read_bytes()
+    assert measure(executor, doing(chatter), number=51).outcome is Outcome.FITS
+    measure(executor, tiny.mlp_workload(), number=52)
+    log = (executor._logs / "0051.log").read_bytes()
     assert all(word in log for word in (b"outcome:", b"OutOfMemoryError", b"\x80\x04N.", b"a grandchild"))
-    assert log_of(prober, 52) == ""
+    assert log_of(executor, 52) == ""
     assert capfd.readouterr() == ("", "")
 
 
-def test_lambdas_closures_and_local_classes_reach_the_child(prober: Prober) -> None:
+def test_lambdas_closures_and_local_classes_reach_the_child(executor: LocalExecutor) -> None:
     width = 6
 
     class Local(nn.Module):
@@ -323,7 +325,7 @@ def test_lambdas_closures_and_local_classes_reach_the_child(prober: Prober) -> N
             return self.layer(x).square().mean()
 
     workload = Workload(model=lambda: Local(3), batch=lambda n: {"x": torch.ones(n, width)}, effective_batch_size=2)
-    assert measure(prober, workload).fits
+    assert measure(executor, workload).fits
 
 
 IN_MAIN = """
@@ -347,13 +349,13 @@ workload = Workload(model=Net, batch=batch, effective_batch_size=2)
 """
 
 
-def test_what_is_defined_in_main_reaches_the_child(prober: Prober) -> None:
+def test_what_is_defined_in_main_reaches_the_child(executor: LocalExecutor) -> None:
     notebook: dict[str, Any] = {"__name__": "__main__"}
     exec(IN_MAIN, notebook)
-    assert measure(prober, notebook["workload"]).fits
+    assert measure(executor, notebook["workload"]).fits
 
 
-def test_a_living_batch_reaches_the_child(prober: Prober) -> None:
+def test_a_living_batch_reaches_the_child(executor: LocalExecutor) -> None:
     batch = torch.arange(12.0).view(4, 3)
     workload = Workload(
         model=lambda: nn.Linear(3, 1),
@@ -361,18 +363,18 @@ def test_a_living_batch_reaches_the_child(prober: Prober) -> None:
         loss=lambda model, rows: model(rows).sum() * 0 + rows.sum(),
         effective_batch_size=4,
     )
-    assert measure(prober, workload).loss == 66.0
+    assert measure(executor, workload).loss == 66.0
 
 
-def test_what_cannot_be_sent_says_what_to_do(prober: Prober) -> None:
+def test_what_cannot_be_sent_says_what_to_do(executor: LocalExecutor) -> None:
     lock = threading.Lock()
     with pytest.raises(InputError, match="cannot be sent to a probe process") as caught:
-        measure(prober, doing(lock.acquire))
+        measure(executor, doing(lock.acquire))
     assert "locks" in caught.value.remedy
 
 
 def test_what_cannot_be_opened_in_the_child_says_what_to_do(
-    prober: Prober, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    executor: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "only_here.py").write_text("def batch(samples):\n    return samples\n")
     monkeypatch.syspath_prepend(tmp_path)  # after the zygote has started
@@ -380,9 +382,9 @@ def test_what_cannot_be_opened_in_the_child_says_what_to_do(
 
     workload = Workload(model=tiny.MLP, batch=only_here.batch)
     with pytest.raises(InputError, match=r"cannot be opened in a probe process.*only_here"):
-        prober.look(workload, "cpu", GIB)
+        executor.look(workload, "cpu", GIB)
     with pytest.raises(InputError, match="only_here"):
-        measure(prober, workload)
+        measure(executor, workload)
 
 
 class Poisoned(Technique):
@@ -398,13 +400,13 @@ class Poisoned(Technique):
         setup.model.out.bias.data.fill_(torch.nan)
 
 
-def test_a_technique_of_ones_own_works_in_the_child(prober: Prober, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_technique_of_ones_own_works_in_the_child(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(techniques, "_registry", dict(techniques._registry))
     techniques.register(Poisoned())
-    seen = measure(prober, tiny.mlp_workload(), {"poisoned": True})
+    seen = measure(executor, tiny.mlp_workload(), {"poisoned": True})
     assert "poisoned is True" in seen.warnings
     assert seen.outcome is Outcome.DIVERGED
-    assert measure(prober, tiny.mlp_workload(), {"poisoned": False}).fits
+    assert measure(executor, tiny.mlp_workload(), {"poisoned": False}).fits
 
 
 class Operators(TorchDispatchMode):
@@ -417,76 +419,76 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_parent_computes_nothing(prober: Prober) -> None:
+def test_the_parent_computes_nothing(executor: LocalExecutor) -> None:
     workload = tiny.transformer_workload()
     with Operators() as operators:
-        prober.detect("cpu")
-        prober.look(workload, "cpu", GIB)
-        assert measure(prober, workload).fits
+        executor.detect("cpu")
+        executor.look(workload, "cpu", GIB)
+        assert measure(executor, workload).fits
     assert operators.seen == 0
     assert not torch.cuda.is_initialized()
 
 
-def test_the_first_probe_may_take_twice_as_long(prober: Prober, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_probe_may_take_twice_as_long(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
 
     def call(*arguments: Any) -> Any:
         given.append(arguments[-1])
         return original(*arguments)
 
-    original = prober._call
-    monkeypatch.setattr(prober, "_call", call)
-    monkeypatch.setattr(prober, "_probes", 0)
+    original = executor._call
+    monkeypatch.setattr(executor, "_call", call)
+    monkeypatch.setattr(executor, "_probes", 0)
     for _ in range(3):
-        measure(prober, tiny.mlp_workload())
+        measure(executor, tiny.mlp_workload())
     assert given == [240, 120, 120]
 
 
-def test_detects_the_cpu(prober: Prober) -> None:
-    hardware = prober.detect("cpu")
+def test_detects_the_cpu(executor: LocalExecutor) -> None:
+    hardware = executor.detect("cpu")
     assert hardware.device == "cpu"
     assert hardware.name
     assert 0 < hardware.host_free_bytes <= hardware.memory_bytes
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_is_not_there(prober: Prober) -> None:
+def test_a_device_that_is_not_there(executor: LocalExecutor) -> None:
     with pytest.raises(ProbeError, match="no CUDA device"):
-        prober.detect("cuda")
+        executor.detect("cuda")
 
 
-def test_a_look_tells_the_traits(prober: Prober) -> None:
-    _, traits = prober.look(tiny.transformer_workload(), "cpu", GIB)
+def test_a_look_tells_the_traits(executor: LocalExecutor) -> None:
+    _, traits = executor.look(tiny.transformer_workload(), "cpu", GIB)
     assert (traits.blocks, traits.splits, traits.batch_norm) == (3, True, False)
 
 
-def test_workloads_are_told_apart_alike_in_every_process(prober: Prober) -> None:
+def test_workloads_are_told_apart_alike_in_every_process(executor: LocalExecutor) -> None:
     living = workload_from(tiny.MLP(), [tiny.mlp_workload().batch(4)], tiny.classify)
-    told = [prober.look(each, "cpu", GIB)[1].fingerprint for each in (living, living, tiny.mlp_workload())]
+    told = [executor.look(each, "cpu", GIB)[1].fingerprint for each in (living, living, tiny.mlp_workload())]
     assert told[0] == told[1] == told[2]
     other = workload_from(tiny.MLP(), [tiny.mlp_workload().batch(4)], lambda model, batch: model(batch[0]).mean())
-    assert prober.look(other, "cpu", GIB)[1].fingerprint not in (None, told[0])
+    assert executor.look(other, "cpu", GIB)[1].fingerprint not in (None, told[0])
 
 
-def test_a_look_at_a_factory_that_raises_blames_it(prober: Prober) -> None:
+def test_a_look_at_a_factory_that_raises_blames_it(executor: LocalExecutor) -> None:
     def broken() -> nn.Module:
         raise ValueError("no such layer")
 
-    with pytest.raises(InputError, match=r"model factory raised ValueError: no such layer \(at .*test_prober.py:"):
-        prober.look(Workload(model=broken, batch=lambda n: torch.ones(n)), "cpu", GIB)
+    with pytest.raises(InputError, match=r"model factory raised ValueError: no such layer \(at .*test_executor.py:"):
+        executor.look(Workload(model=broken, batch=lambda n: torch.ones(n)), "cpu", GIB)
 
 
-def test_a_look_that_dies_or_hangs_is_a_probe_error(prober: Prober, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_dies_or_hangs_is_a_probe_error(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ProbeError, match=r"ended its process: killed by SIGSEGV"):
-        prober.look(doing(lambda: os.kill(os.getpid(), signal.SIGSEGV)), "cpu", GIB)
+        executor.look(doing(lambda: os.kill(os.getpid(), signal.SIGSEGV)), "cpu", GIB)
     monkeypatch.setattr("autofit.probe.executors.local._LOOK_SECONDS", 0.5)
     with pytest.raises(ProbeError, match="took more than"):
-        prober.look(doing(lambda: time.sleep(600)), "cpu", GIB)
+        executor.look(doing(lambda: time.sleep(600)), "cpu", GIB)
     monkeypatch.undo()
-    assert prober.look(tiny.mlp_workload(), "cpu", GIB)
+    assert executor.look(tiny.mlp_workload(), "cpu", GIB)
 
 
-def test_parametrized_modules_reach_the_child(prober: Prober) -> None:
+def test_parametrized_modules_reach_the_child(executor: LocalExecutor) -> None:
     def factory() -> nn.Module:
         model = tiny.MLP()
         linear = next(module for module in model.modules() if isinstance(module, nn.Linear))
@@ -495,4 +497,4 @@ def test_parametrized_modules_reach_the_child(prober: Prober) -> None:
 
     plain, living = tiny.mlp_workload(), factory()
     workload = Workload(model=lambda: living, batch=plain.batch, loss=plain.loss, effective_batch_size=4)
-    assert measure(prober, workload).outcome is Outcome.FITS
+    assert measure(executor, workload).outcome is Outcome.FITS

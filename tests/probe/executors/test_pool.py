@@ -21,7 +21,7 @@ from autofit.core.errors import ProbeError
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
-from autofit.probe import Place, Plan, Workers
+from autofit.probe import Place, Plan, PoolExecutor, Request
 from autofit.probe.executors import pool as workers_module
 from tests import tiny
 from tests.processes import number_in, wait_until, wait_until_gone
@@ -43,9 +43,9 @@ def doing(action: Callable[[], object]) -> Workload:
     return Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=4)
 
 
-def measure(workers: Workers, workload: Workload, number: int = 0) -> Measurement:
+def measure(workers: PoolExecutor, workload: Workload, number: int = 0) -> Measurement:
     config = techniques.canonicalize({}, workload, tiny.CPU)
-    return workers.measure(workload, config, tiny.CPU, BUDGET, plan=QUICK, number=number)
+    return workers.measure(workload, Request(config, tiny.CPU, BUDGET, QUICK), number=number)
 
 
 def side_by_side(action: Callable[[int], Any]) -> list[Any]:
@@ -69,7 +69,7 @@ def test_each_measures_in_its_place_at_the_same_time_and_all_are_ended_together(
         (Path(folder) / f"{os.getpid()}.pid").write_text(f"{os.getpid()}\n")
         time.sleep(600)
 
-    with Workers(PLACES, tmp_path, 120.0) as workers:
+    with PoolExecutor(PLACES, tmp_path, 120.0) as workers:
         meeting, hanging, words = doing(meet), doing(hang), []
         seen = side_by_side(lambda number: measure(workers, meeting, number))
         assert [(each.outcome, each.number) for each in seen] == [(Outcome.FITS, 0), (Outcome.FITS, 1)]
@@ -96,7 +96,7 @@ def test_each_measures_in_its_place_at_the_same_time_and_all_are_ended_together(
 
 
 def test_workers_that_still_start_are_ended_at_once(tmp_path: Path) -> None:
-    started = Workers(PLACES, tmp_path, 120.0)
+    started = PoolExecutor(PLACES, tmp_path, 120.0)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(measure, started, tiny.mlp_workload())
         begin = time.monotonic()
@@ -107,7 +107,7 @@ def test_workers_that_still_start_are_ended_at_once(tmp_path: Path) -> None:
 
 
 class Counting:
-    """In the place of a Prober: how many measure at the same time, which two of them wait for unless told not to."""
+    """Stands in for a LocalExecutor: counts how many measure at once; two of them wait for each other if `meeting`."""
 
     alive = most = 0
     lock = threading.Lock()
@@ -122,7 +122,7 @@ class Counting:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def measure(self, workload: Workload, config: Config, *_: object, **__: object) -> Measurement:
+    def measure(self, workload: Workload, request: Request, **_: object) -> Measurement:
         with Counting.lock:
             Counting.alive += 1
             Counting.most = max(Counting.most, Counting.alive)
@@ -131,7 +131,7 @@ class Counting:
         time.sleep(0.05)
         with Counting.lock:
             Counting.alive -= 1
-        return Measurement(config, Outcome.FITS)
+        return Measurement(request.config, Outcome.FITS)
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ class Counting:
 def test_what_keeps_something_on_the_host_is_measured_one_at_a_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, knobs: dict[str, str], at_once: int
 ) -> None:
-    monkeypatch.setattr(workers_module, "Prober", Counting)
+    monkeypatch.setattr(workers_module, "LocalExecutor", Counting)
     monkeypatch.setattr(Counting, "most", 0)
     monkeypatch.setattr(Counting, "meeting", threading.Barrier(2) if at_once == 2 else None)
-    fake = Workers(PLACES, tmp_path, 1.0)
+    fake = PoolExecutor(PLACES, tmp_path, 1.0)
     config = Config(knobs)
 
     def ask(number: int) -> None:
-        fake.measure(tiny.mlp_workload(), config, tiny.CPU, BUDGET, plan=QUICK, number=number)
+        fake.measure(tiny.mlp_workload(), Request(config, tiny.CPU, BUDGET, QUICK), number=number)
 
     side_by_side(ask)
     assert Counting.most == at_once
@@ -176,7 +176,7 @@ def test_a_worker_that_cannot_be_started_ends_those_that_were(monkeypatch: pytes
         def __exit__(self, *_: object) -> None:
             ended.append(self.place.number)
 
-    monkeypatch.setattr(workers_module, "Prober", Failing)
+    monkeypatch.setattr(workers_module, "LocalExecutor", Failing)
     with contextlib.suppress(OSError):
-        Workers(PLACES, tmp_path, 1.0)
+        PoolExecutor(PLACES, tmp_path, 1.0)
     assert ended == [0]
