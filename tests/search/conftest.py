@@ -149,8 +149,8 @@ def gather(problem: Formula, *, trials: int = 12, memory_off: float = 1.0, speed
         )
 
     budget = Budget(int(problem.budget), GIB)
-    problem = dataclasses.replace(problem.problem(), expect=expect)
-    found = search(problem.space, problem, limits=Limits(trials=trials, memory_bytes=budget.device_bytes))
+    asked = dataclasses.replace(problem.problem(), expect=expect)
+    found = search(problem.space, asked, limits=Limits(trials=trials, memory_bytes=budget.device_bytes))
     return Evidence(
         best=fastest(found.measurements),
         measurements=found.measurements,

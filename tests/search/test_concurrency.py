@@ -189,9 +189,9 @@ def test_with_predictions_it_ends_by_itself_and_nothing_is_begun_that_what_runs_
         crews.append(Held(probe, 4))
         return crews[0]
 
-    problem = dataclasses.replace(problem.problem(), crew=hire, expect=lambda configs: told)
+    asked = dataclasses.replace(problem.problem(), crew=hire, expect=lambda configs: told)
     limits = Limits(trials=100, memory_bytes=int(problem.budget), tolerance=0.1)
-    outcome = search(problem.space, problem, limits=limits)
+    outcome = search(problem.space, asked, limits=limits)
     assert outcome.stopped_by == "bound"
     assert len(outcome.measurements) < 20
     best = fastest(outcome.measurements)

@@ -62,18 +62,18 @@ def test_of_two_that_promise_the_same_the_cheaper_is_measured_first(formula: Any
     knobs = {knob: values[:1] for knob, values in problem.space.knobs.items()}
     space = Space("two", "", {**knobs, "optimizer": ("adamw",), "compile": ("none", "default"), "attention": ("sdpa",)})
     space = dataclasses.replace(space, knobs={**space.knobs, "precision": ("bf16", "fp32", "bf16-mixed")})
-    problem = problem.problem()
-    configs = list(space.configs(problem.constraints))
+    asked = problem.problem()
+    configs = list(space.configs(asked.constraints))
     # Compiled ones promise a little more, but by far not so much as they cost.
     promise = {config: 1.0 if config["compile"] == "none" else 0.97 for config in configs}
     told = Predictions.of(configs, [1.0] * len(configs), [promise[config] for config in configs])
-    asked: list[Config] = []
+    probed: list[Config] = []
 
     def probe(number: int, config: Config, best: float | None) -> Measurement:
-        asked.append(config)
+        probed.append(config)
         step = promise[config] * math.exp(0.01 * number)
         steps = StepSeconds(step, step, step)
         return Measurement(config, Outcome.FITS, step_seconds=steps, samples_per_second=1 / step, seconds=3.0)
 
-    search(space, dataclasses.replace(problem, probe=probe, expect=lambda _: told), limits=Limits(trials=4))
-    assert [each["compile"] for each in asked] == ["none", "none", "none", "default"]
+    search(space, dataclasses.replace(asked, probe=probe, expect=lambda _: told), limits=Limits(trials=4))
+    assert [each["compile"] for each in probed] == ["none", "none", "none", "default"]

@@ -90,7 +90,7 @@ def test_something_is_due_again_after_a_while_of_probes_and_of_time() -> None:
 
 def test_a_search_on_a_machine_that_slows_down_measures_its_leader_again(formula: Any) -> None:
     problem = formula(3)
-    problem, honest = problem.problem(), problem.probe
+    asked, honest = problem.problem(), problem.probe
 
     def slowing(number: int, config: Config, best: float | None) -> Measurement:
         seen = honest(number, config)
@@ -98,7 +98,7 @@ def test_a_search_on_a_machine_that_slows_down_measures_its_leader_again(formula
             return Measurement(**{**vars(seen), "seconds": 60.0})
         return Measurement(**{**vars(seen.taking(seen.step_seconds.median * 1.01**number)), "seconds": 60.0})
 
-    found = search(problem.space, type(problem)(**{**vars(problem), "probe": slowing}), limits=Limits(trials=40))
+    found = search(problem.space, type(asked)(**{**vars(asked), "probe": slowing}), limits=Limits(trials=40))
     again = len(problem.probed) - len(set(problem.probed))
     assert 3 <= again <= 40 // AGAIN_AFTER_PROBES
     assert 0.1 < found.slowdown < 0.5

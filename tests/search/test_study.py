@@ -171,8 +171,8 @@ def test_probes_hear_of_the_best_so_far_and_progress_is_told(formula: Any) -> No
 
 def test_the_number_of_a_measurement_is_the_search_s_own(formula: Any) -> None:
     problem = formula()
-    problem = problem.problem()
-    careless = dataclasses.replace(problem, probe=lambda number, config, best: problem.probe(7, config))
+    asked = problem.problem()
+    careless = dataclasses.replace(asked, probe=lambda number, config, best: problem.probe(7, config))
     outcome = search(problem.space, careless, limits=Limits(trials=3))
     assert [each.number for each in outcome.measurements] == [0, 1, 2]
 
@@ -264,13 +264,13 @@ def test_the_room_never_loads_torch() -> None:
 def test_of_a_large_space_a_part_is_weighed(formula: Any, monkeypatch: pytest.MonkeyPatch, predicted: bool) -> None:
     monkeypatch.setattr(study_module, "_WEIGHED", 40)
     problem = formula(5, share=0.3)
-    problem = problem.problem()
+    asked = problem.problem()
     if predicted:
         seconds = [32 / problem.speed(config) for config in problem.configs]
         told = Predictions.of(problem.configs, list(map(problem.memory, problem.configs)), seconds)
-        problem = dataclasses.replace(problem, expect=lambda configs: told)
+        asked = dataclasses.replace(asked, expect=lambda configs: told)
     limits = Limits(trials=100, memory_bytes=int(problem.budget))
-    outcome = search(problem.space, problem, limits=limits)
+    outcome = search(problem.space, asked, limits=limits)
     assert outcome.stopped_by == "space"
     assert len(outcome.measurements) + outcome.skipped["dominated"] == 40
     assert outcome.space_size == len(problem.configs)
@@ -279,7 +279,7 @@ def test_of_a_large_space_a_part_is_weighed(formula: Any, monkeypatch: pytest.Mo
     else:
         probed = list(problem.probed)
         assert problem.configs[0] in probed
-        assert [each.config for each in search(problem.space, problem, limits=limits).measurements] == probed
+        assert [each.config for each in search(problem.space, asked, limits=limits).measurements] == probed
 
 
 def _expected(problem: Any) -> SearchProblem:
@@ -358,9 +358,9 @@ def test_the_first_probe_is_of_the_best_that_is_known(formula: Any, seed: int, p
     problem = formula(seed, noise=0.02)
     before = run(problem, 25, seed=seed).measurements
     known = fastest(before)
-    problem = _expected(problem) if predicted else problem.problem()
+    asked = _expected(problem) if predicted else problem.problem()
     limits = Limits(trials=1, memory_bytes=int(problem.budget))
-    found = search(problem.space, replace(problem, known=_known(problem, before)), limits=limits).measurements[0]
+    found = search(problem.space, replace(asked, known=_known(problem, before)), limits=limits).measurements[0]
     assert known is not None
     assert found.fits
     assert problem.speed(found.config) > 0.95 * problem.speed(known.config)
@@ -400,8 +400,8 @@ def test_what_is_proven_not_to_fit_is_left_out_once_something_fits(formula: Any)
     before = run(problem, 60).measurements
     missed = [each.config for each in before if not each.fits]
     problem.probed.clear()
-    problem = replace(problem.problem(), known=_known(problem, before))
-    outcome = search(problem.space, problem, limits=Limits(trials=20, memory_bytes=int(problem.budget)))
+    asked = replace(problem.problem(), known=_known(problem, before))
+    outcome = search(problem.space, asked, limits=Limits(trials=20, memory_bytes=int(problem.budget)))
     order = problem.problem().memory_order
     first = next(each.number for each in outcome.measurements if each.fits)
     assert first == 0
@@ -414,8 +414,8 @@ def test_where_all_is_known_not_to_fit_the_nearest_miss_is_measured_again(formul
     problem.budget = 0.9 * min(map(problem.memory, problem.configs))
     before = run(problem, 3).measurements
     assert not any(each.fits for each in before)
-    problem = replace(problem.problem(), known=_known(problem, before))
-    again = search(problem.space, problem, limits=Limits(trials=3, memory_bytes=int(problem.budget)))
+    asked = replace(problem.problem(), known=_known(problem, before))
+    again = search(problem.space, asked, limits=Limits(trials=3, memory_bytes=int(problem.budget)))
     assert min(map(problem.memory, problem.probed[-3:])) == min(map(problem.memory, problem.configs))
     assert again.skipped["dominated"] == run(problem, 3).skipped["dominated"]
 
@@ -444,16 +444,16 @@ def test_what_was_seen_to_fit_is_weighed_whatever_is_predicted_of_it(
 
     best = max((config for config in problem.configs if problem.fits(config)), key=problem.speed)
     known = _known(problem, [problem.probe(0, best)])
-    problem = replace(problem.problem(), expect=poorly, known=known)
-    outcome = search(problem.space, problem, limits=Limits(trials=1, memory_bytes=int(problem.budget)))
+    asked = replace(problem.problem(), expect=poorly, known=known)
+    outcome = search(problem.space, asked, limits=Limits(trials=1, memory_bytes=int(problem.budget)))
     assert [each.config for each in outcome.measurements] == [best]
 
 
 def test_a_journal_goes_on_with_what_is_known(tmp_path: Path, formula: Any) -> None:
     problem = formula(6, noise=0.02)
-    problem = replace(problem.problem(), known=_known(problem, run(formula(6), 20).measurements))
+    asked = replace(problem.problem(), known=_known(problem, run(formula(6), 20).measurements))
     limits, journal = Limits(trials=4, memory_bytes=int(problem.budget)), Journal(tmp_path / "journal.log")
-    first = search(problem.space, problem, limits=limits, journal=journal)
-    again = search(problem.space, problem, limits=replace(limits, trials=8), journal=journal)
+    first = search(problem.space, asked, limits=limits, journal=journal)
+    again = search(problem.space, asked, limits=replace(limits, trials=8), journal=journal)
     assert again.measurements[:4] == first.measurements
-    assert again == search(problem.space, problem, limits=replace(limits, trials=8))
+    assert again == search(problem.space, asked, limits=replace(limits, trials=8))

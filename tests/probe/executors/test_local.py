@@ -474,7 +474,7 @@ def test_a_look_at_a_factory_that_raises_blames_it(executor: LocalExecutor) -> N
     def broken() -> nn.Module:
         raise ValueError("no such layer")
 
-    with pytest.raises(InputError, match=r"model factory raised ValueError: no such layer \(at .*test_executor.py:"):
+    with pytest.raises(InputError, match=r"model factory raised ValueError: no such layer \(at .*test_local.py:"):
         executor.look(Workload(model=broken, batch=lambda n: torch.ones(n)), "cpu", GIB)
 
 
