@@ -30,7 +30,7 @@ from autofit.core.workload import Workload
 from autofit.estimate import compared, learn, predict_all
 from autofit.hardware.budgets import budget_for, budget_notes, other_budgets
 from autofit.hardware.catalogue import card_to_search_for, standing_in_for
-from autofit.probe import Contention, LocalExecutor, Plan, PoolExecutor
+from autofit.probe import Contention, LocalExecutor, Plan, PoolExecutor, Request
 from autofit.report import drifted
 from autofit.search import (
     Alone,
