@@ -19,12 +19,12 @@ from autofit.api.predicted_search import search_or_predict
 from autofit.core.errors import InputError, unknown
 from autofit.core.events import Event, Note, ProbeFinished
 from autofit.core.files import write_atomically
-from autofit.core.notebook import in_notebook
+from autofit.core.notebook import Cell, in_notebook
 from autofit.core.options import SearchOptions, search_options
 from autofit.core.result import Result, SavedResult
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.models import resolve
-from autofit.report import CellRegion, LiveDisplay, explain, nothing_fits
+from autofit.report import LiveDisplay, explain, nothing_fits
 from autofit.report.html import trained_html
 from autofit.training import checkpoint
 from autofit.training.given_back import formats_to_keep
@@ -286,7 +286,7 @@ def _run_search(
     listeners = [listener] if listener else []
     with ExitStack() as stack:
         if in_notebook() and listener in (None, log_event):  # else somebody shows it in a way of their own
-            listeners.append(stack.enter_context(LiveDisplay(CellRegion())))
+            listeners.append(stack.enter_context(LiveDisplay(Cell())))
         if model is not None:
             stack.enter_context(set_aside(model))
 

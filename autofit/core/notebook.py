@@ -6,6 +6,7 @@ IPython is imported where it has been before: a notebook's kernel is made of it.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import sys
 from html import escape
@@ -23,20 +24,21 @@ class Cell:
 
     def __init__(self) -> None:
         self._handle: Any = None
-        self._text = ""
+        self._shown: tuple[str, str | None] = ("", None)
+        self._context = contextvars.copy_context()  # from which ipykernel tells, in any thread, which cell this is
 
     def show(self, text: str, markup: str | None = None) -> None:
         """Show lines of text, or HTML in their place where it can be shown."""
-        if text == self._text and markup is None:
+        if (text, markup) == self._shown:
             return
         from IPython.display import display
 
-        self._text = text
-        shown = {"text/plain": text, "text/html": markup or f"<pre>{escape(text)}</pre>"}
+        self._shown = text, markup
+        data = {"text/plain": text, "text/html": markup or f"<pre>{escape(text)}</pre>"}
         if self._handle is None:
-            self._handle = display(shown, raw=True, display_id=True)
+            self._handle = display(data, raw=True, display_id=True)
         else:
-            self._handle.update(shown, raw=True)
+            self._context.copy().run(self._handle.update, data, raw=True)
 
 
 @functools.singledispatch

@@ -1,6 +1,5 @@
 """What is shown to people: the end of a search, its progress, and tables of plain data. Nothing here prints."""
 
-from autofit.report.cell import CellRegion
 from autofit.report.estimate_table import around_table, cards_table, estimate_table
 from autofit.report.explain import explain
 from autofit.report.foretold import foretold_view
@@ -12,7 +11,6 @@ from autofit.report.single_changes import single_changes
 from autofit.report.table import result_table
 
 __all__ = [
-    "CellRegion",
     "LiveDisplay",
     "around_table",
     "cards_table",

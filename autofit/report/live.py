@@ -2,124 +2,181 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 import time
 from collections.abc import Callable
 from threading import Event as Signal
-from threading import Thread
+from threading import RLock, Thread
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderResult
+from rich.control import Control
+from rich.live import Live
+from rich.segment import ControlType, Segment
 
 from autofit.core.errors import counted
 from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, SearchStarted
-from autofit.core.measurement import Measurement
-from autofit.report.cell import CellRegion
+from autofit.core.notebook import Cell
 from autofit.report.formatting import OUTCOMES, describe, gib, peak_bytes, printable, rate, where, why_not
 from autofit.report.panel import panel
 from autofit.report.progress import Progress
-from autofit.report.region import Region
 
-_TICK_SECONDS = 1.0  # the clock shows seconds; drawing takes 1.4 ms of a core that on a CPU is the probes'
+_TICK_SECONDS = 1.0  # the clock shows seconds; on a CPU, drawing takes time from the probes
+_CELL_FORMAT = '<pre style="white-space: pre; overflow-x: auto; line-height: 1.3">{code}</pre>'
 
 
 class LiveDisplay:
-    """A context manager and listener: shows the events of a search on a console, which should be that of stderr.
+    """A context manager and listener that shows the events of a search on a console, usually that of stderr.
 
-    On a terminal a few lines change in place and are gone at the end; elsewhere, on a terminal that cannot move its
-    cursor and under CI, every phase of the search and every finished probe is one line. `quiet` shows nothing at all.
-    In a cell of a notebook the lines change in place, too, and stay at the end; notes are for others to show.
+    On a terminal a few lines change in place and are gone at the end. Elsewhere, under CI and on a terminal that cannot
+    move its cursor, every phase of the search and every finished probe is one line. `quiet` shows nothing at all.
+    In the cell of a notebook the lines change in place, too, and stay at the end; notes are for others to show.
     """
 
     def __init__(
-        self, shown: Console | CellRegion, *, quiet: bool = False, seconds: Callable[[], float] = time.monotonic
+        self, shown: Console | Cell, *, quiet: bool = False, seconds: Callable[[], float] = time.monotonic
     ) -> None:
-        self._cell = shown if isinstance(shown, CellRegion) else None
-        self._console = shown.console if isinstance(shown, CellRegion) else shown
+        self._cell = shown if isinstance(shown, Cell) else None
+        self._console = _cell_console() if isinstance(shown, Cell) else shown
         self._quiet = quiet
         self._seconds = seconds
         self._progress = Progress(seconds())
-        self._region: Region | CellRegion | None = None
-        self._done = Signal()
-        self._ticks: Thread | None = None
+        self._lock = RLock()
+        self._lines: _Lines | None = None
+        self._ended = Signal()
+        self._ticker: Thread | None = None
 
     def __enter__(self) -> LiveDisplay:
         if not self._quiet and (self._cell or _changes_in_place(self._console)):
-            self._region = self._cell or Region(self._console)
-            self._region.start()
-            self._draw(self._region)
-            self._ticks = Thread(target=self._tick, args=(self._region,), name="autofit-display", daemon=True)
-            self._ticks.start()
+            if self._cell is None:
+                self._lines = _Lines(self._console, self._panel)
+            self._ticker = Thread(target=self._tick, name="autofit-display", daemon=True)
+            self._refresh()
+            self._ticker.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._done.set()
-        if self._ticks is not None:
-            self._ticks.join()
-        if self._cell is not None:
-            self._cell.draw(panel(self._progress, self._seconds(), self._console, ended=True))
-        if self._region is not None:
-            self._region.stop()
-            self._region = None
+        self._ended.set()
+        if self._ticker is not None:
+            self._ticker.join()
+            self._ticker = None
+            if self._lines is not None:
+                self._lines.stop()
+            else:
+                self._refresh()
 
     def __call__(self, event: Event) -> None:
         """Take in one event."""
-        if self._region is None:
-            line = self._line(event)  # before the event is taken in: it tells what the event changes
-            self._progress.take(event, self._seconds())
-            if line and not self._quiet:
-                self._print(line)
+        with self._lock:
+            line = self._line(event)  # before the update, which it describes
+            self._progress.update(event, self._seconds())
+        if self._ticker is not None:
+            line = event.text if isinstance(event, Note) and self._cell is None else None
+        if line and not self._quiet:
+            self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+        if self._ticker is not None:
+            self._refresh()
+
+    def _tick(self) -> None:
+        while not self._ended.wait(_TICK_SECONDS):
+            self._refresh()
+
+    def _refresh(self) -> None:
+        """Draw the lines as they are now."""
+        if self._cell is None:
+            assert self._lines, "lines change on a terminal or in a cell"
+            self._lines.refresh()
             return
-        with self._region.lock:
-            self._progress.take(event, self._seconds())
-            if isinstance(event, Note) and self._cell is None:
-                self._print(event.text)
-            self._draw(self._region)
+        with self._lock:
+            console = _cell_console()
+            console.print(self._panel(), no_wrap=True)
+            text = console.export_text(clear=False)
+            self._cell.show(text, console.export_html(code_format=_CELL_FORMAT, inline_styles=True))
 
-    def _tick(self, region: Region | CellRegion) -> None:
-        while not self._done.wait(_TICK_SECONDS):
-            with region.lock:
-                if not self._done.is_set():
-                    self._draw(region)
-
-    def _draw(self, region: Region | CellRegion) -> None:
-        region.draw(panel(self._progress, self._seconds(), self._console))
-
-    def _print(self, line: str) -> None:
-        self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+    def _panel(self) -> RenderableType:
+        with self._lock:
+            return panel(self._progress, self._seconds(), self._console, ended=self._ended.is_set())
 
     def _line(self, event: Event) -> str | None:
         """The plain line of an event; None for those that say nothing by themselves."""
+        search = self._progress.search
         if isinstance(event, SearchStarted):
             place = where(event.hardware, event.budget)
             configs, probes = counted(event.space_size, "config"), counted(event.trials, "probe")
             refused = f", {event.refused:,} of them refused beforehand" if event.refused else ""
             measured = f"at most {probes}" if event.trials else "none of them can be measured here"
             return f"{event.model} on {place}: {configs}{refused}; {measured}"
-        if isinstance(event, ProbeFinished):
-            return self._probe_line(event)
-        if isinstance(event, PhaseStarted):  # before the search begins, wrong input may end it: that is told alone
-            return event.doing if self._progress.search else None
-        return event.text if isinstance(event, Note) else None
-
-    def _probe_line(self, event: ProbeFinished) -> str:
-        measurement, search = event.measurement, self._progress.search
+        if isinstance(event, PhaseStarted):  # before a search, an error about wrong input stands alone
+            return event.doing if search else None
+        if not isinstance(event, ProbeFinished):
+            return event.text if isinstance(event, Note) else None
+        measurement, peak = event.measurement, peak_bytes(event.measurement)
+        probe = f"probe {measurement.number + 1}"  # counts on where a search is resumed
         total = f" of {search.trials}" if search else ""
-        name = f"probe {measurement.number + 1}"  # counts on where a search is resumed
-        label = f"verifying {name}" if self._progress.verifying(event) else f"{name}{total}"
-        mark = " (best so far)" if self._progress.better(event) else ""
-        return f"{label}: {self._seen(measurement)}{mark} - {describe(measurement.config)}"
+        label = f"verifying {probe}" if self._progress.is_verification(event) else f"{probe}{total}"
+        if measurement.fits:
+            of = f" of {gib(search.budget.device_bytes)}" if search else ""
+            verdict = f"fits, {rate(measurement)}" + (f", {gib(peak)}{of} GiB" if peak else "")
+        else:
+            verdict = why_not(measurement, search.budget) if search else OUTCOMES[measurement.outcome]
+        mark = " (best so far)" if self._progress.is_new_best(event) else ""
+        return f"{label}: {verdict}{mark} - {describe(measurement.config)}"
 
-    def _seen(self, measurement: Measurement) -> str:
-        """What a probe saw: speed and memory, or why it did not fit."""
-        search = self._progress.search
-        if not measurement.fits:
-            return why_not(measurement, search.budget) if search else OUTCOMES[measurement.outcome]
-        peak = peak_bytes(measurement)
-        of = f" of {gib(search.budget.device_bytes)}" if search else ""
-        return f"fits, {rate(measurement)}" + (f", {gib(peak)}{of} GiB" if peak else "")
+
+class _Lines(Live):
+    """rich's Live for a terminal whose window may change, from its making to `stop`, which leaves nothing behind.
+
+    Beside rich: lines that a narrower window has broken are erased whole, the cursor stays visible for a search that is
+    killed, and it waits on a line of its own, so that an echoed ^C is erased, too.
+    """
+
+    def __init__(self, console: Console, content: Callable[[], RenderableType]) -> None:
+        self._content: Callable[[], RenderableType] = content
+        self._widths: list[int] = []
+        # Output to a file or a pipe disturbs nothing, and wants what it is sent.
+        super().__init__(
+            get_renderable=lambda: self,
+            console=console,
+            transient=True,
+            auto_refresh=False,
+            redirect_stdout=sys.stdout.isatty(),
+        )
+        self.start()
+        console.show_cursor()
+
+    def stop(self) -> None:
+        self._content = str  # rich draws all once more at the end, also what the window has no room for
+        super().stop()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        narrower = options.update_width(max(1, options.max_width - 1))  # a terminal may break a line that fills it
+        lines = console.render_lines(self._content(), narrower, pad=False)[: max(0, console.height - 2)]
+        self._widths = [Segment.get_line_length(line) for line in lines]
+        for line in lines:
+            yield from line
+            yield Segment.line()
+        yield Segment(" ")
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        broken = sum(max(0, -(-width // self.console.width) - 1) for width in self._widths)
+        back, *others = super().process_renderables(renderables)
+        return [back, Control(*((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)) * broken), *others]
+
+
+def _cell_console() -> Console:
+    """A console that records one drawing of a cell."""
+    return Console(
+        file=io.StringIO(),
+        record=True,
+        width=100,
+        height=40,
+        force_jupyter=False,
+        color_system="truecolor",
+    )
 
 
 def _changes_in_place(console: Console) -> bool:

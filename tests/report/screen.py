@@ -69,4 +69,4 @@ class Screen:
         elif letter == "K":
             del self._rows[self._row][self._column if number in ("", "0") else 0 :]
         else:
-            assert letter == "m", f"code {number}{letter}"
+            assert letter == "m" or number == "?25", f"code {number}{letter}"

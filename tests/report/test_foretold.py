@@ -119,8 +119,8 @@ def test_a_speed_that_is_not_known_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tell", [explain, lambda each: markdown(Record(each))], ids=["sentences", "markdown"])
-def test_where_nothing_is_predicted_to_fit_it_says_what_would(notify: Callable[[Result], str]) -> None:
-    text = " ".join(notify(result()).replace("\\", "").split())
+def test_where_nothing_is_predicted_to_fit_it_says_what_would(tell: Callable[[Result], str]) -> None:
+    text = " ".join(tell(result()).replace("\\", "").split())
     assert "Nothing is predicted to fit: an-8b on a card within 24.00 GiB." in text
     assert "The smallest budget in which anything is expected to fit is 31.58 GiB" in text
     assert "--gpu-mem 31.6" in text

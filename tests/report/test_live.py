@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Sequence
 from fcntl import ioctl
 from io import StringIO
 from pathlib import Path
@@ -15,37 +16,19 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autofit.core.events import Event, Note, SearchStarted
+from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
+from autofit.core.notebook import Cell
 from autofit.report import LiveDisplay
+from tests.report.conftest import BUDGET, HARDWARE, measurement
 from tests.report.screen import Screen
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*(?:3[0-7]|9[0-7]|38;)[0-9;]*m")
 # A search as a user's terminal sees one, with what libraries print in between.
 SCRIPT = """
-import sys, warnings
+import sys
 from rich.console import Console
-from autofit.core.events import Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
-from autofit.report import LiveDisplay
-from tests.report.conftest import BUDGET, HARDWARE, measurement
-import dataclasses
-
-with LiveDisplay(Console(stderr=True), quiet="quiet" in sys.argv) as tell:
-    tell(PhaseStarted("predicting 23 configs"))
-    tell(SearchStarted("tiny-\u6a21\u578b", HARDWARE, BUDGET, 23, 9, None))
-    tell(Note("a note about [this]"))
-    best = None
-    for number in range(9):
-        rate = (0, 50, 100)[number % 3]
-        one = dataclasses.replace(measurement(rate, 2.4 if not rate else 1.5, precision=f"bf{number}"), number=number)
-        best = one if rate == 100 else best
-        tell(ProbeStarted(number, one.config, expected_bytes=2**30))
-        print(f"library {number}", file=sys.stderr)
-        tell(ProbeFinished(one, best))
-    tell(ProbeStarted(8, one.config, verifying=True))
-    if "interrupted" in sys.argv:
-        raise KeyboardInterrupt
-    tell(ProbeFinished(one, None))
-    tell(PhaseStarted("writing the report"))
+from tests.report.test_live import search
+search(Console(stderr=True), sys.argv)
 print("the answer")
 """
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,17 +56,45 @@ def played(events: list[Event], *, terminal: bool, width: int = 80, quiet: bool 
     return file.getvalue()
 
 
-def in_a_terminal(*arguments: str, columns: int = 80, rows: int = 24, **environment: str) -> str:
-    """All that the script writes to a terminal of that size; in front of it, as a terminal gives it to a program."""
+def search(console: Console, arguments: Sequence[str] = ()) -> None:
+    """Show nine probes and a verification, with what libraries print in between."""
+    with LiveDisplay(console, quiet="quiet" in arguments) as listener:
+        listener(PhaseStarted("predicting 23 configs"))
+        listener(SearchStarted("tiny-\u6a21\u578b", HARDWARE, BUDGET, 23, 9, None))
+        listener(Note("a note about [this]"))
+        best = None
+        for number in range(9):
+            rate = (0, 50, 100)[number % 3]
+            one = measurement(rate, 1.5 if rate else 2.4, precision=f"bf{number}", others={"number": number})
+            best = one if rate == 100 else best
+            listener(ProbeStarted(number, one.config, expected_bytes=2**30))
+            sys.stderr.write(f"library {number}\n")
+            listener(ProbeFinished(one, best))
+        listener(ProbeStarted(8, one.config, verifying=True))
+        if "interrupted" in arguments:
+            raise KeyboardInterrupt
+        listener(ProbeFinished(one, None))
+        listener(PhaseStarted("writing the report"))
+
+
+def on_a_terminal(columns: int = 80, rows: int = 24) -> str:
+    """All that such a search writes to a terminal of that size."""
+    console = Console(file=_Terminal(), force_terminal=True, width=columns, height=rows)
+    search(console)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def in_a_terminal(*arguments: str) -> str:
+    """All that the script writes to a real terminal, as one gives it to a program."""
     ours, its = pty.openpty()
-    ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, *arguments],
         stdin=its,
         stdout=its,
         stderr=its,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     os.close(its)
     written = b""
@@ -98,6 +109,10 @@ def in_a_terminal(*arguments: str, columns: int = 80, rows: int = 24, **environm
             written += read
     process.wait()
     return written.decode().replace("\r\n", "\n")
+
+
+def test_before_the_search_has_started_there_is_something_to_see() -> None:
+    assert "loading PyTorch" in played([], terminal=True)
 
 
 def test_what_is_refused_beforehand_is_told_apart_and_one_is_one(events: list[Event]) -> None:
@@ -159,36 +174,36 @@ def test_quiet_shows_nothing(events: list[Event], terminal: bool) -> None:
     assert played(events, terminal=terminal, quiet=True) == ""
 
 
-@pytest.mark.parametrize("columns", [50, 80, 120])
-def test_on_a_terminal_all_is_gone_at_the_end_but_what_was_told(columns: int) -> None:
+LEFT = ["a note about [this]", *(f"library {number}" for number in range(9))]
+
+
+@pytest.mark.parametrize("columns", [20, 50, 80, 120])
+def test_on_a_terminal_all_is_gone_at_the_end_but_what_was_printed(columns: int) -> None:
     screen = Screen(columns)
-    screen.write(in_a_terminal(columns=columns))
-    assert screen.text.splitlines() == [
-        "a note about [this]",
-        *(f"library {number}" for number in range(9)),
-        "the answer",
-    ]
+    screen.write(on_a_terminal(columns))
+    assert screen.text.splitlines() == LEFT
 
 
-def test_on_a_terminal_no_more_rows_are_taken_than_it_has() -> None:
-    for rows in (4, 12, 24):
-        written = in_a_terminal(rows=rows)
-        moved = max(int(each) for each in re.findall(r"\x1b\[(\d+)A", written))
-        assert moved < rows, "the cursor would stop at the first row"
+@pytest.mark.parametrize("rows", [1, 2, 4, 12, 24])
+def test_on_a_terminal_no_more_rows_are_taken_than_it_has(rows: int) -> None:
+    written = on_a_terminal(rows=rows)
+    lines = [max((part.count("\x1b[1A") for part in re.split(r"[^\x1b\[\dAK\r]", written)), default=0)]
+    assert max(lines) < rows or rows == 1, "the cursor would stop at the first row"
 
 
-def test_nothing_is_cleared_to_be_drawn_again() -> None:
-    """Lines are erased before others print above them, and at the end; between events they are written over."""
+def test_a_real_terminal_is_never_cleared_and_its_cursor_stays() -> None:
     written = in_a_terminal()
+    screen = Screen(80)
+    screen.write(written)
+    assert screen.text.splitlines() == [*LEFT, "the answer"]
     assert not re.search(r"\x1b\[[0-9]*J|\x1b\[H|\x1b\[\?1049h", written)
-    assert (
-        len(re.findall(r"tiny-\S+ on a test's CPU", written)) <= 1 + 10
-    )  # once, and below each line that others print
+    assert written.index("\x1b[?25h") - written.index("\x1b[?25l") == len("\x1b[?25l")  # a killed search leaves it
+    assert COLOURS.search(written)
 
 
-def test_colours_are_few_and_none_where_nobody_wants_them() -> None:
-    assert COLOURS.search(in_a_terminal())
-    assert not COLOURS.search(in_a_terminal(NO_COLOR="1"))
+def test_no_colours_where_nobody_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not COLOURS.search(on_a_terminal())
 
 
 def test_an_interrupt_leaves_the_terminal_as_it_was() -> None:
@@ -196,23 +211,82 @@ def test_an_interrupt_leaves_the_terminal_as_it_was() -> None:
     screen.write(in_a_terminal("interrupted"))
     assert "KeyboardInterrupt" in screen.text
     assert "measuring" not in screen.text
-    assert "?25" not in "".join(screen.codes)  # the cursor was never hidden: a killed search leaves it, too
 
 
 def test_quiet_on_a_terminal() -> None:
-    assert in_a_terminal("quiet").splitlines() == [*(f"library {number}" for number in range(9)), "the answer"]
+    assert in_a_terminal("quiet").splitlines() == [*LEFT[1:], "the answer"]
 
 
-def test_before_the_search_has_started_there_is_something_to_see() -> None:
-    assert "loading PyTorch" in played([], terminal=True)
+class _Watched:
+    """A display on a screen."""
+
+    def __init__(self) -> None:
+        self.screen, self.now = Screen(60), 0.0
+        self.console = Console(file=_Terminal(), force_terminal=True, width=60, height=20, color_system=None)
+        self.display = LiveDisplay(self.console, seconds=lambda: self.now)
+        self._read = 0
+
+    def tick(self) -> list[str]:
+        """A second passes; what the screen shows then."""
+        self.now += 1
+        self.display._refresh()
+        return self.shown()
+
+    def shown(self) -> list[str]:
+        text: str = self.console.file.getvalue()[self._read :]  # type: ignore[attr-defined]
+        self._read += len(text)
+        self.screen.write(text)
+        return self.screen.text.splitlines()
 
 
-def test_time_passes_without_events(events: list[Event]) -> None:
-    file, clock = _Terminal(), [0.0]
-    console = Console(file=file, force_terminal=True, width=80, height=24, color_system=None)
-    with LiveDisplay(console, seconds=lambda: clock[0]) as display:
-        display(events[0])
-        clock[0] = 7.0
-        display._draw(display._region)  # type: ignore[arg-type]
-    assert "looking at the model, 0:00" in file.getvalue()
-    assert "looking at the model, 0:07" in file.getvalue()
+@pytest.fixture
+def watched() -> _Watched:
+    return _Watched()
+
+
+def test_time_passes_without_events(watched: _Watched) -> None:
+    with watched.display:
+        assert watched.shown() == ["now       loading PyTorch, 0:00"]
+        assert watched.tick() == ["now       loading PyTorch, 0:01"]
+    assert watched.shown() == []
+
+
+def test_what_others_print_comes_above_and_output_goes_where_it_went_before(watched: _Watched) -> None:
+    before = sys.stdout, sys.stderr
+    with watched.display:
+        watched.console.print("a note")
+        sys.stderr.write("a warning\n")
+        assert sys.stdout is before[0]  # under pytest no terminal: nothing of it can disturb the lines
+        assert watched.tick() == ["a note", "a warning", "now       loading PyTorch, 0:01"]
+    assert watched.shown() == ["a note", "a warning"]
+    assert (sys.stdout, sys.stderr) == before
+
+
+def test_a_narrower_window_and_an_echoed_key_leave_no_rest(watched: _Watched) -> None:
+    with watched.display:
+        watched.shown()
+        watched.screen.narrow(20)
+        watched.console.width = 20
+        assert watched.tick() == ["now       loading", "          PyTorch,", "          0:01"]
+        watched.screen.write("^C")
+        assert watched.tick()[-1] == "          0:02"
+        watched.screen.write("^C")
+    assert watched.shown() == []
+
+
+def test_a_notebook_has_the_lines_as_html_and_the_last_stay(
+    events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[str, str]] = []
+    monkeypatch.setattr(Cell, "show", lambda self, text, html: shown.append((text, html)))
+    with LiveDisplay(Cell(), seconds=lambda: 0.0) as display:
+        for event in events:
+            display(event)
+    during, after = shown[-2][0], shown[-1][0]
+    assert "writing the result" in during
+    assert "writing the result" not in after
+    assert "tiny-llama on a test's CPU within 2.00 GiB" in after
+    assert "6,400 tokens/s (probe 3)" in after
+    assert shown[-1][1].startswith("<pre")
+    assert '<span style="font-weight: bold">tiny-llama on a test&#x27;s CPU within 2.00 GiB</span>' in shown[-1][1]
+    assert not any("a note about" in text or "\x1b" in text + html for text, html in shown)
