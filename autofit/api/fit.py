@@ -27,20 +27,19 @@ from autofit.models import resolve
 from autofit.report import LiveDisplay, explain, nothing_fits
 from autofit.report.html import trained_html
 from autofit.training import checkpoint
-from autofit.training.given_back import formats_to_keep
 from autofit.training.loop import Callback, StepReport
 from autofit.training.metrics import Bar
 from autofit.training.save_model import merged
-from autofit.training.session import CUTS, CheckpointPolicy, Session
-from autofit.training.set_aside import set_aside
-from autofit.training.workload import Peek, batches_of, length_of, nothing_left, training_workload, workload_from
+from autofit.training.session import BATCH_SPLIT_FILE, CheckpointPolicy, Session
+from autofit.training.user_model import dtypes_to_restore, moved_to_host
+from autofit.training.workload import Peek, batches_of, empty_pass, length_of, training_workload, workload_from
 from autofit.tuning import result_cache
 from autofit.tuning.run import Listener, run_search
 
 __all__ = ["Trained", "explain", "fit", "nothing_fits", "search"]
 
 _SEARCH, _RESULT = "search", "result.yaml"  # the run directory inside an output directory, and what came of it
-_TRACES = (_SEARCH, _RESULT, CUTS)  # of a run that was stopped before its first checkpoint
+_TRACES = (_SEARCH, _RESULT, BATCH_SPLIT_FILE)  # of a run that was stopped before its first checkpoint
 _SEARCHES = ("auto", "always")
 _SPACE, _LR = "full", Hyperparameters.lr
 _log = logging.getLogger("autofit")
@@ -190,12 +189,12 @@ def fit(
         model, loader, loss, optimizer=own, peek=Peek(worst_case, peek)
     )
     if config is None and space is None:
-        workload = dataclasses.replace(workload, keeps=formats_to_keep(model, options.get("set", {})))
+        workload = dataclasses.replace(workload, keeps=dtypes_to_restore(model, options.get("set", {})))
     session = Session(
         workload=workload,
         model=model,
         hyperparameters=Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed),
-        keeping=CheckpointPolicy(directory, resume, checkpoint_every, keep_last),
+        policy=CheckpointPolicy(directory, resume, checkpoint_every, keep_last),
         callbacks=tuple(callbacks),
         listener=lambda text: tell(Note(text)),
         progress=Bar.wanted() if progress is None else progress,
@@ -243,9 +242,9 @@ def _with_optimizer(
 
 def _found(session: Session, options: SearchOptions, search: str, tell: Listener) -> Result | SavedResult:
     """The result of a search: of the run that is resumed, a stored one, or a new one. Kept beside the checkpoints."""
-    directory = session.keeping.directory
+    directory = session.policy.directory
     kept = directory / _RESULT if directory else None
-    if session.keeping.resume and kept and kept.exists():
+    if session.policy.resume and kept and kept.exists():
         return SavedResult.load(kept)
     key = result_cache.key_of(session.workload, options)
     path = result_cache.find(key) if search == "auto" else None
@@ -264,7 +263,7 @@ def _found(session: Session, options: SearchOptions, search: str, tell: Listener
 
 
 def _searched(session: Session, options: SearchOptions, tell: Listener) -> Result:
-    directory = session.keeping.directory
+    directory = session.policy.directory
     if directory and options.out is None:
         out = directory / _SEARCH
         options = options.model_copy(update={"out": out, "resume": (out / "journal.log").exists()})
@@ -288,7 +287,7 @@ def _run_search(
         if in_notebook() and listener in (None, log_event):  # else somebody shows it in a way of their own
             listeners.append(stack.enter_context(LiveDisplay(Cell())))
         if model is not None:
-            stack.enter_context(set_aside(model))
+            stack.enter_context(moved_to_host(model))
 
         def tell(event: Event) -> None:
             for each in listeners:
@@ -365,5 +364,5 @@ def _total_steps(loader: Any, epochs: int | None, steps: int | None) -> int:
         return steps
     length = length_of(loader)
     if length is None and not (length := sum(1 for _ in batches_of(loader))):
-        raise nothing_left()
+        raise empty_pass()
     return given * length

@@ -19,10 +19,9 @@ from autofit.core.events import Note
 from autofit.core.result import SavedResult
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.byte_tokenizer import byte_tokenizer
-from autofit.data.file_loader import FileLoader
-from autofit.data.from_path import file_loader
-from autofit.data.labels import LabelRule
-from autofit.data.options import DataOptions, Normalisation
+from autofit.data.file_loader import file_loader
+from autofit.data.options import DataOptions, LabelRule, Normalisation
+from autofit.data.samples import FileLoader
 from autofit.export.source import NOTHING_MEASURED
 from autofit.models import HuggingFaceModel, workload_from_source
 from autofit.models.huggingface import AUTO_CLASSES, sentence
@@ -141,7 +140,7 @@ def _recorded(options: TrainOptions, device: str, listener: Listener) -> Iterato
     trace = StepTrace(options.output, device)
     with SteadyStep(trace) as recorder:
         yield (recorder,)
-    listener(Note(trace.told if recorder.done else "no step was recorded: fewer than three were trained."))
+    listener(Note(trace.message if recorder.done else "no step was recorded: fewer than three were trained."))
 
 
 class _Reader:

@@ -29,7 +29,7 @@ from autofit.setup import requirements
 from autofit.setup.layers import output_heads
 from autofit.techniques import all_techniques, check
 from autofit.techniques.lora_rank import adapter_targets
-from autofit.training.meta_model import skeleton_from
+from autofit.training.meta_model import meta_model_from
 
 _KNOWN = {each.name for each in dataclasses.fields(TrainingArguments) if each.init}
 
@@ -165,7 +165,7 @@ def _structure(found: _Found, config: Config) -> Any:
     if workload.loss is not None:
         message = "this result is of a loss function of your own, and Trainer takes the model's."
         raise InputError(message, "Train with autofit.api.fit, or give model= and Trainer's compute_loss_func.")
-    return skeleton_from(workload.model)
+    return meta_model_from(workload.model)
 
 
 def _refuse_others(model: object) -> None:

@@ -1,7 +1,6 @@
-"""The tokenizer of a model that has none at hand: the bytes of the text are its token ids.
+"""A tokenizer of bytes for models that have none at hand, and a chat template for tokenizers without one.
 
-A tokenizer of transformers like any other, so that what was trained with it can be saved, loaded by
-`AutoTokenizer.from_pretrained` and asked again. Beside it the chat template for tokenizers that come without one.
+A transformers tokenizer like any other, so `AutoTokenizer.from_pretrained` loads what was trained with it.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 _VOCABULARY = {f"<0x{byte:02X}>": byte for byte in range(256)}
 _PAD, _MASK = "<0x00>", "<0x01>"  # bytes that no text has
 
-# Each turn is "role:", a line break, what was said, and the tokenizer's end of text (for bytes 3, the end of text of
-# ASCII). Of assistant turns all from what was said to the end is marked as generated.
+# Each turn is "role:", a line break, its content, and the tokenizer's end of text (for bytes 3, ASCII's end of text).
+# Assistant turns are marked as generated from their content to the end.
 CHAT_TEMPLATE = (
     "{% set end = eos_token or '\\x03' %}"
     "{% for message in messages %}"
@@ -41,10 +40,10 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def is_byte_tokenizer(tokenizer: Any) -> bool:
-    """Whether a tokenizer is the one of this file, also after it was saved and loaded."""
+    """Whether a tokenizer is this one, also after it was saved and loaded."""
     return len(tokenizer) == len(_VOCABULARY) and tokenizer.get_vocab() == _VOCABULARY
 
 
 def byte_ids(text: str) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """What the byte tokenizer makes of a text, without the 1.3 s and 150 MB that it takes for each MB."""
+    """The byte tokenizer's ids of a text, without the 1.3 s and 150 MB that it takes for each MB."""
     return np.frombuffer(text.encode(), np.uint8).astype(np.int32)

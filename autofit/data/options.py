@@ -1,12 +1,26 @@
-"""What a user or a model says about how data is to be read."""
+"""How the user and the model want data to be read."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from autofit.data.labels import LabelRule
+
+@dataclass(frozen=True)
+class LabelRule:
+    """The model's classes.
+
+    Args:
+        classes: how many; 1 means that labels are measured values (regression), None that it is not known.
+        names: the numbers of classes that have names, used when all names of a file are among them.
+        strict: names that are not among `names` are an error, as in evaluation data.
+    """
+
+    classes: int | None = None
+    names: Mapping[str, int] = field(default_factory=dict)
+    strict: bool = False
 
 
 @dataclass(frozen=True)
@@ -18,7 +32,7 @@ class Normalisation:
 
     def tensors(self, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and deviation, [channels]."""
-        mean, deviation = (torch.tensor(each).expand(channels) for each in (self.mean, self.deviation))
+        mean, deviation = (torch.tensor(values).expand(channels) for values in (self.mean, self.deviation))
         return mean, deviation
 
 
@@ -27,9 +41,8 @@ class DataOptions:
     """How a file is read.
 
     Args:
-        packing: samples one after the other, cut to the sequence length, or one by one and padded; None: packing for
-            plain text, padding for all else.
-        labels: what the model says about its classes.
+        packing: put samples one after the other, cut to the sequence length, or pad each; None: packing for plain
+            text, padding for all else.
         progress: show a bar on stderr.
     """
 

@@ -1,7 +1,7 @@
-"""Rows of text from a file or a directory, in one of a few forms, every row checked and its place known for messages.
+"""Rows of text from a file or a directory: JSON lines, CSV, plain text, or what `Dataset.save_to_disk` wrote.
 
-Knows JSON lines, CSV, plain text and what `Dataset.save_to_disk` of the datasets library wrote; what the rows become is
-left to others.
+Python's json and csv read the files, not `datasets.load_dataset`: that one guesses types (the text "007" becomes 7.0,
+"NA" null, a date a timestamp), shifts CSV rows that are too long by a column, and its errors lose the line.
 """
 
 from __future__ import annotations
@@ -21,103 +21,87 @@ from autofit.core.errors import InputError
 
 TEXT, COMPLETION, MESSAGES, LABELLED = ("text",), ("prompt", "completion"), ("messages",), ("text", "label")
 Form = tuple[str, ...]  # the fields that every row has
+_Located = Iterable[tuple[str, Any]]  # rows before they are checked, each with its location
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Checked rows of one form: a list per field, and where each row stands ("FILE, line 3")."""
+    """Checked rows of one form: a list per field, and the location of each row ("FILE, line 3")."""
 
     form: Form
     columns: Mapping[str, list[Any]]
-    places: Sequence[str]
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Rows before they are checked, each with its place, and what to tell when a field is missing."""
-
-    rows: Iterable[tuple[str, Any]]
-    remedy: str
+    locations: Sequence[str]
 
 
 def read_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Rows:
-    """Read rows of the first of `forms` that the first row has the fields of.
+    """Read rows of the first of `forms` that fits the first row.
 
     Args:
         by_line: every line of a plain text is a row; else all of it is one.
 
     Raises:
-        InputError: not there, empty, nothing that can be read, or a row without the fields or with others in them.
+        InputError: the file does not exist, is empty or unreadable, or a row lacks fields or has wrong values.
     """
-    source = _source(path, forms, by_line)
+    rows, remedy = _read(path, forms, by_line)
     form: Form | None = None
     columns: dict[str, list[Any]] = {}
-    places = []
-    for place, row in source.rows:
+    locations = []
+    for location, row in rows:
         if form is None:
-            form = _form(row, forms, place, source.remedy)
+            form = next((form for form in forms if not _missing(row, form)), None)
+            if form is None:
+                others = " or ".join(" and ".join(form) for form in forms[1:])
+                instead = f" (or {others})" if others else ""
+                raise InputError(f"{location} lacks {' and '.join(_missing(row, forms[0]))}{instead}.", remedy)
             columns = {name: [] for name in form}
-        missing = [name for name in form if _lacks(row, name)]
-        if missing:
-            raise InputError(f"{place} lacks {' and '.join(missing)}.", source.remedy)
+        if missing := _missing(row, form):
+            raise InputError(f"{location} lacks {' and '.join(missing)}.", remedy)
         for name in form:
-            columns[name].append(_checked(row[name], name, place))
-        places.append(place)
+            columns[name].append(_checked(row[name], name, location))
+        locations.append(location)
     if form is None:
         raise InputError(f"the data in {path} is empty.", "Give at least one row.")
-    return Rows(form, columns, places)
+    return Rows(form, columns, locations)
 
 
-def read_text(path: Path) -> str:
-    """A file as text, without the byte order mark that some programs write before it.
-
-    Raises:
-        InputError: not there, not UTF-8, or empty.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise not_there(path) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the data file {path} cannot be read as text: {error}.", "Give UTF-8 text.") from error
-    if not text.strip():
-        raise InputError(f"the data file {path} is empty.")
-    return text
-
-
-def not_there(path: Path) -> InputError:
+def file_not_found(path: Path) -> InputError:
     """The error for a path that does not exist."""
     return InputError(f"the data file {path} is not there.", "Check the path.")
 
 
-def _source(path: Path, forms: Sequence[Form], by_line: bool) -> _Source:
+def _read(path: Path, forms: Sequence[Form], by_line: bool) -> tuple[_Located, str]:
+    """The rows, and what to do where a field is missing."""
     if path.is_dir():
-        return _saved(path)
+        return _saved_data_set(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # without the byte order mark that some programs write
+    except FileNotFoundError as error:
+        raise file_not_found(path) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"the data file {path} cannot be read as text: {error}.", "Give UTF-8 text.") from error
+    if not text.strip():
+        raise InputError(f"the data file {path} is empty.")
     kind = path.suffix.lower()
     if kind == ".csv":
-        return _csv(path)
+        return _csv(path, text)
+    if kind != ".jsonl" and TEXT in forms and not by_line:
+        return [(str(path), {"text": text})], ""
+    lines = ((f"{path}, line {n}", line) for n, line in enumerate(text.split("\n"), start=1) if line.strip())
     if kind == ".jsonl" or TEXT not in forms:
-        return _Source(_json_lines(path), "Every line needs them.")
-    text = read_text(path)
-    if not by_line:
-        return _Source([(str(path), {"text": text})], "")
-    lines = enumerate(text.split("\n"), start=1)
-    return _Source([(f"{path}, line {number}", {"text": line}) for number, line in lines if line.strip()], "")
+        return ((location, _json(line, location)) for location, line in lines), "Every line needs them."
+    return ((location, {"text": line}) for location, line in lines), ""
 
 
-def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if line.strip():
-            try:
-                yield f"{path}, line {number}", json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
-                reason = getattr(error, "msg", "nested too deeply")
-                raise InputError(f"{path}, line {number} is not JSON: {reason}.", "Give one object a line.") from error
+def _json(line: str, location: str) -> Any:
+    try:
+        return json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        reason = getattr(error, "msg", "nested too deeply")
+        raise InputError(f"{location} is not JSON: {reason}.", "Give one object a line.") from error
 
 
-def _csv(path: Path) -> _Source:
+def _csv(path: Path, text: str) -> tuple[_Located, str]:
     """Rows under a header; labels that are whole numbers become numbers."""
-    text = read_text(path)
     reader = csv.DictReader(io.StringIO(text), strict=True)
     try:
         names = ", ".join(reader.fieldnames or ())
@@ -134,7 +118,7 @@ def _csv(path: Path) -> _Source:
             message = f"{path}, line {reader.reader.line_num} is not CSV: {error}."
             raise InputError(message, "Correct the line; a field holds 131072 characters at most.") from error
 
-    return _Source(rows(), f"The first line must name the columns; it names {names}.")
+    return rows(), f"The first line must name the columns; it names {names}."
 
 
 def _number_or_name(cell: str | None) -> str | int | float | None:
@@ -145,67 +129,57 @@ def _number_or_name(cell: str | None) -> str | int | float | None:
     return cell or None  # an empty cell is none
 
 
-def _saved(path: Path) -> _Source:
+def _saved_data_set(path: Path) -> tuple[_Located, str]:
     """What `save_to_disk` wrote; of several splits `train`."""
     if not any((path / name).exists() for name in ("state.json", "dataset_dict.json")):
         message = f"the directory {path} is none that Dataset.save_to_disk wrote."
         raise InputError(message, "Give a file, or save it with the datasets library.")
     try:
-        saved = datasets.load_from_disk(str(path))
-    except Exception as error:  # of files that are none it raises whatever it stumbles over
+        data = datasets.load_from_disk(str(path))
+    except Exception as error:  # it raises whatever it stumbles over
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise InputError(f"the data set in {path} cannot be loaded: {reason}.", "Save it again.") from error
-    if isinstance(saved, datasets.DatasetDict):
-        if "train" not in saved:
-            message = f"the data set in {path} has no split named train, but {', '.join(saved) or 'none at all'}."
+    if isinstance(data, datasets.DatasetDict):
+        if "train" not in data:
+            message = f"the data set in {path} has no split named train, but {', '.join(data) or 'none at all'}."
             raise InputError(message, "Give the directory of one of them.")
-        saved = saved["train"]
-    known = {name for form in (LABELLED, COMPLETION, MESSAGES) for name in form}
-    wanted = saved.with_format(None).select_columns([name for name in saved.column_names if name in known])
+        data = data["train"]
+    fields = {name for form in (LABELLED, COMPLETION, MESSAGES) for name in form}
+    wanted = data.with_format(None).select_columns([name for name in data.column_names if name in fields])
     rows = ((f"{path}, row {number}", row) for number, row in enumerate(wanted, start=1))
-    return _Source(rows, f"Its columns are {', '.join(saved.column_names) or 'none'}.")
+    return rows, f"Its columns are {', '.join(data.column_names) or 'none'}."
 
 
-def _form(row: Any, forms: Sequence[Form], place: str, remedy: str) -> Form:
-    for form in forms:
-        if not any(_lacks(row, name) for name in form):
-            return form
-    first, *others = forms
-    missing = " and ".join(name for name in first if _lacks(row, name))
-    instead = " or ".join(" and ".join(form) for form in others)
-    raise InputError(f"{place} lacks {missing}{f' (or {instead})' if instead else ''}.", remedy)
+def _missing(row: Any, form: Form) -> list[str]:
+    return [name for name in form if not isinstance(row, Mapping) or row.get(name) is None]
 
 
-def _lacks(row: Any, name: str) -> bool:
-    return not isinstance(row, Mapping) or row.get(name) is None
-
-
-def _checked(value: Any, name: str, place: str) -> Any:
-    """The value as it is kept: messages as JSON, because what they hold differs from row to row."""
+def _checked(value: Any, name: str, location: str) -> Any:
+    """The checked value; messages become JSON, because their keys differ from row to row."""
     if name == "label":
         return value
     if name == "messages":
-        return _checked_messages(value, place)
+        return _checked_messages(value, location)
     if not isinstance(value, str):
         given = type(value).__name__
-        raise InputError(f"{place}: {name} must be text, not {given}.", "Put it in quotation marks.")
+        raise InputError(f"{location}: {name} must be text, not {given}.", "Put it in quotation marks.")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        message = f"{place}: {name} holds half of a surrogate pair, which is no character."
+        message = f"{location}: {name} holds half of a surrogate pair, which is no character."
         raise InputError(message, "Correct the escape sequence.") from error
     return value
 
 
-def _checked_messages(value: Any, place: str) -> str:
+def _checked_messages(messages: Any, location: str) -> str:
     remedy = 'For example [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello!"}].'
-    if not isinstance(value, list) or not value:
-        raise InputError(f"{place}: messages must be a list of at least one message.", remedy)
-    for message in value:
+    if not isinstance(messages, list) or not messages:
+        raise InputError(f"{location}: messages must be a list of at least one message.", remedy)
+    for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InputError(f"{place}: every message must be an object with a role.", remedy)
+            raise InputError(f"{location}: every message must be an object with a role.", remedy)
         if message.get("content") is None and not message.get("tool_calls"):
-            raise InputError(f"{place}: the message of {message['role']} has no content.", remedy)
-    # A data set on disk fills up the keys that only some messages have.
-    told = [{key: part for key, part in message.items() if key == "content" or part is not None} for message in value]
-    return str(_checked(json.dumps(told, ensure_ascii=False, default=str), "a message", place))
+            raise InputError(f"{location}: the message of {message['role']} has no content.", remedy)
+    # A saved data set fills in the keys that only some messages have.
+    filled = [{key: part for key, part in each.items() if key == "content" or part is not None} for each in messages]
+    return str(_checked(json.dumps(filled, ensure_ascii=False, default=str), "a message", location))

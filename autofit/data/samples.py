@@ -1,8 +1,9 @@
-"""Samples in memory, and the batch that some of them make: stacked when all are of one size, padded when not."""
+"""Samples in memory, and the loader that batches them: shuffled for training, in order for evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,6 +13,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from autofit.data.batch import IGNORED_LABEL, sample_count
 
+_CHOSEN = 0.15  # of all tokens, as BERT was trained (Devlin et al. 2018, section 3.1)
+_HIDDEN, _HIDDEN_OR_UNCHANGED = 0.8, 0.9  # of those: 80 % hidden, 10 % unchanged, 10 % replaced
+_EVALUATION_SEED = 0  # the same tokens are hidden each time, so that evaluation losses can be compared
+
 
 class Samples(Protocol):
     """What a FileLoader takes its batches from."""
@@ -19,7 +24,7 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The samples of these numbers, as a batch."""
+        """The samples of these indices, as a batch."""
         ...
 
     def largest(self, name: str) -> int | None:
@@ -29,7 +34,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Stacked:
-    """A batch that holds everything, samples along dim 0."""
+    """Samples of one size, in tensors with the samples along dim 0."""
 
     tensors: Mapping[str, torch.Tensor]
 
@@ -42,13 +47,13 @@ class Stacked:
     def largest(self, name: str) -> int | None:
         return int(self.tensors[name].max()) if name in self.tensors else None
 
-    def learnt(self, *, shifted: bool) -> torch.Tensor:
-        """For each sample whether a label of it counts; `shifted`: the first never does."""
+    def has_labels(self, *, shifted: bool) -> torch.Tensor:
+        """For each sample whether a label counts; `shifted`: the first never does."""
         return (self.tensors["labels"][:, int(shifted) :] != IGNORED_LABEL).any(dim=1)
 
-    def only(self, kept: torch.Tensor) -> Stacked:
-        """The samples where `kept` is true."""
-        return Stacked({name: tensor[kept] for name, tensor in self.tensors.items()})
+    def only(self, mask: torch.Tensor) -> Stacked:
+        """The samples where `mask` is true."""
+        return Stacked({name: tensor[mask] for name, tensor in self.tensors.items()})
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,8 @@ class Ragged:
     Args:
         tokens: `input_ids`, and `labels` where they are per token, [all tokens].
         spans: where each sample begins and ends in them, [samples, 2].
-        pad_id: fills up input ids; labels are filled with what no loss counts.
-        per_sample: what there is one of for each sample, [samples].
+        pad_id: pads input ids; labels are padded with the ignored label.
+        per_sample: tensors of one value per sample, [samples].
     """
 
     tokens: Mapping[str, torch.Tensor]
@@ -73,44 +78,43 @@ class Ragged:
     def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
         spans = self.spans[chosen]
         lengths = spans[:, 1] - spans[:, 0]
-        padded = {name: self._padded(name, spans) for name in self.tokens}
         mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(1)).long()
-        rest = {name: tensor[chosen] for name, tensor in self.per_sample.items()}
-        return {"input_ids": padded.pop("input_ids"), "attention_mask": mask, **padded, **rest}
-
-    def _padded(self, name: str, spans: torch.Tensor) -> torch.Tensor:
-        rows = [self.tokens[name][start:stop] for start, stop in spans.tolist()]
-        filling = self.pad_id if name == "input_ids" else IGNORED_LABEL
-        return pad_sequence(rows, batch_first=True, padding_value=filling).long()
+        padded = {}
+        for name, tokens in self.tokens.items():
+            sequences = [tokens[start:stop] for start, stop in spans.tolist()]
+            padding = self.pad_id if name == "input_ids" else IGNORED_LABEL
+            padded[name] = pad_sequence(sequences, batch_first=True, padding_value=padding).long()
+        per_sample = {name: tensor[chosen] for name, tensor in self.per_sample.items()}
+        return {"input_ids": padded.pop("input_ids"), "attention_mask": mask, **padded, **per_sample}
 
     def largest(self, name: str) -> int | None:
-        found = self.tokens.get(name, self.per_sample.get(name))
-        filling = self.pad_id if name == "input_ids" else 0
-        return None if found is None else max(filling, int(found.max()))
+        tensor = self.tokens.get(name, self.per_sample.get(name))
+        padding = self.pad_id if name == "input_ids" else 0
+        return None if tensor is None else max(padding, int(tensor.max()))
 
-    def learnt(self, *, shifted: bool) -> torch.Tensor:
-        """For each sample whether a label of it counts; `shifted`: the first never does."""
+    def has_labels(self, *, shifted: bool) -> torch.Tensor:
+        """For each sample whether a label counts; `shifted`: the first never does."""
         starts, ends = self.spans.unbind(dim=1)
         if "labels" not in self.tokens:
             return ends > starts
-        counted = (self.tokens["labels"] != IGNORED_LABEL).cumsum(dim=0)
-        before = torch.cat([counted.new_zeros(1), counted])
+        counts = (self.tokens["labels"] != IGNORED_LABEL).cumsum(dim=0)
+        before = torch.cat([counts.new_zeros(1), counts])
         return before[ends] > before[(starts + int(shifted)).minimum(ends)]
 
-    def only(self, kept: torch.Tensor) -> Ragged:
-        """The samples where `kept` is true."""
-        per_sample = {name: tensor[kept] for name, tensor in self.per_sample.items()}
-        return Ragged(self.tokens, self.spans[kept], self.pad_id, per_sample)
+    def only(self, mask: torch.Tensor) -> Ragged:
+        """The samples where `mask` is true."""
+        per_sample = {name: tensor[mask] for name, tensor in self.per_sample.items()}
+        return Ragged(self.tokens, self.spans[mask], self.pad_id, per_sample)
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pixels as bytes in a file of the cache, made numbers when a batch is taken.
+    """Pixels as bytes in a cache file, normalised when a batch is taken.
 
     Args:
-        pixels: one item of bytes per image, [channels, height, width].
+        pixels: bytes per image, [channels, height, width].
         shape: of an image.
-        mean, deviation: of each channel, of values from 0 to 1; what training data is normalised with.
+        mean, deviation: of each channel, of values from 0 to 1.
     """
 
     pixels: Any
@@ -123,10 +127,64 @@ class Pictures:
         return len(self.labels)
 
     def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
-        images = [np.frombuffer(self.pixels[number].as_buffer(), np.uint8) for number in chosen.tolist()]
+        images = [np.frombuffer(self.pixels[index].as_buffer(), np.uint8) for index in chosen.tolist()]
         values = torch.from_numpy(np.stack(images)).view(-1, *self.shape).float() / 255
         normalised = (values - self.mean.view(-1, 1, 1)) / self.deviation.view(-1, 1, 1)
         return {"pixel_values": normalised, "labels": self.labels[chosen]}
 
     def largest(self, name: str) -> int | None:
         return int(self.labels.max()) if name == "labels" else None
+
+
+@dataclass(frozen=True)
+class FileLoader:
+    """Batches of the effective size, each pass in a new order; can be read again and again.
+
+    Like a DataLoader's, a pass draws its order from torch's global random numbers. The last batch is filled up from
+    the front.
+
+    Args:
+        mask_id: hide tokens at random and make them labels (masked language models); None for no masking.
+        notes: what the user should know about how the samples were made, a sentence each.
+        label_names: the numbers of classes that have names in the data.
+    """
+
+    samples: Samples
+    batch_size: int
+    mask_id: int | None = None
+    notes: tuple[str, ...] = ()
+    label_names: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.samples) / self.batch_size)
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        order = torch.randperm(len(self.samples), generator=generator)
+        order = order.repeat(math.ceil(len(self) * self.batch_size / len(order)))
+        return self._batches(order[: len(self) * self.batch_size], generator)
+
+    def in_order(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Every sample once, in the file's order, without a draw from torch's global random numbers."""
+        return self._batches(torch.arange(len(self.samples)), torch.Generator().manual_seed(_EVALUATION_SEED))
+
+    def _batches(self, order: torch.Tensor, generator: torch.Generator) -> Iterator[dict[str, torch.Tensor]]:
+        for chosen in order.split(self.batch_size):
+            batch = self.samples.batch(chosen)
+            yield batch if self.mask_id is None else masked(batch, self.mask_id, generator)
+
+
+def masked(batch: dict[str, torch.Tensor], mask_id: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """The batch with 15 % of the tokens to predict, and labels for those only.
+
+    Existing labels mark the tokens that may be chosen: not padding, not the tokenizer's own.
+    """
+    ids = batch["input_ids"]
+    eligible = batch["labels"] != IGNORED_LABEL if "labels" in batch else torch.ones_like(ids, dtype=torch.bool)
+    chosen = (torch.rand(ids.shape, generator=generator) < _CHOSEN) & eligible
+    fate = torch.rand(ids.shape, generator=generator)
+    candidates = ids[eligible]
+    replacements = candidates[torch.randint(len(candidates), ids.shape, generator=generator)]
+    shown = ids.masked_fill(chosen & (fate < _HIDDEN), mask_id)
+    shown = torch.where(chosen & (fate >= _HIDDEN_OR_UNCHANGED), replacements, shown)
+    return {**batch, "input_ids": shown, "labels": ids.masked_fill(~chosen, IGNORED_LABEL)}

@@ -1,7 +1,7 @@
-"""Rows become token ids and, where not every token is learnt, labels: one Encoder per form of the data.
+"""Tokenisation: rows become token ids and, where not every token is learnt, labels.
 
-Done by the tokenizer in batches through `Dataset.map` of the datasets library, which shows the progress and keeps the
-outcome in its cache, so that a second run on the same data starts at once.
+`Dataset.map` of the datasets library runs the tokenizer in batches, shows the progress and caches the outcome, so a
+second run on the same data starts at once.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,9 @@ from datasets.fingerprint import Hasher
 from autofit.core.errors import InputError
 from autofit.data.batch import IGNORED_LABEL
 from autofit.data.byte_tokenizer import byte_ids, is_byte_tokenizer
-from autofit.data.rows import COMPLETION, LABELLED, MESSAGES, Form, Rows
+from autofit.data.rows import COMPLETION, LABELLED, MESSAGES, Rows
 
-Ids = list[int]
+Columns = dict[str, list[Any]]
 _FEATURES = {
     "input_ids": datasets.List(datasets.Value("int32")),
     "labels": datasets.List(datasets.Value("int32")),
@@ -38,8 +37,8 @@ class Encoding:
     """How rows become samples.
 
     Args:
-        length: cut every row to it; None where rows are put one after the other.
-        masked: some tokens will be hidden, so the tokenizer's own frame ([CLS] ... [SEP]) is put around a text.
+        length: cut every row to it; None where rows are packed.
+        masked: some tokens will be hidden, so a text keeps the tokenizer's own frame ([CLS] ... [SEP]).
     """
 
     tokenizer: Any
@@ -53,9 +52,14 @@ def encode(rows: Rows, encoding: Encoding, *, progress: bool) -> datasets.Datase
     Raises:
         InputError: a chat template that does not take the messages, or a cache that cannot be written.
     """
+    if rows.form in (COMPLETION, MESSAGES):
+        encoder = _completions if rows.form == COMPLETION else _chats
+    else:
+        is_framed = rows.form == LABELLED or (encoding.masked and encoding.length is not None)
+        encoder = _framed if is_framed else _texts
     return cached_map(
-        {**{name: rows.columns[name] for name in rows.form if name != "label"}, "place": rows.places},
-        encoder(rows.form, encoding),
+        {**{name: rows.columns[name] for name in rows.form if name != "label"}, "location": rows.locations},
+        lambda batch: encoder(encoding, batch),
         features=_FEATURES,
         key=(rows.form, encoding),
         progress="Tokenising" if progress else None,
@@ -64,7 +68,7 @@ def encode(rows: Rows, encoding: Encoding, *, progress: bool) -> datasets.Datase
 
 def cached_map(
     columns: Mapping[str, Any],
-    function: Callable[[dict[str, list[Any]]], dict[str, list[Any]]],
+    function: Callable[[Columns], Columns],
     *,
     features: Mapping[str, Any],
     key: Any,
@@ -73,156 +77,107 @@ def cached_map(
     """`function` on batches of the columns, taken from the cache of the datasets library when it is there.
 
     Args:
-        key: what the outcome depends on beside the columns and the code of the module that `function` is of.
-        progress: what the bar on stderr says; None for no bar.
+        key: what the outcome depends on beside the columns and the source of `function`'s module.
+        progress: the label of the bar on stderr; None for no bar.
 
     Raises:
         InputError: the cache cannot be written.
     """
     data = datasets.Dataset.from_dict(dict(columns))
-    code = inspect.getsource(sys.modules[function.__module__])
-    fingerprint = Hasher.hash((data._fingerprint, code, key))
+    source = inspect.getsource(sys.modules[function.__module__])
+    fingerprint = Hasher.hash((data._fingerprint, source, key))
     directory = Path(datasets.config.HF_DATASETS_CACHE) / "autofit"
+    # The switch for bars is one for the whole process and belongs to its user.
+    hides_bars = progress is None and not datasets.are_progress_bars_disabled()
+    if hides_bars:
+        datasets.disable_progress_bars()
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with _progress_bars(progress is not None):
-            return data.map(
-                function,
-                batched=True,
-                remove_columns=data.column_names,
-                features=datasets.Features(features),
-                cache_file_name=str(directory / f"{fingerprint}.arrow"),
-                new_fingerprint=fingerprint,
-                desc=progress,
-            )
+        return data.map(
+            function,
+            batched=True,
+            remove_columns=data.column_names,
+            features=datasets.Features(features),
+            cache_file_name=str(directory / f"{fingerprint}.arrow"),
+            new_fingerprint=fingerprint,
+            desc=progress,
+        )
     except OSError as error:
         message = f"the cache in {directory} cannot be written: {error}."
         raise InputError(message, "Make room there, or set HF_DATASETS_CACHE to another directory.") from error
-
-
-@contextmanager
-def _progress_bars(shown: bool) -> Iterator[None]:
-    """Hide the bars of the datasets library, whose switch is one for the whole process and belongs to its user."""
-    if shown or datasets.are_progress_bars_disabled():
-        yield
-        return
-    datasets.disable_progress_bars()
-    try:
-        yield
     finally:
-        datasets.enable_progress_bars()
+        if hides_bars:
+            datasets.enable_progress_bars()
 
 
 def marks_assistant_turns(tokenizer: Any) -> bool:
-    """Whether the chat template says which tokens the assistant wrote (`{% generation %}`)."""
+    """Whether the chat template marks the assistant's tokens (`{% generation %}`)."""
     return re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.get_chat_template()) is not None
 
 
-def encoder(form: Form, encoding: Encoding) -> Callable[[dict[str, list[Any]]], dict[str, list[Any]]]:
-    """The function that makes samples of a batch of rows of this form."""
-    if form == COMPLETION:
-        return _Completions(encoding)
-    if form == MESSAGES:
-        return _Chats(encoding)
-    framed = form == LABELLED or (encoding.masked and encoding.length is not None)
-    return _Framed(encoding) if framed else _Texts(encoding)
+def _texts(encoding: Encoding, rows: Columns) -> Columns:
+    """Plain text followed by the end of text; unless packed, after the token that the tokenizer begins with."""
+    start, end = _start(encoding.tokenizer), _end(encoding.tokenizer)
+    if encoding.length is None:
+        start = start[:0]
+    ids = [np.concatenate([start, each, end]) for each in _plain_ids(encoding.tokenizer, rows["text"])]
+    return _cut(ids, None, encoding.length)
 
 
-@dataclass(frozen=True)
-class _Texts:
-    """Plain text with the end of text after it, and before it what the tokenizer begins with when it stands alone."""
-
-    encoding: Encoding
-
-    def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        tokenizer, length = self.encoding.tokenizer, self.encoding.length
-        start, end = _start(tokenizer)[: 0 if length is None else None], _end(tokenizer)
-        ids = [np.concatenate([start, each, end]) for each in _plain_ids(tokenizer, rows["text"])]
-        return _cut(ids, None, length)
-
-
-@dataclass(frozen=True)
-class _Completions:
+def _completions(encoding: Encoding, rows: Columns) -> Columns:
     """A prompt, which is not learnt, and its completion with the end of text, which is."""
-
-    encoding: Encoding
-
-    def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        tokenizer, length = self.encoding.tokenizer, self.encoding.length
-        start, end = _start(tokenizer), _end(tokenizer)
-        prompts = [np.concatenate([start, each]) for each in _plain_ids(tokenizer, rows["prompt"])]
-        completions = [np.concatenate([each, end]) for each in _plain_ids(tokenizer, rows["completion"])]
-        pairs = list(zip(prompts, completions, strict=True))
-        ids = [np.concatenate(pair) for pair in pairs]
-        labels = [np.concatenate([np.full(len(prompt), IGNORED_LABEL), completion]) for prompt, completion in pairs]
-        return _cut(ids, labels, length)
+    tokenizer = encoding.tokenizer
+    start, end = _start(tokenizer), _end(tokenizer)
+    ids, labels = [], []
+    for prompt, completion in zip(*(_plain_ids(tokenizer, rows[name]) for name in COMPLETION), strict=True):
+        learnt = np.concatenate([completion, end])
+        ids.append(np.concatenate([start, prompt, learnt]))
+        labels.append(np.concatenate([np.full(len(start) + len(prompt), IGNORED_LABEL), learnt]))
+    return _cut(ids, labels, encoding.length)
 
 
-@dataclass(frozen=True)
-class _Chats:
-    """Messages as the chat template writes them; the assistant's turns are learnt where the template marks them."""
-
-    encoding: Encoding
-
-    def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        marked = marks_assistant_turns(self.encoding.tokenizer)
-        ids, labels = [], []
-        for messages, place in zip(rows["messages"], rows["place"], strict=True):
-            told = self._told(json.loads(messages), place, marked)
-            ids.append(np.array(told["input_ids"]))
-            mask = np.array(told["assistant_masks"] if marked else [1] * len(ids[-1]), bool)
-            labels.append(np.where(mask, ids[-1], IGNORED_LABEL))
-        return _cut(ids, labels, self.encoding.length)
-
-    def _told(self, messages: Any, place: str, marked: bool) -> Mapping[str, Ids]:
+def _chats(encoding: Encoding, rows: Columns) -> Columns:
+    """Messages in the chat template; the assistant's turns are learnt where the template marks them, else all."""
+    is_marked = marks_assistant_turns(encoding.tokenizer)
+    ids, labels = [], []
+    for messages, location in zip(rows["messages"], rows["location"], strict=True):
         try:
-            told: Mapping[str, Ids] = self.encoding.tokenizer.apply_chat_template(
-                messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=marked
+            chat = encoding.tokenizer.apply_chat_template(
+                json.loads(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=is_marked
             )
         except Exception as error:  # a template is code that came with the tokenizer
             reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-            message = f"{place}: the tokenizer's chat template does not take these messages: {reason}."
+            message = f"{location}: the tokenizer's chat template does not take these messages: {reason}."
             raise InputError(message, "Correct the messages.") from error
-        return told
+        ids.append(np.array(chat["input_ids"]))
+        mask = np.array(chat["assistant_masks"] if is_marked else [1] * len(ids[-1]), bool)
+        labels.append(np.where(mask, ids[-1], IGNORED_LABEL))
+    return _cut(ids, labels, encoding.length)
 
 
-@dataclass(frozen=True)
-class _Framed:
-    """Text within the tokens that the tokenizer puts around it, which are never guessed."""
+def _framed(encoding: Encoding, rows: Columns) -> Columns:
+    """Text within the tokens that the tokenizer puts around it, which are never masked."""
+    length = encoding.length or 0
 
-    encoding: Encoding
-
-    def __call__(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        # A sample of no tokens has no class.
-        whole = self._called([text or " " for text in rows["text"]])
-        length = self.encoding.length or 0
-        cut = [len(ids) > length for ids in whole["input_ids"]]
-        shorter = self._called([text for text, long in zip(rows["text"], cut, strict=True) if long], length)
-        ids, special = (_replaced(whole[name], cut, shorter[name]) for name in ("input_ids", "special_tokens_mask"))
-        if not self.encoding.masked:
-            return {"input_ids": ids, "labels": [[] for _ in ids], "cut": cut}
-        pairs = zip(ids, special, strict=True)
-        labels = [np.where(np.array(mask, bool), IGNORED_LABEL, each) for each, mask in pairs]
-        return {"input_ids": ids, "labels": labels, "cut": cut}
-
-    def _called(self, texts: list[str], length: int | None = None) -> Mapping[str, list[Ids]]:
+    def tokenized(texts: list[str], **options: Any) -> list[tuple[list[int], list[int]]]:
         if not texts:
-            return {"input_ids": [], "special_tokens_mask": []}
-        options: dict[str, Any] = {} if length is None else {"truncation": True, "max_length": length}
-        called: Mapping[str, list[Ids]] = self.encoding.tokenizer(
-            texts, return_special_tokens_mask=True, verbose=False, **options
-        )
-        return called
+            return []
+        output = encoding.tokenizer(texts, return_special_tokens_mask=True, verbose=False, **options)
+        return list(zip(output["input_ids"], output["special_tokens_mask"], strict=True))
 
-
-def _replaced(items: list[Ids], where: list[bool], others: list[Ids]) -> list[Ids]:
-    """The items, with the next of `others` in place of those marked."""
-    waiting = iter(others)
-    return [next(waiting) if marked else item for item, marked in zip(items, where, strict=True)]
+    whole = tokenized([text or " " for text in rows["text"]])  # a sample of no tokens has no class
+    is_cut = [len(ids) > length for ids, _ in whole]
+    too_long = [text for text, cut in zip(rows["text"], is_cut, strict=True) if cut]
+    truncated = iter(tokenized(too_long, truncation=True, max_length=length))
+    samples = [next(truncated) if cut else sample for sample, cut in zip(whole, is_cut, strict=True)]
+    labels: list[Any] = [[] for _ in samples]
+    if encoding.masked:
+        labels = [np.where(np.array(special, bool), IGNORED_LABEL, ids) for ids, special in samples]
+    return {"input_ids": [ids for ids, _ in samples], "labels": labels, "cut": is_cut}
 
 
 def _plain_ids(tokenizer: Any, texts: list[str]) -> list[Any]:
-    """The ids of texts without anything around them."""
+    """The ids of texts without special tokens."""
     if is_byte_tokenizer(tokenizer):
         return [byte_ids(text) for text in texts]
     encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
@@ -230,19 +185,19 @@ def _plain_ids(tokenizer: Any, texts: list[str]) -> list[Any]:
 
 
 def _start(tokenizer: Any) -> Any:
-    """The token that the tokenizer itself begins every text with, if it does."""
+    """The beginning-of-text token, if the tokenizer itself starts every text with one."""
     first = tokenizer("", verbose=False)["input_ids"][:1]
-    return np.array([each for each in first if each == tokenizer.bos_token_id], np.int32)
+    return np.array([token for token in first if token == tokenizer.bos_token_id], np.int32)
 
 
 def _end(tokenizer: Any) -> Any:
-    """The end of text, if there is one."""
+    """The end-of-text token, if there is one."""
     return np.array([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id], np.int32)
 
 
-def _cut(ids: list[Any], labels: list[Any] | None, length: int | None) -> dict[str, list[Any]]:
+def _cut(ids: list[Any], labels: list[Any] | None, length: int | None) -> Columns:
     return {
-        "input_ids": [each[:length].astype(np.int32) for each in ids],
-        "labels": [each[:length].astype(np.int32) for each in labels] if labels else [[] for _ in ids],
-        "cut": [length is not None and len(each) > length for each in ids],
+        "input_ids": [row[:length].astype(np.int32) for row in ids],
+        "labels": [row[:length].astype(np.int32) for row in labels] if labels else [[] for _ in ids],
+        "cut": [length is not None and len(row) > length for row in ids],
     }

@@ -46,7 +46,7 @@ from autofit.estimate.segments import (
 from autofit.estimate.trace import Skeleton, trace
 from autofit.estimate.trace_keys import BUDGET, ends_of, group_key, group_of, of_pass, other_keys, plain_key
 from autofit.setup.saved_tensors import WINDOW
-from autofit.training.meta_model import skeleton_from
+from autofit.training.meta_model import meta_model_from
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ class SpaceEstimator:
 
 def _sizes(workload: Workload) -> set[int]:
     """Every size that the primes of a trace must not divide."""
-    model = skeleton_from(workload.model)
+    model = meta_model_from(workload.model)
     sizes = {size for parameter in model.parameters() for size in parameter.shape}
     sizes |= {size for tensor in tensors(workload.batch(1)) for size in tensor.shape}
     return sizes | {workload.sequence_length or 1}

@@ -35,7 +35,7 @@ from autofit.setup import Setup
 from autofit.setup.blocks import repeated_blocks
 from autofit.techniques import canonicalize, refuse
 from autofit.training.build import adapt, finish
-from autofit.training.meta_model import materialize, skeleton_from
+from autofit.training.meta_model import materialize, meta_model_from
 from autofit.training.step import accumulate, update
 
 
@@ -105,12 +105,12 @@ class Skeleton:
     @classmethod
     def whole(cls, workload: Workload) -> Skeleton:
         """The model as it is."""
-        return cls(_on_meta(skeleton_from(workload.model)))
+        return cls(_on_meta(meta_model_from(workload.model)))
 
     @classmethod
     def cut_short(cls, workload: Workload, *, alternating: bool) -> Skeleton:
         """The model with its middle cut out, if it is one of many like blocks."""
-        model = _on_meta(skeleton_from(workload.model))
+        model = _on_meta(meta_model_from(workload.model))
         return cls(model, cut(model, alternating=alternating))
 
 

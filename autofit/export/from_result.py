@@ -25,7 +25,7 @@ from autofit.report import nothing_fits
 from autofit.setup.layers import output_heads
 from autofit.techniques import all_techniques, check
 from autofit.techniques.lora_rank import adapter_targets
-from autofit.training.meta_model import skeleton_from
+from autofit.training.meta_model import meta_model_from
 
 Factory = Callable[[], Any]
 # What a knob may be at all is the same everywhere; a result is exported on any machine.
@@ -156,7 +156,7 @@ class _Layers:
 
     @classmethod
     def of(cls, factory: Factory, config: Config, task: str) -> _Layers:
-        model = skeleton_from(factory)
+        model = meta_model_from(factory)
         modules = dict(model.named_modules())
         heads = output_heads(model)
         wanted = adapter_targets(model, str(config["lora_targets"] or "all-linear"))

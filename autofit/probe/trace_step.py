@@ -21,7 +21,7 @@ def trace_step(workload: Workload, request: Request, directory: Path) -> dict[st
     for technique in request.techniques:
         register(technique)
     trace = StepTrace(directory, request.hardware.device)
-    with trace.watched():
+    with trace.recording_allocations():
         probe = probe_of(workload, request)
         setup = probe.prepare()
         trace.begin()

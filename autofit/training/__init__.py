@@ -1,1 +1,1 @@
-"""Training: one build and one loop, which the probe and the user's own training share."""
+"""Training: one build and one loop, shared by probes and the user's own training."""

@@ -1,8 +1,7 @@
-"""Directories that survive a crash: filled aside, synced to the disk, then renamed, so that half of one is never seen.
+"""Atomic writes: directories are filled aside, synced to disk, then renamed, so a crash never leaves half of one.
 
-A directory in the making ends in `.part`; one that is about to be replaced, or removed, is renamed first, for removing
-a directory takes as long as it has files. What a crash leaves of either is put in order by the next one that writes.
-What a failure means (a full disk, no right to write) is told here as one sentence, for everything that is kept.
+A directory being written ends in `.part`. One being replaced or removed is renamed first, because deleting its files
+takes time; the next writer cleans up after a crash. A full disk or a missing right becomes one sentence here.
 """
 
 from __future__ import annotations
@@ -21,98 +20,96 @@ from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, MIB
 
 _PART, _FORMER, _GONE = ".part", ".former", ".gone"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _CHUNK = 8 * MIB
 
 
 @contextmanager
-def written_whole(path: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
-    """Give an empty directory to fill, which becomes `path` on leaving, in place of what was there.
+def atomic_directory(path: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
+    """Yield an empty directory to fill; on exit it becomes `path`, replacing what was there.
 
     Args:
         what: what is written, for messages: "the checkpoint of step 200".
-        needed_bytes: how much room it takes.
 
     Raises:
-        InputError: the disk is full, or the place cannot be written to; nothing is left aside then.
+        InputError: the disk is full, or `path` cannot be written; nothing partial stays behind.
     """
-    aside = _aside(path, _PART)
-    with _told(path, aside, what=what, needed_bytes=needed_bytes):
+    part = _hidden(path, _PART)
+    with _explained(path, part, what=what, needed_bytes=needed_bytes):
         path.parent.mkdir(parents=True, exist_ok=True)
-        put_in_order(path.parent)
-        _begin(path, aside, what, needed_bytes)
-        yield aside
-        for file in (*aside.iterdir(), aside):
+        clean_up(path.parent)
+        _begin(path, part, what, needed_bytes)
+        yield part
+        for file in (*part.iterdir(), part):
             sync(file)
-        _put_in_place(aside, path)
+        former = _hidden(path, _FORMER)
+        if path.exists():
+            shutil.rmtree(former, ignore_errors=True)
+            path.rename(former)
+        part.rename(path)
+        sync(path.parent)
+        shutil.rmtree(former, ignore_errors=True)
 
 
 @contextmanager
-def written_into(path: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
-    """The same for a directory that may hold files of others: each file takes its place whole, the others stay."""
-    aside = path / _PART
-    with _told(path, aside, what=what, needed_bytes=needed_bytes):
+def atomic_files(path: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
+    """The same for a directory that may hold other files: each new file replaces its namesake whole, others stay."""
+    part = path / _PART
+    with _explained(path, part, what=what, needed_bytes=needed_bytes):
         path.mkdir(parents=True, exist_ok=True)
-        _begin(path, aside, what, needed_bytes)
-        yield aside
-        for file in aside.iterdir():
+        _begin(path, part, what, needed_bytes)
+        yield part
+        for file in part.iterdir():
             sync(file)
-        for file in aside.iterdir():
+        for file in part.iterdir():
             file.replace(path / file.name)
         sync(path)
 
 
 @contextmanager
-def _told(path: Path, aside: Path, *, what: str, needed_bytes: int) -> Iterator[None]:
-    """One sentence about what goes wrong while something is written aside; nothing is left there."""
+def _explained(path: Path, part: Path, *, what: str, needed_bytes: int) -> Iterator[None]:
+    """Turn a failed write into one sentence, and remove what was written."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:  # the latter two are what libraries make of the first
-        cause = _cause(error)
-        free, written = _free_bytes(path.parent), _size(aside)
-        if getattr(cause, "errno", None) in _FULL or (free is not None and free < needed_bytes - written):
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError | SafetensorError):
+            cause = cause.__cause__ or cause.__context__
+        free = _free_bytes(path.parent)
+        written = sum(file.stat().st_size for file in part.rglob("*") if file.is_file())
+        is_full = getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        if is_full or (free is not None and free < needed_bytes - written):
             raise _no_room(path, what, needed_bytes, (free or 0) + written) from error
-        if not isinstance(cause, OSError | SafetensorError):
+        if cause is None:
             raise
         reason = getattr(cause, "strerror", None) or str(cause)
         message = f"{what} cannot be written to {path}: {reason}."
         raise InputError(message, "Choose an output directory that can be written to.") from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)  # gone already where all went well
+        shutil.rmtree(part, ignore_errors=True)
 
 
-def _begin(path: Path, aside: Path, what: str, needed_bytes: int) -> None:
-    shutil.rmtree(aside, ignore_errors=True)
+def _begin(path: Path, part: Path, what: str, needed_bytes: int) -> None:
+    shutil.rmtree(part, ignore_errors=True)
     free = _free_bytes(path.parent)
     if free is not None and free < needed_bytes:
         raise _no_room(path, what, needed_bytes, free)
-    aside.mkdir()
+    part.mkdir()
 
 
-def _aside(path: Path, ending: str) -> Path:
+def _hidden(path: Path, ending: str) -> Path:
     return path.with_name(f".{path.name}{ending}")
-
-
-def _put_in_place(aside: Path, path: Path) -> None:
-    former = _aside(path, _FORMER)
-    if path.exists():
-        shutil.rmtree(former, ignore_errors=True)
-        path.rename(former)
-    aside.rename(path)
-    sync(path.parent)
-    shutil.rmtree(former, ignore_errors=True)
 
 
 def remove(path: Path) -> None:
     """Remove a directory so that half of it is never seen."""
-    gone = _aside(path, _GONE)
+    gone = _hidden(path, _GONE)
     shutil.rmtree(gone, ignore_errors=True)
     path.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def whole(folder: Path) -> Iterator[tuple[str, Path]]:
-    """What a folder holds, with its names: also what a crash left in the moment before it was replaced."""
+def complete_entries(folder: Path) -> Iterator[tuple[str, Path]]:
+    """The names and paths in a folder, including what a crash left renamed just before it was replaced."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if not path.name.startswith("."):
             yield path.name, path
@@ -120,20 +117,17 @@ def whole(folder: Path) -> Iterator[tuple[str, Path]]:
             yield path.stem[1:], path
 
 
-def put_in_order(folder: Path) -> None:
-    """Take care of what a crash left in a folder: what is whole gets its name back, the rest is removed.
-
-    For the one process that writes there; those that only look leave everything as it is.
-    """
-    for name, path in list(whole(folder)):
+def clean_up(folder: Path) -> None:
+    """Restore the names of complete entries after a crash and remove the rest; only for the process that writes."""
+    for name, path in list(complete_entries(folder)):
         path.rename(folder / name)
     for ending in (_PART, _FORMER, _GONE):
-        for left in folder.glob(f".*{ending}"):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in folder.glob(f".*{ending}"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
-    """Have the system write a file, or a directory's names, to the disk."""
+    """Flush a file, or the names in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -143,15 +137,15 @@ def sync(path: Path) -> None:
 
 def checksum(path: Path) -> int:
     """The CRC-32 of a file: about half a second for each GiB."""
-    sum_so_far = 0
+    crc = 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
-            sum_so_far = zlib.crc32(chunk, sum_so_far)
-    return sum_so_far
+            crc = zlib.crc32(chunk, crc)
+    return crc
 
 
 def _free_bytes(folder: Path) -> int | None:
-    """What can still be written; None where the file system does not say, or the folder is not there."""
+    """None where the file system does not say, or the folder does not exist."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
@@ -159,19 +153,7 @@ def _free_bytes(folder: Path) -> int | None:
     return usage.free if usage.total else None
 
 
-def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def _cause(error: BaseException) -> BaseException:
-    """The error of the system, or of the library, behind one; itself where there is none."""
-    known: BaseException | None = error
-    while known is not None and not isinstance(known, OSError | SafetensorError):
-        known = known.__cause__ or known.__context__
-    return known or error
-
-
 def _no_room(path: Path, what: str, needed_bytes: int, free_bytes: int) -> InputError:
     sizes = f"it needs {needed_bytes / GIB:.3g} GiB, and {free_bytes / GIB:.3g} GiB is free"
     message = f"there is no room for {what} in {path.parent}: {sizes}."
-    return InputError(message, "Make room there, or choose another output directory; what was kept before is whole.")
+    return InputError(message, "Make room there, or choose another output directory; earlier checkpoints are intact.")

@@ -1,4 +1,4 @@
-"""build: a Workload and a Config become a Setup that can train. The probe and the user's training both come here."""
+"""build: a Workload and a Config become a Setup that can train, for probes and for the user's training alike."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.setup import Setup, Stage, Technique
 from autofit.techniques import all_techniques, canonicalize, refuse
-from autofit.training.meta_model import materialize, skeleton_from
+from autofit.training.meta_model import materialize, meta_model_from
 
 
 def build(
@@ -27,22 +27,22 @@ def build(
     """Put a training run together.
 
     Args:
-        model: the living model to train, changed in place; None: one made by the workload's factory, with random
-            weights that take memory only in their final dtype.
+        model: the user's model, changed in place; None: made by the workload's factory, with random weights that take
+            memory only in their final dtype.
 
     Raises:
         RefusedError: a technique cannot be applied to this model or beside the others.
     """
-    settled = canonicalize(config, workload, hardware)
-    reason = refuse(settled, workload, hardware)
+    canonical = canonicalize(config, workload, hardware)
+    reason = refuse(canonical, workload, hardware)
     if reason:
         raise RefusedError(reason)
     setup = Setup(
         workload=workload,
-        config=settled,
+        config=canonical,
         hardware=hardware,
         device=torch.device(hardware.device),
-        model=model if model is not None else skeleton_from(workload.model),
+        model=model if model is not None else meta_model_from(workload.model),
         hyperparameters=hyperparameters or Hyperparameters(),
     )
     try:
@@ -50,23 +50,23 @@ def build(
         materialize(setup)
         finish(setup)
     except BaseException:
-        setup.close()  # what was done to a living model so far
+        setup.close()  # undoes what was done to the user's model so far
         raise
     return setup
 
 
 def adapt(setup: Setup, *, traced: bool = False) -> None:
     """Apply the techniques that decide about weights, before there are any; `traced`: for fake tensors."""
-    _apply([each for each in all_techniques() if each.stage <= Stage.ADAPT], setup, traced=traced)
+    _apply(setup, [technique for technique in all_techniques() if technique.stage <= Stage.ADAPT], traced)
 
 
 def finish(setup: Setup, *, traced: bool = False) -> None:
     """Apply the techniques that need the weights; `traced`: to fake ones."""
     setup.model.train()
-    _apply([each for each in all_techniques() if each.stage > Stage.ADAPT], setup, traced=traced)
+    _apply(setup, [technique for technique in all_techniques() if technique.stage > Stage.ADAPT], traced)
 
 
-def _apply(techniques: list[Technique], setup: Setup, *, traced: bool) -> None:
+def _apply(setup: Setup, techniques: list[Technique], traced: bool) -> None:
     for technique in techniques:
         value = setup.config[technique.name]
         if technique.always or value != technique.off:

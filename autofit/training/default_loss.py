@@ -1,4 +1,4 @@
-"""The loss where none is given: the model's own. Where it has none, a sentence says how to give one."""
+"""The default loss: the model's own. Where it has none, an error says how to pass one."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from autofit.core.errors import InputError
 
 
 def default_loss(model: nn.Module, batch: Any) -> Any:
-    """`model(**batch).loss`, or what the model returns when that is the loss.
+    """`model(**batch).loss`, or the model's output when that is the loss.
 
     Raises:
-        InputError: the model returned something in which there is no loss.
+        InputError: the model's output holds no loss.
     """
     args, kwargs = _arguments(batch)
     output = model(*args, **kwargs)
     loss = output["loss"] if isinstance(output, dict) and "loss" in output else getattr(output, "loss", output)
     if isinstance(loss, torch.Tensor) and (loss.numel() == 1 or loss is not output):
         return loss
-    name = type(model).__name__
+    name, remedy = type(model).__name__, _remedy(batch)
     if loss is None and output is not None:
-        raise InputError(f"{name} computed no loss of the batch.", f"Put labels in the batch, or p{_pass(batch)[1:]}")
+        raise InputError(f"{name} computed no loss of the batch.", f"Put labels in the batch, or p{remedy[1:]}")
     first = output[0] if isinstance(output, tuple | list) and output else None
-    remedy = _pass(batch)
     if isinstance(first, torch.Tensor) and first.numel() == 1:  # transformers without return_dict, and others
         remedy = f"Pass loss=lambda model, batch: model({'**' if kwargs else '*'}batch)[0], if that is one."
     raise InputError(f"{name} returned {_described(output)}, which is no loss, and none is given.", remedy)
 
 
 def check_call(model: nn.Module, batch: Any) -> None:
-    """Whether a model can be called with the batch alone, as it is where no loss is given; told without calling it.
+    """Check by its signature that a model takes the batch, as it must where no loss is given.
 
     Raises:
         InputError: its forward does not take what the batch holds.
@@ -49,27 +48,25 @@ def check_call(model: nn.Module, batch: Any) -> None:
     try:
         signature.bind(*args, **kwargs)
     except TypeError:
-        taken = f"{type(model).__name__}.forward({', '.join(signature.parameters)})"
-        message = f"a batch is {_described(batch)}, which {taken} does not take, and no loss is given."
-        raise InputError(message, _pass(batch)) from None
+        forward = f"{type(model).__name__}.forward({', '.join(signature.parameters)})"
+        message = f"a batch is {_described(batch)}, which {forward} does not take, and no loss is given."
+        raise InputError(message, _remedy(batch)) from None
 
 
 def check_loss_function(loss: Any) -> None:
-    """Whether a loss that is given can be a function of (model, batch).
+    """Check that a given loss can be a function of (model, batch).
 
     Raises:
-        InputError: not a function, or PyTorch's own, which are of outputs and targets.
+        InputError: not a function, or PyTorch's own, which take outputs and targets.
     """
-    if loss is None:
-        return
     if isinstance(loss, nn.modules.loss._Loss):
         name = f"nn.{type(loss).__name__}()"
     elif getattr(loss, "__module__", None) == "torch.nn.functional":
         name = f"F.{loss.__name__}"
-    elif callable(loss):
+    elif loss is None or callable(loss):
         return
     else:
-        raise InputError(f"the loss must be a function of (model, batch), not {loss!r}.", _pass(()))
+        raise InputError(f"the loss must be a function of (model, batch), not {loss!r}.", _remedy(()))
     message = f"{name} is a function of outputs and targets; a loss is one of (model, batch)."
     raise InputError(message, f"Pass loss=lambda model, batch: {name}(model(batch[0]), batch[1]).")
 
@@ -80,8 +77,8 @@ def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(batch), {}) if isinstance(batch, tuple | list) else ((batch,), {})
 
 
-def _pass(batch: Any) -> str:
-    """The remedy, with an example in the names that the batch has."""
+def _remedy(batch: Any) -> str:
+    """How to pass a loss, in the names that the batch has."""
     _, kwargs = _arguments(batch)
     if isinstance(batch, torch.Tensor):
         example = "F.mse_loss(model(batch), batch)"

@@ -1,4 +1,4 @@
-"""The mean loss on data that is not trained on, in slices that cannot exhaust memory."""
+"""The mean loss on held-out data, in slices that cannot exhaust memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from autofit.core.errors import InputError
-from autofit.data.batch import loss_count, map_tensors, sample_count, samples_of
+from autofit.data.batch import loss_count, sample_count, samples_of
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.training.inspect import blamed_on
-from autofit.training.step import compute_loss
+from autofit.training.step import evaluation_mode, loss_value
 from autofit.training.workload import batches_of
 
 
@@ -21,20 +21,16 @@ from autofit.training.workload import batches_of
 def evaluate(setup: Setup, batches: Iterable[Any]) -> float:
     """The mean loss over `batches`.
 
-    In slices of the micro-batch, which is known to fit with gradients; where samples are larger than any that were
-    trained on and memory runs out, in halves of it.
+    Slices are as large as the micro-batch, which fits with gradients; where longer samples run out of memory, they
+    are halved.
 
     Raises:
         InputError: no batch, or none with a valid label.
     """
-    was_training = setup.model.training
-    setup.model.eval()
-    mean = _Mean(setup)
-    try:
+    mean = _MeanLoss(setup)
+    with evaluation_mode(setup.model):
         for batch in batches:
             mean.add(batch)
-    finally:
-        setup.model.train(was_training)
     if not mean.weight:
         raise InputError("there is nothing to evaluate on: no batch with a valid label.", "Check eval_loader.")
     return mean.total / mean.weight
@@ -42,7 +38,7 @@ def evaluate(setup: Setup, batches: Iterable[Any]) -> float:
 
 @torch.no_grad()
 def check_evaluation(setup: Setup, loader: Any) -> None:
-    """Try the loss on one sample of the evaluation data, before a pass of training that a mistake in it would cost.
+    """Try the loss on one sample of the evaluation data before training starts.
 
     Raises:
         InputError: it can be read only once, is empty, or the loss raises.
@@ -50,16 +46,12 @@ def check_evaluation(setup: Setup, loader: Any) -> None:
     first = next(batches_of(loader, name="eval_loader"), None)
     if first is None:
         raise InputError("eval_loader is empty: it gave no batch.", "Check the data set, or leave it out.")
-    setup.model.eval()
-    try:
-        with blamed_on("the loss on eval_loader's first sample"):
-            _Mean(setup).add(samples_of(first, 0, 1))
-    finally:
-        setup.model.train()
+    with evaluation_mode(setup.model), blamed_on("the loss on eval_loader's first sample"):
+        _MeanLoss(setup).add(samples_of(first, 0, 1))
 
 
-class _Mean:
-    """A sum of losses and of what they count, and the size of slices that fits."""
+class _MeanLoss:
+    """Sums losses and what they count, in slices that fit."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -69,8 +61,7 @@ class _Mean:
     def add(self, batch: Any) -> None:
         start, samples = 0, sample_count(batch)
         while start < samples:
-            part = samples_of(batch, start, min(start + self._size, samples))
-            if self._tried(part):
+            if self._fits(samples_of(batch, start, min(start + self._size, samples))):
                 start += self._size
                 continue
             gc.collect()
@@ -78,15 +69,13 @@ class _Mean:
                 torch.cuda.empty_cache()
             self._size = max(1, self._size // 2)
 
-    def _tried(self, part: Any) -> bool:
-        """Add the loss of a slice; False when memory ran out, for which the handler must have been left."""
+    def _fits(self, part: Any) -> bool:
+        """Add the loss of a slice; False when memory ran out: the handler's frames must be gone before the retry."""
         setup, count = self._setup, loss_count(self._setup.workload, part)
         if not count:
             return True
         try:
-            on_device = map_tensors(part, lambda tensor: tensor.to(setup.device))
-            with setup.step_context(), setup.forward_context():
-                loss = float(compute_loss(setup, on_device))
+            loss = loss_value(setup, part)
         except Exception as error:
             if self._size == 1 or not is_out_of_memory(error):
                 raise

@@ -1,8 +1,8 @@
-"""What tells one workload from another: structure and code of the model, shapes of the data, what is done with both.
+"""Fingerprints of workloads: the model's structure and code, the shapes of the data, and what is done with both.
 
-Two that agree in all of it take the same memory and time. Values do not matter, neither of weights nor of data. A model
-that a config.json describes is told by that; of any other also the code counts, with what it calls of the user's own,
-for that may change while no shape does. Libraries are told by their versions.
+Workloads with equal fingerprints take the same memory and time; values of weights and data do not matter. A model made
+from a config.json is identified by that. Of any other the user's code counts too, since it may change while no shape
+does. Libraries are identified by their versions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LIBRARIES = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "p
 
 
 def fingerprint(workload: Workload, model: nn.Module) -> str:
-    """A digest of a workload as this process runs it, threads included; the same in every process like it.
+    """A digest of a workload and the number of threads; the same in every process like this one.
 
     Raises whatever the user's own code does.
     """
@@ -37,105 +37,86 @@ def fingerprint(workload: Workload, model: nn.Module) -> str:
 
 
 def facts_of(workload: Workload, model: nn.Module) -> dict[str, Any]:
-    """Plain data. The model is what the workload's factory makes, with weights or without."""
+    """What identifies a workload, as plain data. The model is from the workload's factory, with weights or without."""
     code = Code()
+    config: Any = getattr(workload.model, "config", None)
+    is_described = isinstance(config, Mapping) and not getattr(workload.model, "trust_remote_code", False)
     return {
-        "model": _described(workload) or list(_model_facts(model, code)),
-        "batch": [[list(each.shape[1:]), str(each.dtype)] for each in tensors(workload.batch(1))],
+        "model": [workload.task, dict(config)] if is_described else list(_model_facts(model, code)),
+        "batch": [[list(tensor.shape[1:]), str(tensor.dtype)] for tensor in tensors(workload.batch(1))],
         "workload": [workload.summary(), workload.unit, workload.reduction, workload.varying],
-        "functions": [code.of(each) for each in (workload.loss, workload.count, workload.optimizer)],
+        "functions": [code.of(function) for function in (workload.loss, workload.count, workload.optimizer)],
     }
 
 
-def _described(workload: Workload) -> list[Any] | None:
-    """The task and the config of a model of transformers; None for one that brings its own code, and all others."""
-    config = getattr(workload.model, "config", None)
-    if not isinstance(config, Mapping) or getattr(workload.model, "trust_remote_code", False):
-        return None
-    return [workload.task, dict(config)]
-
-
 def _model_facts(model: nn.Module, code: Code) -> Iterator[Any]:
-    """Structure, settings, shapes, formats, what is trained, and the code of every class in it."""
+    """Structure, settings, shapes, dtypes, what is trained, and the code and library version of every class."""
     for name, module in model.named_modules():
-        of_class = f"{type(module).__module__}.{type(module).__qualname__}"
-        yield name, of_class, module.extra_repr(), _settings(module, code)
+        class_name = f"{type(module).__module__}.{type(module).__qualname__}"
+        # The attributes by which two modules of one class and the same shapes compute differently.
+        attributes = {key: value for key, value in vars(module).items() if key[0] != "_" and key != "training"}
+        yield name, class_name, module.extra_repr(), {key: code.used(value) for key, value in attributes.items()}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         yield name, list(tensor.shape), str(tensor.dtype), tensor.requires_grad
     for kind in sorted({type(module) for module in model.modules()}, key=lambda each: each.__qualname__):
-        yield kind.__qualname__, code.of(kind), _version(kind)
-
-
-def _settings(module: nn.Module, code: Code) -> Any:
-    """The attributes by which two modules of one class and the same shapes compute differently."""
-    return {name: code.used(value) for name, value in vars(module).items() if name[0] != "_" and name != "training"}
-
-
-def _version(kind: type) -> Any:
-    """Of the library that a class is from, where it says one."""
-    return getattr(sys.modules.get(kind.__module__.partition(".")[0]), "__version__", None)
+        library = sys.modules.get(kind.__module__.partition(".")[0])
+        yield kind.__qualname__, code.of(kind), getattr(library, "__version__", None)
 
 
 @dataclass
 class Code:
-    """What tells two versions of functions and classes apart, also of a notebook's cell, which has no file.
+    """The code of functions and classes as plain data, also of a notebook's cells, which have no file.
 
-    What was told already is told by its name from then on: code may call itself.
+    A second mention of the same thing gives its name only, because code may call itself.
     """
 
-    _told: set[int] = field(default_factory=set)
+    _visited: set[int] = field(default_factory=set)
 
     def of(self, thing: Any) -> Any:
-        """The code of a function, class or partial function, and of what of the user's own that calls."""
+        """The code of a function, class or partial function, and of the user's own code that it uses."""
         if thing is None:
             return None
-        if id(thing) in self._told:
+        if id(thing) in self._visited:
             return getattr(thing, "__qualname__", type(thing).__qualname__)
-        self._told.add(id(thing))
+        self._visited.add(id(thing))
         if inspect.isclass(thing):
-            kinds = [each for each in thing.__mro__ if each not in (nn.Module, object)]
-            return [thing.__qualname__, *(self._member(*each) for kind in kinds for each in vars(kind).items())]
+            kinds = [kind for kind in thing.__mro__ if kind not in (nn.Module, object)]
+            return [thing.__qualname__, *(self._member(*item) for kind in kinds for item in vars(kind).items())]
         if isinstance(thing, functools.partial):
             return [self.of(thing.func), _plain(thing.args), _plain(thing.keywords)]
         if getattr(thing, "__code__", None) is None:
             return [type(thing).__qualname__, self.of(type(thing)), _plain(getattr(thing, "__dict__", {}))]
-        closed_over = [self.used(cell.cell_contents) for cell in thing.__closure__ or ()]
-        given = [_plain(thing.__defaults__), _plain(thing.__kwdefaults__), _plain(_state(thing))]
-        return [thing.__qualname__, *_of_code(thing.__code__), closed_over, given, self._globals(thing)]
+        closure = [self.used(cell.cell_contents) for cell in thing.__closure__ or ()]
+        bound_to = getattr(getattr(thing, "__self__", None), "__dict__", None)
+        values = [_plain(thing.__defaults__), _plain(thing.__kwdefaults__), _plain(bound_to)]
+        return [thing.__qualname__, *_bytecode(thing.__code__), closure, values, self._globals(thing)]
 
     def used(self, value: Any) -> Any:
-        """A value that code has at hand: its code where it is a function or class of the user's own."""
-        return self.of(value) if isinstance(value, _CODE) and not _is_library(value) else _plain(value)
+        """A value that code uses: its code if it is a function or class of the user's own."""
+        is_code = isinstance(value, types.FunctionType | type)
+        return self.of(value) if is_code and not _is_library(value) else _plain(value)
 
     def _member(self, name: str, value: Any) -> Any:
-        """A class's own function, however it is wrapped, or a plain setting."""
+        """A method or property, however it is wrapped, or a plain setting."""
         if isinstance(value, property):
-            return [name, *(self.of(each) for each in (value.fget, value.fset))]
+            return [name, self.of(value.fget), self.of(value.fset)]
         value = getattr(value, "__func__", value)  # of a static or class method
         if isinstance(value, types.FunctionType):
             return [name, self.of(value)]
         return [name, value] if isinstance(value, str | int | float) and not name.startswith("__") else None
 
     def _globals(self, function: Any) -> Any:
-        """What a function of the user's own reads beside its arguments, also from other modules of his."""
+        """The globals that a function of the user's own reads, also from the user's other modules."""
         if _is_library(function):
             return None
-        names, known = sorted(_names(function.__code__)), function.__globals__
-        modules = [known[name] for name in names if isinstance(known.get(name), types.ModuleType)]
-        own = [vars(module) for module in modules if not _is_library(module)]
-        return [[name, self.used(each[name])] for each in (known, *own) for name in names if name in each]
-
-
-def _state(function: Any) -> Any:
-    """What a method is bound to holds."""
-    return getattr(getattr(function, "__self__", None), "__dict__", None)
-
-
-_CODE = (types.FunctionType, type)
+        names, scope = sorted(_names(function.__code__)), function.__globals__
+        modules = [scope[name] for name in names if isinstance(scope.get(name), types.ModuleType)]
+        scopes = [scope, *(vars(module) for module in modules if not _is_library(module))]
+        return [[name, self.used(each[name])] for each in scopes for name in names if name in each]
 
 
 def _is_library(thing: Any) -> bool:
-    """Whether a version tells it, for it is installed: not what is in a notebook or script, or a module beside it."""
+    """Whether a module, function or class is installed: not in a notebook, a script, or a module beside one."""
     name = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", None) or ""
     root = sys.modules.get(name.partition(".")[0])
     if root is None or root.__name__ == "__main__":  # whose file in a probe is autofit's own
@@ -145,25 +126,25 @@ def _is_library(thing: Any) -> bool:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    inner = [_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return set(code.co_names).union(*inner)
 
 
-def _of_code(code: types.CodeType) -> list[Any]:
-    constants = [_of_code(each) if isinstance(each, types.CodeType) else _plain(each) for each in code.co_consts]
+def _bytecode(code: types.CodeType) -> list[Any]:
+    constants = [_bytecode(each) if isinstance(each, types.CodeType) else _plain(each) for each in code.co_consts]
     return [code.co_code.hex(), list(code.co_names), constants]
 
 
 def _plain(value: Any) -> Any:
-    """A value that a function closes over, without what differs between two processes."""
+    """A value as plain data, without what differs between two processes."""
     if callable(to_dict := getattr(value, "to_dict", None)) and not inspect.isclass(value):
         return _plain(to_dict())  # the config of a transformers model
     if callable(value):
         return getattr(value, "__qualname__", type(value).__qualname__)
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, set | frozenset):
         return sorted(map(repr, value))
     return value if isinstance(value, str | int | float | bool | None) else type(value).__qualname__

@@ -1,4 +1,4 @@
-"""The loop: optimizer steps one after the other, each reported, none lost when memory runs out."""
+"""The training loop: optimizer steps in a row, each reported, none lost when memory runs out."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Any
 import torch
 
 from autofit.core.errors import DivergedError, InputError, OutOfMemoryError
+from autofit.core.workload import Hyperparameters
 from autofit.data.batch import loss_count, sample_count
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.training.inspect import loss_splits
 from autofit.training.oom_recovery import Recovery
-from autofit.training.schedule import learning_rate_factor
 from autofit.training.step import accumulate, update
 
 Listener = Callable[[str], None]
-_COMPARED_STEPS = 10  # before and after going down the ladder, for telling what it costs
+_COMPARED_STEPS = 10  # before and after a fallback, to report what it costs
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a callback is told after every optimizer step.
+    """One optimizer step, as callbacks get it.
 
-    `step` counts from 0; `samples` and `tokens` (labels that count, where the unit is tokens) are those of the batch;
-    `seconds` is the step's time, of which waiting for data is no part: that is `data_seconds`. `gradient_norm` is the
-    global norm before clipping, where gradients are clipped.
+    `step` counts from 0; `samples` and `tokens` (labels that count, where the unit is tokens) are the batch's;
+    `seconds` excludes the wait for data, which is `data_seconds`. `gradient_norm` is the global norm before clipping,
+    where gradients are clipped.
     """
 
     step: int
@@ -46,6 +46,20 @@ class StepReport:
 Callback = Callable[[StepReport], None]
 
 
+def learning_rate_factor(hyperparameters: Hyperparameters, total_steps: int, step: int) -> float:
+    """The factor on the learning rate at a step (0-based): linear warm-up, then the schedule down to 0.
+
+    A function of the step alone, so a resumed run needs no other state.
+    """
+    warmup = hyperparameters.warmup_steps
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+    if hyperparameters.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * progress))
+    return 1 - progress if hyperparameters.schedule == "linear" else 1.0
+
+
 def train(
     setup: Setup,
     batches: Iterable[Any],
@@ -55,18 +69,17 @@ def train(
     callbacks: Iterable[Callback] = (),
     listener: Listener = lambda _: None,
 ) -> list[StepReport]:
-    """Run optimizer steps `first_step` to `steps` over `batches` (long enough an iterable) and report each.
+    """Run optimizer steps `first_step` to `steps` over `batches`, and report each.
 
-    A step that runs out of memory is taken back and done again with a config that needs less and learns the same;
-    `listener` is told what was done and what it costs.
+    A step that runs out of memory is rolled back and retried with a config that needs less and learns the same;
+    `listener` gets a sentence about it and its cost.
 
     Raises:
         InputError: the batches end early.
-        DivergedError: the loss is no longer finite; weights and running statistics are those before the step.
-        OutOfMemoryError: there is nothing left to save, or memory ran out while weights were being updated.
+        DivergedError: the loss is not finite; weights and running statistics are those before the step.
+        OutOfMemoryError: no fallback is left, or memory ran out while weights were being updated.
     """
-    run = _Run(setup, listener)
-    factor = learning_rate_factor(setup.hyperparameters, steps)
+    stepper = _Stepper(setup, listener)
     setup.model.train()
     reports: list[StepReport] = []
     iterator = iter(batches)
@@ -75,37 +88,38 @@ def train(
         batch = next(iterator, None)
         if batch is None:
             raise InputError(f"the data ended after {step} of {steps} steps.", "Give fewer steps, or more data.")
-        report = run.step(batch, step=step, lr=setup.hyperparameters.lr * factor(step), start=start)
+        lr = setup.hyperparameters.lr * learning_rate_factor(setup.hyperparameters, steps, step)
+        report = stepper.run(batch, step=step, lr=lr, start=start)
         reports.append(report)
         for callback in callbacks:
             callback(report)
     return reports
 
 
-class _Run:
-    """Steps of one setup, and what has to be known when one fails."""
+class _Stepper:
+    """Runs the steps of one setup and retries those that run out of memory."""
 
     def __init__(self, setup: Setup, listener: Listener) -> None:
         self._setup = setup
-        self._tell = listener
+        self._notify = listener
         self._recovery = Recovery(setup, self._splits)
-        self._seconds: list[float] = []  # of the steps since the config was last changed
-        self._former: float | None = None  # what a step took before
+        self._seconds: list[float] = []  # of the steps since the config last changed
+        self._seconds_before: float | None = None  # the median step before that
 
-    def step(self, batch: Any, *, step: int, lr: float, start: float) -> StepReport:
+    def run(self, batch: Any, *, step: int, lr: float, start: float) -> StepReport:
         setup = self._setup
         assert setup.optimizer is not None, "build() sets the optimizer"
         begun = time.perf_counter()
         for group in setup.optimizer.param_groups:
             group["lr"] = lr
-        self._recovery.remember()
+        self._recovery.snapshot()
         loss = self._try(batch, step)
         while loss is None:
-            self._recover(step)
+            self._fall_back(step)
             loss = self._try(batch, step)
         norm = setup.gradient_norm
         seconds = time.perf_counter() - begun
-        self._notice(seconds)
+        self._note_cost(seconds)
         return StepReport(
             step=step,
             loss=loss,
@@ -119,49 +133,46 @@ class _Run:
 
     def _try(self, batch: Any, step: int) -> float | None:
         """One optimizer step; its loss, or None when memory ran out."""
-        setup = self._setup
-        assert setup.optimizer is not None, "build() sets the optimizer"
         try:
-            loss = float(accumulate(setup, batch))
+            loss = float(accumulate(self._setup, batch))
             if not math.isfinite(loss):
-                self._recovery.take_back()  # running statistics too, which the forward has spoilt
+                self._recovery.roll_back()  # also the running statistics, which the forward has spoilt
                 raise DivergedError(loss, step)
-            update(setup)
+            update(self._setup)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             return None
         return loss
 
-    def _recover(self, step: int) -> None:
-        """Take the step back and go down the ladder. The handler has been left, so the step's tensors are gone."""
-        setup, phase = self._setup, self._setup.phase
-        place = f"memory ran out in the {phase} of step {step}"
-        if not self._recovery.take_back():
-            self._recovery.step_down()
-            raise OutOfMemoryError(f"{place}, which left weights half updated.", torn=True)
-        changed = self._recovery.step_down()
-        if changed is None:
-            message = f"{place}, and nothing is left that would need less and learn the same"
+    def _fall_back(self, step: int) -> None:
+        """Roll the step back and change the config. The handler has returned, so the step's tensors are freed."""
+        setup = self._setup
+        failure = f"memory ran out in the {setup.phase} of step {step}"
+        if not self._recovery.roll_back():
+            self._recovery.reduce()
+            raise OutOfMemoryError(f"{failure}, which left weights half updated.", torn=True)
+        change = self._recovery.reduce()
+        if change is None:
+            message = f"{failure}, and nothing is left that would need less and learn the same"
             raise OutOfMemoryError(f"{message} (micro-batch {setup.micro_batch_size}).")
-        self._tell(f"{place}: the step is done again, from here on with {changed}.")
+        self._notify(f"{failure}: the step is done again, from here on with {change}.")
         if self._seconds:
-            self._former = median(self._seconds[-_COMPARED_STEPS:])
+            self._seconds_before = median(self._seconds[-_COMPARED_STEPS:])
         self._seconds = []
 
-    def _notice(self, seconds: float) -> None:
+    def _note_cost(self, seconds: float) -> None:
         self._seconds.append(seconds)
         del self._seconds[: -2 * _COMPARED_STEPS]
-        if self._former is not None and len(self._seconds) == _COMPARED_STEPS:
-            now = median(self._seconds[1:])  # the first one holds what failed
-            cost = now / self._former - 1
-            self._tell(
-                f"a step takes {now:.3g} s since then, {abs(cost):.0%} {'more' if cost > 0 else 'less'} than before."
-            )
-            self._former = None
+        if self._seconds_before is not None and len(self._seconds) == _COMPARED_STEPS:
+            now = median(self._seconds[1:])  # the first one includes the failed attempt
+            cost = now / self._seconds_before - 1
+            change = f"{abs(cost):.0%} {'more' if cost > 0 else 'less'} than before"
+            self._notify(f"a step takes {now:.3g} s since then, {change}.")
+            self._seconds_before = None
 
     def _splits(self) -> bool:
-        """Whether the loss may be split, tried on what needs least memory; transformers' own losses may."""
+        """Whether the loss may be split, tried on the smallest batch; transformers' own losses may."""
         workload = self._setup.workload
         if workload.loss is None and workload.task != "custom":
             return True

@@ -1,7 +1,7 @@
-"""A model's structure without its weights, and weights brought into being where and how the run needs them.
+"""Meta models: a model's structure without weights, and weights allocated where and how the run needs them.
 
-Searching needs no weights: memory and speed do not depend on their values. So a model is made with its parameters on
-the meta device, techniques change it there, and only then does each parameter get memory, once, in its final dtype.
+Memory and speed do not depend on values. So a model is made with its parameters on the meta device, techniques change
+it there, and only then does each parameter get memory, once, in its final dtype.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from autofit.setup import Setup
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Modules made inside hold their parameters on the meta device; buffers stay real, for their values matter.
+    """Put parameters of modules made inside on the meta device; buffers stay real, since their values matter.
 
     A parameter that is registered twice stays one parameter, so tied weights stay tied.
     """
     original = nn.Module.register_parameter
-    made = WeakTensorKeyDictionary()  # real parameter -> the one on meta that stands for it
+    on_meta = WeakTensorKeyDictionary()  # real parameter -> its stand-in on meta
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if type(parameter) is nn.Parameter and parameter.device.type != "meta":
-            if parameter not in made:
-                made[parameter] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-            parameter = made[parameter]
+            if parameter not in on_meta:
+                on_meta[parameter] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+            parameter = on_meta[parameter]
         original(module, name, parameter)
 
     nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
@@ -42,8 +42,8 @@ def parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = original  # type: ignore[method-assign]
 
 
-def skeleton_from(factory: Callable[[], Any]) -> nn.Module:
-    """Call a model factory with parameters on meta; plainly where its code needs real ones.
+def meta_model_from(factory: Callable[[], Any]) -> nn.Module:
+    """Call a model factory with parameters on meta, or plainly where its code needs real ones.
 
     Raises:
         InputError: the factory returns something that is not an nn.Module.
@@ -51,18 +51,18 @@ def skeleton_from(factory: Callable[[], Any]) -> nn.Module:
     try:
         with parameters_on_meta():
             model = factory()
-    except (RuntimeError, TypeError):  # what torch raises when values, or a numpy array, are asked of a meta tensor
+    except (RuntimeError, TypeError):  # what torch raises when code reads values of a meta tensor
         model = factory()
     if not isinstance(model, nn.Module):
         code = getattr(factory, "__code__", None)
-        place = f" (at {code.co_filename}:{code.co_firstlineno})" if code else ""
-        message = f"the model factory{place} returned a {type(model).__name__}, not an nn.Module."
+        where = f" (at {code.co_filename}:{code.co_firstlineno})" if code else ""
+        message = f"the model factory{where} returned a {type(model).__name__}, not an nn.Module."
         raise InputError(message, "Return the model itself.")
     return model
 
 
-def skeleton_of(model: nn.Module) -> nn.Module:
-    """A copy of a living model without its weights; buffers are copied to the CPU. The model is not touched."""
+def meta_copy(model: nn.Module) -> nn.Module:
+    """A copy of a model without its weights, and with its buffers on the CPU; the model is not touched."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         meta = torch.empty_like(parameter, device="meta")
@@ -73,10 +73,10 @@ def skeleton_of(model: nn.Module) -> nn.Module:
 
 
 def materialize(setup: Setup, *, values: bool = True) -> None:
-    """Give every parameter and buffer its place on the device, in the dtype the setup says; meta ones random values.
+    """Move every parameter and buffer to the device in its final dtype; meta ones get random values.
 
     Args:
-        values: False where nobody will see them.
+        values: False leaves the values of meta parameters unset.
     """
     generator = torch.Generator(device=setup.device).manual_seed(setup.hyperparameters.seed)
     done: dict[nn.Parameter, nn.Parameter] = {}
@@ -88,9 +88,14 @@ def materialize(setup: Setup, *, values: bool = True) -> None:
                 placed = _placed(parameter, name, setup, generator if values else None)
                 holder = setup.holders.get(module) if name == "weight" else None
                 done[parameter] = holder(placed.data) if holder else placed
-                del placed  # or the last weight's full values would stand beside the next one's
+                del placed  # or the last weight's full values would stay beside the next one's
             module._parameters[name] = done[parameter]
-        _place_buffers(module, setup.device)
+        # Running statistics follow the dtype of the weights beside them; other buffers keep theirs.
+        dtypes = [p.dtype for p in module._parameters.values() if p is not None and p.is_floating_point()]
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None and buffer.device.type != "meta":
+                dtype = dtypes[0] if dtypes and buffer.is_floating_point() else buffer.dtype
+                module._buffers[name] = buffer.to(device=setup.device, dtype=dtype)
 
 
 def _placed(parameter: nn.Parameter, name: str, setup: Setup, generator: torch.Generator | None) -> nn.Parameter:
@@ -102,26 +107,16 @@ def _placed(parameter: nn.Parameter, name: str, setup: Setup, generator: torch.G
         if generator is not None:
             _fill(tensor, name, generator)
         return nn.Parameter(tensor, requires_grad=parameter.requires_grad)
-    # In place for a living model, so that whoever holds the parameter (the user, an optimizer) keeps holding it.
+    # In place, so that whoever holds the user's parameter (the user, an optimizer) keeps holding it.
     parameter.data = parameter.data.to(device=setup.device, dtype=dtype)
     return parameter
 
 
 def _fill(tensor: torch.Tensor, name: str, generator: torch.Generator) -> None:
-    """Finite values of the usual scale: they keep a loss finite, nothing more."""
+    """Values of the usual scale, which keep a loss finite."""
     if not tensor.is_floating_point():
         tensor.zero_()
     elif tensor.dim() >= 2:
         tensor.normal_(0.0, 0.02, generator=generator)
     else:
         tensor.fill_(1.0 if name.endswith("weight") or tensor.dim() == 0 else 0.0)
-
-
-def _place_buffers(module: nn.Module, device: torch.device) -> None:
-    """Move buffers; one that sits beside weights (running statistics) follows their dtype, others keep theirs."""
-    own = [p.dtype for p in module._parameters.values() if p is not None and p.is_floating_point()]
-    for name, buffer in list(module._buffers.items()):
-        if buffer is None or buffer.device.type == "meta":
-            continue
-        dtype = own[0] if own and buffer.is_floating_point() else buffer.dtype
-        module._buffers[name] = buffer.to(device=device, dtype=dtype)

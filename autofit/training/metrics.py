@@ -1,7 +1,4 @@
-"""What a training run tells while it runs: a metrics file, TensorBoard, and a bar. Each is a callback as a user's own.
-
-Nothing here is needed for training, and nothing here decides.
-"""
+"""Recorders of a training run: a metrics file, TensorBoard, and a progress bar, all callbacks like a user's own."""
 
 from __future__ import annotations
 
@@ -23,30 +20,30 @@ _NAMES = (*(each.name for each in fields(StepReport)), "evaluation")
 
 
 class MetricsFile:
-    """One line for every step, in JSON (`.jsonl`) or CSV (`.csv`), each written out at once.
+    """One line per step, in JSON (`.jsonl`) or CSV (`.csv`), each flushed at once.
 
-    Lines of steps from `first_step` on, of a run that is resumed before them, are dropped first. `evaluation` is the
-    mean loss on held-out data after a step.
+    Opening drops the lines of steps from `first_step` on, which a resumed run does again. `evaluation` is the mean
+    loss on held-out data after a step.
 
     Raises:
-        InputError: another ending.
+        InputError: another suffix.
     """
 
     def __init__(self, path: Path, *, first_step: int = 0) -> None:
         if path.suffix not in (".jsonl", ".csv"):
             raise InputError(f"a metrics file cannot be {path.name}.", "Give a name that ends in .jsonl or .csv.")
-        self._path, self._json = path, path.suffix == ".jsonl"
+        self._path, self._is_json = path, path.suffix == ".jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         self._open(first_step)
 
     def _open(self, first_step: int) -> None:
         path = self._path
-        kept = [row for row in _rows(path) if int(row["step"]) < first_step] if first_step and path.exists() else []
+        rows = [row for row in _rows(path) if int(row["step"]) < first_step] if first_step and path.exists() else []
         self._file: IO[str] = path.open("w", encoding="utf-8", newline="")
         self._csv = csv.DictWriter(self._file, _NAMES)
-        if not self._json:
+        if not self._is_json:
             self._csv.writeheader()
-        for row in kept:
+        for row in rows:
             self._write(row)
 
     def back_to(self, first_step: int) -> None:
@@ -63,11 +60,11 @@ class MetricsFile:
         self._write({"step": step, "evaluation": loss})
 
     def close(self) -> None:
-        """No more lines."""
+        """Close the file."""
         self._file.close()
 
     def _write(self, row: dict[str, Any]) -> None:
-        if self._json:
+        if self._is_json:
             self._file.write(json.dumps({name: value for name, value in row.items() if value is not None}) + "\n")
         else:
             self._csv.writerow(row)
@@ -75,23 +72,23 @@ class MetricsFile:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """What can be read: a killed run left half a line, and a machine that went down may have left anything."""
+    """The readable lines: a killed run leaves half a line, and a machine that went down may leave anything."""
+    rows = []
     with path.open(encoding="utf-8", newline="") as file:
         if path.suffix == ".csv":
             return [row for row in csv.DictReader(file) if None not in row.values() and row["loss"] + row["evaluation"]]
-        rows = [_row(line) for line in file if line.endswith("\n")]
-        return [row for row in rows if isinstance(row, dict) and "step" in row]
-
-
-def _row(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError:
-        return None
+        for line in file:
+            try:
+                row = json.loads(line) if line.endswith("\n") else None
+            except json.JSONDecodeError:
+                continue
+            if isinstance(row, dict) and "step" in row:
+                rows.append(row)
+    return rows
 
 
 class TensorBoard:
-    """The same in TensorBoard's format: loss, learning rate, gradient norm, samples a second, evaluation."""
+    """TensorBoard's event files: loss, learning rate, gradient norm, samples per second, evaluation."""
 
     def __init__(self, directory: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -112,10 +109,10 @@ class TensorBoard:
         self._writer.add_scalar("evaluation/loss", loss, step)
 
     def back_to(self, first_step: int) -> None:
-        """Later values of a step stand beside the former ones, as TensorBoard shows a restart."""
+        """Nothing to do: TensorBoard shows a step's later values beside its former ones."""
 
     def close(self) -> None:
-        """No more steps."""
+        """Close the files."""
         self._writer.close()
 
     @staticmethod
@@ -124,12 +121,12 @@ class TensorBoard:
         return importlib.util.find_spec("tensorboard") is not None
 
 
-class _InCell(tqdm):  # type: ignore[misc]
-    """tqdm's line as the output of a notebook's cell. Its own bar there needs a package of widgets."""
+class _CellBar(tqdm):  # type: ignore[misc]
+    """tqdm's line as the output of a notebook's cell; tqdm's own notebook bar needs a package of widgets."""
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         self._cell = Cell()
-        super().__init__(gui=True, ncols=100, **given)  # gui: nothing is written to stderr
+        super().__init__(gui=True, ncols=100, **options)  # gui: nothing is written to stderr
         self.refresh()
 
     def display(self, *_: Any, **__: Any) -> None:
@@ -142,29 +139,29 @@ class _InCell(tqdm):  # type: ignore[misc]
 
 
 class Bar:
-    """A bar on stderr, or in a notebook's cell: steps, loss, rate, and the share of time lost waiting for data."""
+    """A bar on stderr or in a notebook's cell: steps, loss, rate, and the share of time spent waiting for data."""
 
     def __init__(self, total: int, *, first_step: int = 0) -> None:
-        given = {"total": total, "initial": first_step, "desc": "training", "unit": "step"}
-        self._bar: Any = _InCell(**given) if in_notebook() else tqdm(**given, dynamic_ncols=True)
-        self._waited = self._spent = 0.0
+        options = {"total": total, "initial": first_step, "desc": "training", "unit": "step"}
+        self._bar: Any = _CellBar(**options) if in_notebook() else tqdm(**options, dynamic_ncols=True)
+        self._waiting = self._elapsed = 0.0
 
     def __call__(self, report: StepReport) -> None:
-        """Move on by one step."""
-        self._waited += report.data_seconds
-        self._spent += report.data_seconds + report.seconds
+        """Advance by one step."""
+        self._waiting += report.data_seconds
+        self._elapsed += report.data_seconds + report.seconds
         shown = {"loss": f"{report.loss:.4g}"}
-        if self._spent and self._waited / self._spent > 0.01:
-            shown["waiting"] = f"{self._waited / self._spent:.0%}"
+        if self._elapsed and self._waiting / self._elapsed > 0.01:
+            shown["waiting"] = f"{self._waiting / self._elapsed:.0%}"
         self._bar.set_postfix(shown, refresh=False)
         self._bar.update()
 
     def evaluated(self, step: int, loss: float) -> None:
-        """Say the loss on held-out data beside the bar."""
+        """Show the loss on held-out data beside the bar."""
         self._bar.set_description(f"training (evaluation {loss:.4g})")
 
     def back_to(self, first_step: int) -> None:
-        """Stand at that step again."""
+        """Go back to a step."""
         self._bar.n = first_step
         self._bar.refresh()
 

@@ -1,7 +1,7 @@
-"""What a training step that ran out of memory is taken back to, and how the next try needs less.
+"""Out-of-memory recovery: roll the step back, retry with a cheaper equivalent config.
 
-A smaller micro-batch with more accumulation, then full checkpointing: both learn the same thing and leave the
-optimizer's state as it is. Never another rank, precision or optimizer.
+A smaller micro-batch with more accumulation, then full checkpointing: both learn the same and leave the optimizer's
+state as it is. Never another rank, precision or optimizer.
 """
 
 from __future__ import annotations
@@ -21,108 +21,104 @@ from autofit.training import random_state
 
 # The knobs that a run may change while it trains.
 FALLBACK_KNOBS = ("micro_batch_size", "gradient_accumulation_steps", "activation_checkpointing")
-_UNWRAPPED = ("compile", "activation_offload", "parameter_offload")  # whose wrappers nothing may be put around later
+_UNWRAPPED = ("compile", "activation_offload", "parameter_offload")  # nothing may be wrapped around theirs later
 
 
 class Recovery:
-    """Takes a step back, and a run down a ladder of configs that need less memory.
+    """Rolls a step back, and moves the run to configs that need less memory.
 
     Args:
-        splits: whether the loss of a batch may be put together from slices; asked once, before it first has to be.
+        splits: whether the loss of a batch may be summed up from slices; asked once, before the first split.
     """
 
     def __init__(self, setup: Setup, splits: Callable[[], bool]) -> None:
         self._setup = setup
         self._splits = splits
-        self._known_to_split = setup.micro_batch_size < setup.workload.effective_batch_size
-        self._statistics = [buffer for buffer in _running_statistics(setup) if buffer.numel()]
-        self._kept = [torch.empty_like(buffer) for buffer in self._statistics]
+        self._may_split = setup.micro_batch_size < setup.workload.effective_batch_size
+        norms = [module for module in setup.model.modules() if isinstance(module, _NormBase)]
+        buffers = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
+        self._statistics = [buffer for buffer in buffers if buffer.numel()]
+        self._saved_statistics = [torch.empty_like(buffer) for buffer in self._statistics]
         self._random: dict[str, Any] = {}
         self._versions: list[int] | None = None
 
-    def remember(self) -> None:
-        """Keep what a forward changes, before it does: running statistics, and where torch's random numbers stand."""
+    def snapshot(self) -> None:
+        """Save what a forward changes: running statistics, and the state of torch's random numbers."""
         if self._statistics:
-            torch._foreach_copy_(self._kept, self._statistics)
+            torch._foreach_copy_(self._saved_statistics, self._statistics)
         self._random = random_state.capture_torch(self._setup.device)
         # Before its first step an optimizer has no state that could be torn.
         optimizer = self._setup.optimizer
-        self._versions = None if optimizer is None or optimizer.state else self._weights_versions()
+        self._versions = None if optimizer is None or optimizer.state else self._weight_versions()
 
     @torch.no_grad()
-    def take_back(self) -> bool:
-        """Bring everything to where it was; False where weights or the optimizer's state are half updated.
+    def roll_back(self) -> bool:
+        """Restore the snapshot; False where weights or the optimizer's state are half updated.
 
-        To be called when the handler of the exception has been left: it holds frames, and those hold tensors.
+        Call it after the exception's handler has returned: its frames hold tensors.
         """
         setup = self._setup
         assert setup.optimizer is not None, "build() sets the optimizer"
-        torn = setup.phase == "update" or (setup.phase == "backward" and setup.stepped_in_backward is not None)
-        if torn and not setup.stepped_in_backward and self._versions == self._weights_versions():
+        is_torn = setup.phase == "update" or (setup.phase == "backward" and setup.stepped_in_backward is not None)
+        if is_torn and not setup.stepped_in_backward and self._versions == self._weight_versions():
             setup.optimizer.state.clear()  # it was being made, for the first time
-            torn = False
+            is_torn = False
         setup.optimizer.zero_grad(set_to_none=True)
         gc.collect()
         if setup.device.type == "cuda":
             torch.cuda.empty_cache()
         random_state.restore(self._random, setup.device)
         if self._statistics:
-            torch._foreach_copy_(self._statistics, self._kept)
-        return not torn
+            torch._foreach_copy_(self._statistics, self._saved_statistics)
+        return not is_torn
 
-    def step_down(self) -> str | None:
-        """Go to the next config of the ladder, and say what changed; None at its end."""
+    def reduce(self) -> str | None:
+        """Move to the next cheaper config, and describe the change; None when there is none."""
         setup = self._setup
-        rungs = [self._smaller_micro_batch, self._checkpointing]
+        fallbacks = [self._smaller_micro_batch, self._full_checkpointing]
         if self._statistics:  # a smaller micro-batch changes what BatchNorm does
-            rungs.reverse()
+            fallbacks.reverse()
         before = setup.config
-        for rung in rungs:
-            changed = rung()
-            if changed is not None:
-                setup.config = changed
-                return _difference(before, changed)
+        for fallback in fallbacks:
+            after = fallback()
+            if after is not None:
+                setup.config = after
+                return _difference(before, after)
         return None
 
-    def _weights_versions(self) -> list[int]:
+    def _weight_versions(self) -> list[int]:
         return [parameter._version for _, parameter in self._setup.trainable()]
 
     def _smaller_micro_batch(self) -> Config | None:
         setup = self._setup
         whole = setup.workload.effective_batch_size // setup.hardware.ranks
         half = setup.micro_batch_size // 2
-        if half < 1 or setup.stepped_in_backward or not self._may_split():
+        if half < 1 or setup.stepped_in_backward:
+            return None
+        self._may_split = self._may_split or self._splits()
+        if not self._may_split:
             return None
         setup.micro_batch_size = max(size for size in range(1, half + 1) if whole % size == 0)
         return setup.config.replace(
             micro_batch_size=setup.micro_batch_size, gradient_accumulation_steps=whole // setup.micro_batch_size
         )
 
-    def _may_split(self) -> bool:
-        self._known_to_split = self._known_to_split or self._splits()
-        return self._known_to_split
-
-    def _checkpointing(self) -> Config | None:
-        setup, knob = self._setup, technique_named("activation_checkpointing")
-        wrapped = any(setup.config.get(each, "none") != "none" for each in _UNWRAPPED)
+    def _full_checkpointing(self) -> Config | None:
+        setup = self._setup
+        is_wrapped = any(setup.config.get(knob, "none") != "none" for knob in _UNWRAPPED)
         config = setup.config.replace(activation_checkpointing="full")
-        if config == setup.config or wrapped or refuse(config, setup.workload, setup.hardware):
+        if config == setup.config or is_wrapped or refuse(config, setup.workload, setup.hardware):
             return None
         try:
-            knob.apply(setup, "full")
+            technique_named("activation_checkpointing").apply(setup, "full")
         except RefusedError:  # a model without repeated blocks
             return None
         return config
 
 
-def _running_statistics(setup: Setup) -> list[torch.Tensor]:
-    norms = [module for module in setup.model.modules() if isinstance(module, _NormBase)]
-    return [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
-
-
 def _difference(before: Config, after: Config) -> str:
     if before["micro_batch_size"] != after["micro_batch_size"]:
-        cuts = [f"{each['micro_batch_size']}x{each['gradient_accumulation_steps']}" for each in (before, after)]
-        return f"micro-batch {cuts[0]} -> {cuts[1]}"
+        old, new = (f"{each['micro_batch_size']}x{each['gradient_accumulation_steps']}" for each in (before, after))
+        return f"micro-batch {old} -> {new}"
     knob = "activation_checkpointing"
     return f"{knob} {before[knob]} -> {after[knob]}"

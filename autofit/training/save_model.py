@@ -1,7 +1,5 @@
-"""The trained model as its own library would write it: an adapter, a transformers model, or safetensors.
-
-And `merged`, which makes a plain model of one with adapters. What a run needs to go on is for `checkpoint`.
-"""
+"""Saving the trained model as its own library does (an adapter, a transformers model, or safetensors), and merging
+adapters into a plain model."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from autofit.setup import Setup
 from autofit.techniques.quantization import dequantised, is_quantised
 from autofit.training import atomic_writes
 
-# What peft's classes for a task go by. Others read the adapter by PeftModel alone.
+# peft's names of tasks; adapters for any other task are read by PeftModel alone.
 _TASK_TYPES = {"causal-lm": "CAUSAL_LM", "seq2seq-lm": "SEQ_2_SEQ_LM", "sequence-classification": "SEQ_CLS"}
 
 
@@ -33,16 +31,16 @@ def save_model(setup: Setup, directory: Path) -> None:
     Raises:
         InputError: no room, or no right to write.
     """
-    adapted = bool(setup.config["lora_rank"])
-    written = (parameter for _, parameter in setup.trainable()) if adapted else setup.model.state_dict().values()
-    needed = sum(tensor.numel() * tensor.itemsize for tensor in written if isinstance(tensor, torch.Tensor)) + MIB
-    with atomic_writes.written_into(directory, what="the trained model", needed_bytes=needed) as aside:
-        if adapted:
-            _save_adapter(setup, aside)
+    is_adapted = bool(setup.config["lora_rank"])
+    saved = (parameter for _, parameter in setup.trainable()) if is_adapted else setup.model.state_dict().values()
+    needed = sum(tensor.numel() * tensor.itemsize for tensor in saved if isinstance(tensor, torch.Tensor)) + MIB
+    with atomic_writes.atomic_files(directory, what="the trained model", needed_bytes=needed) as part:
+        if is_adapted:
+            _save_adapter(setup, part)
         elif callable(save_pretrained := getattr(setup.model, "save_pretrained", None)):
-            save_pretrained(aside)
+            save_pretrained(part)
         else:
-            safetensors.torch.save_model(setup.model, str(aside / "model.safetensors"))
+            safetensors.torch.save_model(setup.model, str(part / "model.safetensors"))
 
 
 def _save_adapter(setup: Setup, directory: Path) -> None:
@@ -55,11 +53,11 @@ def _save_adapter(setup: Setup, directory: Path) -> None:
     config.task_type = _TASK_TYPES.get(setup.workload.task)
     config.base_model_name_or_path = getattr(model, "name_or_path", None) or None
     config.inference_mode = True
-    # Embeddings are frozen, also where adapters lie beside the head that they are tied to.
+    # Embeddings are frozen, even where the head that they are tied to has adapters.
     weights = {**get_peft_model_state_dict(model, save_embedding_layers=False), **whole}
     # The names that PeftModel.from_pretrained looks for: it wraps the model twice.
-    named = {f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    safetensors.torch.save_file(named, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    tensors = {f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    safetensors.torch.save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(directory)
 
 
@@ -67,16 +65,17 @@ def _save_adapter(setup: Setup, directory: Path) -> None:
 def merged(model: nn.Module) -> nn.Module:
     """A plain copy of a model, of the same class, with its adapters added to the weights; the model stays as it is.
 
-    Takes room for a second copy of the weights on the device, as large as they are unquantised. Quantised layers become
-    plain ones with the values they compute with: adding the adapters to them and quantising the sum again, as peft
-    does, would round most of an update away: a step of nf4 is 4 to 15 % of a block's range. So the outputs are those of
-    the model with adapters up to the rounding of the weights' dtype, but for int8, whose products round activations
-    too. A head that was tied to the embeddings and has an adapter is no longer tied.
+    Takes room on the device for a second, unquantised copy of the weights. Quantised layers become plain ones with the
+    values they compute with: quantising the sum again, as peft does, would round most of an update away (a step of nf4
+    is 4 to 15 % of a block's range). Outputs equal those with adapters up to the rounding of the weights' dtype; int8
+    layers also round activations. A head that was tied to the embeddings and has an adapter is no longer tied.
     """
     plain = copy.deepcopy(model)
     _untie_adapted(plain)
-    dtype = _dtype(plain)
-    for parent, name, child in list(_places(plain)):
+    # The compute dtype is that of the embeddings, norms and heads beside quantised layers.
+    frozen = (p.dtype for p in plain.parameters() if not p.requires_grad and p.is_floating_point() and p.itemsize > 1)
+    dtype = next(frozen, torch.get_default_dtype())
+    for parent, name, child in list(_replaced_layers(plain)):
         setattr(parent, name, _merged_layer(child, dtype))
     for parameter in plain.parameters():
         if parameter.requires_grad and parameter.is_floating_point():
@@ -85,13 +84,13 @@ def merged(model: nn.Module) -> nn.Module:
     return plain
 
 
-def _places(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-    """(parent, name, layer) of what is to be exchanged: layers with adapters, and quantised ones without."""
+def _replaced_layers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
+    """(parent, name, layer) of every layer with adapters or quantised weights."""
     for name, child in model.named_children():
         if _is_adapted(child) or is_quantised(child):
             yield model, name, child
         else:
-            yield from _places(child)
+            yield from _replaced_layers(child)
 
 
 def _is_adapted(module: nn.Module) -> bool:
@@ -110,27 +109,15 @@ def _merged_layer(layer: Any, dtype: torch.dtype) -> nn.Module:
 
 
 def _untie_adapted(model: nn.Module) -> None:
-    """Give every adapted layer a weight of its own: what is added to it is not meant for who shares it."""
+    """Give every adapted layer its own weight, so that its adapter is not added to layers that share it."""
     uses: dict[int, int] = {}
     for module in model.modules():
         for parameter in module._parameters.values():
             uses[id(parameter)] = uses.get(id(parameter), 0) + 1
-    for module in model.modules():
-        if _is_adapted(module):
-            base: Any = module.get_base_layer()  # type: ignore[operator]
-            if uses[id(base.weight)] > 1:
-                base.weight = nn.Parameter(base.weight.detach().clone(), base.weight.requires_grad)
-                _tell_untied(model)
-
-
-def _tell_untied(model: Any) -> None:
-    """transformers would tie the two again when it reads what was saved."""
-    config: Any = getattr(model, "config", None)
-    if config is not None and hasattr(config, "get_text_config"):
-        config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
-
-
-def _dtype(model: nn.Module) -> torch.dtype:
-    """That of the weights that are as the model computes: of embeddings, norms and heads beside quantised layers."""
-    frozen = (p.dtype for p in model.parameters() if not p.requires_grad and p.is_floating_point() and p.itemsize > 1)
-    return next(frozen, torch.get_default_dtype())
+    for module in filter(_is_adapted, model.modules()):
+        base: Any = module.get_base_layer()  # type: ignore[operator]
+        if uses[id(base.weight)] > 1:
+            base.weight = nn.Parameter(base.weight.detach().clone(), base.weight.requires_grad)
+            config: Any = getattr(model, "config", None)
+            if config is not None and hasattr(config, "get_text_config"):  # or transformers would tie the two again
+                config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False

@@ -1,10 +1,13 @@
-"""The training step: loss, gradients, update. A probe times `train_step`, and `run` repeats it for the user."""
+"""The training step: loss, gradients, update. A probe times `train_step`; the training loop repeats it for the user."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from autofit.core.errors import InputError
 from autofit.data.batch import map_tensors, sample_count, weighted_slices
@@ -13,7 +16,7 @@ from autofit.training.default_loss import default_loss
 
 
 def compute_loss(setup: Setup, batch: Any) -> torch.Tensor:
-    """The workload's loss of one micro-batch, checked to be one number that can be trained on.
+    """The workload's loss of one micro-batch, checked to be a trainable scalar.
 
     Raises:
         InputError: not a tensor, not a scalar, or not connected to any trainable weight.
@@ -29,15 +32,33 @@ def compute_loss(setup: Setup, batch: Any) -> torch.Tensor:
     return loss.reshape(())
 
 
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Without dropout and with stored statistics inside; restores the mode."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def loss_value(setup: Setup, batch: Any) -> float:
+    """The loss of a batch of any device, without a backward."""
+    on_device = map_tensors(batch, lambda tensor: tensor.to(setup.device))
+    with setup.step_context(), setup.forward_context():
+        return float(compute_loss(setup, on_device).detach())
+
+
 def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
     """Forward and backward over all micro-batches of `batch`; returns its loss, detached, on the device.
 
-    Gradients come out as of the unsplit batch, whatever the micro-batch.
+    Gradients equal those of the unsplit batch, whatever the micro-batch.
 
     Raises:
-        InputError: the backward applies gradients itself, and there is more than one.
+        InputError: the backward applies gradients itself, and there is more than one micro-batch.
     """
-    setup.phase = "forward"  # already while data moves: the last step ended with its update
+    setup.phase = "forward"  # already while data moves: the last step ended in "update"
     batch_loss = torch.zeros((), device=setup.device)
     slices = weighted_slices(setup.workload, batch, setup.micro_batch_size)
     if setup.stepped_in_backward and len(slices) > 1:
@@ -52,22 +73,22 @@ def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
             weighted = loss * weight if weight != 1.0 else loss
             setup.phase = "backward"
             if setup.stepped_in_backward and not weighted.isfinite():
-                return weighted.detach()  # this backward would write what is no number into every weight
+                return weighted.detach()  # its backward would write NaN into every weight
             (setup.scaler.scale(weighted) if setup.scaler else weighted).backward()
         batch_loss += weighted.detach().to(batch_loss.dtype)
-        del loss, weighted  # with their graph: bitsandbytes' int8 layers hold their inputs as long as that lives
+        del loss, weighted  # with their graph: bitsandbytes' int8 layers hold their inputs as long as it lives
     return batch_loss
 
 
 def update(setup: Setup) -> bool:
-    """Apply the gradients, if the backward has not; False when there are none, or a loss scaler skipped the step."""
+    """Apply the gradients unless the backward did; False when there are none or the loss scaler skipped the step."""
     assert setup.optimizer is not None, "build() sets the optimizer"
     if setup.stepped_in_backward:
         return setup.stepped_in_backward()
     scaler, max_norm = setup.scaler, setup.hyperparameters.max_grad_norm
     trained = [parameter for group in setup.optimizer.param_groups for parameter in group["params"]]
     if all(parameter.grad is None for parameter in trained):
-        return False  # no valid label in the whole batch; a scaler would not take that
+        return False  # no valid label in the whole batch, which a scaler does not accept
     setup.phase = "update"
     if max_norm is not None:
         if scaler:

@@ -1,4 +1,4 @@
-"""A model and a data loader, as `autofit.api.fit` gets them, become a Workload; and the loader, batches to train on."""
+"""A model and a data loader, as `fit` gets them, become a Workload; and passes over loaders of any kind."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from autofit.core.workload import Workload, task_of
 from autofit.data.batch import labels_of, map_tensors, repeat_to, sample_count, tensors
 from autofit.training.default_loss import check_call, check_loss_function
 from autofit.training.inspect import blamed_on
-from autofit.training.meta_model import skeleton_of
+from autofit.training.meta_model import meta_copy
 
-_FEW_SHAPES = 8  # such as those of buckets: what is planned once for each of them pays
+_FEW_SHAPES = 8  # such as those of buckets: planning once for each of them pays
 _NOT_COPIED = "Take that out of the model, or search with autofit.Workload(model=...) and a function that makes it."
 
 
 @dataclass(frozen=True)
-class SameSkeleton:
-    """() -> a model of the structure of one that lives in the user's process, without its weights."""
+class MetaModel:
+    """() -> the structure of the user's model, without its weights."""
 
-    skeleton: nn.Module
+    model: nn.Module
 
     def __call__(self) -> nn.Module:
-        return self.skeleton  # each probe is a process of its own and unpickles its own
+        return self.model  # each probe is a process of its own and unpickles its own
 
 
 @dataclass(frozen=True)
 class RepeatedBatch:
-    """n -> n samples, made from one real batch of the largest shape seen."""
+    """n -> n samples, made from one real batch of the largest shape found."""
 
     batch: Any
 
@@ -46,7 +46,7 @@ class RepeatedBatch:
 
 @dataclass(frozen=True)
 class Peek:
-    """How the largest batch is found: the one given, or the largest of the loader's first `batches`."""
+    """How to find the largest batch: the one given, or the largest of the loader's first `batches`."""
 
     worst_case: Any = None
     batches: int = 64
@@ -71,7 +71,7 @@ def workload_from(
     """
     workload = training_workload(model, loader, loss, optimizer=optimizer, peek=peek)
     with blamed_on("copying the model's structure", _NOT_COPIED):
-        return dataclasses.replace(workload, model=SameSkeleton(skeleton_of(model)))
+        return dataclasses.replace(workload, model=MetaModel(meta_copy(model)))
 
 
 def training_workload(
@@ -84,7 +84,7 @@ def training_workload(
 ) -> Workload:
     """The workload of training `model` itself on `loader`, whose own batch size is the effective batch.
 
-    Looks at the first batches for the largest shape; the model itself is not touched.
+    Reads the first batches to find the largest shape; the model is not touched.
 
     Raises:
         InputError: not a module with weights in one place, a loader that is empty or can be read only once, batches
@@ -95,7 +95,11 @@ def training_workload(
     largest, samples, shapes = _largest(loader, peek or Peek())
     if loss is None:
         check_call(model, largest)
-    sequence_length = _sequence_length(largest)
+    ids = largest.get("input_ids") if isinstance(largest, Mapping) or hasattr(largest, "keys") else None
+    sequence_length = int(ids.shape[1]) if isinstance(ids, torch.Tensor) and ids.dim() == 2 else None
+    task = task_of(model) or "custom"
+    if task == "causal-lm" and labels_of(largest) is None:  # it has none to shift
+        task = "custom"
     return Workload(
         model=lambda: model,
         batch=RepeatedBatch(map_tensors(largest, lambda tensor: tensor.detach().cpu())),
@@ -105,7 +109,7 @@ def training_workload(
         varying=shapes > _FEW_SHAPES,
         unit="tokens" if sequence_length else "samples",
         sequence_length=sequence_length,
-        task=_task(model, largest),
+        task=task,
         name=type(model).__name__,
     )
 
@@ -114,58 +118,58 @@ def _check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         message = f"the model must be an nn.Module or the name of one, not a {type(model).__name__}."
         raise InputError(message, "Pass the model itself, or an autofit.Workload.")
-    places = sorted({str(parameter.device) for parameter in model.parameters()})
-    if "meta" in places:
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if "meta" in devices:
         raise InputError("the model has weights on the meta device: there is nothing to train.", "Load them first.")
     if any(is_lazy(parameter) for parameter in model.parameters()):
         message = "the model has lazy modules, whose weights have no shape yet."
         raise InputError(message, "Call it on a batch once, before it is given away.")
-    if len(places) > 1:
-        message = f"the model's weights are spread over {' and '.join(places)}; autofit trains on one device."
+    if len(devices) > 1:
+        message = f"the model's weights are spread over {' and '.join(devices)}; autofit trains on one device."
         raise InputError(message, "Load it without a device_map.")
 
 
 def _largest(loader: Any, peek: Peek) -> tuple[Any, int, int]:
-    """The batch with the largest samples, how many the fullest one has, and how many shapes samples come in.
+    """The batch with the largest samples, the most samples a batch has, and the number of shapes that samples have.
 
-    Two batches are held at a time, not all: each that comes from a worker takes shared memory and open files.
+    Holds two batches at a time: each that comes from a worker takes shared memory and open files.
     """
     largest: Any = None
-    first, samples, shapes = "", 0, set()
+    structure, samples, shapes = "", 0, set()
     batches = batches_of(loader)
     for number, batch in enumerate(itertools.islice(batches, peek.batches)):
-        first = first or _structure(batch)
-        _check_structure(batch, first, f"batch {number} of the loader")
+        structure = structure or _structure(batch)
+        _check_structure(batch, structure, f"batch {number} of the loader")
         samples = max(samples, sample_count(batch))
         shapes.add(tuple(tensor.shape[1:] for tensor in tensors(batch)))
-        # The last batch may hold few samples that are the longest.
+        # Per sample: the last batch may hold few samples that are the longest.
         if largest is None or _elements_per_sample(batch) > _elements_per_sample(largest):
             largest = batch
     if largest is None:
         raise InputError("the loader is empty: it gave no batch.", "Check the data set.")
     if not isinstance(loader, DataLoader) and batches_of(loader) is batches:  # a DataLoader would start workers
         raise _read_once(f"the loader gives the same {type(batches).__name__} again")
-    if peek.worst_case is None:
-        return largest, samples, len(shapes)
-    _check_structure(peek.worst_case, first, "worst_case")
-    return peek.worst_case, samples, len(shapes)
+    if peek.worst_case is not None:
+        _check_structure(peek.worst_case, structure, "worst_case")
+        largest = peek.worst_case
+    return largest, samples, len(shapes)
 
 
-def _check_structure(batch: Any, first: str, name: str) -> None:
+def _check_structure(batch: Any, structure: str, name: str) -> None:
     sample_count(batch)
-    if _structure(batch) != first:
-        message = f"{name} is {_structure(batch)}, but the first batch is {first}."
+    if _structure(batch) != structure:
+        message = f"{name} is {_structure(batch)}, but the first batch is {structure}."
         raise InputError(message, "Give all batches the same structure.")
 
 
 def _structure(batch: Any) -> str:
-    """A batch in words: its containers, their keys, and where tensors stand in them."""
+    """A batch's containers, keys and tensors in words."""
     if isinstance(batch, torch.Tensor):
         return f"a tensor of {batch.dim()} dimensions"
     if isinstance(batch, Mapping) or hasattr(batch, "keys"):
         return f"{{{', '.join(f'{key}: {_structure(batch[key])}' for key in sorted(batch.keys(), key=str))}}}"
     if isinstance(batch, tuple) or (isinstance(batch, list) and tensors(batch)):
-        return f"({', '.join(_structure(each) for each in batch)})"
+        return f"({', '.join(map(_structure, batch))})"
     return f"a {type(batch).__name__}"
 
 
@@ -195,37 +199,15 @@ def _read_once(what: str) -> InputError:
     return InputError(message, "Pass a function that returns it, or a DataLoader, or a list of batches.")
 
 
-def endless(loader: Any) -> Iterator[Any]:
-    """Pass after pass over the loader, in its own order."""
-    while True:
-        empty = True
-        for batch in batches_of(loader):
-            empty = False
-            yield batch
-        if empty:
-            raise nothing_left()
-
-
-def nothing_left() -> InputError:
-    """Of a pass over a loader that gave no batch, though a look at it did."""
+def empty_pass() -> InputError:
+    """The error for a pass that gives no batch although an earlier look did."""
     message = "a pass over the loader gave no batch: it is empty, or can be read only once."
     return InputError(message, "Pass a DataLoader, a list of batches, or a function that returns a fresh iterator.")
 
 
 def length_of(loader: Any) -> int | None:
-    """How many batches a pass has, where that is known without reading one."""
+    """The number of batches in a pass, where it is known without reading one."""
     try:
         return len(loader)
-    except TypeError:  # also of a DataLoader over an IterableDataset, which has a length only by its looks
+    except TypeError:  # also of a DataLoader over an IterableDataset, which only looks as if it had a length
         return None
-
-
-def _sequence_length(batch: Any) -> int | None:
-    ids = batch.get("input_ids") if isinstance(batch, Mapping) or hasattr(batch, "keys") else None
-    return int(ids.shape[1]) if isinstance(ids, torch.Tensor) and ids.dim() == 2 else None
-
-
-def _task(model: nn.Module, batch: Any) -> str:
-    """Causal language models shift their labels; LoRA trains a classifier's new head whole."""
-    task = task_of(model) or "custom"
-    return "custom" if task == "causal-lm" and labels_of(batch) is None else task

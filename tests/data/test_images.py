@@ -11,8 +11,7 @@ import torch
 
 from autofit.core.errors import InputError
 from autofit.data.images import read_folder, read_tensors
-from autofit.data.labels import LabelRule
-from autofit.data.options import DataOptions, Normalisation
+from autofit.data.options import DataOptions, LabelRule, Normalisation
 
 SHAPE = (3, 4, 6)
 Paint = Callable[..., None]

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from autofit.core.errors import InputError
-from autofit.data.labels import LabelRule, labels_from
+from autofit.data.labels import labels_from
+from autofit.data.options import LabelRule
 
 
 def numbered(*values: Any, rule: LabelRule | None = None) -> tuple[list[float], dict[str, int]]:

@@ -29,7 +29,7 @@ def test_or_a_text_in_each_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n\n \ntwo\u2028three")
     rows = read_rows(tmp_path / "a.txt", CAUSAL, by_line=True)
     assert rows.columns["text"] == ["one", "two\u2028three"]
-    assert [place.rpartition(", ")[2] for place in rows.places] == ["line 1", "line 4"]
+    assert [location.rpartition(", ")[2] for location in rows.locations] == ["line 1", "line 4"]
 
 
 def test_json_lines(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_csv(tmp_path: Path, start: str) -> None:
     (tmp_path / "a.CSV").write_text(content, encoding="utf-8")
     rows = read_rows(tmp_path / "a.CSV", (LABELLED,))
     assert dict(rows.columns) == {"text": ["two\nlines, quoted", ""], "label": ["good", "bad"]}
-    assert rows.places[1].endswith("line 4")
+    assert rows.locations[1].endswith("line 4")
 
 
 def test_numbers_as_labels_of_csv(tmp_path: Path) -> None:

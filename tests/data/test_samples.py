@@ -1,10 +1,11 @@
-"""Samples come as a batch: stacked, padded to the longest of them, or normalised from bytes."""
+"""Samples become batches: stacked, padded or normalised; in an order that the seed decides; masked as BERT was."""
 
 import pyarrow
 import pytest
 import torch
 
-from autofit.data.samples import Pictures, Ragged, Stacked
+from autofit.data.batch import IGNORED_LABEL
+from autofit.data.samples import FileLoader, Pictures, Ragged, Stacked, masked
 
 NO = -100
 IDS = torch.tensor([1, 2, 3, 4, 5, 6], dtype=torch.int32)
@@ -18,8 +19,8 @@ def test_stacked_samples() -> None:
     assert len(samples) == 3
     assert samples.batch(torch.tensor([2, 0]))["x"].tolist() == [[5, 9], [1, 2]]
     assert (samples.largest("x"), samples.largest("y")) == (9, None)
-    assert samples.learnt(shifted=False).tolist() == [True, True, False]
-    assert samples.learnt(shifted=True).tolist() == [True, False, False]
+    assert samples.has_labels(shifted=False).tolist() == [True, True, False]
+    assert samples.has_labels(shifted=True).tolist() == [True, False, False]
     assert samples.only(torch.tensor([False, True, True])).batch(torch.tensor([0]))["x"].tolist() == [[3, 4]]
 
 
@@ -38,7 +39,7 @@ def test_a_batch_is_padded_to_its_longest() -> None:
 def test_labels_of_whole_samples_are_not_padded() -> None:
     samples = Ragged({"input_ids": IDS}, SPANS, 0, {"labels": torch.tensor([7, 8, 9, 10])})
     assert samples.batch(torch.tensor([2, 0]))["labels"].tolist() == [9, 7]
-    assert samples.learnt(shifted=False).tolist() == [True, True, True, False]
+    assert samples.has_labels(shifted=False).tolist() == [True, True, True, False]
     kept = samples.only(torch.tensor([False, False, True, False]))
     assert kept.batch(torch.tensor([0]))["labels"].tolist() == [9]
 
@@ -53,8 +54,8 @@ def test_labels_of_whole_samples_are_not_padded() -> None:
 )
 def test_samples_that_have_something_to_learn(labels: list[int], shifted: list[bool], plain: list[bool]) -> None:
     samples = Ragged({"input_ids": IDS, "labels": torch.tensor(labels)}, SPANS, 0)
-    assert samples.learnt(shifted=True).tolist() == shifted
-    assert samples.learnt(shifted=False).tolist() == plain
+    assert samples.has_labels(shifted=True).tolist() == shifted
+    assert samples.has_labels(shifted=False).tolist() == plain
 
 
 def test_pictures_are_normalised_by_channel() -> None:
@@ -66,3 +67,101 @@ def test_pictures_are_normalised_by_channel() -> None:
     assert torch.allclose(batch["pixel_values"], torch.tensor([[[[0.0, 1.0]], [[0.0, 0.4]]]]), atol=1e-6)
     assert len(samples.batch(torch.tensor([1, 0]))["pixel_values"]) == len(samples) == 2
     assert (samples.largest("labels"), samples.largest("input_ids")) == (5, None)
+
+
+# The loader
+
+
+def loader_of(count: int, size: int) -> FileLoader:
+    return FileLoader(Stacked({"rows": torch.arange(count)}), size)
+
+
+def passes(loader: FileLoader) -> list[torch.Tensor]:
+    return [batch["rows"] for batch in loader]
+
+
+@pytest.mark.parametrize(("count", "size", "batches"), [(8, 4, 2), (9, 4, 3), (3, 4, 1), (1, 4, 1), (3, 8, 1)])
+def test_every_batch_is_whole_and_every_sample_is_in_one(count: int, size: int, batches: int) -> None:
+    loader = loader_of(count, size)
+    seen = passes(loader)
+    assert len(loader) == len(seen) == batches
+    assert [len(batch) for batch in seen] == [size] * batches
+    assert set(torch.cat(seen).tolist()) == set(range(count))
+    assert torch.equal(torch.cat(seen)[:count].sort().values, torch.arange(count))
+
+
+def test_the_order_is_that_which_the_emitted_script_makes() -> None:
+    torch.manual_seed(7)
+    seen = torch.cat(passes(loader_of(10, 4)))
+    torch.manual_seed(7)
+    generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+    order = torch.randperm(10, generator=generator)
+    assert torch.equal(seen, torch.cat([order, order[:2]]))
+
+
+def test_every_pass_has_an_order_of_its_own_which_the_seed_decides() -> None:
+    loader = loader_of(100, 100)
+    torch.manual_seed(3)
+    (first,), (second,) = passes(loader), passes(loader)
+    assert not torch.equal(first, second)
+    torch.manual_seed(3)
+    (again,) = passes(loader)
+    assert torch.equal(first, again)
+
+
+def test_in_order_every_sample_comes_once_and_nothing_is_drawn() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    seen = [batch["rows"].tolist() for batch in loader_of(5, 2).in_order()]
+    assert seen == [[0, 1], [2, 3], [4]]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def hidden_words(mask_id: int | None = 4) -> FileLoader:
+    return FileLoader(Stacked({"input_ids": torch.arange(10, 110).view(1, 100)}), 1, mask_id=mask_id)
+
+
+def test_masks_change_from_pass_to_pass_but_not_in_evaluation() -> None:
+    loader = hidden_words()
+    (first,), (second,) = loader, loader
+    assert not torch.equal(first["labels"], second["labels"])
+    (first,), (second,) = loader.in_order(), loader.in_order()
+    assert torch.equal(first["input_ids"], second["input_ids"])
+
+
+def test_masks_are_drawn_from_the_generator_of_the_order() -> None:
+    torch.manual_seed(7)
+    (seen,) = hidden_words()
+    torch.manual_seed(7)
+    generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+    torch.randperm(1, generator=generator)
+    chosen = torch.rand((1, 100), generator=generator) < 0.15
+    assert torch.equal(seen["labels"] != IGNORED_LABEL, chosen)
+
+
+def test_masking_is_as_bert_was_trained() -> None:
+    ids = torch.arange(10, 110).repeat(400, 10)
+    batch = masked({"input_ids": ids}, 4, torch.Generator().manual_seed(0))
+    chosen = batch["labels"] != IGNORED_LABEL
+    shown = batch["input_ids"]
+    assert torch.equal(batch["labels"][chosen], ids[chosen])
+    assert torch.equal(shown[~chosen], ids[~chosen])
+    assert chosen.float().mean() == pytest.approx(0.15, abs=0.005)
+    hidden, kept = (shown == 4)[chosen].float().mean(), (shown == ids)[chosen].float().mean()
+    assert hidden == pytest.approx(0.8, abs=0.01)
+    assert kept == pytest.approx(0.101, abs=0.01)  # one in a hundred of the replaced ones is the same by chance
+
+
+def test_neither_padding_nor_the_frame_is_guessed_or_put_elsewhere() -> None:
+    frame, padding, words = 1, 0, torch.arange(10, 30)
+    ids = torch.cat([torch.tensor([frame]), words.repeat(50), torch.tensor([frame]), words[:5]])
+    labels = ids.masked_fill(ids == frame, IGNORED_LABEL)
+    samples = Ragged({"input_ids": ids, "labels": labels}, torch.tensor([[0, 1002], [1002, 1007]]), padding)
+    torch.manual_seed(0)
+    (batch,) = FileLoader(samples, 2, mask_id=4)
+    own = batch["labels"] != IGNORED_LABEL
+    assert 100 < own.sum() < 200
+    assert not (own & (batch["attention_mask"] == 0)).any()
+    assert batch["labels"][own].min() >= 10
+    assert (batch["input_ids"] == frame).sum() == 2
+    assert (batch["input_ids"][own] >= 4).all()

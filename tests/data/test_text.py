@@ -9,9 +9,8 @@ import torch
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload
 from autofit.data.byte_tokenizer import CHAT_TEMPLATE, byte_tokenizer
-from autofit.data.file_loader import FileLoader
-from autofit.data.labels import LabelRule
-from autofit.data.options import DataOptions
+from autofit.data.options import DataOptions, LabelRule
+from autofit.data.samples import FileLoader
 from autofit.data.text import text_loader
 from tests.data.letters import letters, lines
 

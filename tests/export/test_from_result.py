@@ -14,7 +14,7 @@ from autofit.core.errors import InputError, NothingFitsError
 from autofit.core.result import Result, SavedResult
 from autofit.export.from_result import export_all, short_names
 from autofit.techniques import all_techniques
-from autofit.training.meta_model import skeleton_from
+from autofit.training.meta_model import meta_model_from
 from tests import tiny
 
 OFF = {technique.name: technique.off for technique in all_techniques()}
@@ -52,7 +52,7 @@ def test_short_names_stand_for_all_wanted_layers_and_no_others() -> None:
     wanted = ["a.0.attention.query", "a.1.attention.query", "a.0.attention.output.dense"]
     assert short_names(wanted, names) == ("attention.query", "attention.output.dense")
     assert short_names([], names) == ()
-    modules = [name for name, _ in skeleton_from(tiny.llama()).named_modules()]
+    modules = [name for name, _ in meta_model_from(tiny.llama()).named_modules()]
     linear = [name for name in modules if name.endswith("_proj")]
     assert set(short_names(linear, modules)) == {
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from autofit.data.labels import LabelRule, labels_from
+from autofit.data.labels import labels_from
+from autofit.data.options import LabelRule
 
 # transformers and torchao warn of each other's ways; what they warn of is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -19,7 +19,7 @@ from autofit.training import atomic_writes
 
 
 def write(path: Path, text: str, needed_bytes: int = 0) -> None:
-    with atomic_writes.written_whole(path, what="the thing", needed_bytes=needed_bytes) as aside:
+    with atomic_writes.atomic_directory(path, what="the thing", needed_bytes=needed_bytes) as aside:
         (aside / "one").write_text(text)
         torch.save({"text": text, "numbers": torch.zeros(1000)}, aside / "two.pt")
         safetensors.torch.save_file({"numbers": torch.zeros(1000)}, aside / "three.safetensors")
@@ -31,9 +31,9 @@ def names(folder: Path) -> list[str]:
 
 def test_it_is_there_when_all_of_it_is(tmp_path: Path) -> None:
     path = tmp_path / "new" / "thing"
-    with atomic_writes.written_whole(path, what="the thing", needed_bytes=0) as aside:
+    with atomic_writes.atomic_directory(path, what="the thing", needed_bytes=0) as aside:
         (aside / "file").write_text("a")
-        assert list(atomic_writes.whole(path.parent)) == []
+        assert list(atomic_writes.complete_entries(path.parent)) == []
     assert (path / "file").read_text() == "a"
     assert names(path.parent) == ["thing"]
 
@@ -114,7 +114,7 @@ from autofit.training import atomic_writes
 folder, how, others = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 numbers = torch.ones(2**21)
 try:
-    with atomic_writes.written_whole(folder / "thing", what="the thing", needed_bytes=2**23) as aside:
+    with atomic_writes.atomic_directory(folder / "thing", what="the thing", needed_bytes=2**23) as aside:
         print("began")
         (folder / "others").write_bytes(bytes(others))
         if how == "safetensors":
@@ -166,7 +166,7 @@ def test_an_error_of_another_kind_goes_on_and_leaves_nothing(tmp_path: Path) -> 
     for error in (KeyError("x"), RuntimeError("of the model"), KeyboardInterrupt()):
         with (
             pytest.raises(type(error)) as caught,
-            atomic_writes.written_whole(tmp_path / "thing", what="the thing", needed_bytes=0) as aside,
+            atomic_writes.atomic_directory(tmp_path / "thing", what="the thing", needed_bytes=0) as aside,
         ):
             (aside / "file").write_text("a")
             raise error
@@ -198,8 +198,10 @@ def test_a_crash_between_the_two_renames_loses_nothing(tmp_path: Path, monkeypat
     with monkeypatch.context() as patched, pytest.raises(Killed):
         patched.setattr(Path, "rename", once)
         write(tmp_path / "thing", "b")
-    assert [(name, (path / "one").read_text()) for name, path in atomic_writes.whole(tmp_path)] == [("thing", "a")]
-    atomic_writes.put_in_order(tmp_path)
+    assert [(name, (path / "one").read_text()) for name, path in atomic_writes.complete_entries(tmp_path)] == [
+        ("thing", "a")
+    ]
+    atomic_writes.clean_up(tmp_path)
     assert names(tmp_path) == ["thing"]
 
 
@@ -207,8 +209,8 @@ def test_leftovers_are_removed_and_what_is_whole_is_kept(tmp_path: Path) -> None
     for name in (".a.part", ".b.former", ".c.former", ".d.gone", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
-    assert sorted(name for name, _ in atomic_writes.whole(tmp_path)) == ["b", "c"]
-    atomic_writes.put_in_order(tmp_path)
+    assert sorted(name for name, _ in atomic_writes.complete_entries(tmp_path)) == ["b", "c"]
+    atomic_writes.clean_up(tmp_path)
     assert names(tmp_path) == ["b", "c"]
     assert (tmp_path / "b" / "file").read_text() == "b"
     atomic_writes.remove(tmp_path / "b")
@@ -218,10 +220,10 @@ def test_leftovers_are_removed_and_what_is_whole_is_kept(tmp_path: Path) -> None
 def test_into_a_directory_of_others(tmp_path: Path) -> None:
     (tmp_path / "theirs").write_text("theirs")
     (tmp_path / "mine").write_text("old")
-    with pytest.raises(ZeroDivisionError), atomic_writes.written_into(tmp_path, what="it", needed_bytes=0) as aside:
+    with pytest.raises(ZeroDivisionError), atomic_writes.atomic_files(tmp_path, what="it", needed_bytes=0) as aside:
         (aside / "mine").write_text(str(1 / 0))
     assert (tmp_path / "mine").read_text() == "old"
-    with atomic_writes.written_into(tmp_path, what="it", needed_bytes=0) as aside:
+    with atomic_writes.atomic_files(tmp_path, what="it", needed_bytes=0) as aside:
         (aside / "mine").write_text("new")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"theirs": "theirs", "mine": "new"}
 

@@ -388,13 +388,13 @@ def test_the_room_that_is_asked_for_is_what_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
 ) -> None:
     asked: list[int] = []
-    written_whole = atomic_writes.written_whole
+    atomic_directory = atomic_writes.atomic_directory
 
     def recorded(path: Path, *, what: str, needed_bytes: int) -> Any:
         asked.append(needed_bytes)
-        return written_whole(path, what=what, needed_bytes=needed_bytes)
+        return atomic_directory(path, what=what, needed_bytes=needed_bytes)
 
-    monkeypatch.setattr(atomic_writes, "written_whole", recorded)
+    monkeypatch.setattr(atomic_writes, "atomic_directory", recorded)
     setup = run(config)
     train_step(setup, BATCHES[0])
     taken = sum(file.stat().st_size for file in checkpoint.save(setup, tmp_path, 1).iterdir())

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from autofit.core.errors import InputError
 from autofit.training import random_state
-from autofit.training.epochs import Passes
+from autofit.training.epochs import Epochs
 
 CPU = torch.device("cpu")
 PER_PASS = 4
@@ -60,7 +60,7 @@ class Stateful:
         self.order, self.given, self.put_there = state["order"], state["given"], True
 
 
-def taken(passes: Passes, count: int) -> list[torch.Tensor]:
+def taken(passes: Epochs, count: int) -> list[torch.Tensor]:
     """Batches, and what a model would draw beside each."""
     found = []
     for _ in range(count):
@@ -78,46 +78,46 @@ def assert_same(one: list[torch.Tensor], other: list[torch.Tensor]) -> None:
 @pytest.mark.parametrize("loader", [shuffled, ByPythonAndNumpy, Stateful])
 def test_it_goes_on_where_it_stopped(loader: Any, stopped: int) -> None:
     torch.manual_seed(0)
-    passes = Passes(loader(), seed=5)
+    passes = Epochs(loader(), seed=5)
     taken(passes, stopped)
     state, random_numbers = passes.state(), random_state.capture(CPU)
     wanted = taken(passes, 7)
-    again = Passes(loader(), seed=5)
+    again = Epochs(loader(), seed=5)
     random_state.restore(random_numbers, CPU)
-    again.go_on(stopped, state if stopped else None, CPU)
+    again.skip(stopped, state if stopped else None, CPU)
     assert_same(taken(again, 7), wanted)
 
 
 def test_a_loader_that_takes_its_place_is_not_read_up_to_there() -> None:
-    passes = Passes(Stateful(), seed=0)
+    passes = Epochs(Stateful(), seed=0)
     taken(passes, 3)
     loader = Stateful()
-    again = Passes(loader, seed=0)
-    again.go_on(3, passes.state(), CPU)
+    again = Epochs(loader, seed=0)
+    again.skip(3, passes.state(), CPU)
     assert loader.read == 0
     next(again)
     assert loader.read == 1
 
 
 def test_every_pass_has_an_order_of_its_own() -> None:
-    passes = Passes(shuffled(), seed=0)
+    passes = Epochs(shuffled(), seed=0)
     orders = {tuple(torch.cat([next(passes)[0] for _ in range(PER_PASS)]).tolist()) for _ in range(5)}
     assert len(orders) == 5
 
 
 def test_a_place_that_only_the_former_loader_could_tell_is_counted_instead() -> None:
-    passes = Passes(Stateful(), seed=0)
+    passes = Epochs(Stateful(), seed=0)
     taken(passes, 3)
-    assert Passes(shuffled(), seed=0).state() is None
-    whole = Passes(shuffled(), seed=0)
+    assert Epochs(shuffled(), seed=0).state() is None
+    whole = Epochs(shuffled(), seed=0)
     wanted = [next(whole) for _ in range(5)][3:]
-    again = Passes(shuffled(), seed=0)
-    again.go_on(3, passes.state(), CPU)
+    again = Epochs(shuffled(), seed=0)
+    again.skip(3, passes.state(), CPU)
     assert [next(again)[0].tolist() for _ in range(2)] == [batch[0].tolist() for batch in wanted]
 
 
 def test_its_state_is_read_back_without_running_code() -> None:
-    passes = Passes(Stateful(), seed=0)
+    passes = Epochs(Stateful(), seed=0)
     taken(passes, 6)
     written = io.BytesIO()
     torch.save(passes.state(), written)
@@ -126,4 +126,4 @@ def test_its_state_is_read_back_without_running_code() -> None:
 
 def test_a_loader_that_is_empty() -> None:
     with pytest.raises(InputError, match="a pass over the loader gave no batch"):
-        next(Passes([], seed=0))
+        next(Epochs([], seed=0))

@@ -14,7 +14,7 @@ from autofit.core.workload import Workload
 from autofit.models import resolve
 from autofit.training.fingerprint import Code
 from autofit.training.fingerprint import fingerprint as of_model
-from autofit.training.meta_model import skeleton_from
+from autofit.training.meta_model import meta_model_from
 from tests import tiny
 
 SOURCE = """
@@ -57,7 +57,7 @@ InFile = Callable[..., str]
 
 
 def fingerprint(workload: Workload) -> str:
-    return of_model(workload, skeleton_from(workload.model))
+    return of_model(workload, meta_model_from(workload.model))
 
 
 @pytest.fixture

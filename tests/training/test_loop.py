@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from autofit.core.errors import DivergedError, InputError, OutOfMemoryError
@@ -16,7 +18,7 @@ from autofit.data.batch import sample_count
 from autofit.setup import Setup
 from autofit.training import step as loop
 from autofit.training.build import build
-from autofit.training.loop import StepReport, train
+from autofit.training.loop import StepReport, learning_rate_factor, train
 from tests import tiny
 
 
@@ -388,3 +390,37 @@ def test_a_loss_that_is_no_number_leaves_running_statistics_as_they_were() -> No
         train(setup, [(torch.full_like(fine[0], torch.nan), fine[1])], steps=1)
     for name, buffer in setup.model.named_buffers():
         assert torch.equal(buffer, before[name]), name
+
+
+# The learning rate.
+
+
+def test_warm_up_rises_in_a_line_to_the_whole() -> None:
+    chosen = Hyperparameters(warmup_steps=4)
+    assert [learning_rate_factor(chosen, 10, step) for step in range(6)] == pytest.approx(
+        [0.2, 0.4, 0.6, 0.8, 1.0, 1.0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("constant", [1, 1, 1, 1, 1]), ("linear", [1, 0.75, 0.5, 0.25, 0]), ("cosine", [1, 0.853553, 0.5, 0.146447, 0])],
+)
+def test_schedules(schedule: str, expected: list[float]) -> None:
+    chosen = Hyperparameters(schedule=schedule)
+    assert [learning_rate_factor(chosen, 4, step) for step in range(5)] == pytest.approx(expected, abs=1e-6)
+
+
+@given(
+    schedule=st.sampled_from(["constant", "linear", "cosine"]),
+    warmup=st.integers(0, 20),
+    total=st.integers(1, 60),
+)
+def test_the_factor_is_never_outside_its_range_and_falls_after_the_warm_up(
+    schedule: str, warmup: int, total: int
+) -> None:
+    chosen = Hyperparameters(schedule=schedule, warmup_steps=warmup)
+    course = [learning_rate_factor(chosen, total, step) for step in range(total)]
+    assert all(0 < value <= 1 for value in course)  # every step that is taken learns something
+    assert course[:warmup] == sorted(course[:warmup])
+    assert course[warmup:] == sorted(course[warmup:], reverse=True)

@@ -12,7 +12,7 @@ from autofit.core.errors import InputError
 from autofit.hardware.tracker import StorageTracker
 from autofit.setup import Setup
 from autofit.training.build import build
-from autofit.training.meta_model import materialize, parameters_on_meta, skeleton_from, skeleton_of
+from autofit.training.meta_model import materialize, meta_copy, meta_model_from, parameters_on_meta
 from tests import tiny
 
 
@@ -35,21 +35,21 @@ def devices(model: nn.Module) -> set[str]:
 
 
 def test_parameters_are_on_meta_and_buffers_are_real() -> None:
-    model = skeleton_from(Tied)
+    model = meta_model_from(Tied)
     assert devices(model) == {"meta"}
     assert torch.equal(model.positions, torch.arange(10))
     assert torch.equal(model.hidden, torch.ones(3))
 
 
 def test_ties_are_kept_however_they_were_tied() -> None:
-    model = skeleton_from(Tied)
+    model = meta_model_from(Tied)
     assert model.head.weight is model.embed.weight
     assert model.scale is model.shift
     assert len(list(model.parameters())) == len(list(Tied().parameters())) == 2
 
 
 def test_two_parameters_of_one_shape_are_not_one() -> None:
-    model = skeleton_from(lambda: nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)]))
+    model = meta_model_from(lambda: nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)]))
     assert len(list(model.parameters())) == 4
 
 
@@ -60,7 +60,7 @@ def test_what_is_frozen_stays_frozen() -> None:
         model.register_parameter("extra", nn.Parameter(torch.ones(2), requires_grad=False))
         return model
 
-    assert {name: p.requires_grad for name, p in skeleton_from(factory).named_parameters()} == {
+    assert {name: p.requires_grad for name, p in meta_model_from(factory).named_parameters()} == {
         "weight": False,
         "bias": True,
         "extra": False,
@@ -71,7 +71,7 @@ def test_a_skeleton_takes_the_memory_of_one_layer_at_a_time() -> None:
     """Each layer's weights exist only until they are registered."""
     depth, layer = 20, nn.Linear(100, 100)
     with StorageTracker() as tracker:
-        model = skeleton_from(lambda: nn.Sequential(*(nn.Linear(100, 100) for _ in range(depth))))
+        model = meta_model_from(lambda: nn.Sequential(*(nn.Linear(100, 100) for _ in range(depth))))
     assert tracker.live == 0
     assert tracker.peak <= sum(parameter.nbytes for parameter in layer.parameters())
     assert len(model) == depth
@@ -101,7 +101,7 @@ def test_code_that_needs_values_gets_real_weights(look: Callable[[torch.Tensor],
         look(model.weight)
         return model
 
-    assert devices(skeleton_from(factory)) == {"cpu"}
+    assert devices(meta_model_from(factory)) == {"cpu"}
 
 
 @pytest.mark.parametrize("made", [None, [1], nn.Linear, {"model": nn.Linear(1, 1)}])
@@ -111,7 +111,7 @@ def test_a_factory_must_make_a_module(made: object) -> None:
 
     place = rf"{__file__}:{factory.__code__.co_firstlineno}"
     with pytest.raises(InputError, match=rf"the model factory \(at {place}\) returned a .*, not an nn\.Module\."):
-        skeleton_from(factory)
+        meta_model_from(factory)
 
 
 # The skeleton of a living model.
@@ -124,7 +124,7 @@ def living() -> nn.Module:
 
 def test_a_living_model_is_copied_without_its_weights() -> None:
     model = living()
-    skeleton = skeleton_of(model)
+    skeleton = meta_copy(model)
     assert type(skeleton) is type(model)
     assert devices(skeleton) == {"meta"}
     shapes = {name: (p.shape, p.dtype, p.requires_grad) for name, p in model.named_parameters()}
@@ -138,7 +138,7 @@ def test_the_living_model_is_not_touched() -> None:
     model(torch.ones(2, 3, 8, 8)).sum().backward()
     before = {name: (p, p.data_ptr(), p.grad, p.clone()) for name, p in model.named_parameters()}
     buffers = {name: buffer.data_ptr() for name, buffer in model.named_buffers()}
-    skeleton = skeleton_of(model)
+    skeleton = meta_copy(model)
     for buffer in skeleton.buffers():
         buffer.zero_()
     for name, parameter in model.named_parameters():
@@ -157,7 +157,7 @@ def test_it_takes_no_more_memory_than_the_buffers() -> None:
     with StorageTracker() as tracker:
         tracker.see_module(model)
         before = tracker.live
-        skeleton = skeleton_of(model)
+        skeleton = meta_copy(model)
         added = tracker.live - before
     assert added == sum(buffer.nbytes for buffer in skeleton.buffers())
 
@@ -165,7 +165,7 @@ def test_it_takes_no_more_memory_than_the_buffers() -> None:
 def test_ties_and_frozen_weights_of_a_living_model_are_kept() -> None:
     model = Tied()
     model.embed.weight.requires_grad_(False)
-    skeleton = skeleton_of(model)
+    skeleton = meta_copy(model)
     assert skeleton.head.weight is skeleton.embed.weight
     assert skeleton.scale is skeleton.shift
     assert not skeleton.head.weight.requires_grad
@@ -173,7 +173,7 @@ def test_ties_and_frozen_weights_of_a_living_model_are_kept() -> None:
 
 def test_a_skeleton_trains_like_the_model_it_was_taken_from() -> None:
     workload = tiny.transformer_workload()
-    skeleton = skeleton_of(workload.model())
+    skeleton = meta_copy(workload.model())
     setup = build(workload, {"activation_checkpointing": "full"}, tiny.CPU, model=skeleton)
     loss = setup.model(**workload.batch(2))
     loss.backward()
@@ -190,7 +190,7 @@ def bare(model: nn.Module, trainable: torch.dtype | None = None, frozen: torch.d
 
 
 def test_each_weight_gets_the_dtype_of_its_role() -> None:
-    model = skeleton_from(Tied)
+    model = meta_model_from(Tied)
     model.scale.requires_grad_(False)
     model.register_parameter(
         "codes", nn.Parameter(torch.zeros(4, dtype=torch.uint8, device="meta"), requires_grad=False)
@@ -207,13 +207,13 @@ def test_each_weight_gets_the_dtype_of_its_role() -> None:
 
 
 def test_without_a_plan_dtypes_stay() -> None:
-    model = skeleton_from(lambda: nn.Linear(2, 2, dtype=torch.float64))
+    model = meta_model_from(lambda: nn.Linear(2, 2, dtype=torch.float64))
     materialize(bare(model))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
 
 
 def test_the_weights_are_finite_and_of_the_usual_scale() -> None:
-    model = skeleton_from(tiny.Transformer)
+    model = meta_model_from(tiny.Transformer)
     materialize(bare(model))
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2:
@@ -224,7 +224,7 @@ def test_the_weights_are_finite_and_of_the_usual_scale() -> None:
 
 def test_the_same_seed_makes_the_same_weights_and_draws_nothing_from_the_user() -> None:
     state = torch.get_rng_state()
-    models = [skeleton_from(tiny.MLP) for _ in range(2)]
+    models = [meta_model_from(tiny.MLP) for _ in range(2)]
     torch.set_rng_state(state)
     for model in models:
         materialize(bare(model))
@@ -232,7 +232,7 @@ def test_the_same_seed_makes_the_same_weights_and_draws_nothing_from_the_user() 
 
 
 def test_memory_is_taken_once_and_in_the_final_dtype() -> None:
-    model = skeleton_from(tiny.MLP)
+    model = meta_model_from(tiny.MLP)
     setup = bare(model, trainable=torch.bfloat16)
     with StorageTracker() as tracker:
         materialize(setup)

@@ -22,7 +22,7 @@ def test_what_is_drawn_inside_is_not_missing_outside() -> None:
     second = drawn()
     random_state.seed_host(3)
     assert drawn() == first
-    with random_state.kept(CPU):
+    with random_state.preserved(CPU):
         drawn()
     assert drawn() == second
 
@@ -31,7 +31,7 @@ def test_also_after_an_error() -> None:
     random_state.seed_host(0)
     wanted = drawn()
     random_state.seed_host(0)
-    with pytest.raises(KeyError), random_state.kept(CPU):
+    with pytest.raises(KeyError), random_state.preserved(CPU):
         drawn()
         raise KeyError
     assert drawn() == wanted
@@ -60,6 +60,6 @@ def test_seeds_of_any_size(seed: int) -> None:
 @pytest.mark.gpu
 def test_the_devices_own() -> None:
     cuda = torch.device("cuda")
-    with random_state.kept(cuda):
+    with random_state.preserved(cuda):
         inside = float(torch.rand((), device=cuda))
     assert float(torch.rand((), device=cuda)) == inside

@@ -52,7 +52,7 @@ class Run:
             workload=workload_from(self.model, batches(), loss),
             model=self.model,
             hyperparameters=Hyperparameters(lr=1e-2),
-            keeping=CheckpointPolicy(**kept),
+            policy=CheckpointPolicy(**kept),
             callbacks=(),
             listener=self.told.append,
         )

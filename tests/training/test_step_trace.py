@@ -50,7 +50,7 @@ def test_one_step_is_recorded_and_no_more(tmp_path: Path) -> None:
     updates = [event for event in events if str(event.get("name", "")).startswith("Optimizer.step")]
     assert len(updates) == 1
     assert any(event.get("name") == "[memory]" for event in events)
-    assert trace.told == f"one step was recorded: {trace.files['trace']} (for ui.perfetto.dev)."
+    assert trace.message == f"one step was recorded: {trace.files['trace']} (for ui.perfetto.dev)."
 
 
 def test_the_profiler_tells_nothing_of_its_own(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path, monkeypatc
 @pytest.mark.gpu
 def test_on_cuda_there_is_a_snapshot_with_the_places_of_weights_and_of_the_step(tmp_path: Path) -> None:
     trace = StepTrace(tmp_path, "cuda")
-    with trace.watched():
+    with trace.recording_allocations():
         setup = built(detect("cuda"))
         batch = setup.workload.batch(4)
         train_step(setup, batch)

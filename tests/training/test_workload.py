@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from autofit.core.errors import InputError
 from autofit.data.batch import sample_count
 from autofit.models.huggingface import HuggingFaceModel
-from autofit.training.workload import Peek, batches_of, endless, training_workload, workload_from
+from autofit.training.epochs import Epochs
+from autofit.training.workload import Peek, batches_of, training_workload, workload_from
 from tests import tiny
 
 MODEL = tiny.MLP()
@@ -72,7 +73,7 @@ def test_an_empty_loader(loader: Any) -> None:
     with pytest.raises(InputError, match=r"the loader is empty: it gave no batch\. Check the data set\."):
         workload_from(MODEL, loader, tiny.classify)
     with pytest.raises(InputError, match=r"a pass over the loader gave no batch: it is empty, or can be read only on"):
-        next(endless(loader))
+        next(Epochs(loader, 0))
 
 
 class Spent:
@@ -118,9 +119,9 @@ def test_a_pass_over_a_shuffled_loader_is_one_draw_of_the_users_randomness() -> 
     assert all(map(torch.equal, expected, [batch[0] for batch in batches_of(loader)]))
 
 
-def test_endless_goes_round_in_the_loaders_own_order() -> None:
+def test_epochs_go_round_in_the_loaders_own_order() -> None:
     loader = batches(3, 2, 1)
-    stream = endless(loader)
+    stream = Epochs(loader, 0)
     assert [sample_count(next(stream)) for _ in range(8)] == [3, 2, 1, 3, 2, 1, 3, 2]
 
 
