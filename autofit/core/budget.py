@@ -11,10 +11,10 @@ FREE_FRACTION = 0.8  # of free memory: the default budget of a CPU and of the ho
 
 @dataclass(frozen=True)
 class Budget:
-    """Device and host memory in bytes that may be used, and the fraction of the device kept free.
+    """Device and host memory in bytes that may be used, and the fraction of the device left free.
 
-    On CUDA `device_bytes` is the whole card the user wants to fit, context included. On CPU it bounds the tracked peak
-    of tensor storage, where nothing else is counted, so no margin is taken there.
+    On CUDA `device_bytes` is the whole card that training must fit, context included. On CPU it bounds the tracked peak
+    of tensor storage, which counts nothing else, so no margin is taken.
     """
 
     device_bytes: int
@@ -28,18 +28,18 @@ class Budget:
             raise InputError(f"the margin {self.margin} is not a fraction.", "Give a number from 0 to below 1.")
 
     def cap_bytes(self, device: str, context_bytes: int = 0) -> int:
-        """What tensors may take: budget x (1 - margin) - context on CUDA, the budget itself on CPU."""
+        """The limit on tensors: budget x (1 - margin) - context on CUDA, the budget itself on CPU."""
         if device == "cpu":
             return self.device_bytes
         return int(self.device_bytes * (1 - self.margin)) - context_bytes
 
     def bytes_for(self, peak_bytes: int, device: str) -> int:
-        """The budget that a peak, the context included, would just have fitted."""
+        """The smallest budget that a peak, context included, fits."""
         return peak_bytes if device == "cpu" else int(peak_bytes / (1 - self.margin))
 
 
 def gib_to_bytes(gib: float | str, name: str = "the memory budget") -> int:
-    """Bytes of a size in GiB as a user gives it.
+    """Bytes of a user's size in GiB.
 
     Raises:
         InputError: not a number, not finite, zero or negative.

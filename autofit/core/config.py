@@ -1,7 +1,7 @@
 """Config: one plain value for every knob.
 
-Which knobs exist and which values they take is the business of the techniques (`techniques.canonicalize` makes a Config
-canonical); here a Config is only what can be hashed, compared, written to YAML and sent to another process.
+The techniques say which knobs and values exist (`techniques.canonicalize` makes a Config canonical); here it is only
+something to hash, compare, write to YAML and send to another process.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class Config(Mapping[str, Value]):
         return len(self._values)
 
     def items(self) -> ItemsView[str, Value]:
-        """Knobs and their values; the dict's own view, since those of Mapping ask for each value by its name."""
+        """The dict's own view: Mapping's looks up each value by its name."""
         return self._values.items()
 
     def values(self) -> ValuesView[Value]:
@@ -64,17 +64,17 @@ class Config(Mapping[str, Value]):
         return Config({**self._values, **knobs})
 
     def differences(self, other: Mapping[str, Value]) -> dict[str, tuple[Value, Value]]:
-        """The knobs on which the two disagree: name -> (mine, other's)."""
+        """The knobs whose values differ: name -> (mine, other's)."""
         names = [*self, *(name for name in other if name not in self)]
         return {name: (self.get(name), other.get(name)) for name in names if self.get(name) != other.get(name)}
 
     @property
     def key(self) -> str:
-        """A short digest that is the same in every process (Python's own hash of text is not)."""
+        """A short digest, the same in every process (Python's own hash of text is not)."""
         text = json.dumps(dict(sorted(self.items())))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _typed(values: Mapping[str, Any]) -> dict[str, tuple[type, Any]]:
-    """The values with their types: to Python 1, 1.0 and true are equal, as values of a knob they are not."""
+    """The values with their types: Python's 1, 1.0 and True are equal, values of a knob are not."""
     return {name: (type(value), value) for name, value in values.items()}

@@ -1,7 +1,7 @@
 """Constraints: what makes knobs a canonical config and what forbids one, as one function a knob.
 
-The techniques make them, and a search takes them. It lies between both because of what they share: the canonical form
-is worked out knob by knob and only as far as somebody reads it, so that a search learns which knobs an answer hangs on.
+Techniques make them, and a search takes them. The canonical form is worked out knob by knob, and only as far as it is
+read, so that a search learns which knobs an answer depends on.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from autofit.core.config import Config, Value
 
 @dataclass(frozen=True)
 class Constraints:
-    """What all knobs together say, each knob for itself; functions of nothing but the config they are given.
+    """What all knobs together require, each knob for itself, as functions of the config alone.
 
-    off: every knob's value where none is given, in the order in which a config holds them.
-    canonicalize: a knob's canonical value beside the others; raises InputError where they contradict each other. A knob
-    that
-        has none keeps what it is given.
-    refuse: why a canonical config cannot be, or None.
+    Attributes:
+        off: every knob's value where none is given, in the order in which a config holds them.
+        canonicalize: a knob's canonical value beside the others; raises InputError where they contradict each other.
+            Knobs without a function stay as they are given.
+        refuse: why a canonical config is impossible, or None.
     """
 
     off: Mapping[str, Value] = field(default_factory=dict)
@@ -39,16 +39,16 @@ class Constraints:
         return Config({name: lazy[name] for name in given})
 
     def read_lazily(self, names: tuple[str, ...], given: Callable[[str], Value]) -> Config:
-        """The canonical config, of which nothing is worked out, and nothing of what is given read, before it is asked.
+        """The canonical config, which works out a knob, and reads what is given, only when the knob is read.
 
-        Raises, when a knob is asked:
+        Raises, when a knob is read:
             InputError: knobs that contradict each other.
         """
-        return _Lazy(names, _Settling(self.canonicalize, names, given).last)
+        return _LazyConfig(names, _FixedPoint(self.canonicalize, names, given).value)
 
 
-class _Settling:
-    """Knobs settled again and again, because one's canonical value may hang on another's, until nothing changes."""
+class _FixedPoint:
+    """Knobs canonicalized round after round until nothing changes, because a canonical value may depend on another."""
 
     def __init__(
         self,
@@ -56,57 +56,54 @@ class _Settling:
         names: tuple[str, ...],
         given: Callable[[str], Value],
     ) -> None:
-        self._settle = canonicalize
+        self._canonicalize = canonicalize
         self._names = names
         self._given = given
-        self._values: dict[tuple[int, str], Value] = {}
-        self._reads: dict[tuple[int, str], set[str]] = {}
-        self._last: dict[str, Value] = {}
+        self._values: dict[tuple[int, str], Value] = {}  # by round and knob
+        self._reads: dict[tuple[int, str], set[str]] = {}  # the knobs that each of these values was made from
+        self._fixed: dict[str, Value] = {}
 
-    def last(self, name: str) -> Value:
-        """The value that stays."""
-        for times in itertools.count():
-            if name in self._last or self._stays(times, name):
-                return self._last[name]
-        raise AssertionError("counting has no end")
+    def value(self, name: str) -> Value:
+        """The value that no further round changes."""
+        for rounds in itertools.count():
+            if name in self._fixed or self._is_fixed(rounds, name):
+                break
+        return self._fixed[name]
 
-    def _stays(self, times: int, name: str) -> bool:
-        """Whether settling once more would change neither this knob nor any that its value hangs on, near or far."""
-        waiting, seen = [name], {name}
+    def _is_fixed(self, rounds: int, name: str) -> bool:
+        """Whether one more round changes neither this knob nor any that its value depends on, directly or not."""
+        waiting, dependencies = [name], {name}
         while waiting:
             knob = waiting.pop()
-            before, after = self._after(times, knob), self._after(times + 1, knob)
+            before, after = self._after(rounds, knob), self._after(rounds + 1, knob)
             if before != after or type(before) is not type(after):
                 return False
-            new = self._reads[times + 1, knob] - seen
+            new = self._reads[rounds + 1, knob] - dependencies
             waiting += new
-            seen |= new
-        self._last |= {knob: self._after(times, knob) for knob in seen}
+            dependencies |= new
+        self._fixed |= {knob: self._after(rounds, knob) for knob in dependencies}
         return True
 
-    def _after(self, times: int, name: str) -> Value:
-        """The value after settling so many times."""
-        key = (times, name)
+    def _after(self, rounds: int, name: str) -> Value:
+        key = (rounds, name)
         if key not in self._values:
-            if not times:
+            if not rounds:
                 self._values[key] = self._given(name)
-            elif name not in self._settle:
+            elif name not in self._canonicalize:
                 self._reads[key] = {name}
-                self._values[key] = self._after(times - 1, name)
+                self._values[key] = self._after(rounds - 1, name)
             else:
                 reads = self._reads[key] = set()
-                self._values[key] = self._settle[name](_Lazy(self._names, self._noting(times - 1, reads)))
+
+                def read(knob: str) -> Value:
+                    reads.add(knob)
+                    return self._after(rounds - 1, knob)
+
+                self._values[key] = self._canonicalize[name](_LazyConfig(self._names, read))
         return self._values[key]
 
-    def _noting(self, times: int, reads: set[str]) -> Callable[[str], Value]:
-        def read(name: str) -> Value:
-            reads.add(name)
-            return self._after(times, name)
 
-        return read
-
-
-class _Lazy(Config):
+class _LazyConfig(Config):
     """A Config that asks for a knob's value when it is read; what needs all of them (hash, ==, names) asks for all."""
 
     __slots__ = ("_ask", "_names")

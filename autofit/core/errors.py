@@ -2,14 +2,14 @@
 
     AutofitError
      +- InputError        the input is wrong                               exit 2
-     |   +- RefusedError  a config that cannot be, found while building    (outcome `refused`)
+     |   +- RefusedError  an impossible config, found while building       (outcome `refused`)
      |   +- DivergedError the loss is no longer finite
-     |   +- UntraceableError no estimate of this model
+     |   +- UntraceableError this model cannot be predicted
      +- NothingFitsError  no config of the space fits the budget           exit 3
      +- ProbeError        probes could not run at all                      exit 4
-     |   +- NoDeviceError the device asked for is not there
-     +- OutOfMemoryError  training cannot go on in this memory             exit 3
-     +- StoreError        the store of measurements cannot be used         (a search goes on without it)
+     |   +- NoDeviceError the device asked for is absent
+     +- OutOfMemoryError  training cannot continue in this memory          exit 3
+     +- StoreError        the store of measurements cannot be used         (a search continues without it)
 
 A message says what is wrong and what was given; the remedy says what to do. `unknown` and `counted` word parts of them.
 """
@@ -30,14 +30,14 @@ class AutofitError(Exception):
         self.remedy = remedy
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Errors come back from probe processes: as they are, whatever the constructor of their kind takes."""
-        return _remade, (type(self), self.args, vars(self))
+        """Pickle errors of probe processes without calling the constructors, which take other arguments."""
+        return _unpickled, (type(self), self.args, vars(self))
 
     def __str__(self) -> str:
         return f"{self.message} {self.remedy}".strip()
 
 
-def _remade(kind: type[AutofitError], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> AutofitError:
+def _unpickled(kind: type[AutofitError], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> AutofitError:
     error = kind.__new__(kind, *arguments)
     error.__dict__.update(attributes)
     return error
@@ -52,7 +52,7 @@ class RefusedError(InputError):
 
 
 class UntraceableError(InputError):
-    """The model's code does something that cannot be followed without numbers, so nothing can be predicted."""
+    """The model's code depends on the values of tensors, which a trace lacks."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "Nothing can be predicted of such a model; measuring works.")
@@ -65,13 +65,13 @@ class NothingFitsError(AutofitError):
 
 
 class ProbeError(AutofitError):
-    """Probes cannot run here: no such device, or the child processes do not start."""
+    """Probes cannot run: no such device, or the child processes do not start."""
 
     exit_code = 4
 
 
 class NoDeviceError(ProbeError):
-    """The device asked for is not there."""
+    """The device asked for is absent."""
 
 
 class StoreError(AutofitError):
@@ -79,7 +79,7 @@ class StoreError(AutofitError):
 
 
 class DivergedError(InputError):
-    """The loss of a step is no number; the weights are those before it."""
+    """The loss of a step is not finite; the weights are those before the step."""
 
     def __init__(self, loss: float, step: int, message: str = "") -> None:
         remedy = "Lower the learning rate, or use precision bf16-mixed or fp32."
@@ -90,7 +90,7 @@ class DivergedError(InputError):
 
 
 class OutOfMemoryError(AutofitError):
-    """Training ran out of memory, and nothing is left to save. `torn`: weights or state are half updated."""
+    """Training ran out of memory, and no cheaper config is left. `torn`: weights or state are half updated."""
 
     exit_code = 3
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,14 +21,14 @@ class Estimate:
 
     Attributes:
         allocated_bytes: the largest sum of live tensors.
-        reserved_bytes: what the caching allocator takes for them; None on a CPU, which has none.
-        low, high: the interval that the device's total is expected in. On a CPU, of the tensors alone.
-        breakdown: what the peak consists of at its moment, by PARTS; sums to allocated + context.
-        step_seconds: of an optimizer step over the effective batch; None where nothing is known of the device's speed.
-        bottleneck: what the time goes to: "compute", "memory" or "transfer".
+        reserved_bytes: memory the caching allocator reserves for them; None on a CPU, which has none.
+        low, high: the interval that the device's total is expected in; on a CPU, that of the tensors alone.
+        breakdown: the peak by PARTS, at its moment; sums to allocated + context.
+        step_seconds: of an optimizer step over the effective batch; None where the device's speed is unknown.
+        bottleneck: what limits the speed: "compute", "memory" or "transfer".
         utilisation: predicted model FLOPs utilisation, of the device's peak in the format computed in.
-        notes: what the prediction leaves out or bounds only.
-        budget: the memory that was asked about, where one was.
+        notes: what the prediction leaves out or only bounds.
+        budget: the memory that it is compared with, where one was given.
     """
 
     config: Config
@@ -48,13 +47,12 @@ class Estimate:
 
     @property
     def verdict(self) -> Fits | None:
-        """Whether it fits the memory that was asked about."""
+        """Whether it fits the budget it was made for; None without one."""
         return None if self.budget is None else self.fits(self.budget)
 
     def fits(self, budget: Budget) -> Fits:
-        """The verdict: no only when even the low end exceeds what the budget leaves."""
-        most = int(budget.device_bytes * (1 - budget.margin)) if self.reserved_bytes is not None else None
-        limit = budget.device_bytes if most is None else most
+        """The verdict: "no" only where even the low end exceeds what the budget leaves."""
+        limit = budget.cap_bytes("cpu" if self.reserved_bytes is None else "cuda")
         return "no" if self.low > limit else "yes" if self.high <= limit else "maybe"
 
     def to_predicted(self) -> dict[str, Any]:
@@ -63,7 +61,7 @@ class Estimate:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], budget: Budget | None = None) -> Estimate:
-        """The inverse of `to_dict`, but for the budget."""
+        """The inverse of `to_dict`, which leaves out the budget."""
         figures = {name: figure for name, figure in data.items() if name not in ("device_bytes", "fits")}
         figures |= {"config": Config(data["config"]), "notes": tuple(data["notes"]), "budget": budget}
         return cls(**figures, **data["device_bytes"])
@@ -91,17 +89,17 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What lives at moments of one training step of a Config, by following the step on tensors without storage.
+    """Live memory through one training step of a Config, from a trace on tensors without storage.
 
     Attributes:
-        moments: bytes by KINDS. Of each stretch of the step the fullest moment, so that the peak is one of them.
-        at: when each of them is, from 0 to 1: as a share of the predicted time of the step where the device's speed is
-            known, else of the allocations and frees.
+        moments: bytes by KINDS, at the fullest moment of each stretch of the step, so that the peak is one of them.
+        at: when each moment is, from 0 to 1: as a share of the predicted time of the step where the device's speed is
+            known, else of the number of allocations and frees.
         phases: (name, when it begins): forward, backward, update.
-        timed: whether `at` is of time.
-        peak_bytes: the most that lives at any time of a run, what is counted before the step begins too.
-        peak_phase: the phase of that.
-        micro_batches: how many there are in a step; the last of them is what is shown, with the update.
+        timed: whether `at` is a share of time.
+        peak_bytes: the peak of the whole run, memory held before the step included.
+        peak_phase: the phase of that peak.
+        micro_batches: their number in a step; the timeline shows the last one and the update.
     """
 
     config: Config
@@ -115,22 +113,5 @@ class Timeline:
 
     @property
     def fullest(self) -> int:
-        """The place of the fullest moment."""
-        return max(range(len(self.moments)), key=lambda place: sum(self.moments[place]))
-
-    def to_dict(self) -> dict[str, Any]:
-        """As a record keeps it."""
-        return {**dataclasses.asdict(dataclasses.replace(self, config=Config())), "config": dict(self.config)}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Timeline:
-        """The inverse of `to_dict`."""
-        return cls(
-            **{
-                **data,
-                "config": Config(data["config"]),
-                "moments": tuple(tuple(moment) for moment in data["moments"]),
-                "at": tuple(data["at"]),
-                "phases": tuple((name, when) for name, when in data["phases"]),
-            }
-        )
+        """The index of the fullest moment."""
+        return max(range(len(self.moments)), key=lambda index: sum(self.moments[index]))

@@ -1,4 +1,4 @@
-"""What happens during a search, as data: tune says it, the CLI shows it, nobody in between prints."""
+"""The events of a search, as data: tuning emits them, the CLI shows them, nothing in between prints."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ from autofit.core.measurement import Measurement
 class SearchStarted:
     """The space is known and the first probe is next.
 
-    `space_size` is that of the Result, `refused` how many of it cannot be, `trials` the most probes; 0: all is
-    predicted.
+    `space_size` is that of the Result, `refused` how many of its configs are impossible, `trials` the most probes; 0
+    where everything is predicted.
     """
 
     model: str
@@ -27,16 +27,16 @@ class SearchStarted:
 
 @dataclass(frozen=True)
 class PhaseStarted:
-    """The search turns to something that takes a while and is no probe; `doing` says what: "predicting 23 configs"."""
+    """Something slow other than a probe begins; `doing` says what, as "predicting 23 configs"."""
 
     doing: str
 
 
 @dataclass(frozen=True)
 class ProbeStarted:
-    """A child process begins to measure a config; `verifying` when it is one of the finalists.
+    """A child process begins to measure a config; `verifying` marks a finalist.
 
-    `expected_bytes` is the peak predicted for it as the budget counts it, None where nothing is.
+    `expected_bytes` is its predicted peak as the budget counts it, None without a prediction.
     """
 
     number: int
@@ -47,7 +47,7 @@ class ProbeStarted:
 
 @dataclass(frozen=True)
 class ProbeFinished:
-    """A measurement came back; `best` is the fastest that fits so far."""
+    """A probe returned a measurement; `best` is the fastest that fits so far."""
 
     measurement: Measurement
     best: Measurement | None

@@ -15,14 +15,16 @@ CUDA_MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation, the error_code of a tor
 class Hardware:
     """One device and its host. Sizes in bytes.
 
-    `used_bytes` is what others hold on the device: not to be had, whatever its size; 0 on CPU.
-    `context_bytes` is what the process pays for having the device open at all (the CUDA context); 0 on CPU.
-    `measured_on` names the card that probes run on when it is not the one described (`--gpu NAME`). `here` is False
-    where nothing is run: what this machine lacks is then not held against a config. `allocator` is what PyTorch's
-    allocator of device memory is set to, as PYTORCH_ALLOC_CONF says it; empty: as autofit sets it.
+    Attributes:
+        device: "cuda" or "cpu".
+        context_bytes: memory of the open CUDA context; 0 on CPU.
+        measured_on: the card that probes run on where it is not the one described (`--gpu NAME`).
+        here: False where nothing is run: what this machine lacks is then not held against a config.
+        used_bytes: device memory held by other processes; 0 on CPU.
+        allocator: the settings of PyTorch's CUDA allocator, as PYTORCH_ALLOC_CONF; empty: as autofit sets them.
     """
 
-    device: str  # "cuda" or "cpu"
+    device: str
     name: str
     memory_bytes: int
     host_memory_bytes: int
@@ -43,15 +45,10 @@ class Hardware:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know of it."""
+        """Facts that the user should know."""
         if self.device == "cpu" or self.expandable_segments:
             return ()
         return (f"segments of device memory do not grow here ({self.allocator}), which takes some percent more of it.",)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "Hardware":
-        capability = data.get("capability")
-        return cls(**{**data, "capability": tuple(capability) if capability else None})

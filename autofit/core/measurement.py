@@ -1,4 +1,4 @@
-"""Measurement: what one probe saw. Every figure a recommendation rests on is in here."""
+"""Measurement: what one probe measured. Every figure that a recommendation rests on is here."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from autofit.core.config import Config
 from autofit.core.hardware import GIB
+from autofit.core.plain import from_plain, to_plain
 
 
 class Outcome(StrEnum):
@@ -47,30 +48,23 @@ class PeakBytes:
 
     @property
     def held_bytes(self) -> int:
-        """What is held against the budget: that of the device where there is one, else that of tensors."""
+        """The bytes that count against the budget: the device's where there is one, else the tensors'."""
         return self.device or self.reserved or self.allocated
 
     def larger(self, other: PeakBytes) -> PeakBytes:
         """The larger of each figure that both have."""
-        return PeakBytes(
-            allocated=max(self.allocated, other.allocated),
-            reserved=_larger(self.reserved, other.reserved),
-            device=_larger(self.device, other.device),
-            resident=_larger(self.resident, other.resident),
-        )
-
-
-def _larger(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else max(one, other)
+        pairs = {name: (mine, getattr(other, name)) for name, mine in vars(self).items()}
+        larger: dict[str, Any] = {name: None if None in pair else max(pair) for name, pair in pairs.items()}
+        return PeakBytes(**larger)
 
 
 @dataclass(frozen=True)
 class Measurement:
     """One probe of one Config.
 
-    `seconds` is what the probe cost, wall time; `build_seconds` and `warmup_seconds` are part of it. `compile_seconds`
-    is what torch.compile took; the step time holds none of it.
-    `composed` is True when the step time was put together from a few micro-batches and one optimizer step.
+    `seconds` is the probe's wall time; `build_seconds` and `warmup_seconds` are part of it. `compile_seconds` is the
+    time of torch.compile, of which the step time holds nothing. `composed`: the step time is put together from a few
+    micro-batches and one optimizer step.
     """
 
     config: Config
@@ -97,7 +91,7 @@ class Measurement:
 
     @property
     def throughput(self) -> float:
-        """Samples per second, 0 where nothing was timed: at equal work the order is that of tokens too."""
+        """Samples per second, 0 where nothing was timed; at equal work it ranks configs as tokens do."""
         return self.samples_per_second or 0.0
 
     def taking(self, seconds: float) -> Measurement:
@@ -112,52 +106,28 @@ class Measurement:
         )
 
     def to_trial(self) -> dict[str, Any]:
-        """An element of `trials` in --json."""
-        data = dataclasses.asdict(dataclasses.replace(self, config=Config()))
-        data["config"] = dict(self.config)
-        data["outcome"] = self.outcome.value
-        data["warnings"] = list(self.warnings)
-        return data
+        """An element of `trials` in --json, and of the journal."""
+        return dict(to_plain(self))
 
     @classmethod
     def from_trial(cls, data: dict[str, Any]) -> Measurement:
         """The inverse of `to_trial`."""
-        steps, peak = data.get("step_seconds"), data.get("peak_bytes")
-        return cls(
-            **{
-                **data,
-                "config": Config(data["config"]),
-                "outcome": Outcome(data["outcome"]),
-                "step_seconds": StepSeconds(**steps) if steps else None,
-                "peak_bytes": PeakBytes(**peak) if peak else None,
-                "warnings": tuple(data.get("warnings", ())),
-            }
-        )
+        measurement: Measurement = from_plain(cls, data)
+        return measurement
 
     def to_measured(self) -> dict[str, Any]:
         """The `measured:` block of result.yaml and of `best` and `tiers` in --json."""
         peak, steps = self.peak_bytes, self.step_seconds
-
-        def gib(size: int | None) -> float | None:
-            return None if size is None else round(size / GIB, 3)
-
+        sizes = {name: getattr(peak, name) for name in ("allocated", "reserved", "device")} if peak else {}
         return {
             "tokens_per_second": _rounded(self.tokens_per_second),
             "samples_per_second": _rounded(self.samples_per_second),
-            "step_seconds": {name: _rounded(value) for name, value in dataclasses.asdict(steps).items()}
-            if steps
-            else None,
-            "peak_gib": {
-                "allocated": gib(peak.allocated),
-                "reserved": gib(peak.reserved),
-                "device": gib(peak.device),
-            }
-            if peak
-            else None,
+            "step_seconds": {name: _rounded(value) for name, value in vars(steps).items()} if steps else None,
+            "peak_gib": {name: size if size is None else round(size / GIB, 3) for name, size in sizes.items()} or None,
             "verified": self.verified,
         }
 
 
 def _rounded(value: float | None) -> float | None:
-    """Five significant figures: more than any timing here is good for, and short enough to read."""
+    """Five significant figures: more than any timing is good for, and short enough to read."""
     return None if value is None else float(f"{value:.5g}")

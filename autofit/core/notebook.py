@@ -1,7 +1,6 @@
-"""A notebook as the place where output is shown: whether this process is one's kernel, a cell's output that changes in
-place, and how nouns show themselves there.
+"""Output in notebooks: a cell's output that changes in place, and objects as HTML.
 
-IPython is imported where it has been before: a notebook's kernel is made of it.
+IPython is imported only in a notebook, whose kernel has imported it already.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ def in_notebook() -> bool:
 
 
 class Cell:
-    """Output of the running cell that can be replaced, also from other threads."""
+    """Replaceable output of the running cell, also from other threads."""
 
     def __init__(self) -> None:
         self._handle: Any = None
         self._shown: tuple[str, str | None] = ("", None)
-        self._context = contextvars.copy_context()  # from which ipykernel tells, in any thread, which cell this is
+        self._context = contextvars.copy_context()  # tells ipykernel in any thread which cell this is
 
     def show(self, text: str, markup: str | None = None) -> None:
-        """Show lines of text, or HTML in their place where it can be shown."""
+        """Show lines of text, or HTML instead where the front end can."""
         if (text, markup) == self._shown:
             return
         from IPython.display import display
@@ -42,6 +41,6 @@ class Cell:
 
 
 @functools.singledispatch
-def as_html(shown: object) -> str | None:
-    """How an object of core shows itself in a notebook, which the room `report` says; None: as text."""
+def as_html(value: object) -> str | None:
+    """The HTML of an object of core in a notebook, registered by `report`; None: plain text."""
     return None

@@ -1,4 +1,4 @@
-"""SearchOptions: everything a user may say about a search beside the workload, checked where it comes in."""
+"""SearchOptions: everything a user may say about a search besides the workload, checked on entry."""
 
 from __future__ import annotations
 
@@ -37,18 +37,16 @@ class SearchOptions(BaseModel):
     workers: int | None = None
     out: Path | None = None
     resume: bool = False
-    store: bool = True  # start from what earlier searches measured, and keep what this one does
-    memory_snapshot: bool = False  # keep a record of one step of the best config
+    store: bool = True  # start from the measurements of earlier searches, and store this one's
+    memory_snapshot: bool = False  # record PyTorch's memory history of one step of the best config
     probe_timeout: float = 600.0
 
     @field_validator("gpu_mem", "mem", "host_mem", mode="before")
     @classmethod
     def _gib(cls, value: Any, info: Any) -> Any:
+        names = {"gpu_mem": "the GPU memory", "mem": "the memory", "host_mem": "the host memory"}
         if value is not None:
-            gib_to_bytes(
-                value,
-                {"gpu_mem": "the GPU memory", "mem": "the memory", "host_mem": "the host memory"}[info.field_name],
-            )
+            gib_to_bytes(value, names[info.field_name])
         return value
 
     @field_validator("time_limit", mode="before")
@@ -68,52 +66,47 @@ class SearchOptions(BaseModel):
 
     @model_validator(mode="after")
     def _sense(self) -> SearchOptions:
-        if self.device not in (None, "cpu", "cuda"):
-            raise InputError(f"the device must be cpu or cuda, not {self.device!r}.")
-        for wrong, remedy in self._contradictions():
-            raise InputError(wrong, remedy)
-        if not 0 <= self.margin < 1:
-            raise InputError(
-                f"the margin must be a fraction from 0 to below 1, not {self.margin}.", "For example 0.05."
-            )
-        if not 0 <= self.tolerance < 1:
-            raise InputError(f"the tolerance must be a fraction from 0 to below 1, not {self.tolerance}.")
-        if self.trials < 1:
-            raise InputError(f"the number of trials must be at least 1, not {self.trials}.")
-        if self.workers is not None and self.workers < 1:
-            raise InputError(f"the number of workers must be at least 1, not {self.workers}.")
-        if self.time_limit is not None and not self.time_limit > 0:
-            raise InputError(f"the time limit must be more than 0 s, not {self.time_limit}.", "For example 10m.")
-        if self.resume and self.out is None:
-            raise InputError("to resume, the run directory must be named.", "Add --out DIR.")
+        gpu_mem, gpu, mem = (value is not None for value in (self.gpu_mem, self.gpu, self.mem))
+        cpu, cuda = self.device == "cpu", self.device == "cuda"
+        known = (None, "cpu", "cuda")
+        one = "Use --gpu-mem for a GPU, or --device cpu --mem."
+        _refuse(self.device not in known, f"the device must be cpu or cuda, not {self.device!r}.")
+        _refuse(gpu_mem and mem, "--gpu-mem and --mem name two budgets.", one)
+        _refuse(gpu and gpu_mem, "--gpu and --gpu-mem name two budgets.", one)
+        _refuse(cpu and gpu_mem, "--gpu-mem is a GPU's memory, but the device is the CPU.", one)
+        _refuse(cpu and gpu, "--gpu names a card, but the device is the CPU.", one)
+        _refuse(cuda and mem, "--mem is the CPU's budget, but the device is CUDA.", one)
+        _refuse(gpu and mem, "--mem is the CPU's budget, but --gpu names a card.", one)
+        for name, value, remedy in ("margin", self.margin, "For example 0.05."), ("tolerance", self.tolerance, ""):
+            message = f"the {name} must be a fraction from 0 to below 1, not {value}."
+            _refuse(not 0 <= value < 1, message, remedy)
+        for name, count in ("trials", self.trials), ("workers", self.workers):
+            _refuse(count is not None and count < 1, f"the number of {name} must be at least 1, not {count}.")
+        limit = self.time_limit
+        too_short = limit is not None and not limit > 0
+        _refuse(too_short, f"the time limit must be more than 0 s, not {limit}.", "For example 10m.")
+        no_directory = self.resume and self.out is None
+        _refuse(no_directory, "to resume, the run directory must be named.", "Add --out DIR.")
         return self
-
-    def _contradictions(self) -> list[tuple[str, str]]:
-        given = {
-            "--gpu-mem and --mem name two budgets.": self.gpu_mem is not None and self.mem is not None,
-            "--gpu and --gpu-mem name two budgets.": self.gpu is not None and self.gpu_mem is not None,
-            "--gpu-mem is a GPU's memory, but the device is the CPU.": self.device == "cpu"
-            and self.gpu_mem is not None,
-            "--gpu names a card, but the device is the CPU.": self.device == "cpu" and self.gpu is not None,
-            "--mem is the CPU's budget, but the device is CUDA.": self.device == "cuda" and self.mem is not None,
-            "--mem is the CPU's budget, but --gpu names a card.": self.gpu is not None and self.mem is not None,
-        }
-        return [(text, "Use --gpu-mem for a GPU, or --device cpu --mem.") for text, wrong in given.items() if wrong]
 
     @property
     def names_a_card(self) -> bool:
-        """Whether the search is for a card, said by its name or its memory, that may be predicted for where it is not
-        here. A search that is resumed has measured: it goes on with that, or not at all."""
+        """Whether the search is for a card that may be predicted for where it is absent. A search that is resumed has
+        measured on its device, and only continues there."""
         return (self.gpu_mem is not None or self.gpu is not None) and not self.resume
 
     @property
     def wanted_device(self) -> str | None:
-        """The device asked for, said or implied by the budget; None: whatever is there."""
-        if self.device:
-            return self.device
-        if self.gpu_mem is not None or self.gpu is not None:
-            return "cuda"
-        return "cpu" if self.mem is not None else None
+        """The device asked for, named or implied by the budget; None: whatever is there."""
+        implied = (
+            "cuda" if self.gpu_mem is not None or self.gpu is not None else "cpu" if self.mem is not None else None
+        )
+        return self.device or implied
+
+
+def _refuse(wrong: bool, message: str, remedy: str = "") -> None:
+    if wrong:
+        raise InputError(message, remedy)
 
 
 def search_options(**given: Any) -> SearchOptions:
@@ -139,15 +132,15 @@ def parse_settings(settings: list[str]) -> dict[str, tuple[Value, ...]]:
     Raises:
         InputError: not of that form, or a knob given twice.
     """
-    found: dict[str, tuple[Value, ...]] = {}
+    values: dict[str, tuple[Value, ...]] = {}
     for setting in settings:
-        knob, equals, values = setting.partition("=")
-        if not equals or not knob.strip() or not values.strip():
+        knob, _, text = map(str.strip, setting.partition("="))
+        if not knob or not text:
             raise InputError(f"--set {setting!r} is not knob=value.", "For example --set precision=bf16,fp32.")
-        if knob.strip() in found:
-            raise InputError(f"--set {knob.strip()} is given twice.", "Write all its values in one, with commas.")
-        found[knob.strip()] = tuple(parse(value, f"--set {setting}") for value in values.split(","))
-    return found
+        if knob in values:
+            raise InputError(f"--set {knob} is given twice.", "Write all its values in one, with commas.")
+        values[knob] = tuple(parse(value, f"--set {setting}") for value in text.split(","))
+    return values
 
 
 def seconds_of(text: str) -> float:

@@ -1,29 +1,28 @@
-"""The frontier: the most throughput for each amount of memory, as data, and the rule of what belongs to it.
+"""The Pareto front of memory and throughput, and what a Result holds beside its answer: alternatives, other budgets.
 
-Search works out the points, a Result holds them, and reports ask what another budget would run. A point is measured or
-predicted and says which; a guess takes the place of a fact only where it is noticeably better.
+Points are measured or predicted and say which; a prediction replaces a measurement only where it is noticeably better.
 """
 
 from __future__ import annotations
 
 import bisect
-import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.config import Config, Value
 from autofit.core.measurement import Outcome
+from autofit.core.plain import to_plain
 
 MOST_POINTS = 20  # of a tier: enough to see its shape, and short enough to read
 
 
 @dataclass(frozen=True)
 class Point:
-    """What a config takes and gives, as measured or as predicted.
+    """Memory and speed of a config, as measured or as predicted.
 
-    `peak_bytes` is what is held against a budget: the device's, context included, and on a CPU that of tensors. Speeds
-    compare with that of the best config: of what was only explored, they are brought to the level of verified runs.
+    `peak_bytes` counts against a budget: the device's, context included, and on a CPU that of tensors. Speeds compare
+    with that of the best config: those of explored configs are brought to the level of verified runs.
     """
 
     config: Config
@@ -32,18 +31,14 @@ class Point:
     tokens_per_second: float | None
     measured: bool
 
-    def to_dict(self) -> dict[str, Any]:
-        """An element of `frontier` in --json."""
-        return {**dataclasses.asdict(dataclasses.replace(self, config=Config())), "config": dict(self.config)}
-
 
 @dataclass(frozen=True)
 class Alternative:
-    """The best config with one knob changed, and what came of it or is expected to.
+    """The best config with one knob changed, as measured or as predicted.
 
-    The outcome of what is only predicted is `fits` or `out_of_memory`, and its figures are what it would reach in a
-    larger budget. `peak_bytes` is as that of a Point; of one that was measured and ran out of memory it is what it had
-    taken by then, None where that was no more than there is.
+    The outcome of a prediction is `fits` or `out_of_memory`, and its figures are those in a larger budget. `peak_bytes`
+    is as that of a Point; of a config measured to run out of memory it is what it had taken by then, None where that
+    was no more than there is.
     """
 
     knob: str
@@ -64,14 +59,13 @@ class Alternative:
 
     def to_dict(self) -> dict[str, Any]:
         """An element of `alternatives` in --json: the config is the best one but for the knob."""
-        data = dataclasses.asdict(dataclasses.replace(self, config=Config()))
-        del data["config"]
-        return {"knob": data.pop("knob"), "value": self.value, **data, "outcome": self.outcome.value}
+        figures = {name: figure for name, figure in to_plain(self).items() if name not in ("knob", "config")}
+        return {"knob": self.knob, "value": self.value, **figures}
 
 
 @dataclass(frozen=True)
 class OtherBudget:
-    """A budget that was not asked for and is worth a word; `why` says it in a few, `card` names one of that size."""
+    """A budget to compare with the one asked for; `why` says it in a few words, `card` names one of that size."""
 
     why: str
     device_bytes: int
@@ -81,48 +75,44 @@ class OtherBudget:
 def frontier(points: Iterable[Point], *, tolerance: float = 0.0) -> tuple[Point, ...]:
     """The points that none dominates: from each to the next more memory and more throughput.
 
-    A predicted one is dropped, too, where a measured one is as good but for less than the share `tolerance` of its
-    throughput and its memory.
+    A predicted point is dropped, too, where a measured one is as good within the relative `tolerance` of throughput and
+    of memory.
     """
-    every = list(points)
-    facts = _undominated(point for point in every if point.measured)
-    return _undominated(point for point in every if point.measured or not _as_good(facts, point, tolerance))
+    candidates = list(points)
+    measured = _undominated(point for point in candidates if point.measured)
+
+    def needed(point: Point) -> bool:
+        rival = fastest_within(measured, point.peak_bytes * (1 + tolerance))
+        return rival is None or rival.samples_per_second * (1 + tolerance) < point.samples_per_second
+
+    return _undominated(point for point in candidates if point.measured or needed(point))
 
 
 def fastest_within(points: Sequence[Point], nbytes: float) -> Point | None:
-    """The point of a frontier that is the fastest of those that need no more; None where all need more."""
-    place = bisect.bisect_right(points, nbytes, key=lambda point: point.peak_bytes)
-    return points[place - 1] if place else None
+    """The fastest point of a frontier that needs no more memory; None where all need more."""
+    index = bisect.bisect_right(points, nbytes, key=lambda point: point.peak_bytes)
+    return points[index - 1] if index else None
 
 
 def thinned(points: Sequence[Point], keep: Collection[Point] = (), most: int = MOST_POINTS) -> tuple[Point, ...]:
-    """At most so many points of a frontier, without those that are the least faster than the one before.
+    """At most so many points of a frontier, dropping those that gain the least speed over the one before.
 
-    The first, the last and those to keep stay; measured ones go last.
+    The first, the last and those of `keep` stay; predicted ones go first.
     """
     left = list(points)
     while len(left) > most:
-        inner = [place for place in range(1, len(left) - 1) if left[place] not in keep]
+        inner = [index for index in range(1, len(left) - 1) if left[index] not in keep]
         if not inner:
             break
-        predicted = [place for place in inner if not left[place].measured]
-        del left[min(predicted or inner, key=lambda place: _gain(left[place - 1], left[place]))]
+        predicted = [index for index in inner if not left[index].measured]
+        gains = {i: left[i].samples_per_second / left[i - 1].samples_per_second for i in predicted or inner}
+        del left[min(gains, key=gains.__getitem__)]
     return tuple(left)
 
 
 def _undominated(points: Iterable[Point]) -> tuple[Point, ...]:
-    found: list[Point] = []
+    front: list[Point] = []
     for point in sorted(points, key=lambda each: (each.peak_bytes, -each.samples_per_second, not each.measured)):
-        if not found or point.samples_per_second > found[-1].samples_per_second:
-            found.append(point)
-    return tuple(found)
-
-
-def _as_good(facts: Sequence[Point], point: Point, tolerance: float) -> bool:
-    """Whether a point of a frontier is as good as another one, but for the tolerance."""
-    best = fastest_within(facts, point.peak_bytes * (1 + tolerance))
-    return best is not None and best.samples_per_second * (1 + tolerance) >= point.samples_per_second
-
-
-def _gain(before: Point, after: Point) -> float:
-    return after.samples_per_second / before.samples_per_second
+        if not front or point.samples_per_second > front[-1].samples_per_second:
+            front.append(point)
+    return tuple(front)

@@ -1,29 +1,29 @@
 """Record: a Result with all that a report needs, as the data of `result.json`, from which it is read again.
 
-It holds what `autofit search --json` prints and more: what the search was of, what was asked for, what was predicted of
-what was measured, and how the memory of the best configs runs through a step. No model is needed to read it.
+It holds what `autofit search --json` prints and more: the model searched for, the options, predictions beside the
+measurements, and how memory runs through a step of the best configs. No model is needed to read it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autofit.core.budget import Budget
-from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.estimate import Estimate, Timeline
-from autofit.core.hardware import Hardware
-from autofit.core.measurement import Measurement, Outcome
-from autofit.core.pareto import Alternative, OtherBudget, Point
+from autofit.core.measurement import Measurement
+from autofit.core.plain import field_types, from_plain, to_plain
 from autofit.core.result import SCHEMA, TIERS, Result
 
 _AGAIN = "Write it again with autofit search."
+_ENDED = "Give the directory of a search that has ended."
+# Fields of a Result that result.json does not hold as they are.
+_ARRANGED = ("best", "runner_up", "tiers", "predicted", "predicted_best", "predicted_tiers")
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Record:
-    """Everything that is kept of a search.
+    """A finished search.
 
     Attributes:
-        options: what was asked for and bears on the result: seed, tolerance, trials, time_limit, space, set.
-        predicted: of each trial, in their order; empty where nothing was predicted.
+        options: those that bear on the result: seed, tolerance, trials, time_limit, space, set.
+        predicted: one a trial, in their order; empty where nothing was predicted.
         timelines: by tier, of its best config.
         finished: when the search ended, in ISO 8601.
-        intact: whether it is as it was written; False of a file that somebody has changed, or that says nothing of it.
+        intact: whether the file is as autofit wrote it; False where it was edited or has no digest.
     """
 
     result: Result
@@ -55,7 +55,7 @@ class Record:
 
     @property
     def tolerance(self) -> float:
-        """Within which configs count as tied."""
+        """Relative difference of speed within which configs are tied."""
         return float(self.options.get("tolerance", 0.03))
 
     def to_text(self) -> str:
@@ -65,26 +65,18 @@ class Record:
         data = {
             **result.to_json(),
             "trials": [
-                {**trial.to_trial(), "predicted": dataclasses.asdict(each)}
-                for trial, each in zip(result.trials, predicted, strict=True)
+                {**trial.to_trial(), "predicted": to_plain(prediction)}
+                for trial, prediction in zip(result.trials, predicted, strict=True)
             ],
             "alternatives": [{**each.to_dict(), "config": dict(each.config)} for each in result.alternatives],
-            "model": result.model,
-            "workload": dict(result.workload),
-            "source": dict(result.source),
-            "hardware": result.hardware.to_dict(),
-            "budget": dataclasses.asdict(result.budget),
+            **{name: to_plain(getattr(result, name)) for name in ("model", "workload", "source", "hardware", "budget")},
             "options": dict(self.options),
-            "finals": {
-                "best": result.best and result.best.to_trial(),
-                "runner_up": result.runner_up and result.runner_up.to_trial(),
-                **{name: each and each.to_trial() for name, each in result.tiers.items()},
-            },
-            "finalists": [each.to_trial() for each in result.finalists],
+            "finals": to_plain({"best": result.best, "runner_up": result.runner_up, **result.tiers}),
+            "finalists": to_plain(result.finalists),
             "bound": result.bound,
             "is_predicted": result.predicted,
             "notes": list(result.notes),
-            "timelines": {name: each.to_dict() for name, each in self.timelines.items()},
+            "timelines": to_plain(self.timelines),
             "run_directory": result.run_directory,
             "finished": self.finished,
         }
@@ -100,31 +92,27 @@ class Record:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            message = f"there is no {path.name} in {path.parent}: {error.strerror}."
-            raise InputError(message, "Give the directory of a search that has ended.") from error
+            raise InputError(f"there is no {path.name} in {path.parent}: {error.strerror}.", _ENDED) from error
         except ValueError as error:
             raise InputError(f"{path} is not JSON: {error}.", _AGAIN) from error
         if not isinstance(data, dict) or "finals" not in data:
-            raise InputError(f"{path} is not a result of autofit.", "Give the directory of a search that has ended.")
+            raise InputError(f"{path} is not a result of autofit.", _ENDED)
         if data.get("schema") != SCHEMA:
             raise InputError(f"{path} has schema {data.get('schema')}; this autofit reads schema {SCHEMA}.")
         try:
             written = data.pop("digest", None)
             intact = written == _digest(data)
-            return dataclasses.replace(cls._from_data(data), intact=intact)
+            predicted = from_plain(tuple[Predicted, ...], [trial.pop("predicted") for trial in data["trials"]])
+            return cls(
+                result=_result(data),
+                options=data["options"],
+                predicted=predicted if any(each != Predicted() for each in predicted) else (),
+                timelines=from_plain(Mapping[str, Timeline], data["timelines"]),
+                finished=data["finished"],
+                intact=intact,
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{path} is damaged: {type(error).__name__}: {error}.", _AGAIN) from error
-
-    @classmethod
-    def _from_data(cls, data: dict[str, Any]) -> Record:
-        predicted = [Predicted(**trial.pop("predicted")) for trial in data["trials"]]
-        return cls(
-            result=_result(data),
-            options=data["options"],
-            predicted=tuple(predicted) if any(each != Predicted() for each in predicted) else (),
-            timelines={name: Timeline.from_dict(each) for name, each in data["timelines"].items()},
-            finished=data["finished"],
-        )
 
 
 def _digest(data: Mapping[str, Any]) -> str:
@@ -132,54 +120,25 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def _result(data: dict[str, Any]) -> Result:
-    finals = {name: each and Measurement.from_trial(each) for name, each in data["finals"].items()}
-    budget, predicted = Budget(**data["budget"]), data.get("predicted") or {}
+    data.setdefault("finalists", [])  # older records have none
+    for each in data["alternatives"]:
+        each.pop("value", None)  # of its config
+    for each in data["other_budgets"]:
+        each.pop("runs", None)  # found again on the Pareto front
+    finals = from_plain(Mapping[str, Measurement | None], data["finals"])
+    predicted = data.get("predicted") or {}
+    values = {name: from_plain(kind, data[name]) for name, kind in field_types(Result).items() if name not in _ARRANGED}
+    tiers, budget = predicted.get("tiers", {}), values["budget"]
     return Result(
-        model=data["model"],
-        workload=data["workload"],
-        source=data["source"],
-        hardware=Hardware.from_dict(data["hardware"]),
-        budget=budget,
-        versions=data["versions"],
+        **values,
         best=finals["best"],
-        tiers={name: finals.get(name) for name in TIERS},
-        trials=_measurements(data["trials"]),
-        skipped=data["skipped"],
-        stopped_by=data["stopped_by"],
-        space_size=data["space_size"],
-        search_seconds=data["search_seconds"],
-        nearest_miss=data["nearest_miss"] and Measurement.from_trial(data["nearest_miss"]),
         runner_up=finals["runner_up"],
-        finalists=_measurements(data.get("finalists", [])),
-        run_directory=data["run_directory"],
-        files=data["files"],
-        notes=tuple(data["notes"]),
-        bound=data["bound"],
-        frontier={name: tuple(map(_point, points)) for name, points in data["frontier"].items()},
-        alternatives=tuple(map(_alternative, data["alternatives"])),
-        other_budgets=tuple(_other_budget(each) for each in data["other_budgets"]),
+        tiers={name: finals.get(name) for name in TIERS},
         predicted=data["is_predicted"],
         predicted_best=_estimate(predicted, budget),
-        predicted_tiers={name: _estimate(each, budget) for name, each in predicted.get("tiers", {}).items()},
+        predicted_tiers={name: _estimate(each, budget) for name, each in tiers.items()},
     )
 
 
 def _estimate(data: Mapping[str, Any] | None, budget: Budget) -> Estimate | None:
     return Estimate.from_dict(data["estimate"], budget) if data else None
-
-
-def _measurements(trials: Sequence[dict[str, Any]]) -> tuple[Measurement, ...]:
-    return tuple(map(Measurement.from_trial, trials))
-
-
-def _point(data: dict[str, Any]) -> Point:
-    return Point(**{**data, "config": Config(data["config"])})
-
-
-def _alternative(data: dict[str, Any]) -> Alternative:
-    known = {name: each for name, each in data.items() if name != "value"}
-    return Alternative(**{**known, "config": Config(data["config"]), "outcome": Outcome(data["outcome"])})
-
-
-def _other_budget(data: dict[str, Any]) -> OtherBudget:
-    return OtherBudget(data["why"], data["device_bytes"], data["card"])

@@ -1,18 +1,19 @@
 """Result: all measurements of a search, the verified best and the best of every tier. Data only.
 
-The only place that knows how a result looks as YAML (`result.yaml`) and as JSON (`autofit search --json`).
+The only place that knows how a result looks as YAML (`result.yaml`), as JSON (`autofit search --json`) and as a table.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from autofit.core import trials
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError
@@ -21,10 +22,13 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement
 from autofit.core.notebook import as_html
 from autofit.core.pareto import Alternative, OtherBudget, Point, fastest_within
+from autofit.core.plain import to_plain
 from autofit.core.strict_yaml import dump, load_mapping
 
 SCHEMA = 1
 TIERS = ("full", "lora", "qlora")
+_AGAIN = "Write it again with autofit search."
+_FIGURES = ("tokens_per_second", "samples_per_second", "loss", "seconds", "build_seconds", "compile_seconds", "steps")
 
 
 def tier(config: Mapping[str, Any]) -> str:
@@ -36,15 +40,19 @@ def tier(config: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Result:
-    """What a search hands back.
+    """The outcome of a search.
 
-    `workload` is Workload.summary(); `source` says how models/ can make the workload again (empty for one that lives
-    in the user's process). `skipped` counts configs never probed: predicted, dominated, refused. `bound` is how much
-    faster than the best measured one any other config is expected to be at the most, at 95 %, as a share of it.
-    `finalists` are all that were verified, the best among them. `frontier` is by tier the most throughput for each
-    amount of memory, also beyond the budget; `alternatives` are the best config with one knob changed; `predicted` says
-    whether configs never measured had a part in both. Where nothing can be measured for the card that is meant, `best`
-    is None and `predicted_best` the config predicted to be the fastest that fits, `predicted_tiers` that of every tier.
+    Attributes:
+        workload: Workload.summary().
+        source: how models/ makes the workload again; empty for one that lives in the user's process.
+        skipped: number of configs never probed, by reason: predicted, dominated, refused.
+        finalists: all that were verified, the best among them.
+        bound: how much faster than the best measured config any other is expected to be at most, at 95 %, as a share.
+        frontier: by tier the most throughput for each amount of memory, also beyond the budget.
+        alternatives: the best config with one knob changed.
+        predicted: whether configs never measured had a part in `frontier` and `alternatives`.
+        predicted_best, predicted_tiers: the configs predicted to be the fastest that fit, where nothing can be measured
+            for the card that is meant; `best` is None then.
     """
 
     model: str
@@ -77,11 +85,11 @@ class Result:
     @property
     def config(self) -> Config | None:
         """The config of the answer: the best that was measured, else the one predicted; None where nothing fits."""
-        found = self.best or self.predicted_best
-        return found.config if found else None
+        answer = self.best or self.predicted_best
+        return answer.config if answer else None
 
     def fastest_within(self, device_bytes: int) -> dict[str, Point | None]:
-        """By tier what a budget of so many bytes would run, by all that was measured and predicted."""
+        """By tier the fastest config, measured or predicted, in a budget of so many bytes."""
         usable = replace(self.budget, device_bytes=device_bytes).cap_bytes(self.hardware.device)
         return {name: fastest_within(self.frontier.get(name, ()), usable) for name in TIERS}
 
@@ -92,16 +100,19 @@ class Result:
         """The one object that `autofit search --json` prints."""
         return {
             "schema": SCHEMA,
-            "best": _config_and_measured(self.best),
+            "best": _measured(self.best),
             "predicted": self._predicted(),
-            "tiers": {name: _config_and_measured(self.tiers.get(name)) for name in TIERS},
-            "trials": [trial.to_trial() for trial in self.trials],
+            "tiers": {name: _measured(self.tiers.get(name)) for name in TIERS},
+            "trials": to_plain(self.trials),
             "skipped": {name: self.skipped.get(name, 0) for name in ("predicted", "dominated", "refused")},
             "stopped_by": self.stopped_by,
-            "nearest_miss": self.nearest_miss.to_trial() if self.nearest_miss else None,
-            "frontier": {name: [point.to_dict() for point in self.frontier.get(name, ())] for name in TIERS},
+            "nearest_miss": to_plain(self.nearest_miss),
+            "frontier": {name: to_plain(self.frontier.get(name, ())) for name in TIERS},
             "alternatives": [each.to_dict() for each in self.alternatives],
-            "other_budgets": [self._other_budget(each) for each in self.other_budgets],
+            "other_budgets": [
+                {**to_plain(each), "runs": to_plain(self.fastest_within(each.device_bytes))}
+                for each in self.other_budgets
+            ],
             "space_size": self.space_size,
             "search_seconds": round(self.search_seconds, 3),
             "notes": list(self.notes),
@@ -110,19 +121,25 @@ class Result:
         }
 
     def _predicted(self) -> dict[str, Any] | None:
+        def block(estimate: Estimate) -> dict[str, Any]:
+            return {"config": dict(estimate.config), "estimate": estimate.to_dict()}
+
         if self.predicted_best is None:
             return None
-        told = {name: self.predicted_tiers.get(name) for name in TIERS}
-        tiers = {name: each and _config_and_estimate(each) for name, each in told.items()}
-        return {**_config_and_estimate(self.predicted_best), "tiers": tiers}
-
-    def _other_budget(self, other: OtherBudget) -> dict[str, Any]:
-        runs = self.fastest_within(other.device_bytes)
-        return {**asdict(other), "runs": {name: point and point.to_dict() for name, point in runs.items()}}
+        by_tier = {name: self.predicted_tiers.get(name) for name in TIERS}
+        return {
+            **block(self.predicted_best),
+            "tiers": {name: each and block(each) for name, each in by_tier.items()},
+        }
 
     def trials_csv(self) -> str:
-        """All trials as CSV, one column a knob or a figure."""
-        return trials.to_csv(self.trials)
+        """All trials as CSV, a column a knob or a figure; what was not measured is empty."""
+        rows = self._rows()
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]) if rows else ["number"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
 
     def trials_dataframe(self) -> Any:
         """All trials as a pandas.DataFrame.
@@ -130,7 +147,32 @@ class Result:
         Raises:
             InputError: pandas is not installed.
         """
-        return trials.to_dataframe(self.trials)
+        try:
+            import pandas
+        except ImportError as error:
+            raise InputError("a data frame needs pandas, which is not installed.", "pip install pandas") from error
+        return pandas.DataFrame(self._rows())
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """One mapping a trial, all with the same names; None where a figure was not measured. Sizes are bytes."""
+        knobs = list(dict.fromkeys(knob for trial in self.trials for knob in trial.config))
+        return [
+            {
+                "number": trial.number,
+                **{knob: trial.config.get(knob) for knob in knobs},
+                "outcome": trial.outcome.value,
+                "step_seconds": (steps := trial.step_seconds) and steps.median,
+                "step_seconds_low": steps and steps.low,
+                "step_seconds_high": steps and steps.high,
+                **{name: getattr(trial, name) for name in _FIGURES},
+                "allocated_bytes": (peak := trial.peak_bytes) and peak.allocated,
+                "reserved_bytes": peak and peak.reserved,
+                "device_bytes": peak and peak.device,
+                "verified": trial.verified,
+                "reason": trial.reason,
+            }
+            for trial in self.trials
+        ]
 
     def to_yaml(self) -> str:
         """The text of result.yaml.
@@ -147,53 +189,43 @@ class Result:
             "budget_gib": round(self.budget.device_bytes / GIB, 3),
             "margin": self.budget.margin,
         }
-        if self.hardware.allocator:
-            hardware["allocator"] = self.hardware.allocator
-        if self.hardware.measured_on:
-            hardware["measured_on"] = self.hardware.measured_on
+        optional = {"allocator": self.hardware.allocator, "measured_on": self.hardware.measured_on}
+        figures: dict[str, Any]
+        if self.best is not None:
+            figures = {"measured": self.best.to_measured()}
+            tiers = {name: _measured(self.tiers.get(name)) for name in TIERS}
+        else:
+            assert self.predicted_best, "there is a config"
+            figures = {"measured": None, "predicted": self.predicted_best.to_predicted()}
+            estimates = {name: estimate for name, estimate in self.predicted_tiers.items() if estimate}
+            tiers = dict.fromkeys(TIERS) | {
+                name: {"config": dict(estimate.config), "predicted": estimate.to_predicted()}
+                for name, estimate in estimates.items()
+            }
         return dump(
             {
                 "autofit": SCHEMA,
                 "model": self.model,
                 "workload": dict(self.workload),
                 "source": dict(self.source),
-                "hardware": hardware,
+                "hardware": {**hardware, **{name: value for name, value in optional.items() if value}},
                 "versions": dict(self.versions),
                 "config": dict(self.config),
-                **self._figures(),
+                **figures,
+                "tiers": tiers,
             }
         )
 
-    def _figures(self) -> dict[str, Any]:
-        """What was measured, or is predicted, of the config and of the best of each tier."""
-        if self.best is not None:
-            tiers = {name: _config_and_measured(self.tiers.get(name)) for name in TIERS}
-            return {"measured": self.best.to_measured(), "tiers": tiers}
-        assert self.predicted_best, "there is a config"
-        told = {name: self.predicted_tiers.get(name) for name in TIERS}
-        return {
-            "measured": None,
-            "predicted": self.predicted_best.to_predicted(),
-            "tiers": {
-                name: each and {"config": dict(each.config), "predicted": each.to_predicted()}
-                for name, each in told.items()
-            },
-        }
 
-
-def _config_and_measured(measurement: Measurement | None) -> dict[str, Any] | None:
+def _measured(measurement: Measurement | None) -> dict[str, Any] | None:
     if measurement is None:
         return None
     return {"config": dict(measurement.config), "measured": measurement.to_measured()}
 
 
-def _config_and_estimate(estimate: Estimate) -> dict[str, Any]:
-    return {"config": dict(estimate.config), "estimate": estimate.to_dict()}
-
-
 @dataclass(frozen=True)
 class SavedResult:
-    """What result.yaml tells a later command: how to make the workload again, and the config to run.
+    """What a later command reads from result.yaml: how to make the workload again, and the config to run.
 
     Where nothing was measured, `measured` is empty and `predicted` holds the figures.
     """
@@ -217,28 +249,22 @@ class SavedResult:
         data = load_mapping(path)
         missing = [key for key in ("autofit", "model", "workload", "config") if key not in data]
         if missing:
-            raise InputError(
-                f"{path} is not a result of autofit: it lacks {', '.join(missing)}.", "Give a result.yaml."
-            )
+            message = f"{path} is not a result of autofit: it lacks {', '.join(missing)}."
+            raise InputError(message, "Give a result.yaml.")
         if data["autofit"] != SCHEMA:
             raise InputError(f"{path} has schema {data['autofit']}; this autofit reads schema {SCHEMA}.")
-        known = ("source", "hardware", "measured", "predicted", "versions")
-        optional = [key for key in known if data.get(key) is not None]
-        for key in ("workload", "config", *optional):
-            if not isinstance(data[key], dict):
-                raise InputError(f"{path}: {key} must be a mapping.", "Write it again with autofit search.")
-        _check(_Measured, "measured", data, path)
-        _check(_Predicted, "predicted", data, path)
-        return cls(
-            model=str(data["model"]),
-            workload=data["workload"],
-            source=data.get("source") or {},
-            hardware=data.get("hardware") or {},
-            config=Config(data["config"]),
-            measured=data.get("measured") or {},
-            versions=data.get("versions") or {},
-            predicted=data.get("predicted") or {},
-        )
+        parts = {key: data[key] for key in ("workload", "config")}
+        parts |= {key: data.get(key) or {} for key in ("source", "hardware", "measured", "predicted", "versions")}
+        for key, part in parts.items():
+            if not isinstance(part, dict) or not isinstance(data.get(key), dict | None):
+                raise InputError(f"{path}: {key} must be a mapping.", _AGAIN)
+        try:
+            _Figures.model_validate(parts, strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            given = f"{'.'.join(map(str, first['loc']))} is {first['input']!r}"
+            raise InputError(f"{path}: {given}. {first['msg']}.", _AGAIN) from error
+        return cls(model=str(data["model"]), **{**parts, "config": Config(parts["config"])})
 
 
 class _Step(BaseModel):
@@ -254,8 +280,6 @@ class _Peak(BaseModel):
 
 
 class _Measured(BaseModel):
-    """The figures of `measured` that other tools' files and scripts tell."""
-
     tokens_per_second: float | None = None
     samples_per_second: float | None = None
     step_seconds: _Step | None = None
@@ -268,19 +292,14 @@ class _Interval(BaseModel):
 
 
 class _Predicted(BaseModel):
-    """The figures of `predicted` that other tools' files and scripts tell."""
-
     tokens_per_second: float | None = None
     samples_per_second: float | None = None
     step_seconds: float | None = None
     device_bytes: _Interval | None = None
 
 
-def _check(form: type[BaseModel], key: str, data: Mapping[str, Any], path: Path) -> None:
-    try:
-        form.model_validate(data.get(key) or {}, strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, (key, *first["loc"])))
-        given = f"{where} is {first['input']!r}"
-        raise InputError(f"{path}: {given}. {first['msg']}.", "Write it again with autofit search.") from error
+class _Figures(BaseModel):
+    """The figures of result.yaml that other tools' files and scripts repeat."""
+
+    measured: _Measured
+    predicted: _Predicted

@@ -1,7 +1,6 @@
-"""The run directory: where a search keeps everything, so that nothing measured is ever lost.
+"""The run directory, which holds every file of a search, so that no measurement is lost.
 
-A run directory belongs to one process at a time (an advisory lock that the system drops when the process dies, however
-it dies). Files are written aside and renamed, so that a half-written one is never seen.
+It belongs to one process at a time, by an advisory lock that the system drops however the process dies.
 """
 
 from __future__ import annotations
@@ -43,9 +42,10 @@ class RunDirectory:
         if self._resume and not self.journal.exists():
             raise InputError(f"there is no search to resume in {self.path}.", "Leave out --resume, or check --out.")
         if not self._resume and self.path.is_dir() and self._holds_something():
-            holds = "a search" if self.journal.exists() else "other files"
-            remedy = "Add --resume to go on with it, or choose another --out." if self.journal.exists() else ""
-            raise InputError(f"{self.path} already holds {holds}.", remedy or "Choose another --out.")
+            if self.journal.exists():
+                remedy = "Add --resume to go on with it, or choose another --out."
+                raise InputError(f"{self.path} already holds a search.", remedy)
+            raise InputError(f"{self.path} already holds other files.", "Choose another --out.")
         try:
             self.probes.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -63,17 +63,20 @@ class RunDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._release()
-        if isinstance(error, OSError) and self._holds(error.filename):
-            going_on = f"make room and go on with --resume --out {self.path}"
-            remedy = f"What was measured is kept: {going_on}." if self.journal.exists() else "Choose another --out."
+        if not isinstance(error, OSError) or not isinstance(error.filename, str | os.PathLike):
+            return
+        if Path(error.filename).is_relative_to(self.path):
+            remedy = "Choose another --out."
+            if self.journal.exists():
+                remedy = f"What was measured is kept: make room and go on with --resume --out {self.path}."
             raise InputError(f"{error.filename} cannot be written: {error.strerror}.", remedy) from error
 
     def probe_log(self, number: int) -> Path:
-        """Where the output of probe `number` goes."""
+        """The file for the output of probe `number`."""
         return self.probes / f"{number:04d}.log"
 
     def discard_if_unused(self, *, keep_folder: bool) -> None:
-        """Remove what a run that never measured anything left, so that the same --out can be used again."""
+        """Remove the files of a run without measurements, so that the same --out can be used again."""
         if self.journal.exists() and self.journal.stat().st_size:
             return
         shutil.rmtree(self.probes, ignore_errors=True)
@@ -83,11 +86,8 @@ class RunDirectory:
             with contextlib.suppress(OSError):  # somebody put something else there
                 self.path.rmdir()
 
-    def _holds(self, name: object) -> bool:
-        return isinstance(name, str | os.PathLike) and Path(name).is_relative_to(self.path)
-
     def _holds_something(self) -> bool:
-        """Whether there is more than what a run leaves that was killed before it measured anything."""
+        """Whether there is more than the files of a run killed before its first measurement."""
         names = {entry.name for entry in self.path.iterdir()}
         return bool(names - {".lock"}) and names != {".lock", "probes"}
 

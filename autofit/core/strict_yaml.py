@@ -1,5 +1,6 @@
 """YAML as autofit reads it: safe tags only, no duplicated keys, and errors that name the file and line."""
 
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,17 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[Any] = set()
+    keys: set[Any] = set()
     for key_node, _ in node.value:
-        if key_node.tag == _MERGE:  # `<<: *base`, of which a mapping's own keys may differ
+        if key_node.tag == _MERGE:  # `<<: *base`, whose keys a mapping may override
             continue
         key = loader.construct_object(key_node, deep=True)
-        try:
-            duplicate = key in seen
-        except TypeError as error:
-            raise yaml.constructor.ConstructorError(
-                None, None, "a key must be a plain word", key_node.start_mark
-            ) from error
-        if duplicate:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", key_node.start_mark)
-        seen.add(key)
+        wrong = None if isinstance(key, Hashable) else "a key must be a plain word"
+        if not wrong and key in keys:
+            wrong = f"the key {key!r} is given twice"
+        if wrong:
+            raise yaml.constructor.ConstructorError(None, None, wrong, key_node.start_mark)
+        keys.add(key)
     loader.flatten_mapping(node)
     return dict(yaml.SafeLoader.construct_mapping(loader, node, deep=True))
 
@@ -46,7 +44,11 @@ def parse(text: str, source: str) -> Any:
         return yaml.load(text, Loader=_StrictLoader)
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         # PyYAML lets through what its constructors raise: on 2024-13-01, on `!!int` without a number, on deep nesting.
-        raise InputError(f"{source} cannot be read as YAML: {_reason(error)}.", "Correct that line.") from error
+        reason = str(error).replace("\n", " ")
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem:
+            line = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
+            reason = f"{error.problem}{line}"
+        raise InputError(f"{source} cannot be read as YAML: {reason}.", "Correct that line.") from error
 
 
 def load_mapping(path: Path) -> dict[str, Any]:
@@ -66,10 +68,3 @@ def load_mapping(path: Path) -> dict[str, Any]:
 def dump(value: Any) -> str:
     """Write plain data as block YAML in the order given."""
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem:
-        line = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
-        return f"{error.problem}{line}"
-    return str(error).replace("\n", " ")

@@ -1,7 +1,7 @@
-"""Workload: what is to be trained, apart from how.
+"""Workload: what to train, apart from how; and the hyperparameters, which autofit never changes.
 
-Three factories and the batch that defines the learning. They are called in probe processes, so they must survive
-cloudpickle; nothing here imports torch, and a model or a batch is only ever named by its type.
+A Workload is three factories and the batch that defines the learning. Probe processes call them, so they must survive
+cloudpickle; nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -13,34 +13,37 @@ from typing import Any
 
 from autofit.core.errors import InputError
 
-SCHEDULES = ("constant", "cosine", "linear")
 TASKS = ("causal-lm", "masked-lm", "sequence-classification", "image-classification", "custom")
-_ENDINGS = {  # of the names of transformers' classes
+CLASSIFICATION_TASKS = ("sequence-classification", "image-classification")  # their heads are new: trained whole
+SCHEDULES = ("constant", "cosine", "linear")
+_CLASS_SUFFIXES = {
     "ForCausalLM": "causal-lm",
     "LMHeadModel": "causal-lm",
     "ForMaskedLM": "masked-lm",
     "ForSequenceClassification": "sequence-classification",
     "ForImageClassification": "image-classification",
 }
-CLASSIFICATION_TASKS = ("sequence-classification", "image-classification")  # their heads are new: trained whole
 
 
 def task_of(model: object) -> str | None:
-    """The task of a model of transformers, by the name of its class; None for any other."""
+    """The task of a transformers model, by the name of its class; None for any other."""
     name = type(model).__name__
-    return next((task for ending, task in _ENDINGS.items() if name.endswith(ending)), None)
+    return next((task for suffix, task in _CLASS_SUFFIXES.items() if name.endswith(suffix)), None)
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What one look at the model's structure and loss told (made by `training.inspect`, in a probe process).
+    """Properties of a model and its loss (made by `training.inspect`, in a probe process).
 
-    `blocks` counts the repeated blocks that checkpointing and regional compilation work on; `attention` is whether
-    there are linear layers inside attention modules, `sdpa` whether the forward calls PyTorch's fused attention.
-    `splits` is whether the loss of a batch is the weighted mean of its slices' losses; `batch_norm` whether slices
-    change the statistics of normalisation layers. `head` is whether the model is one of transformers whose loss is a
-    cross-entropy over a linear output head, which `loss` can compute without holding all logits. `fingerprint` is the
-    same for workloads that take the same memory and time; None where the user's code cannot be told apart.
+    Attributes:
+        blocks: number of repeated blocks, which checkpointing and regional compilation work on.
+        attention: whether attention modules hold linear layers.
+        sdpa: whether the forward calls PyTorch's fused attention.
+        batch_norm: whether slices of a batch change the statistics of normalisation layers.
+        head: whether it is a transformers model whose loss is a cross-entropy over a linear output head, which `loss`
+            can compute without holding all logits.
+        splits: whether the loss of a batch is the weighted mean of its slices' losses.
+        fingerprint: equal for workloads that take the same memory and time; None where user code cannot be compared.
     """
 
     parameters: int
@@ -69,11 +72,11 @@ class Workload:
         reduction: "mean" (over `count`) or "sum".
         count: batch -> number the mean runs over; default: shifted valid labels for causal LMs, valid labels where
             labels are per token, else samples.
-        optimizer: parameter groups -> an optimizer of one's own, instead of those of the knob; its learning rate is
-            set by the loop.
-        keeps: formats ("float32", ...) of trained and of frozen weights that are to come back as they came, which
-            narrows what is searched; None: they may change.
-        varying: whether samples come in many shapes, as texts do that are padded to the longest of a batch.
+        optimizer: parameter groups -> an optimizer to use instead of the knob's; the loop sets its learning rate.
+        keeps: formats ("float32", ...) of trained and of frozen weights that must not change, which narrows the search;
+            None: they may.
+        varying: whether samples have many shapes, as texts padded to the longest of a batch.
+        source: how models/ makes it again; written to result.yaml.
     """
 
     model: Callable[[], Any]
@@ -90,17 +93,16 @@ class Workload:
     keeps: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     varying: bool = False
     traits: Traits | None = None
-    source: Mapping[str, Any] = field(default_factory=dict)  # how models/ can make it again; written to result.yaml
+    source: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for part in ("model", "batch"):
-            if not callable(getattr(self, part)):
-                given = type(getattr(self, part)).__name__
-                raise InputError(f"Workload.{part} must be a function, not {given}.", f"Write {part}=lambda ...: ...")
-        if not isinstance(self.effective_batch_size, int) or self.effective_batch_size < 1:
-            raise InputError(
-                f"the effective batch size must be a positive whole number, not {self.effective_batch_size!r}."
-            )
+        for part, factory in ("model", self.model), ("batch", self.batch):
+            if not callable(factory):
+                message = f"Workload.{part} must be a function, not {type(factory).__name__}."
+                raise InputError(message, f"Write {part}=lambda ...: ...")
+        size = self.effective_batch_size
+        if not isinstance(size, int) or size < 1:
+            raise InputError(f"the effective batch size must be a positive whole number, not {size!r}.")
         if self.unit not in ("samples", "tokens"):
             raise InputError(f"unit must be 'samples' or 'tokens', not {self.unit!r}.")
         if self.unit == "tokens" and not self.sequence_length:
@@ -112,16 +114,12 @@ class Workload:
 
     def summary(self) -> dict[str, Any]:
         """The `workload:` block of result.yaml."""
-        return {
-            "task": self.task,
-            "sequence_length": self.sequence_length,
-            "effective_batch_size": self.effective_batch_size,
-        }
+        return {name: getattr(self, name) for name in ("task", "sequence_length", "effective_batch_size")}
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Learning rate, its course, and what keeps it stable. Weight decay falls on matrices only."""
+    """Learning rate, its schedule, and what keeps training stable. Weight decay applies to matrices only."""
 
     lr: float = 1e-4
     weight_decay: float = 0.0
@@ -135,8 +133,7 @@ class Hyperparameters:
             raise InputError(f"the learning rate must be positive, not {self.lr!r}.", "For example lr=1e-4.")
         if self.schedule not in SCHEDULES:
             raise InputError(f"schedule must be one of {', '.join(SCHEDULES)}, not {self.schedule!r}.")
-        for name in ("weight_decay", "warmup_steps"):
-            value = getattr(self, name)
+        for name, value in ("weight_decay", self.weight_decay), ("warmup_steps", self.warmup_steps):
             if not _is_number(value) or value < 0:
                 raise InputError(f"{name} must be a number of at least 0, not {value!r}.")
         if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**63:

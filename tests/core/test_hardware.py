@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autofit.core.hardware import GIB, MIB, Hardware
+from autofit.core.plain import from_plain, to_plain
 from tests import tiny
 
 
@@ -19,7 +20,8 @@ from tests import tiny
     )
 )
 def test_a_journey_through_json_changes_nothing(hardware: Hardware) -> None:
-    assert Hardware.from_dict(json.loads(json.dumps(hardware.to_dict()))) == hardware
+    assert from_plain(Hardware, json.loads(json.dumps(to_plain(hardware)))) == hardware
+    assert to_plain(hardware) == json.loads(json.dumps(hardware.to_dict()))
 
 
 def test_units() -> None:

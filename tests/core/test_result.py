@@ -1,7 +1,10 @@
 """Result: what is written is read back, and both forms have the keys of the contract."""
 
+import csv
 import dataclasses
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.pareto import Alternative, OtherBudget, Point
+from autofit.core.plain import to_plain
 from autofit.core.result import SCHEMA, TIERS, Result, SavedResult, tier
 from autofit.core.strict_yaml import parse
 
@@ -186,7 +190,7 @@ def test_the_json_tells_what_other_budgets_would_run() -> None:
     data = json.loads(
         json.dumps(result(frontier={"lora": points}, alternatives=(other,), other_budgets=(smaller,)).to_json())
     )
-    assert data["frontier"] == {"full": [], "lora": [each.to_dict() for each in points], "qlora": []}
+    assert data["frontier"] == {"full": [], "lora": to_plain(points), "qlora": []}
     assert [each["measured"] for each in data["frontier"]["lora"]] == [False, True]
     assert data["alternatives"] == [other.to_dict()]
     assert data["other_budgets"] == [
@@ -194,7 +198,7 @@ def test_the_json_tells_what_other_budgets_would_run() -> None:
             "why": "the next smaller card",
             "device_bytes": 16 * GIB,
             "card": "A card",
-            "runs": {"full": None, "lora": points[0].to_dict(), "qlora": None},
+            "runs": {"full": None, "lora": to_plain(points[0]), "qlora": None},
         }
     ]
 
@@ -253,3 +257,40 @@ def test_what_the_allocator_was_set_to_is_recorded() -> None:
     assert "allocator" not in result().to_yaml()
     fixed = result(hardware=dataclasses.replace(HARDWARE, allocator="expandable_segments:False"))
     assert parse(fixed.to_yaml(), "result.yaml")["hardware"]["allocator"] == "expandable_segments:False"
+
+
+TRIALS = (
+    Measurement(
+        Config(precision="bf16", lora_rank=8),
+        Outcome.FITS,
+        step_seconds=StepSeconds(1.0, 0.9, 1.1),
+        tokens_per_second=100.0,
+        peak_bytes=PeakBytes(5, None, None),
+    ),
+    Measurement(Config(precision="fp32", extra=None), Outcome.OUT_OF_MEMORY, number=1, reason="too much, by\nfar"),
+)
+
+
+def test_trials_as_csv_hold_every_knob_and_figure() -> None:
+    first, second = csv.DictReader(io.StringIO(result(trials=TRIALS).trials_csv()))
+    assert (first["precision"], first["lora_rank"], first["extra"]) == ("bf16", "8", "")
+    assert (first["step_seconds"], first["step_seconds_high"], first["allocated_bytes"]) == ("1.0", "1.1", "5")
+    assert first["tokens_per_second"] == "100.0"
+    assert (second["outcome"], second["step_seconds"], second["device_bytes"]) == ("out_of_memory", "", "")
+    assert (second["reason"], second["lora_rank"]) == ("too much, by\nfar", "")
+    assert result(trials=()).trials_csv() == "number\n"
+
+
+def test_trials_as_a_data_frame_hold_the_same() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = result(trials=TRIALS).trials_dataframe()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame["number"]) == [0, 1]
+    assert frame["lora_rank"][0] == 8
+    assert ",".join(frame.columns) == result(trials=TRIALS).trials_csv().partition("\n")[0]
+
+
+def test_without_pandas_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(InputError, match="needs pandas"):
+        result().trials_dataframe()

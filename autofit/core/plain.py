@@ -1,0 +1,55 @@
+"""Dataclasses as plain data and back: the one mechanism behind journals, records and `--json`."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
+from itertools import repeat
+from typing import Any
+
+from autofit.core.config import Config
+
+
+def to_plain(value: Any) -> Any:
+    """Dicts, lists and scalars that hold the value; fields keep their order."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: to_plain(each) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_plain(each) for each in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def from_plain(kind: Any, data: Any) -> Any:
+    """The value of type `kind` that `to_plain` was given; fields that are absent take their defaults.
+
+    Raises:
+        AttributeError, TypeError, ValueError: the data has another shape, or fields that the type lacks.
+        InputError: a config that holds more than scalars.
+    """
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        kinds = field_types(kind)
+        return kind(**{name: from_plain(kinds.get(name), each) for name, each in data.items()})
+    if isinstance(kind, type) and issubclass(kind, Config | Enum):
+        return kind(data)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):  # one type or None, or scalars
+        return None if data is None else from_plain(arguments[0], data)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return tuple(map(from_plain, repeat(arguments[0]), data))
+    if origin is tuple:
+        return tuple(from_plain(one, each) for one, each in zip(arguments, data, strict=True))
+    if origin is Mapping:
+        return {name: from_plain(arguments[1], each) for name, each in data.items()}
+    return data
+
+
+@cache
+def field_types(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, by name."""
+    return typing.get_type_hints(kind)
