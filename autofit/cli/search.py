@@ -40,7 +40,7 @@ from autofit.core.options import SearchOptions, parse_settings, search_options, 
 from autofit.core.result import Result
 from autofit.hardware.catalogue import card_to_search_for
 from autofit.hardware.driver import no_gpu_note, why_no_gpu
-from autofit.report import LiveDisplay, foretold_view, nothing_fits_view, result_table
+from autofit.report import LiveDisplay, nothing_fits_view, predicted_view, result_table
 
 _OF_MODELS = ("seq_len", "effective_batch", "trust_remote_code")
 _REMEDY = "Run on a machine with the card to measure, or search for the CPU with --device cpu --mem GIB."
@@ -122,7 +122,7 @@ def search(
     elif as_markdown and result.run_directory:
         print(heavy("autofit.report.run_report", "report")([Path(result.run_directory)], "md", None))
     elif result.predicted_best is not None:
-        Console().print(foretold_view(result, result.predicted_best), crop=False)
+        Console().print(predicted_view(result, result.predicted_best), crop=False)
     elif result.best is not None:
         Console().print(result_table(result, tolerance=tolerance), crop=False)  # commands are to be copied whole
     if result.stopped_by == "interrupt":

@@ -2,12 +2,12 @@
 
 from autofit.report.estimate_table import around_table, cards_table, estimate_table
 from autofit.report.explain import explain
-from autofit.report.foretold import foretold_view
-from autofit.report.formatting import drifted
+from autofit.report.formatting import drift_note
+from autofit.report.knob_effects import single_changes
 from autofit.report.listings import cleared_text, doctor_table, models_table, spaces_table, tools_table
 from autofit.report.live import LiveDisplay
 from autofit.report.nothing_fits import nothing_fits, nothing_fits_view
-from autofit.report.single_changes import single_changes
+from autofit.report.predicted import predicted_view
 from autofit.report.table import result_table
 
 __all__ = [
@@ -16,13 +16,13 @@ __all__ = [
     "cards_table",
     "cleared_text",
     "doctor_table",
-    "drifted",
+    "drift_note",
     "estimate_table",
-    "foretold_view",
     "explain",
     "models_table",
     "nothing_fits",
     "nothing_fits_view",
+    "predicted_view",
     "result_table",
     "single_changes",
     "spaces_table",

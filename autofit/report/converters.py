@@ -1,4 +1,4 @@
-"""Pictures as PNG, with whatever on this machine can make them: autofit itself draws SVG only."""
+"""SVG pictures to PNG by whatever converter this machine has: autofit itself draws SVG only."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _SHARPNESS = 2  # pixels of a PNG for one of the drawing
 
 
 def browser() -> str | None:
-    """Where a Chromium is, if there is one."""
-    return next((found for name in _BROWSERS if (found := shutil.which(name))), None)
+    """The path of a Chromium, if there is one."""
+    return next((path for name in _BROWSERS if (path := shutil.which(name))), None)
 
 
 def to_png(svg: str, path: Path, size: tuple[int, int]) -> None:
     """Write an SVG document of that size as a PNG.
 
     Raises:
-        InputError: nothing here can, or what should could not.
+        InputError: there is no converter, or it failed.
     """
     if importlib.util.find_spec("cairosvg"):
         importlib.import_module("cairosvg").svg2png(bytestring=svg.encode(), write_to=str(path), scale=_SHARPNESS)
@@ -37,27 +37,25 @@ def to_png(svg: str, path: Path, size: tuple[int, int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "picture.svg"
         source.write_text(svg, encoding="utf-8")
-        _run(_command(source, path, size, Path(folder)), path)
-
-
-def _command(source: Path, path: Path, size: tuple[int, int], folder: Path) -> list[str]:
-    converter = shutil.which("rsvg-convert")
-    if converter:
-        return [converter, f"--zoom={_SHARPNESS}", f"--output={path}", str(source)]
-    found = browser()
-    if found is None:
-        message = "a PNG needs a converter, and there is none: neither cairosvg nor rsvg-convert nor a Chromium."
-        raise InputError(message, "Install one (pip install cairosvg), or use --format svg.")
-    shot = [f"--screenshot={path}", f"--window-size={size[0]},{size[1]}", f"--force-device-scale-factor={_SHARPNESS}"]
-    return [found, *_BROWSER_FLAGS, f"--user-data-dir={folder / 'profile'}", *shot, source.as_uri()]
+        if converter := shutil.which("rsvg-convert"):
+            _run([converter, f"--zoom={_SHARPNESS}", f"--output={path}", str(source)], path)
+        elif chromium := browser():
+            shot = (f"--screenshot={path}", f"--window-size={size[0]},{size[1]}")
+            profile = (f"--user-data-dir={folder}/profile", f"--force-device-scale-factor={_SHARPNESS}")
+            _run([chromium, *_BROWSER_FLAGS, *profile, *shot, source.as_uri()], path)
+        else:
+            raise InputError(
+                "a PNG needs a converter, and there is none: neither cairosvg nor rsvg-convert nor a Chromium.",
+                "Install one (pip install cairosvg), or use --format svg.",
+            )
 
 
 def _run(command: list[str], path: Path) -> None:
     path.unlink(missing_ok=True)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
         raise InputError(f"{command[0]} took more than {_SECONDS} s to write {path}.", "Use --format svg.") from error
     if not path.exists():
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (process.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise InputError(f"{command[0]} wrote no {path}: {last}.", "Use --format svg.")

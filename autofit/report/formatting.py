@@ -1,4 +1,4 @@
-"""How figures and configs read: one wording for the table, the live display and the explanation. ASCII only."""
+"""How figures and configs read: one wording for tables, the live display, the page and sentences. ASCII only."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.estimate import Estimate
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.knobs import KNOB_WORDS, is_off
 from autofit.core.measurement import Measurement, Outcome
+from autofit.core.pareto import Point
 
 OUTCOMES = {
     Outcome.FITS: "fits",
@@ -22,32 +27,32 @@ OUTCOMES = {
     Outcome.TIMED_OUT: "timed out",
     Outcome.FAILED: "failed",
 }
+TIER_TITLES = {"full": "all weights", "lora": "LoRA", "qlora": "QLoRA"}
+POINT = "  - "  # how the point of a list begins
 # What moves a cursor, colours, or names a window.
 _ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b(?:\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)")
-_MOST_CHANGES = 4  # told one by one
-_TOLD_WITH_ANOTHER = ("gradient_accumulation_steps", "lora_targets")
+_MOST_CHANGES = 4  # listed one by one
+_PART_OF_ANOTHER = ("gradient_accumulation_steps", "lora_targets")
 
 
 def describe(config: Mapping[str, Any], knobs: Collection[str] | None = None) -> str:
-    """A config in a few words: what is not off, of the knobs named or of all."""
-    named = [name for name in config if (knobs is None or name in knobs) and name not in _TOLD_WITH_ANOTHER]
+    """A config in a few words: its knobs that are on, of those named or of all."""
+    named = [name for name in config if (knobs is None or name in knobs) and name not in _PART_OF_ANOTHER]
     on = [name for name in named if not is_off(config[name])]
     return ", ".join(_knob(config, name) for name in on or named)
 
 
 def changes(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """What of a config is not as in another one, in a few words each; what is off here, too."""
-    named = (name for name in config if config[name] != other.get(name))
-    told_as = (
-        "lora_rank" if name == "lora_targets" else name for name in named if name != "gradient_accumulation_steps"
-    )
-    return [_knob(config, name) for name in dict.fromkeys(told_as)]
+    """The knobs of a config that differ from another one, in a few words each, off values included."""
+    differing = [name for name in config if config[name] != other.get(name) and name != "gradient_accumulation_steps"]
+    names = dict.fromkeys("lora_rank" if name == "lora_targets" else name for name in differing)
+    return [_knob(config, name) for name in names]
 
 
 def instead(config: Config, best: Measurement | None) -> str:
-    """What a config has that the best has not; the whole of it where that is most of it, or where there is no best."""
-    told = changes(config, best.config) if best else []
-    return ", ".join(told) if best and len(told) <= _MOST_CHANGES else describe(config)
+    """What a config has in place of the best's knobs; all of it where most differs, or where there is no best."""
+    differing = changes(config, best.config) if best else []
+    return ", ".join(differing) if best and len(differing) <= _MOST_CHANGES else describe(config)
 
 
 def _knob(config: Mapping[str, Any], name: str) -> str:
@@ -56,8 +61,7 @@ def _knob(config: Mapping[str, Any], name: str) -> str:
         return words.off
     if not words or off:
         return f"{name} {value(config[name])}"
-    others = {other: value(config.get(other)) for other in _TOLD_WITH_ANOTHER}
-    return words.short.format(value=value(config[name]), **others)
+    return words.short.format(value=value(config[name]), **{part: value(config.get(part)) for part in _PART_OF_ANOTHER})
 
 
 def value(scalar: object) -> str:
@@ -67,6 +71,11 @@ def value(scalar: object) -> str:
     return str(scalar).lower() if isinstance(scalar, bool) else str(scalar)
 
 
+def values(given: Any) -> str:
+    """The values that a knob was set to."""
+    return ",".join(map(value, given)) if isinstance(given, list | tuple) else value(given)
+
+
 def knobs_that_differ(configs: Iterable[Mapping[str, Any]]) -> list[str]:
     """The knobs on which not all configs agree, in the order of the first that names them."""
     every = list(configs)
@@ -74,23 +83,20 @@ def knobs_that_differ(configs: Iterable[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if len({repr(config.get(name)) for config in every}) > 1]
 
 
-def rate(measurement: Measurement) -> str:
-    """Throughput with its unit."""
-    if measurement.tokens_per_second:
-        return f"{number(measurement.tokens_per_second)} tokens/s"
-    return f"{number(measurement.samples_per_second or 0.0)} samples/s"
+def throughput(each: Measurement | Estimate | Point) -> tuple[float, str]:
+    """Units per second and the unit: tokens where they are counted, else samples; 0 where nothing was timed."""
+    return (each.tokens_per_second, "tokens") if each.tokens_per_second else (each.samples_per_second or 0.0, "samples")
 
 
-def rates(known: Estimate) -> str:
-    """Predicted throughput with its unit; empty where nothing is known of the device's speed."""
-    figures = {"tokens": known.tokens_per_second, "samples": known.samples_per_second}
-    return next((f"{number(figure)} {unit}/s" for unit, figure in figures.items() if figure), "")
+def rate(each: Measurement | Estimate | Point) -> str:
+    """Throughput with its unit; empty where it is unknown."""
+    figure, unit = throughput(each)
+    return f"{number(figure)} {unit}/s" if figure else ""
 
 
-def interval(known: Estimate) -> str:
-    """The GiB that are predicted, from the low end to the high one."""
-    low, high = gib(known.low), gib(known.high)
-    return low if low == high else f"{low}-{high}"
+def interval(low: int, high: int) -> str:
+    """Predicted GiB, from the low end to the high one."""
+    return gib(low) if gib(low) == gib(high) else f"{gib(low)}-{gib(high)}"
 
 
 def number(figure: float) -> str:
@@ -111,8 +117,14 @@ def peak_bytes(measurement: Measurement) -> int | None:
     return measurement.peak_bytes.held_bytes if measurement.peak_bytes else None
 
 
+def peak_gib(measurement: Measurement) -> str:
+    """That peak in GiB; empty where it was not watched."""
+    peak = peak_bytes(measurement)
+    return gib(peak) if peak else ""
+
+
 def budget_needed(measurement: Measurement, hardware: Hardware, budget: Budget) -> int | None:
-    """The budget in bytes under which the peak of a measurement would have fitted; None if it was never told."""
+    """The budget in bytes under which the peak of a measurement would have fitted; None if the peak is unknown."""
     peak = peak_bytes(measurement)
     return None if peak is None else budget.bytes_for(peak, hardware.device)
 
@@ -127,30 +139,30 @@ def why_not(measurement: Measurement, budget: Budget) -> str:
 
 
 def printable(text: str) -> str:
-    """A line of others' words without whatever would move a cursor, or colour what follows it."""
-    told = _ESCAPES.sub("", text)
-    return " ".join("".join(each if each.isprintable() else " " for each in told).split())
+    """A line of foreign text without anything that would move a cursor or colour what follows."""
+    plain = _ESCAPES.sub("", text)
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in plain).split())
 
 
-def drifted(share: float) -> str:
-    """What the machine itself did during a search."""
+def drift_note(share: float) -> str:
+    """By how much the machine's own speed changed during a search."""
     return f"The machine's speed changed by {percent(share)} during the search; what is compared is corrected for it."
 
 
 def percent(fraction: float) -> str:
-    """A fraction as whole percent, never a 0 that is none."""
+    """A fraction as whole percent, never rounded down to 0."""
     return f"{max(1, round(fraction * 100))} %" if fraction >= 0.005 else "less than 1 %"
 
 
 def speed(ratio: float) -> str:
-    """How fast against something else."""
+    """A ratio of speeds in words."""
     if abs(ratio - 1) < 0.005:
         return "as fast"
     return f"{percent(1 - ratio)} slower" if ratio < 1 else f"{percent(ratio - 1)} faster"
 
 
 def more_or_less(size: int, than: int) -> str:
-    """How much memory against something else."""
+    """One size of memory against another, in words."""
     if abs(size - than) < 0.005 * than:
         return "the same memory"
     return f"{gib(abs(size - than))} GiB {'less' if size < than else 'more'}"
@@ -162,7 +174,7 @@ def source(measured: bool) -> str:
 
 
 def may_be_missed(bound: float | None) -> str:
-    """What a search may have missed, by what measurements and predictions say of the rest; nothing where none do."""
+    """What a search may have missed, as far as measurements and predictions tell; empty where they do not."""
     if bound is None:
         return ""
     faster = f"more than {percent(bound)} faster" if bound > 0 else "faster"
@@ -170,19 +182,19 @@ def may_be_missed(bound: float | None) -> str:
 
 
 def where(hardware: Hardware, budget: Budget) -> str:
-    """The device and what of it may be used."""
+    """The device and the budget."""
     return f"{hardware.name} within {gib(budget.device_bytes)} GiB"
 
 
 def clock(seconds: float) -> str:
-    """A time that runs, as a clock shows it."""
+    """A running time, as a clock shows it."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def about(seconds: float) -> str:
-    """A time that is a guess: one or two figures."""
+    """A guessed time: one or two figures."""
     for least, size, name in ((5400, 3600, "h"), (90, 60, "min")):
         if seconds >= least:
             return f"{seconds / size:.2g} {name}" if seconds < 10 * size else f"{seconds / size:.0f} {name}"
@@ -192,3 +204,15 @@ def about(seconds: float) -> str:
 def listed(words: list[str]) -> str:
     """Words with commas and a last `and`."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def hanging(lines: Iterable[str]) -> RenderableType:
+    """Lines for a terminal: those that begin as points of a list hang from their dashes. Brackets are no markup."""
+    shown: list[RenderableType] = []
+    for line in lines:
+        shown.append(Text(printable(line.removeprefix(POINT))))
+        if line.startswith(POINT):
+            grid = Table.grid(padding=(0, 1, 0, 0))
+            grid.add_row(Text(POINT.rstrip()), shown.pop())
+            shown.append(grid)
+    return Group(*shown)

@@ -17,69 +17,64 @@ from autofit.report.formatting import value
 
 
 def doctor_table(data: Mapping[str, Any]) -> RenderableType:
-    """The device, the budget, the versions, and every value of every technique with how it stands here."""
-    hardware = data["hardware"]
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column()
-    facts.add_column(overflow="fold")
+    """The device, the budget, the versions, and whether every value of every technique is available here."""
+    hardware, store = data["hardware"], data["store"]
+    free, memory = (f"{hardware[key] / GIB:.1f}" for key in ("host_free_bytes", "host_memory_bytes"))
     rows = {
         "device": f"{hardware['name']} ({hardware['device']})",
         "memory": f"{hardware['memory_bytes'] / GIB:.1f} GiB",
         "budget": f"{data['budget_gib']:.1f} GiB unless you give another",
-        "host": f"{hardware['host_free_bytes'] / GIB:.1f} GiB free of {hardware['host_memory_bytes'] / GIB:.1f}, "
-        + counted(hardware["cores"], "core"),
+        "host": f"{free} GiB free of {memory}, {counted(hardware['cores'], 'core')}",
         "versions": ", ".join(f"{name} {version}" for name, version in data["versions"].items()),
         "predictions": _calibration(data["calibration"]),
-        "store": data["store"]["trouble"] or f"{_stored(data['store'])} in {data['store']['path']}",
+        "store": store["trouble"] or f"{_measurements(store)} in {store['path']}",
     }
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column()
+    facts.add_column(overflow="fold")
     for name, text in rows.items():
         facts.add_row(Text(name, style="bold"), Text(text))
-    return Group(facts, Text(), _techniques(data["techniques"]))
-
-
-def _techniques(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Two columns, a line for the name of each and its values below it: more would fold words on eighty columns."""
+    # Two columns, a line for the name of each and its values below it: more would fold words on eighty columns.
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(max_width=34)
     table.add_column()
-    for each in rows:
-        table.add_row(Text(each["name"], "bold"), Text("" if each["values"] else "derived from others"))
-        for values, standing in _rows_of_values(each["values"]):
-            table.add_row(Padding(Text(values), (0, 0, 0, 2)), Text(standing))
-    return table
+    for technique in data["techniques"]:
+        table.add_row(Text(technique["name"], "bold"), Text("" if technique["values"] else "derived from others"))
+        for status, values in _by_status(technique["values"]).items():
+            table.add_row(Padding(Text(", ".join(values)), (0, 0, 0, 2)), Text(status))
+    return Group(facts, Text(), table)
 
 
 def _calibration(known: Mapping[str, Any]) -> str:
-    """What measurements have shown predictions for this device to be off by."""
+    """By how much measurements on this device differed from predictions."""
     if not known["count"]:
         return "not yet held against measurements of this device"
     times = f"steps took {known['seconds']:.2f} times as long as predicted" if known["seconds"] else ""
     memory = f"memory was {known['memory']:.3f} times what was predicted" if known["memory"] != 1.0 else ""
-    told = " and ".join(filter(None, (memory, times))) or "as predicted"
-    little = f", {known['discounted']} of them long ago or on a busy machine" if known["discounted"] else ""
-    return f"{told} (median of {counted(known['count'], 'measurement')}{little})"
+    ratios = " and ".join(filter(None, (memory, times))) or "as predicted"
+    old = f", {known['discounted']} of them long ago or on a busy machine" if known["discounted"] else ""
+    return f"{ratios} (median of {counted(known['count'], 'measurement')}{old})"
 
 
 def cleared_text(data: Mapping[str, Any]) -> str:
     """What `--clear-store` removed."""
     cleared = data["cleared"]
-    what = "what could not be read" if cleared["measurements"] is None else _stored(cleared)
+    what = "what could not be read" if cleared["measurements"] is None else _measurements(cleared)
     return f"removed {what} from {cleared['path']}"
 
 
-def _stored(counts: Mapping[str, Any]) -> str:
-    """Measurements that searches start from."""
+def _measurements(counts: Mapping[str, Any]) -> str:
     return f"{counted(counts['measurements'], 'measurement')} of {counted(counts['models'], 'model')}"
 
 
-def _rows_of_values(values: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """(values, how they stand here and what they are made with); values that stand alike share a row."""
+def _by_status(values: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The values by whether they are available here and what implements them."""
     rows: dict[str, list[str]] = {}
     for each in values:
-        made_with = each["package"] + (f" {each['version']}" if each["version"] else "")
+        package = each["package"] + (f" {each['version']}" if each["version"] else "")
         searched = "" if each["searched"] else ", but not searched on this device"
-        rows.setdefault(each["reason"] or f"available{searched} ({made_with})", []).append(value(each["value"]))
-    return [(", ".join(names), standing) for standing, names in rows.items()]
+        rows.setdefault(each["reason"] or f"available{searched} ({package})", []).append(value(each["value"]))
+    return rows
 
 
 def models_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -87,8 +82,9 @@ def models_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     table = _table("model", "task", "size", "weights")
     table.columns[2].justify = "right"
     for row in rows:
-        cells = (row["name"], row["task"], _count(row["parameters"]), row.get("hub") or "")
-        table.add_row(*map(Text, cells))
+        count = row["parameters"]
+        sizes = (f"{count / unit:.3g}{suffix}" for unit, suffix in ((10**9, "B"), (10**6, "M")) if count >= unit)
+        table.add_row(*map(Text, (row["name"], row["task"], next(sizes, f"{count:,}"), row.get("hub") or "")))
     return table
 
 
@@ -113,15 +109,7 @@ def tools_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 def _table(*titles: str) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    first, *others = titles
-    table.add_column(first, no_wrap=True, overflow="ellipsis")  # a name: what the other columns are about
-    for title in others:
+    for title in titles:
         table.add_column(title, overflow="fold")
+    table.columns[0].no_wrap, table.columns[0].overflow = True, "ellipsis"  # the name that the others are about
     return table
-
-
-def _count(parameters: int) -> str:
-    for size, suffix in ((10**9, "B"), (10**6, "M")):
-        if parameters >= size:
-            return f"{parameters / size:.3g}{suffix}"
-    return f"{parameters:,}"

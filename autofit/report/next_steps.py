@@ -1,4 +1,4 @@
-"""How to go on when a search has ended: what to type, as the page and the terminal tell it, and what lies where."""
+"""How to go on after a search: what to type, and which file of the run directory is for what."""
 
 from __future__ import annotations
 
@@ -22,38 +22,36 @@ _FILES = {
 
 
 def commands(result: Result, directory: Path) -> list[tuple[str, str]]:
-    """(what it is for, what to type) to train with the best config of a run directory."""
-    path = shlex.quote(from_here(directory / "result.yaml"))
-    found = []
+    """(title, what to type) to train with the best config of a run directory."""
+    path = _as_typed(directory / "result.yaml")
+    options = "--data DATA --weights WEIGHTS --output OUT"
     if result.source and result.source.get("kind") != "function":
-        found.append(("Train", f"autofit train {path} --data DATA --weights WEIGHTS --output OUT"))
+        steps = [("Train", f"autofit train {shlex.quote(path)} {options}")]
     else:
-        found.append(
-            (
-                "Train in Python",
-                "import autofit, yaml\n"
-                f'config = yaml.safe_load(open("{from_here(directory / "result.yaml")}"))["config"]\n'
-                "trained = autofit.fit(model, loader, config=config, lr=1e-4, epochs=1)",
-            )
+        python = (
+            "import autofit, yaml",
+            f'config = yaml.safe_load(open("{path}"))["config"]',
+            "trained = autofit.fit(model, loader, config=config, lr=1e-4, epochs=1)",
         )
+        steps = [("Train in Python", "\n".join(python))]
     if result.files.get("script"):
-        script = shlex.quote(from_here(directory / "train.py"))
-        found.append(("Or without autofit", f"python {script} --data DATA --weights WEIGHTS --output OUT"))
-    return found
+        script = shlex.quote(_as_typed(directory / "train.py"))
+        steps.append(("Or without autofit", f"python {script} {options}"))
+    return steps
 
 
 def written(result: Result) -> RenderableType | None:
-    """What the run directory holds for people to go on with; None where there is none."""
+    """The files of the run directory that people go on with; None where there is none."""
     directory = directory_of(result)
     if directory is None:
         return None
     grid = Table.grid(padding=(0, 2, 0, 0))
-    for name, what in _FILES.items():
+    for name, purpose in _FILES.items():
         path = result.files.get(name)
         if path:
-            what = what.replace("was measured", "is predicted") if result.predicted_best else what
-            grid.add_row(Text(f"  {Path(path).name}{'/' if name == 'exports' else ''}"), Text(what))
-    return Group(Text(f"Written to {from_here(directory)}:", overflow="fold"), grid)
+            purpose = purpose.replace("was measured", "is predicted") if result.predicted_best else purpose
+            grid.add_row(Text(f"  {Path(path).name}{'/' if name == 'exports' else ''}"), Text(purpose))
+    return Group(Text(f"Written to {_as_typed(directory)}:", overflow="fold"), grid)
 
 
 def directory_of(result: Result) -> Path | None:
@@ -62,7 +60,6 @@ def directory_of(result: Result) -> Path | None:
     return Path(path).parent if path else None
 
 
-def from_here(path: Path) -> str:
-    """As one would type it in the directory that the command was given in."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+def _as_typed(path: Path) -> str:
+    """A path as one would type it in the current directory."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -17,18 +17,18 @@ from autofit.report.markdown import markdown
 
 FORMATS = ("html", "svg", "png", "md")
 _DAMAGED = "Restore it, or let autofit search --resume --out write it again."
-_RECORD, _PAGE, _PICTURES = "result.json", "report.html", "pictures"
+_RECORD = "result.json"
 
 
 def report(runs: Sequence[Path], form: str | None, output: Path | None) -> str | RenderableType:
-    """Write what was asked for, of one run, or of two what is not the same.
+    """Report on one run, or compare two.
 
     Args:
         form: one of FORMATS; None: the page, or of two runs a table.
         output: a file, or for pictures a directory; None: in the run directory, or for Markdown nowhere.
 
     Returns:
-        What is to be printed: the paths written, a line each, or the text itself.
+        What to print: the paths written, a line each, or the text itself.
 
     Raises:
         InputError: not a run directory, an unknown format, or it cannot be written.
@@ -41,8 +41,8 @@ def report(runs: Sequence[Path], form: str | None, output: Path | None) -> str |
     output = output and output.expanduser()
     try:
         if len(runs) == 2:
-            return _compared(records, runs, form, output)
-        return _reported(records[0], runs[0].expanduser().absolute(), form or "html", output)
+            return _compare(records, [run.expanduser().absolute() for run in runs], form, output)
+        return _report(records[0], runs[0].expanduser().absolute(), form or "html", output)
     except OSError as error:
         raise InputError(
             f"{error.filename} cannot be written: {error.strerror}.", "Choose another --output."
@@ -72,51 +72,40 @@ def _record(run: Path) -> Record:
     return Record.load(directory / _RECORD)
 
 
-def _reported(record: Record, directory: Path, form: str, output: Path | None) -> str:
+def _report(record: Record, directory: Path, form: str, output: Path | None) -> str:
     if form == "md":
         return _text(markdown(record), output)
     if form == "html":
-        page = output or directory / _PAGE
+        page = output or directory / "report.html"
         write_atomically(page, report_page(record, directory))
         return str(page)
-    return _pictures(record, form, output or directory / _PICTURES)
-
-
-def _pictures(record: Record, form: str, folder: Path) -> str:
-    found = pictures(record)
-    if not found:
+    folder, drawn = output or directory / "pictures", pictures(record)
+    if not drawn:
         raise InputError("there is nothing to draw: nothing was measured to fit.", "See --format md.")
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; there are {len(found)} pictures.", "Give a directory as --output.")
+        raise InputError(f"{folder} is a file; there are {len(drawn)} pictures.", "Give a directory as --output.")
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, picture in found.items():
-        path = folder / f"{name}.{form}"
+    paths = [folder / f"{name}.{form}" for name in drawn]
+    for path, picture in zip(paths, drawn.values(), strict=True):
         document = picture.document(picture_style(alone=True))
         if form == "svg":
             write_atomically(path, document)
         else:
             to_png(document, path, (picture.width, picture.height))
-        written.append(str(path))
-    return "\n".join(written)
+    return "\n".join(map(str, paths))
 
 
-def _compared(
-    records: list[Record], runs: Sequence[Path], form: str | None, output: Path | None
+def _compare(
+    records: Sequence[Record], runs: Sequence[Path], form: str | None, output: Path | None
 ) -> str | RenderableType:
     if form not in (None, "md"):
         raise InputError(f"two runs are compared as a table or as Markdown, not as {form}.", "Use --format md.")
-    first, second = records
-    found = compare(first, second, _names(runs))
+    first, second = runs
+    names = (first.name, second.name) if first.name != second.name else (str(first), str(second))
+    comparison = compare(records[0], records[1], names)
     if form is None and output is None:
-        return found.to_terminal()
-    return _text(found.to_markdown(), output)
-
-
-def _names(runs: Sequence[Path]) -> tuple[str, str]:
-    """The directories' own names, or whole paths where those are the same."""
-    first, second = (run.expanduser().absolute() for run in runs)
-    return (first.name, second.name) if first.name != second.name else (str(first), str(second))
+        return comparison.to_terminal()
+    return _text(comparison.to_markdown(), output)
 
 
 def _text(text: str, output: Path | None) -> str:

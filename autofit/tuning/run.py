@@ -31,7 +31,7 @@ from autofit.estimate import compared, learn, predict_all
 from autofit.hardware.budgets import budget_for, budget_notes, other_budgets
 from autofit.hardware.catalogue import card_to_search_for, standing_in_for
 from autofit.probe import Contention, LocalExecutor, Plan, PoolExecutor, Request
-from autofit.report import drifted
+from autofit.report import drift_note
 from autofit.search import (
     Alone,
     Crew,
@@ -371,7 +371,7 @@ class _Run:
 
 def _notes(outcome: SearchOutcome, best: Measurement | None) -> Iterator[str]:
     if outcome.slowdown > DRIFT_TOLD:
-        yield drifted(outcome.slowdown)
+        yield drift_note(outcome.slowdown)
     for warning in best.warnings if best else ():
         yield f"Of the best config: {warning}"
 

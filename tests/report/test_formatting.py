@@ -10,13 +10,15 @@ from autofit.core.config import Config
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes
 from autofit.report.formatting import (
+    POINT,
     about,
     budget_needed,
     changes,
     clock,
     describe,
-    drifted,
+    drift_note,
     gib,
+    hanging,
     instead,
     knobs_that_differ,
     listed,
@@ -112,7 +114,7 @@ def test_why_a_config_did_not_fit(measured: Measured, changes: dict[str, Any], t
 
 
 def test_a_machine_that_drifted_is_told_in_per_cent() -> None:
-    assert "changed by 12 % during" in drifted(0.12)
+    assert "changed by 12 % during" in drift_note(0.12)
 
 
 def test_changes_are_told_in_few_words_also_what_is_off() -> None:
@@ -183,3 +185,8 @@ def test_times_that_run(seconds: float, text: str) -> None:
 )
 def test_guesses_of_times_have_few_figures(seconds: float, text: str) -> None:
     assert about(seconds) == text
+
+
+def test_a_long_point_stays_right_of_its_dash(shown: Callable[..., str]) -> None:
+    lines = shown(hanging(["A title:", POINT + "one two three four", POINT + "[five]\x1b[31m"]), 14).splitlines()
+    assert [line.rstrip() for line in lines] == ["A title:", "  - one two", "    three four", "  - [five]"]

@@ -10,7 +10,7 @@ import pytest
 from autofit.core.measurement import Outcome
 from autofit.core.pareto import Alternative
 from autofit.core.result import Result
-from autofit.report.knob_effects import knob_lines
+from autofit.report.knob_effects import knob_lines, single_changes
 
 Results = Callable[..., Result]
 Change = Callable[..., Alternative]
@@ -120,3 +120,27 @@ def test_without_a_best_or_alternatives_nothing_is_told(result: Results, change:
     assert lines(result) == []
     nothing = result(best=None, tiers={}, runner_up=None, alternatives=(change("precision", "fp32", 50, 2.4),))
     assert knob_lines(nothing) == []
+
+
+def test_only_what_differs_in_one_knob_is_told_the_fastest_first(result: Results) -> None:
+    assert single_changes(result()) == (
+        "optimizer adamw-foreach: 0.99 x the speed, peak 1.70 GiB",  # explored, against the explored best
+        "precision bf16: 0.98 x the speed, peak 1.40 GiB",  # verified, against the verified best
+        "precision fp32: 0.49 x the speed, peak 1.90 GiB",
+    )
+
+
+def test_what_did_not_fit_is_said_so(result: Results, measured: Callable[..., object]) -> None:
+    finished = result()
+    whole = measured(0, 2.4, precision="bf16-mixed")  # the micro-batch alone, and what follows from it
+    assert single_changes(result(trials=(*finished.trials, whole)))[-1] == "micro_batch_size 8: out of memory"
+
+
+def test_four_are_enough(result: Results, measured: Callable[..., object]) -> None:
+    cuts = {"micro_batch_size": 2, "gradient_accumulation_steps": 4, "precision": "bf16-mixed"}
+    more = [measured(10 + rank, 1.0, lora_alpha=rank, **cuts) for rank in range(1, 6)]
+    assert len(single_changes(result(trials=(*result().trials, *more)))) == 4
+
+
+def test_without_a_best_nothing_is_told(result: Results) -> None:
+    assert single_changes(result(best=None, tiers={}, runner_up=None)) == ()

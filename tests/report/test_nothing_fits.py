@@ -8,7 +8,7 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.core.pareto import OtherBudget, Point
 from autofit.core.result import Result
 from autofit.report import nothing_fits_view
-from autofit.report.nothing_fits import nothing_fits_lines, tried
+from autofit.report.nothing_fits import nothing_fits_lines, probe_counts
 
 Results = Callable[..., Result]
 Shown = Callable[..., str]
@@ -86,13 +86,13 @@ def test_other_budgets_are_told(result: Results, measured: Measured, point: Poin
 
 def test_what_was_left_is_counted(result: Results) -> None:
     for stopped_by, words in (("trials", "not reached"), ("bound", "not expected to be faster")):
-        text = tried(result(space_size=30, stopped_by=stopped_by))
+        text = probe_counts(result(space_size=30, stopped_by=stopped_by))
         assert text.endswith(f"12 ruled out by what another one proved; 3 refused beforehand; 7 {words}.")
 
 
 def test_a_config_that_was_measured_again_counts_once(result: Results) -> None:
     trials = result().trials
-    assert tried(result(trials=(*trials, trials[2]))) == tried(result())
+    assert probe_counts(result(trials=(*trials, trials[2]))) == probe_counts(result())
 
 
 def test_a_terminal_shows_points_and_what_was_written(result: Results, measured: Measured, shown: Shown) -> None:

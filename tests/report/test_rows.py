@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
-from autofit.report.rows import latest_by_config, nearest_misses, relative_speed, standings
+from autofit.report.rows import latest_by_config, nearest_misses, relative_speed, table_rows
 
 Results = Callable[..., Result]
 Measured = Callable[..., Measurement]
@@ -13,7 +13,7 @@ SMALL = {"micro_batch_size": 2, "gradient_accumulation_steps": 4}
 
 
 def verdicts(result: Result, rows: int = 6) -> list[str]:
-    return [each.verdict for each in standings(result, tolerance=0.03, rows=rows)]
+    return [each.verdict for each in table_rows(result, tolerance=0.03, rows=rows)]
 
 
 def test_every_row_says_why_it_lost(result: Results) -> None:
@@ -57,10 +57,10 @@ def test_a_finalist_stands_where_its_verification_put_it(result: Results, measur
     flash = measured(130, 1.2, **fields)
     again = dataclasses.replace(measured(90, 1.2, **fields), verified=True)
     made = result(trials=(*result().trials, flash), finalists=(again,))
-    (seen,) = (each for each in standings(made, tolerance=0.005, rows=9) if each.measurement.config == flash.config)
+    (seen,) = (each for each in table_rows(made, tolerance=0.005, rows=9) if each.measurement.config == flash.config)
     assert (seen.measurement, seen.verdict) == (again, "10 % slower, verified")
     assert "tied within 2.5 %, learns less faithfully, verified" in [
-        each.verdict for each in standings(made, tolerance=0.025, rows=9)
+        each.verdict for each in table_rows(made, tolerance=0.025, rows=9)
     ]
 
 

@@ -1,187 +1,141 @@
-"""Throughput against memory: every measured config, what ran out of memory beyond the budget, and the frontiers."""
+"""Throughput against memory: every measured config, what ran out of memory beyond the budget, and the Pareto fronts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from xml.etree import ElementTree
 
 from autofit.core.hardware import GIB
+from autofit.core.measurement import Outcome
 from autofit.core.pareto import Point, frontier
 from autofit.core.record import Record
 from autofit.core.result import TIERS, Result, tier
-from autofit.report.formatting import describe, gib, number
-from autofit.report.html.plot_data import TITLES, Plotted, measured_points, per_sample, plotted, told, unit
-from autofit.report.html.svg import Picture, Scale, steps, width_of
+from autofit.report.formatting import TIER_TITLES, describe, gib, number
+from autofit.report.html.plot_data import Plotted, hover_text, link, per_sample, plotted, shape, unit
+from autofit.report.html.svg import At, Picture, Scale, steps, width_of
 
 _BEYOND = 1.7  # times the budget: as far as the picture goes, unless something else is just beyond
 _HIGHEST = 1.6  # times the fastest that was measured: predictions above it are not drawn
-_RADIUS = 4.5
 
 
 @dataclass(frozen=True)
 class _Plot:
-    """What is drawn on."""
+    """The picture and its axes: GiB and units of throughput."""
 
     picture: Picture
     record: Record
     across: Scale
     up: Scale
+    usable: int
 
-    @property
-    def result(self) -> Result:
-        return self.record.result
-
-    def place(self, nbytes: float, rate: float) -> tuple[float, float]:
+    def at(self, nbytes: float, rate: float) -> At:
         return self.across(nbytes / GIB), self.up(rate)
 
 
 def scatter(record: Record, width: int = 720) -> Picture | None:
     """The picture; None where nothing was measured to fit."""
-    result = record.result
-    each = plotted(record)
-    fitting = [one for one in each if one.rate and one.nbytes]
+    result, configs = record.result, plotted(record)
+    fitting = [one for one in configs if one.rate and one.nbytes]
     if not fitting:
         return None
     height = 400 if width > 500 else 330
-    picture = Picture(width, height, f"Throughput against memory of {len(each)} measured configs", interactive=True)
-    plot = _Plot(picture, record, _across(each, result, width), _up(fitting, result, height))
+    picture = Picture(width, height, f"Throughput against memory of {len(configs)} measured configs", interactive=True)
+    usable = result.budget.cap_bytes(result.hardware.device)
+    plot = _Plot(picture, record, _across(configs, result, usable, width), _up(fitting, result, usable, height), usable)
     picture.frame(plot.across, plot.up, titles=("peak memory, GiB", f"{unit(result)}/s"), ticks=(width // 90, 5))
     _budget_line(plot)
+    scale = per_sample(result)
     points = [
-        *measured_points(each, result),
-        *(p for of_one in result.frontier.values() for p in of_one if not p.measured),
+        Point(one.measurement.config, one.nbytes, one.rate / scale, None, measured=True)
+        for one in configs
+        if one.rate and one.nbytes
     ]
+    points += [point for of_tier in result.frontier.values() for point in of_tier if not point.measured]
     for name in TIERS:
-        _frontier(plot, [point for point in points if tier(point.config) == name], name)
-    for one in each:
-        if not one.rate and one.ran_out:
-            _missed(plot, one)
+        _front(plot, [point for point in points if tier(point.config) == name], name)
+    for one in configs:
+        if not one.rate and one.measurement.outcome is Outcome.OUT_OF_MEMORY:
+            _miss(plot, one)
     for one in fitting:
-        _dot(plot, one)
+        leads = result.best is not None and result.best.config == one.measurement.config
+        element = link(picture, one.number, hover_text(one, result), f"dot {one.tier}{' best' if leads else ''}")
+        shape(picture, element, one.tier, plot.at(one.nbytes or 0, one.rate or 0), radius=6.5 if leads else 4.5)
     _label_leaders(plot, fitting)
     return picture
 
 
-def _usable(result: Result) -> float:
-    return result.budget.cap_bytes(result.hardware.device)
-
-
-def _across(each: list[Plotted], result: Result, width: int) -> Scale:
-    budget = _usable(result)
-    most = max([budget * 1.12, *(one.nbytes for one in each if one.nbytes and one.rate)])
-    beyond: list[float] = [p.peak_bytes for points in result.frontier.values() for p in points]
-    beyond += [_needed(one, result) for one in each if one.ran_out]
-    further = [size for size in beyond if most < size <= budget * _BEYOND]
-    clipped = budget * _BEYOND if any(size > budget * _BEYOND for size in beyond) else most
+def _across(configs: list[Plotted], result: Result, usable: int, width: int) -> Scale:
+    most = max([usable * 1.12, *(one.nbytes for one in configs if one.nbytes and one.rate)])
+    beyond: list[float] = [point.peak_bytes for points in result.frontier.values() for point in points]
+    beyond += [_needed(one, usable) for one in configs if one.measurement.outcome is Outcome.OUT_OF_MEMORY]
+    further = [size for size in beyond if most < size <= usable * _BEYOND]
+    clipped = usable * _BEYOND if any(size > usable * _BEYOND for size in beyond) else most
     return Scale(0.0, max([most, clipped, *further]) / GIB, 52, width - 14)
 
 
-def _up(fitting: list[Plotted], result: Result, height: int) -> Scale:
+def _up(fitting: list[Plotted], result: Result, usable: int, height: int) -> Scale:
     rates = [one.rate for one in fitting if one.rate]
-    guessed = (p for points in result.frontier.values() for p in points if p.peak_bytes < _usable(result) * _BEYOND)
     most = _HIGHEST * max(rates)
-    rates += [rate for p in guessed if (rate := p.samples_per_second * per_sample(result)) < most]
+    points = (point for of_tier in result.frontier.values() for point in of_tier if point.peak_bytes < usable * _BEYOND)
+    rates += [rate for point in points if (rate := point.samples_per_second * per_sample(result)) < most]
     low = 0.0 if min(rates) < 0.6 * max(rates) else min(rates) * 0.9
     return Scale(low, max(rates) * 1.08, height - 44, 30)
 
 
 def _budget_line(plot: _Plot) -> None:
-    at, picture = plot.across(_usable(plot.result) / GIB), plot.picture
-    picture.draw(
-        "rect",
-        x=at,
-        y=plot.up.end - 6,
-        width=plot.across.end - at,
-        height=plot.up.start - plot.up.end + 6,
-        kind="beyond",
-    )
-    picture.line((at, plot.up.start), (at, plot.up.end - 6), "budget")
-    budget = plot.result.budget.device_bytes
-    words = f"budget {gib(budget)} GiB"
-    if _usable(plot.result) < budget:
-        words = f"{gib(int(_usable(plot.result)))} usable of {gib(budget)} GiB"
-    picture.text(at - 5, plot.up.end - 10, words, kind="budget-label", anchor="end")
+    x, top, bottom = plot.across(plot.usable / GIB), plot.up.end - 6, plot.up.start
+    plot.picture.draw("rect", x=x, y=top, width=plot.across.end - x, height=bottom - top, kind="beyond")
+    plot.picture.line((x, bottom), (x, top), "budget")
+    budget = plot.record.result.budget.device_bytes
+    words = f"{gib(plot.usable)} usable of {gib(budget)} GiB" if plot.usable < budget else f"budget {gib(budget)} GiB"
+    plot.picture.text(x - 5, top - 4, words, kind="budget-label", anchor="end")
 
 
-def _frontier(plot: _Plot, points: list[Point], name: str) -> None:
-    """A stair through the best of each amount of memory; dashed where it leads to what is only predicted."""
-    best = frontier(points, tolerance=plot.record.tolerance)
-    scale = per_sample(plot.result)
-    places = [plot.place(each.peak_bytes, each.samples_per_second * scale) for each in best]
-    inside = [
-        (at, each)
-        for at, each in zip(places, best, strict=True)
-        if at[0] <= plot.across.end and at[1] >= plot.up.end - 14
-    ]
+def _front(plot: _Plot, points: list[Point], name: str) -> None:
+    """Draw a stair through the best of each amount of memory; dashed where it leads to predictions."""
+    scale = per_sample(plot.record.result)
+    front = frontier(points, tolerance=plot.record.tolerance)
+    drawn = [(plot.at(point.peak_bytes, point.samples_per_second * scale), point) for point in front]
+    drawn = [(at, point) for at, point in drawn if at[0] <= plot.across.end and at[1] >= plot.up.end - 14]
     group = plot.picture.draw("g", kind=f"frontier {name}")
-    for (start, _), (end, point) in pairwise(inside):
+    for (start, _), (end, point) in pairwise(drawn):
         plot.picture.draw("path", into=group, d=steps([start, end]), kind="known" if point.measured else "guessed")
-    for at, point in inside:
+    for at, point in drawn:
         if not point.measured:
-            rate = f"{number(point.samples_per_second * scale)} {unit(plot.result)}/s"
-            words = f"predicted: {describe(point.config)} \u2014 {rate}"
+            rate = f"{number(point.samples_per_second * scale)} {unit(plot.record.result)}/s"
+            title = f"predicted: {describe(point.config)} \u2014 {rate} \u2014 {gib(point.peak_bytes)} GiB"
             mark = plot.picture.draw("g", into=group, kind="guess")
-            plot.picture.draw("title", f"{words} \u2014 {gib(point.peak_bytes)} GiB", into=mark)
+            plot.picture.draw("title", title, into=mark)
             shape(plot.picture, mark, name, at, radius=3.2)
 
 
-def _dot(plot: _Plot, one: Plotted) -> None:
-    assert one.nbytes and one.rate, "only what fits is a dot"
-    best = plot.result.best
-    leads = best is not None and best.config == one.measurement.config
-    link = _link(plot, one, f"dot {one.tier}{' best' if leads else ''}")
-    shape(plot.picture, link, one.tier, plot.place(one.nbytes, one.rate), radius=6.5 if leads else _RADIUS)
+def _miss(plot: _Plot, one: Plotted) -> None:
+    """Draw a cross beyond the budget: where it is predicted to be, or at the bottom where nothing is."""
+    result, bottom = plot.record.result, plot.up.start - 9
+    x, y = min(plot.across(_needed(one, plot.usable) / GIB), plot.across.end - 6), bottom
+    if one.predicted.step_seconds:
+        rate = (result.workload.get("effective_batch_size") or 1) / one.predicted.step_seconds * per_sample(result)
+        y = min(max(plot.up(rate), plot.up.end), bottom)
+    element = link(plot.picture, one.number, hover_text(one, result), f"dot missed {one.tier}")
+    plot.picture.draw("rect", into=element, x=x - 7, y=y - 7, width=14, height=14, kind="reach")
+    plot.picture.cross((x, y), 3.6, element)
 
 
-def _missed(plot: _Plot, one: Plotted) -> None:
-    """A cross beyond the budget: where it is predicted to be, or at the bottom where nothing is."""
-    x = min(plot.across(_needed(one, plot.result) / GIB), plot.across.end - 6)
-    y = plot.up.start - 9
-    seconds = one.predicted.step_seconds
-    if seconds:
-        batch = plot.result.workload.get("effective_batch_size") or 1
-        y = min(max(plot.up(batch / seconds * per_sample(plot.result)), plot.up.end), plot.up.start - 9)
-    link = _link(plot, one, f"dot missed {one.tier}")
-    radius = 3.6
-    plot.picture.draw("rect", into=link, x=x - 7, y=y - 7, width=14, height=14, kind="reach")
-    path = f"M{x - radius:.1f},{y - radius:.1f}l{2 * radius},{2 * radius}m0,{-2 * radius}l{-2 * radius},{2 * radius}"
-    plot.picture.draw("path", into=link, d=path)
-
-
-def _needed(one: Plotted, result: Result) -> float:
+def _needed(one: Plotted, usable: int) -> float:
     """What a config that ran out of memory needs: more than it had taken, and more than there is."""
-    return max(one.nbytes or 0, one.predicted.allocated_bytes or 0, _usable(result) * 1.03)
-
-
-def _link(plot: _Plot, one: Plotted, kind: str) -> ElementTree.Element:
-    link = plot.picture.draw("a", href=f"#trial-{one.number}", kind=kind, tabindex=-1)
-    plot.picture.draw("title", told(one, plot.result), into=link)
-    return link
-
-
-def shape(picture: Picture, into: ElementTree.Element, name: str, at: tuple[float, float], radius: float) -> None:
-    """The mark of a tier: a circle, a triangle or a square."""
-    x, y = at
-    if name == "full":
-        picture.draw("circle", into=into, cx=x, cy=y, r=radius)
-    elif name == "lora":
-        wide, high = radius * 1.15, radius * 1.2
-        picture.draw("path", into=into, d=f"M{x:.1f},{y - high:.1f}l{wide:.1f},{2 * high - 1:.1f}h{-2 * wide:.1f}z")
-    else:
-        picture.draw("rect", into=into, x=x - radius * 0.9, y=y - radius * 0.9, width=radius * 1.8, height=radius * 1.8)
+    return max(one.nbytes or 0, one.predicted.allocated_bytes or 0, usable * 1.03)
 
 
 def _label_leaders(plot: _Plot, fitting: list[Plotted]) -> None:
-    """The name of a tier beside its best."""
-    taken: list[float] = []
-    for name, leader in plot.result.tiers.items():
-        one = next((each for each in fitting if leader and each.measurement.config == leader.config), None)
+    """Write the name of a tier beside its best."""
+    best, taken = plot.record.result.best, list[float]()
+    for name, leader in plot.record.result.tiers.items():
+        one = next((one for one in fitting if leader and one.measurement.config == leader.config), None)
         if one is None or not one.nbytes or not one.rate:
             continue
-        x, y = plot.place(one.nbytes, one.rate)
-        leads = plot.result.best is not None and leader is not None and leader.config == plot.result.best.config
-        words = f"{'best: ' if leads else 'best of '}{TITLES[name]}, {number(one.rate)}"
+        x, y = plot.at(one.nbytes, one.rate)
+        leads = best is not None and best.config == one.measurement.config
+        words = f"{'best: ' if leads else 'best of '}{TIER_TITLES[name]}, {number(one.rate)}"
         y -= 11
         while any(abs(y - other) < 13 for other in taken):
             y -= 13

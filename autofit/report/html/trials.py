@@ -8,21 +8,28 @@ from pathlib import Path
 from autofit.core.measurement import Measurement
 from autofit.core.record import Predicted, Record
 from autofit.core.result import tier
-from autofit.report.formatting import OUTCOMES, describe, gib, knobs_that_differ, number, peak_bytes
+from autofit.report.formatting import (
+    OUTCOMES,
+    TIER_TITLES,
+    describe,
+    gib,
+    knobs_that_differ,
+    number,
+    peak_bytes,
+    throughput,
+)
 from autofit.report.html.knob_names import off_knobs
-from autofit.report.html.plot_data import TITLES, unit
+from autofit.report.html.plot_data import unit
 from autofit.report.rows import latest_by_config
-
-_LAST = 1e300  # what has no figure comes after what has one
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is shown, and what a column is sorted by."""
+    """What is shown, what a column is sorted by, the CSS class, and a tooltip."""
 
     words: str
     key: float | str
-    kind: str = ""
+    kind: str = "figure"
     note: str = ""
 
 
@@ -39,33 +46,30 @@ class Trial:
 
 def columns(record: Record) -> list[tuple[str, str]]:
     """(title, kind) of each column; those of predictions where there are any."""
-    told = [("#", "figure"), ("config", "words"), ("trains", "words"), ("outcome", "words")]
-    told += [
-        (f"{unit(record.result)}/s", "figure"),
-        ("verified", "figure"),
-        ("step s", "figure"),
-        ("peak GiB", "figure"),
-    ]
-    if record.predicted:
-        told += [("predicted GiB", "figure"), ("predicted step s", "figure")]
-    return [*told, ("probe s", "figure")]
+    predicted = ("predicted GiB", "predicted step s") if record.predicted else ()
+    figures = (f"{unit(record.result)}/s", "verified", "step s", "peak GiB", *predicted, "probe s")
+    words = [(title, "words") for title in ("config", "trains", "outcome")]
+    return [("#", "figure"), *words, *((title, "figure") for title in figures)]
 
 
 def trials(record: Record, directory: Path) -> list[Trial]:
     """All trials in their order."""
-    result = record.result
-    differing = knobs_that_differ(each.config for each in result.trials)
-    latest = latest_by_config(result)
-    return [
-        Trial(
-            each.number,
-            tuple(_cells(each, latest[each.config], differing, _predicted(record, place))),
-            best=result.best is not None and result.best.config == each.config,
-            log=_log(each.number, directory),
-            reason=(each.reason or "").strip(),
+    result, latest = record.result, latest_by_config(record.result)
+    differing = knobs_that_differ(trial.config for trial in result.trials)
+    rows = []
+    for index, trial in enumerate(result.trials):
+        predicted = record.predicted[index] if record.predicted else None
+        log = f"probes/{trial.number:04d}.log"
+        rows.append(
+            Trial(
+                trial.number,
+                tuple(_cells(trial, latest[trial.config], differing, predicted)),
+                best=result.best is not None and result.best.config == trial.config,
+                log=log if (directory / log).is_file() else None,
+                reason=(trial.reason or "").strip(),
+            )
         )
-        for place, each in enumerate(result.trials)
-    ]
+    return rows
 
 
 def shared(record: Record) -> str:
@@ -73,49 +77,37 @@ def shared(record: Record) -> str:
     trials = record.result.trials
     if len(trials) < 2:
         return ""
-    differing = knobs_that_differ(each.config for each in trials)
-    off = (*off_knobs(trials[0].config), *differing)
-    on = [knob for knob in trials[0].config if knob not in off]
+    others = (*off_knobs(trials[0].config), *knobs_that_differ(trial.config for trial in trials))
+    on = [knob for knob in trials[0].config if knob not in others]
     return describe(trials[0].config, on) if on else ""
 
 
-def _predicted(record: Record, place: int) -> Predicted | None:
-    return record.predicted[place] if record.predicted else None
-
-
-def _cells(each: Measurement, latest: Measurement, differing: list[str], predicted: Predicted | None) -> list[Cell]:
-    config = describe(each.config, differing) or describe(each.config)
-    peak = peak_bytes(each)
-    step = each.step_seconds
+def _cells(trial: Measurement, latest: Measurement, differing: list[str], predicted: Predicted | None) -> list[Cell]:
+    config, name, step = (
+        describe(trial.config, differing) or describe(trial.config),
+        tier(trial.config),
+        trial.step_seconds,
+    )
     interval = f"95 %: {step.low:.3g} to {step.high:.3g}" if step else ""
-    cells = [
-        _figure(each.number + 1, str(each.number + 1)),
-        Cell(config, config, "config"),
-        Cell(TITLES[tier(each.config)], tier(each.config), tier(each.config)),
-        Cell(OUTCOMES[each.outcome], each.outcome.value, "outcome"),
-        _rate(each if each.fits else None),
-        _rate(latest if latest.verified else None),
-        _figure(step.median if step else None, f"{step.median:.3g}" if step else "", note=interval),
-        _figure(peak, gib(peak) if peak else ""),
+    rates = [throughput(one)[0] if shown else 0 for one, shown in ((trial, trial.fits), (latest, latest.verified))]
+    figures = [
+        *(_figure(rate, number(rate)) for rate in rates),
+        _figure(step.median if step else 0, f"{step.median:.3g}" if step else "", interval),
+        _figure(peak_bytes(trial), gib(peak_bytes(trial) or 0)),
     ]
     if predicted is not None:
         nbytes, seconds = predicted.allocated_bytes, predicted.step_seconds
-        cells += [
-            _figure(nbytes, gib(int(nbytes)) if nbytes else ""),
-            _figure(seconds, f"{seconds:.3g}" if seconds else ""),
-        ]
-    return [*cells, _figure(each.seconds, f"{each.seconds:.1f}")]
+        figures += [_figure(nbytes, gib(int(nbytes or 0))), _figure(seconds, f"{seconds or 0:.3g}")]
+    return [
+        _figure(trial.number + 1, str(trial.number + 1)),
+        Cell(config, config, "config"),
+        Cell(TIER_TITLES[name], name, name),
+        Cell(OUTCOMES[trial.outcome], trial.outcome.value, "outcome"),
+        *figures,
+        Cell(f"{trial.seconds:.1f}", trial.seconds),
+    ]
 
 
-def _rate(each: Measurement | None) -> Cell:
-    rate = (each.tokens_per_second or each.samples_per_second) if each else None
-    return _figure(rate, number(rate) if rate else "")
-
-
-def _figure(key: float | None, words: str, note: str = "") -> Cell:
-    return Cell(words, _LAST if key is None else key, "figure", note)
-
-
-def _log(number: int, directory: Path) -> str | None:
-    name = f"probes/{number:04d}.log"
-    return name if (directory / name).is_file() else None
+def _figure(figure: float | None, words: str, note: str = "") -> Cell:
+    """A number; a missing one is blank and sorts last."""
+    return Cell(words if figure else "", figure or 1e300, note=note)

@@ -9,7 +9,7 @@ import pytest
 from autofit.core.budget import Budget
 from autofit.core.hardware import GIB
 from autofit.core.record import Record
-from autofit.report.html.memory import breakdown, followed_tiers, followed_words, timeline_picture
+from autofit.report.html.memory import breakdown, timeline_picture, timeline_words, traced_tiers
 
 Records = Callable[..., Record]
 
@@ -42,7 +42,7 @@ def test_what_was_measured_is_written_inside_the_picture(record: Records, budget
 def test_how_far_it_is_from_what_was_measured(record: Records, predicted: float, words: str) -> None:
     whole = record()
     line = dataclasses.replace(whole.timelines["full"], peak_bytes=int(predicted * GIB))
-    told = followed_words(dataclasses.replace(whole, timelines={"full": line}), "full")
+    told = timeline_words(dataclasses.replace(whole, timelines={"full": line}), "full")
     assert words in told
     assert "Shown is the last of 4 micro-batches, and the update." in told
 
@@ -50,7 +50,7 @@ def test_how_far_it_is_from_what_was_measured(record: Records, predicted: float,
 def test_a_timeline_of_another_config_is_not_shown(record: Records) -> None:
     whole = record()
     other = dataclasses.replace(whole, timelines={"lora": whole.timelines["full"]})
-    assert followed_tiers(other) == []
+    assert traced_tiers(other) == {}
     assert breakdown(other) is None
     assert timeline_picture(other, "lora") is None
 
@@ -58,7 +58,7 @@ def test_a_timeline_of_another_config_is_not_shown(record: Records) -> None:
 def test_a_peak_before_the_step_is_told(record: Records) -> None:
     whole = record()
     line = dataclasses.replace(whole.timelines["full"], peak_phase="build", peak_bytes=2 * GIB)
-    told = followed_words(dataclasses.replace(whole, timelines={"full": line}), "full")
+    told = timeline_words(dataclasses.replace(whole, timelines={"full": line}), "full")
     assert "before the step, while the model is made" in told
 
 

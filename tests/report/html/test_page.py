@@ -11,6 +11,7 @@ import pytest
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.record import Record
 from autofit.report.html import pictures, report_page
+from autofit.report.html.page import memory_bar, training_time
 from autofit.report.html.trials import shared
 
 Records = Callable[..., Record]
@@ -216,3 +217,24 @@ def test_what_all_trials_share_is_told_whole(record: Records) -> None:
     trials = [each for each in record().result.trials if each.config["micro_batch_size"] == 8][:2]
     assert shared(record(trials=tuple(trials))) == "micro-batch 8x1, adamw, sdpa attention"
     assert shared(record(trials=tuple(trials[:1]))) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(12, "12 seconds"), (90, "1.5 minutes"), (7200, "2 hours"), (172_800, "2 days"), (3.2e9, "37,037 days")],
+)
+def test_times_to_train(seconds: float, words: str) -> None:
+    assert training_time(seconds) == words
+
+
+def test_the_bar_shows_what_may_be_used(record: Records) -> None:
+    result = record().result
+    assert result.best
+    bar = memory_bar(result.best, result)
+    assert bar
+    assert (bar.used_percent, bar.usable_percent) == (75.0, 100.0)
+    card = dataclasses.replace(result, hardware=dataclasses.replace(result.hardware, device="cuda"))
+    bar = memory_bar(result.best, card)
+    assert bar
+    assert bar.usable_percent == pytest.approx(95.0)
+    assert memory_bar(dataclasses.replace(result.best, peak_bytes=None), result) is None

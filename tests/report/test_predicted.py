@@ -13,10 +13,10 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.core.pareto import Point
 from autofit.core.record import Record
 from autofit.core.result import Result
-from autofit.report import explain, foretold_view, nothing_fits, nothing_fits_view
-from autofit.report.foretold import foretold_lines
+from autofit.report import explain, nothing_fits, nothing_fits_view, predicted_view
 from autofit.report.html import pictures, report_page
 from autofit.report.markdown import markdown
+from autofit.report.predicted import predicted_lines
 
 CARD = Hardware("cuda", "a card", 24 * GIB, 64 * GIB, 64 * GIB, 8, here=False)
 BUDGET = Budget(24 * GIB, 51 * GIB)
@@ -65,7 +65,7 @@ def result(found: Estimate | None = None, others: dict[str, Estimate] | None = N
 
 
 def test_the_terminal_says_first_that_nothing_was_measured(shown: Callable[..., str]) -> None:
-    text = shown(foretold_view(result(estimate()), estimate()))
+    text = shown(predicted_view(result(estimate()), estimate()))
     head = "Predicted, not measured: about 4,000 tokens/s in 17.00-20.00 of 24.00 GiB"
     assert " ".join(text.split()).startswith(head)
     said = " ".join(text.split())
@@ -79,13 +79,13 @@ def test_the_terminal_says_first_that_nothing_was_measured(shown: Callable[..., 
 def test_what_may_not_fit_is_told_with_what_is_missing() -> None:
     found = estimate(high=23.0)
     assert found.verdict == "maybe"
-    (line, *_) = foretold_lines(result(found), found)
+    (line, *_) = predicted_lines(result(found), found)
     assert line == "It may or may not fit: its upper end is 0.20 GiB above the 22.80 that may be used."
 
 
 def test_the_other_tiers_are_points() -> None:
     found, full = estimate(), estimate(FULL, rate=900.0, high=23.0)
-    lines = foretold_lines(result(found, {"full": full}), found)
+    lines = predicted_lines(result(found, {"full": full}), found)
     assert lines[1] == "The best predicted of the other tiers:"
     assert lines[2].startswith("  - all weights: 900 tokens/s in 17.00-23.00 GiB, which may or may not fit: bf16")
     assert len(lines) == 3
