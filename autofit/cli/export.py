@@ -46,7 +46,7 @@ def export(
         print_json(made.to_json())
     else:
         print("" if output else made.text, end="")
-        Console(stderr=True, soft_wrap=True).print(made.told, end="", markup=False, highlight=False)
+        Console(stderr=True, soft_wrap=True).print(made.message, end="", markup=False, highlight=False)
     return 0
 
 

@@ -1,8 +1,8 @@
-"""Deviation: where a tool will not run a config as it was measured. What every exporter has to own up to."""
+"""Deviation: one knob that a tool runs differently from what was measured."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from autofit.core.config import Value
@@ -10,9 +10,9 @@ from autofit.core.config import Value
 
 @dataclass(frozen=True)
 class Deviation:
-    """One knob that a tool cannot be told as it was measured, and what the tool does instead, as half a sentence.
+    """A knob, its measured value, and what the tool does instead, as half a sentence.
 
-    `may_not_fit` is whether that may take more memory than was measured.
+    `may_not_fit`: the tool may need more memory than was measured.
     """
 
     knob: str
@@ -21,17 +21,13 @@ class Deviation:
     may_not_fit: bool = False
 
     def __str__(self) -> str:
-        return f"{self.knob} {_told(self.value)}: {self.instead}."
+        return f"{self.knob} {'null' if self.value is None else str(self.value).lower()}: {self.instead}."
 
     @property
-    def told(self) -> str:
-        """The same, and whether it may no longer fit."""
+    def message(self) -> str:
+        """The sentence, and whether the config may no longer fit."""
         return f"{self} It may no longer fit." if self.may_not_fit else str(self)
 
     def to_dict(self) -> dict[str, Any]:
         """An element of `departures` in --json."""
-        return {"knob": self.knob, "value": self.value, "instead": self.instead, "may_not_fit": self.may_not_fit}
-
-
-def _told(value: Value) -> str:
-    return "null" if value is None else str(value).lower()
+        return asdict(self)

@@ -1,4 +1,4 @@
-"""What a knob may add to the emitted script, and what it may look at to say so. The knobs themselves are in `knobs`."""
+"""What a knob adds to train.py (Fragments), and what it may look at to do so (Case). The knobs are in `knobs`."""
 
 from __future__ import annotations
 
@@ -8,24 +8,10 @@ from typing import Any
 
 from autofit.core.config import Config
 
-_JOINED = (
-    "standard",
-    "imports",
-    "packages",
-    "constants",
-    "functions",
-    "adapt",
-    "place",
-    "forward",
-    "around_step",
-    "start",
-    "save",
-)
-
 
 @dataclass(frozen=True)
 class Case:
-    """What is to be emitted: the config, and what it trains on which device."""
+    """The config, and what it trains on which device."""
 
     config: Config
     task: str
@@ -33,7 +19,7 @@ class Case:
     micro_batch_size: int
     sequence_length: int | None
     model_config: Mapping[str, Any]  # as transformers writes it
-    versions: Mapping[str, str] = field(default_factory=dict)  # of what was there when it was measured
+    versions: Mapping[str, str] = field(default_factory=dict)  # of the packages it was measured with
 
     @property
     def lora(self) -> bool:
@@ -45,45 +31,41 @@ class Case:
         """Whether the model ends in a new head for classes."""
         return self.task.endswith("classification")
 
+    def text(self, knob: str, off: str = "none") -> str:
+        """The value of a knob as text; `off` if the config lacks it."""
+        return str(self.config.get(knob, off))
+
 
 @dataclass(frozen=True)
 class Fragments:
-    """Lines for the places of the script that knobs may change.
-
-    `load_dtype` is what weights are read in; `quantization` the arguments of the BitsAndBytesConfig that reads them;
-    `adapt` changes the loaded model, and `place` comes after all of that; `forward` are contexts that surround the
-    forward pass, and `around_step` those that surround its backward too; `input_dtype` is what images are cast to;
-    `loss` is a function of (model, batch) in the place of the model's own loss, and `functions` are texts of functions
-    used by these lines; `scaler` makes a loss scaler; `start` runs before anything is loaded; `save` replaces the plain
-    saving; `comment` names the knob that chose the optimizer.
-    """
+    """Lines for the places of the script that knobs may change."""
 
     standard: tuple[str, ...] = ()  # imports of the standard library
     imports: tuple[str, ...] = ()
-    packages: tuple[str, ...] = ()  # that must be there without being imported
+    packages: tuple[str, ...] = ()  # that must be installed without being imported
     constants: tuple[str, ...] = ()
-    functions: tuple[str, ...] = ()
-    load_dtype: str | None = None
-    quantization: tuple[str, ...] = ()
-    quantized: str | None = None  # to what
-    adapt: tuple[str, ...] = ()
-    place: tuple[str, ...] = ()
-    forward: tuple[str, ...] = ()
-    around_step: tuple[str, ...] = ()
-    input_dtype: str | None = None
-    loss: str | None = None
-    scaler: str | None = None
-    start: tuple[str, ...] = ()
-    save: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()  # texts of functions that the other lines use
+    load_dtype: str | None = None  # of weights as they are read
+    quantization: tuple[str, ...] = ()  # arguments of BitsAndBytesConfig
+    quantized: str | None = None  # to what, in words
+    adapt: tuple[str, ...] = ()  # changes the loaded model
+    place: tuple[str, ...] = ()  # after all of `adapt`
+    forward: tuple[str, ...] = ()  # contexts around the forward pass
+    around_step: tuple[str, ...] = ()  # contexts around forward and backward
+    input_dtype: str | None = None  # of images
+    loss: str | None = None  # a function of (model, batch) instead of the model's own loss
+    scaler: str | None = None  # the call that makes a loss scaler
+    start: tuple[str, ...] = ()  # before anything is loaded
+    save: tuple[str, ...] = ()  # instead of the plain saving
     held: str | None = None  # how the weights are held, in words
     optimizer: str | None = None  # the call that makes it for {groups}, with {decay}
-    comment: str | None = None
+    comment: str | None = None  # names the knob that chose the optimizer
     stepped_in_backward: bool = False
 
     def joined(self, other: Fragments) -> Fragments:
-        """Both together: lines one after the other, single things from whoever has them."""
-        merged: dict[str, Any] = {}
-        for each in fields(self):
-            mine, theirs = getattr(self, each.name), getattr(other, each.name)
-            merged[each.name] = mine + theirs if each.name in _JOINED else mine or theirs
+        """Both together: lines one after the other, single values from whichever has them."""
+        merged = {}
+        for name in (each.name for each in fields(self)):
+            first, second = getattr(self, name), getattr(other, name)
+            merged[name] = first + second if isinstance(first, tuple) else first or second
         return Fragments(**merged)

@@ -1,13 +1,12 @@
-"""Hands a found config over to other tools: what `export` writes, given what only the model can tell.
+"""From a result to another tool's files.
 
-The names of layers that adapters are put beside are taken from the model's structure, made again without weights; whose
-weights they are, from the preset or the directory that was searched.
+The names of layers that get adapters come from the model's structure, built again without weights; the name of the
+weights, from the preset or directory that was searched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.meta_model import meta_model_from
 
 Factory = Callable[[], Any]
-# What a knob may be at all is the same everywhere; a result is exported on any machine.
+# A result is exported on any machine, so values are checked without regard to hardware.
 _ANY = Hardware(device="cuda", name="any", memory_bytes=0, host_memory_bytes=0, host_free_bytes=0, cores=1)
 
 
@@ -40,40 +39,44 @@ def export(
     strict: bool = False,
     tool_version: str | None = None,
 ) -> Export:
-    """Write a found config for another tool.
+    """Write the config of a result for another tool.
 
     Args:
         result: a search's result, or the path of a result.yaml.
         to: a tool, such as "axolotl".
-        output: the file to write; what else the tool needs is written beside it. Without it nothing is written.
-        strict: refuse what the tool cannot be told as it was measured.
+        output: the file to write; other files of the tool are written beside it. Without it, nothing is written.
+        strict: refuse a config that the tool cannot run as it was measured.
         tool_version: of the tool; default: the one that the config was measured with, else the newest known.
 
     Raises:
         InputError: no such tool, one that cannot train this, a value that a knob never takes, or, when strict, a tool
-            that departs from what was measured.
+            that deviates from what was measured.
         NothingFitsError: a result without a config.
     """
     tool = tool_named(to)
     if isinstance(result, str | Path):
         result = SavedResult.load(Path(result))
-    made = write(tool, _found(result, _factory(result)), tool_version)
-    if strict and made.departures:
-        said = " ".join(map(str, made.departures))
-        raise InputError(f"{tool.title} cannot be told all of this config: {said}", "Leave out --strict to accept it.")
+    model = None
+    if result.source.get("kind") in ("preset", "directory", "hub"):  # others only the user's own code can build
+        length, effective = (result.workload.get(name) for name in ("sequence_length", "effective_batch_size"))
+        model = workload_from_source(result.source, sequence_length=length, effective_batch_size=effective).model
+    export = write(tool, _source(result, model), tool_version)
+    if strict and export.departures:
+        message = f"{tool.title} cannot run all of this config as measured: {' '.join(map(str, export.departures))}"
+        raise InputError(message, "Leave out --strict to accept it.")
     if output is not None:
-        _write(made, Path(output).expanduser())
-    return made
+        _save(export, Path(output).expanduser())
+    return export
 
 
 def export_all(result: Result, model: Factory, directory: Path, *, notify: Callable[[str], None]) -> None:
-    """Write a found config for every tool that can train it; `tell` hears of those that refuse it."""
-    found = _found(result, model)
+    """Write the config of a result for every tool that can train it; `notify` hears of those that refuse it."""
+    source = _source(result, model)
     for tool in all_tools():
-        if tool.why_not(found):
+        if tool.why_not(source):
             continue
         try:
-            files = write(tool, found).files
+            files = write(tool, source).files
         except InputError as error:
             notify(f"not exported to {tool.title}: {error.message}")
             continue
@@ -83,10 +86,10 @@ def export_all(result: Result, model: Factory, directory: Path, *, notify: Calla
             write_atomically(path, text)
 
 
-def _write(made: Export, output: Path) -> None:
-    """The first file by the name that is asked for; the others beside it, which may name the first one."""
-    first = Path(next(iter(made.files))).name
-    for number, (name, text) in enumerate(made.files.items()):
+def _save(export: Export, output: Path) -> None:
+    """Write the first file under the given name, and the others, which may refer to it, beside it."""
+    first = Path(next(iter(export.files))).name
+    for number, (name, text) in enumerate(export.files.items()):
         path = output.with_name(Path(name).name) if number else output
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +98,7 @@ def _write(made: Export, output: Path) -> None:
             raise InputError(f"{path} cannot be written: {error.strerror}.", "Choose another --output.") from error
 
 
-def _found(result: Result | SavedResult, model: Factory | None) -> ExportSource:
+def _source(result: Result | SavedResult, model: Factory | None) -> ExportSource:
     off = {each.name: each.off for each in all_techniques()}
     if isinstance(result, Result):
         if result.config is None:
@@ -107,11 +110,10 @@ def _found(result: Result | SavedResult, model: Factory | None) -> ExportSource:
         config, measured, hardware = result.config, dict(result.measured), dict(result.hardware)
         predicted = dict(result.predicted)
     config = Config({**off, **config})
-    # Knobs of one's own may not be registered here; those have to be told of as what the tool does without.
+    # A user's own technique may not be registered here; the tool then deviates on it.
     check({knob: value for knob, value in config.items() if knob in off}, _ANY)
     task = str(result.workload.get("task") or "custom")
-    adapted = config["lora_rank"] and task in HUGGING_FACE
-    layers = _Layers.of(model, config, task) if model and adapted else _Layers()
+    layers = _layers(model, config, task) if model and config["lora_rank"] and task in HUGGING_FACE else {}
     return ExportSource(
         model=result.model,
         config=config,
@@ -123,64 +125,42 @@ def _found(result: Result | SavedResult, model: Factory | None) -> ExportSource:
         predicted=predicted or None,
         versions=result.versions,
         weights=_weights(result.source),
-        targets=layers.targets,
-        outputs=layers.outputs,
-        heads=layers.heads,
         off=off,
+        **layers,
     )
 
 
-def _factory(result: Result | SavedResult) -> Factory | None:
-    """What makes the model again; None where the result cannot notify, or only a user's own code could."""
-    if result.source.get("kind") not in ("preset", "directory", "hub"):
-        return None
-    length, effective = (result.workload.get(name) for name in ("sequence_length", "effective_batch_size"))
-    return workload_from_source(result.source, sequence_length=length, effective_batch_size=effective).model
-
-
 def _weights(source: Mapping[str, Any]) -> str:
-    """The hub id or the directory of the weights, as far as the source tells."""
+    """The hub id or the directory of the weights, as far as the source names it."""
     kind = source.get("kind")
     if kind == "preset" and source.get("model") in preset_names():
         return load_preset(str(source["model"])).hub or WEIGHTS
     return str(source.get({"hub": "model", "directory": "path"}.get(str(kind), "")) or WEIGHTS)
 
 
-@dataclass(frozen=True)
-class _Layers:
-    """Names of layers: those that get adapters, those of them that make the outputs, those trained whole."""
-
-    targets: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    heads: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, factory: Factory, config: Config, task: str) -> _Layers:
-        model = meta_model_from(factory)
-        modules = dict(model.named_modules())
-        heads = output_heads(model)
-        wanted = adapter_targets(model, str(config["lora_targets"] or "all-linear"))
-        made = [name for name in wanted if modules[name] in heads]
-        return cls(
-            targets=short_names(wanted, modules),
-            outputs=short_names(made, modules),
-            heads=tuple(name for name, each in modules.items() if each in heads and task in CLASSIFICATION_TASKS),
-        )
+def _layers(factory: Factory, config: Config, task: str) -> dict[str, tuple[str, ...]]:
+    """`targets`, `outputs` and `heads` of an ExportSource."""
+    model = meta_model_from(factory)
+    modules, heads = dict(model.named_modules()), output_heads(model)
+    targets = adapter_targets(model, str(config["lora_targets"] or "all-linear"))
+    trained_whole = (name for name, each in modules.items() if each in heads and task in CLASSIFICATION_TASKS)
+    return {
+        "targets": short_names(targets, modules),
+        "outputs": short_names([name for name in targets if modules[name] in heads], modules),
+        "heads": tuple(trained_whole),
+    }
 
 
 def short_names(wanted: Collection[str], names: Collection[str]) -> tuple[str, ...]:
-    """The fewest endings that stand for all wanted names and for no other, as peft matches them.
+    """The fewest endings that match all wanted names and no other, as peft matches them.
 
-    An ending is as short as it can be: `q_proj`, but `output.dense` where an unwanted `dense` is there too.
+    An ending is as short as possible: `q_proj`, but `output.dense` if another `dense` is not wanted.
     """
-    others = [name for name in names if name not in wanted]
+    others = [f".{name}" for name in names if name not in wanted]
     endings: dict[str, None] = {}
     for name in wanted:
         parts = name.split(".")
         candidates = (".".join(parts[start:]) for start in reversed(range(len(parts))))
-        endings[next((each for each in candidates if not _stands_for_one(each, others)), name)] = None
+        unique = (ending for ending in candidates if not any(other.endswith(f".{ending}") for other in others))
+        endings[next(unique, name)] = None
     return tuple(endings)
-
-
-def _stands_for_one(ending: str, names: Collection[str]) -> bool:
-    return any(name == ending or name.endswith(f".{ending}") for name in names)

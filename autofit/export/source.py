@@ -1,4 +1,4 @@
-"""ExportSource: a found config and what other tools must know of its model, as plain data."""
+"""ExportSource: a result's config, and what other tools must know of its model, as plain data."""
 
 from __future__ import annotations
 
@@ -7,24 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autofit.core.config import Config, Value
+from autofit.core.errors import InputError
 
-WEIGHTS = "path/to/weights"  # where nobody knows whose weights are to be trained
-
+WEIGHTS = "path/to/weights"  # for a model whose weights have no known name or directory
 NOTHING_MEASURED = "Nothing was measured of this config: it is predicted."
-
-
-def as_predicted(words: str) -> str:
-    """What is said of a measured config, of one that is predicted."""
-    return words.replace("measured", "predicted")
 
 
 @dataclass(frozen=True)
 class ExportSource:
     """Nearly all of it stands in a result.yaml.
 
-    `weights` is a hub id or a directory. `targets` are names of the layers that adapters are put beside, `outputs` of
-    those among them that make the outputs, `heads` of those trained whole beside adapters, as peft matches names. `off`
-    holds the off value of every knob.
+    `weights` is a hub id or a directory. `targets` names the layers that get adapters, as peft matches names; `outputs`
+    those of them that compute the model's outputs, `heads` the layers trained whole beside adapters. `off` holds the
+    off value of every registered knob.
     """
 
     model: str
@@ -45,3 +40,15 @@ class ExportSource:
     @property
     def device(self) -> str:
         return str(self.hardware.get("device", "cuda"))
+
+    @property
+    def inner_targets(self) -> list[str]:
+        """The targets without the output head."""
+        return [name for name in self.targets if name not in self.outputs]
+
+
+def check_batch_sizes(micro: int, steps: int, effective: int | None) -> None:
+    """Raise InputError where the micro-batches of a step do not make the effective batch, if that is known."""
+    if effective not in (None, micro * steps):
+        message = f"micro_batch_size {micro} x gradient_accumulation_steps {steps} is not the effective batch"
+        raise InputError(f"{message} of {effective}.", "Search again, or correct the config.")

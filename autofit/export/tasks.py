@@ -1,4 +1,4 @@
-"""What every task adds to the emitted script: the model's class, how data is read, and what the loss averages over."""
+"""What every task adds to train.py: the model's class, how data is read, and what the loss averages over."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Task:
-    """One task's share of the script. `data` names templates; the rest are lines or parts of lines of the script."""
+    """One task's share of train.py. `data` names templates; the rest are lines of the script or parts of them."""
 
     auto_class: str
     data: tuple[str, ...]
-    data_kind: str  # what the script can read, in words
+    data_kind: str  # what the script reads, in words
     unit: str
     valid: str  # which labels the loss is a mean of
     batch: str = "yield {name: tensor[chosen] for name, tensor in data.items()}"
@@ -22,9 +22,9 @@ class Task:
     configure: tuple[str, ...] = ()
 
     @property
-    def masks(self) -> bool:
-        """Whether tokens are hidden when a batch is made."""
-        return "masked" in self.data
+    def mask_argument(self) -> str:
+        """The further argument of a task that hides tokens when a batch is made."""
+        return ", mask_id" if "masked" in self.data else ""
 
 
 _LABELS = 'batch["labels"] != -100'
@@ -72,13 +72,13 @@ TASKS = {
 
 
 def random_model(task: Task, use: str) -> list[str]:
-    """Lines that make the model with random weights; `use` is what becomes of it, with `{}` in its place."""
+    """Lines that make the model with random weights, for `{}` in `use`."""
     padding = [_PADDING.format("ARCHITECTURE.", "ARCHITECTURE.")] if task.text and task.classes else []
     return [*padding, use.format(f"{task.auto_class}.from_config(ARCHITECTURE)")]
 
 
 def tokenizer(task: Task) -> list[str]:
-    """Lines of `main` that find the tokenizer, if there is to be one."""
+    """Lines of `main` that find the tokenizer of a task that reads text."""
     if not task.text:
         return []
     lines = [
@@ -87,7 +87,7 @@ def tokenizer(task: Task) -> list[str]:
         "tokenizer = AutoTokenizer.from_pretrained(name) if name else None",
         "print(f\"tokenizer: {name or 'none, the bytes of a text are its token ids'}\")",
     ]
-    if task.masks:
+    if task.mask_argument:
         lines += [
             "mask_id = tokenizer.mask_token_id if tokenizer else 1  # a byte that no text has",
             "if mask_id is None:",
@@ -97,7 +97,7 @@ def tokenizer(task: Task) -> list[str]:
 
 
 def checks(task: Task) -> list[str]:
-    """Lines of `main` that compare data and model, before a wrong index ends the first step."""
+    """Lines of `main` that compare data and model, before a wrong index fails the first step."""
     lines = []
     if task.text:
         lines += [

@@ -1,7 +1,7 @@
-"""Templates of emitted Python: text with `$slots`, filled so that the result reads as if written by hand.
+"""Emitted text: templates with `$slots`, plain data as Python source, YAML files below a comment.
 
-A slot alone on its line takes any number of lines, indented as the slot is; none at all removes the line. A slot inside
-a line is replaced in place. That is all there is: a template holds no conditions and no loops.
+A slot alone on its line takes any number of lines, indented like the slot; none removes the line. A slot inside a line
+is replaced in place. Templates hold no conditions and no loops.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from autofit.core.strict_yaml import dump
+
 WIDTH = 100  # columns of the emitted text
 _SLOT = re.compile(r"\$([a-z_]+)")
 
 
 def template(name: str) -> str:
-    """The text of a template that lies beside this module."""
+    """The text of `templates/NAME.txt`."""
     return files("autofit.export").joinpath("templates", f"{name}.txt").read_text(encoding="utf-8")
 
 
 def fill(text: str, slots: Mapping[str, str | Sequence[str]]) -> str:
-    """The text with every slot filled; a slot without a value is an error of ours (KeyError)."""
+    """The text with every slot filled; raises KeyError for a slot without a value."""
     lines: list[str] = []
     for line in text.splitlines():
         alone = _SLOT.fullmatch(line.strip())
@@ -36,7 +38,7 @@ def fill(text: str, slots: Mapping[str, str | Sequence[str]]) -> str:
 
 
 def literal(value: Any, indent: int = 0, used: int = 0) -> str:
-    """Plain data as Python source: on one line where it fits beside `used` columns, else on lines filled with items."""
+    """Plain data as Python source: on one line if it fits beside `used` columns, else packed on several lines."""
     flat = _flat(value)
     if len(flat) + indent + used <= WIDTH - 1 or not isinstance(value, dict | list | tuple) or not value:
         return flat
@@ -52,7 +54,7 @@ def literal(value: Any, indent: int = 0, used: int = 0) -> str:
 
 
 def packed(items: Sequence[str], width: int) -> list[str]:
-    """Items with commas behind them, as many on a line as fit; one of several lines begins a line of its own."""
+    """Items and their commas, as many on a line as fit; an item of several lines starts a new line."""
     lines: list[str] = []
     for item in items:
         if lines and "\n" not in lines[-1] + item and len(lines[-1]) + len(item) + 2 <= width:
@@ -63,7 +65,7 @@ def packed(items: Sequence[str], width: int) -> list[str]:
 
 
 def call(function: str, arguments: Sequence[str], *, indent: int) -> list[str]:
-    """A call on one line where it fits, else with its arguments on lines of their own."""
+    """A call, on one line if it fits, else with its arguments on lines of their own."""
     flat = f"{function}({', '.join(arguments)})"
     if indent + len(flat) <= WIDTH:
         return [flat]
@@ -85,12 +87,27 @@ def _flat(value: Any) -> str:
 
 
 def import_from(module: str, *names: str) -> str:
-    """An import statement, or several where the names do not fit on one line."""
+    """An import statement, or several if the names do not fit on one line."""
     start = f"from {module} import "
     lines = packed(names, WIDTH - len(start) + 1)  # whose last comma falls away
     return "\n".join(f"{start}{line.removesuffix(',')}" for line in lines)
 
 
 def plain(text: object) -> str:
-    """Text from outside, made safe to stand in a docstring: one line, no quotes that close it, no escapes."""
+    """Text from outside, made safe for a docstring: one line, no closing quotes, no escapes."""
     return re.sub(r"\s+", " ", str(text).replace("\\", "/").replace('"', "'")).strip()
+
+
+def keyword_arguments(values: Mapping[str, Any]) -> list[str]:
+    """`name=value` for every value, as source."""
+    return [f"{name}={literal(value)}" for name, value in values.items()]
+
+
+def comment(lines: Sequence[str]) -> str:
+    """The lines as a comment of YAML or Python."""
+    return "".join(f"# {line}".rstrip() + "\n" for line in lines)
+
+
+def yaml_file(header: Sequence[str], keys: Mapping[str, Any]) -> str:
+    """A YAML file below its header. Floats are written as 2.0e-05: a YAML 1.1 parser reads 2e-05 as text."""
+    return f"{comment(header)}\n{dump(dict(keys))}"

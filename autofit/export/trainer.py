@@ -1,8 +1,7 @@
-"""A found config in the words of transformers' Trainer: keywords of the objects it is given, as plain data.
+"""A config in the words of transformers' Trainer: keywords of the objects that it is given, as plain data.
 
-Those are TrainingArguments, the loading of the model, peft's LoraConfig and BitsAndBytesConfig. What Trainer cannot be
-told is said in a sentence each, never left out in silence. `hf_trainer` makes the objects, and names the layers that
-adapters are put beside, which takes the model itself.
+Those are TrainingArguments, from_pretrained, peft's LoraConfig and BitsAndBytesConfig. What Trainer cannot run as
+measured becomes a deviation. `api.training_arguments` makes the objects, and names the layers that get adapters.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from autofit.core.errors import InputError
 from autofit.core.knobs import is_off
 from autofit.core.workload import CLASSIFICATION_TASKS, Hyperparameters
 from autofit.export.deviation import Deviation
+from autofit.export.source import check_batch_sizes
 
 _HALF = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 OPTIMIZERS = {
@@ -35,16 +35,17 @@ _OPTIMIZERS_INSTEAD = {
     "adamw-4bit": "Trainer scales its state in blocks of 256, where it was measured with 128",
     "adamw-fp8": "Trainer has none; torchao's 8-bit AdamW takes its place, with as many bytes",
 }
-# Liger's own names, which it leaves out where a kind of model has no such part.
+# The values of activation_checkpointing that checkpoint blocks.
+CHECKPOINTED = ("full", "alternate", "selective")
+# Liger's own names; it ignores those that a model has no part for.
 _LIGER_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu", "relu_squared")
 
 
 @dataclass(frozen=True)
 class TrainerKeywords:
-    """Keywords of TrainingArguments, of from_pretrained, of LoraConfig and of BitsAndBytesConfig; dtypes by name.
+    """Keywords of TrainingArguments, from_pretrained, LoraConfig and BitsAndBytesConfig; dtypes by name.
 
-    `trained_dtype` is what adapters, and heads trained whole, are held in; `departures` are what Trainer does otherwise
-    than what was measured.
+    `trained_dtype` is that of adapters, and of heads trained whole.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -52,12 +53,12 @@ class TrainerKeywords:
     lora: Mapping[str, Any] = field(default_factory=dict)
     quantization: Mapping[str, Any] = field(default_factory=dict)
     trained_dtype: str = ""
-    departures: tuple[Deviation, ...] = ()
+    deviations: tuple[Deviation, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The departures, a sentence each."""
-        return tuple(map(str, self.departures))
+        """The deviations, a sentence each."""
+        return tuple(map(str, self.deviations))
 
     def joined(self, other: TrainerKeywords) -> TrainerKeywords:
         """Both together."""
@@ -67,7 +68,7 @@ class TrainerKeywords:
             lora={**self.lora, **other.lora},
             quantization={**self.quantization, **other.quantization},
             trained_dtype=self.trained_dtype or other.trained_dtype,
-            departures=self.departures + other.departures,
+            deviations=self.deviations + other.deviations,
         )
 
 
@@ -77,43 +78,59 @@ class TrainerCase:
 
     config: Config
     device: str
-    task: str | None = None  # None: not known
+    task: str | None = None  # None: unknown
     effective_batch_size: int | None = None
     flash_attn: bool = False
 
+    def keywords(
+        self, knob: str, instead: str | None = None, *, may_not_fit: bool = False, **groups: Any
+    ) -> TrainerKeywords:
+        """The keywords of a knob by group; with `instead`, they deviate from what was measured."""
+        deviations = (Deviation(knob, self.config[knob], instead, may_not_fit),) if instead else ()
+        return TrainerKeywords(**groups, deviations=deviations)
+
 
 def trainer_keywords(case: TrainerCase) -> TrainerKeywords:
-    """What Trainer is to be told so that it runs the config as it was measured.
+    """Everything that Trainer is given to run the config as it was measured.
 
     Raises:
-        InputError: batch sizes are lacking, or Trainer refuses a value outright.
+        InputError: batch sizes are missing or contradict, or Trainer refuses a value.
     """
-    together = _always(case)
+    always = {**learning(), "remove_unused_columns": False, "use_cpu": case.device == "cpu"}
+    together = TrainerKeywords(arguments=always)
     for name, value in case.config.items():
         if name in TRAINER_KNOBS:
             together = together.joined(TRAINER_KNOBS[name](case))
         elif not is_off(value):
-            together = together.joined(_departs(case, name, "Trainer does not know this knob, and runs without it"))
+            together = together.joined(case.keywords(name, "Trainer does not know this knob, and runs without it"))
     return together
 
 
-def _departs(case: TrainerCase, knob: str, instead: str, *, may_not_fit: bool = False) -> TrainerKeywords:
-    return TrainerKeywords(departures=(Deviation(knob, case.config[knob], instead, may_not_fit),))
+def learning(schedule: str = "lr_scheduler_type") -> dict[str, Any]:
+    """autofit's defaults by Trainer's names; Trainer has others (it clips at 1.0)."""
+    defaults = Hyperparameters()
+    return {
+        "learning_rate": defaults.lr,
+        schedule: defaults.schedule,
+        "weight_decay": defaults.weight_decay,
+        "max_grad_norm": defaults.max_grad_norm or 0.0,
+    }
 
 
-def _always(case: TrainerCase) -> TrainerKeywords:
-    """The device, and autofit's defaults of learning where Trainer has others (it clips at 1.0)."""
-    learning = Hyperparameters()
-    return TrainerKeywords(
-        arguments={
-            "learning_rate": learning.lr,
-            "lr_scheduler_type": learning.schedule,
-            "weight_decay": learning.weight_decay,
-            "max_grad_norm": learning.max_grad_norm or 0.0,
-            "remove_unused_columns": False,
-            "use_cpu": case.device == "cpu",
-        },
-    )
+def batch_sizes(case: TrainerCase) -> tuple[int, int]:
+    """The micro-batch and how many of them make a step.
+
+    Raises:
+        InputError: they are missing, or do not make the effective batch.
+    """
+    micro, steps = case.config["micro_batch_size"], case.config["gradient_accumulation_steps"]
+    for name, size in (("micro_batch_size", micro), ("gradient_accumulation_steps", steps)):
+        if not isinstance(size, int) or size < 1:
+            remedy = "Give micro_batch_size and gradient_accumulation_steps, as a search writes them."
+            raise InputError(f"{name} must be a whole number here, not {size!r}.", remedy)
+    assert isinstance(micro, int) and isinstance(steps, int)
+    check_batch_sizes(micro, steps, case.effective_batch_size)
+    return micro, steps
 
 
 def _micro_batch(case: TrainerCase) -> TrainerKeywords:
@@ -123,36 +140,10 @@ def _micro_batch(case: TrainerCase) -> TrainerKeywords:
 
 def _accumulation(case: TrainerCase) -> TrainerKeywords:
     _, steps = batch_sizes(case)
-    told = TrainerKeywords(arguments={"gradient_accumulation_steps": steps})
-    if case.task == "masked-lm" and steps > 1:
-        alike = "Trainer weighs micro-batches alike for this task, autofit by their labels"
-        return told.joined(_departs(case, "gradient_accumulation_steps", alike))
-    return told
-
-
-def batch_sizes(case: TrainerCase) -> tuple[int, int]:
-    """The micro-batch and how many of them make a step.
-
-    Raises:
-        InputError: they are lacking, or do not make the effective batch.
-    """
-    sizes = []
-    for name in ("micro_batch_size", "gradient_accumulation_steps"):
-        size = case.config[name]
-        if not isinstance(size, int) or size < 1:
-            remedy = "Give micro_batch_size and gradient_accumulation_steps, as a search writes them."
-            raise InputError(f"{name} must be a whole number here, not {size!r}.", remedy)
-        sizes.append(size)
-    micro, steps = sizes
-    if case.effective_batch_size not in (None, micro * steps):
-        message = f"micro_batch_size {micro} x gradient_accumulation_steps {steps} is not the effective batch"
-        raise InputError(f"{message} of {case.effective_batch_size}.", "Search again, or correct the config.")
-    return micro, steps
-
-
-def _elsewhere(case: TrainerCase) -> TrainerKeywords:
-    """For knobs that another knob's function takes care of."""
-    return TrainerKeywords()
+    alike = "Trainer weighs micro-batches alike for this task, autofit by their labels"
+    uneven = case.task == "masked-lm" and steps > 1
+    name = "gradient_accumulation_steps"
+    return case.keywords(name, alike if uneven else None, arguments={name: steps})
 
 
 def _precision(case: TrainerCase) -> TrainerKeywords:
@@ -164,15 +155,13 @@ def _precision(case: TrainerCase) -> TrainerKeywords:
         name = value.removesuffix("-mixed")
         return TrainerKeywords(arguments={name: True}, model={"dtype": dtype}, trained_dtype="float32")
     if value in ("bf16", "fp8"):
-        told = TrainerKeywords(model={"dtype": "bfloat16"}, trained_dtype="bfloat16")
-        if value == "fp8":
-            slower = "Trainer multiplies in bfloat16, which is slower than measured"
-            told = told.joined(_departs(case, "precision", slower))
+        slower = "Trainer multiplies in bfloat16, which is slower than measured" if value == "fp8" else None
+        keywords = case.keywords("precision", slower, model={"dtype": "bfloat16"}, trained_dtype="bfloat16")
         if case.task == "image-classification":
-            left = "Trainer leaves images in float32; give pixel_values in bfloat16"
-            told = told.joined(_departs(case, "precision", left))
-        return told
-    # Said on a GPU, because compiling switches tf32 on where nothing is said.
+            images = "Trainer leaves images in float32; give pixel_values in bfloat16"
+            keywords = keywords.joined(case.keywords("precision", images))
+        return keywords
+    # Written out on a GPU, because compiling switches tf32 on by default.
     arguments = {} if case.device == "cpu" else {"tf32": value == "tf32"}
     return TrainerKeywords(arguments=arguments, model={"dtype": "float32"}, trained_dtype="float32")
 
@@ -183,36 +172,34 @@ def _checkpointing(case: TrainerCase) -> TrainerKeywords:
     if value.startswith("budget-"):
         setting = f"torch._functorch.config.activation_memory_budget = {value.removeprefix('budget-')}"
         why = f"Trainer has no argument for it and keeps more for the backward; set {setting} yourself"
-        return _departs(case, knob, why, may_not_fit=True)
-    if value not in ("full", "alternate", "selective"):
+        return case.keywords(knob, why, may_not_fit=True)
+    if value not in CHECKPOINTED:
         return TrainerKeywords()
-    together = TrainerKeywords()
     options: dict[str, Any] = {"use_reentrant": False}
-    if value == "selective":
-        less = (
-            "Trainer cannot keep the outputs of products; it checkpoints blocks whole, with less memory and more time"
-        )
-        together = _departs(case, knob, f"{less} than measured")
-    elif value == "alternate":
+    if value == "alternate":
         options["every_n_layers"] = 2
-        why = "Trainer begins with the first block, so of an odd number it checkpoints one more than was measured"
-        together = _departs(case, knob, why)
     if case.config["activation_offload"] != "none":
         options["offload"] = True
+    instead = {
+        "selective": "Trainer cannot keep the outputs of products; it checkpoints blocks whole, with less memory and "
+        "more time than measured",
+        "alternate": "Trainer begins with the first block, so of an odd number it checkpoints one more than was "
+        "measured",
+    }
     arguments = {"activation_checkpointing": True, "activation_checkpointing_kwargs": options}
-    return together.joined(TrainerKeywords(arguments=arguments))
+    return case.keywords(knob, instead.get(value), arguments=arguments)
 
 
 def _offload(case: TrainerCase) -> TrainerKeywords:
-    """Trainer knows it for the inputs of checkpointed blocks only, as an option of their checkpointing."""
+    """Trainer offloads the inputs of checkpointed blocks only, as an option of their checkpointing."""
     knob = "activation_offload"
     if case.config[knob] == "none":
         return TrainerKeywords()
-    if case.config["activation_checkpointing"] in ("full", "alternate", "selective"):
+    if case.config["activation_checkpointing"] in CHECKPOINTED:
         slower = "Trainer's copies run between the computations, not beside them, which is slower than measured"
-        return _departs(case, knob, slower)
+        return case.keywords(knob, slower)
     more = "Trainer offloads the inputs of checkpointed blocks only, and needs more memory than measured"
-    return _departs(case, knob, more, may_not_fit=True)
+    return case.keywords(knob, more, may_not_fit=True)
 
 
 def _lora(case: TrainerCase) -> TrainerKeywords:
@@ -224,49 +211,33 @@ def _lora(case: TrainerCase) -> TrainerKeywords:
 
 
 def _quantization(case: TrainerCase) -> TrainerKeywords:
-    value = str(case.config["quantization"])
+    value, precision = str(case.config["quantization"]), str(case.config["precision"])
     if value == "none":
         return TrainerKeywords()
-    # A new head with a bias would be quantized; the name of this argument is that of the first kind there was.
-    heads = (
-        {"llm_int8_skip_modules": ["score", "classifier", "pre_classifier"]}
-        if case.task in CLASSIFICATION_TASKS
-        else {}
-    )
-    if value == "int8":
-        return TrainerKeywords(quantization={"load_in_8bit": True, **heads})
-    precision = str(case.config["precision"])
     four_bits = {
         "load_in_4bit": True,
         "bnb_4bit_quant_type": "nf4",
         "bnb_4bit_use_double_quant": value == "nf4-dq",
         "bnb_4bit_compute_dtype": "bfloat16" if precision == "bf16" else _HALF.get(precision, "float32"),
     }
-    return TrainerKeywords(quantization={**four_bits, **heads})
+    # Without this, bitsandbytes quantizes a new head that has a bias; despite its name it applies to 4 bits as well.
+    heads = {"llm_int8_skip_modules": ["score", "classifier", "pre_classifier"]}
+    keywords = {"load_in_8bit": True} if value == "int8" else four_bits
+    return TrainerKeywords(quantization={**keywords, **(heads if case.task in CLASSIFICATION_TASKS else {})})
 
 
 def _optimizer(case: TrainerCase) -> TrainerKeywords:
     value = str(case.config["optimizer"])
     if value not in OPTIMIZERS:
-        return _departs(
-            case, "optimizer", "Trainer is given none of your own here, and runs its AdamW", may_not_fit=True
-        )
-    told = TrainerKeywords(arguments={"optim": OPTIMIZERS[value]})
+        own = "Trainer is given none of your own here, and runs its AdamW"
+        return case.keywords("optimizer", own, may_not_fit=True)
     instead = _OPTIMIZERS_INSTEAD.get(value)
     if value == "adamw-foreach" and case.device == "cpu":
         instead = "on a CPU Trainer's AdamW updates weight by weight, in more time"
-    if instead is None or (instead is _EMBEDDINGS and case.config["lora_rank"]):  # frozen embeddings have no state
-        return told
-    return told.joined(_departs(case, "optimizer", instead, may_not_fit=instead is _EMBEDDINGS))
-
-
-def _unknown_to_trainer(name: str, consequence: str) -> Callable[[TrainerCase], TrainerKeywords]:
-    def knob(case: TrainerCase) -> TrainerKeywords:
-        if is_off(case.config[name]):
-            return TrainerKeywords()
-        return _departs(case, name, f"{consequence}, and needs more memory than measured", may_not_fit=True)
-
-    return knob
+    if instead is _EMBEDDINGS and case.config["lora_rank"]:  # frozen embeddings have no state
+        instead = None
+    arguments = {"optim": OPTIMIZERS[value]}
+    return case.keywords("optimizer", instead, may_not_fit=instead is _EMBEDDINGS, arguments=arguments)
 
 
 def _compile(case: TrainerCase) -> TrainerKeywords:
@@ -274,25 +245,24 @@ def _compile(case: TrainerCase) -> TrainerKeywords:
     if value == "none":
         return TrainerKeywords()
     how = "block by block, as measured, it does with ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=1 in the environment"
-    told = TrainerKeywords(arguments={"torch_compile": True, "torch_compile_mode": value})
-    return told.joined(_departs(case, "compile", f"Trainer compiles the model as one; {how}"))
+    arguments = {"torch_compile": True, "torch_compile_mode": value}
+    return case.keywords("compile", f"Trainer compiles the model as one; {how}", arguments=arguments)
 
 
 def _attention(case: TrainerCase) -> TrainerKeywords:
     value = case.config["attention"]
-    if value in (None, "sdpa"):  # what transformers takes by itself
+    if value in (None, "sdpa"):  # the default of transformers
         return TrainerKeywords()
     if value == "eager":
         return TrainerKeywords(model={"attn_implementation": "eager"})
     if case.flash_attn:
         return TrainerKeywords(model={"attn_implementation": "flash_attention_2"})
     why = "without flash-attn, PyTorch takes its own flash kernel where it can, and another elsewhere"
-    told = TrainerKeywords(model={"attn_implementation": "sdpa"})
-    return told.joined(_departs(case, "attention", why, may_not_fit=True))
+    return case.keywords("attention", why, may_not_fit=True, model={"attn_implementation": "sdpa"})
 
 
 def _liger(case: TrainerCase) -> TrainerKeywords:
-    """Kernels and the fused loss, which Trainer switches on together by the names Liger has for them."""
+    """Kernels and the fused loss, which one argument of Trainer switches on together by Liger's own names."""
     kernels, fused = case.config["kernels"] == "liger", case.config["loss"] == "fused"
     if not (kernels or fused):
         return TrainerKeywords()
@@ -301,14 +271,24 @@ def _liger(case: TrainerCase) -> TrainerKeywords:
     return TrainerKeywords(arguments={"use_liger_kernel": True, "liger_kernel_config": options})
 
 
-def _loss(case: TrainerCase) -> TrainerKeywords:
-    if case.config["loss"] != "chunked":  # `fused` is one of Liger's
-        return TrainerKeywords()
-    more = "Trainer holds the logits of all tokens, and needs more memory than measured"
-    return _departs(case, "loss", more, may_not_fit=True)
+def _impossible(knob: str, instead: str, *values: str) -> Callable[[TrainerCase], TrainerKeywords]:
+    """A knob whose values, if none are named all but off, Trainer has nothing for."""
+
+    def keywords(case: TrainerCase) -> TrainerKeywords:
+        value = case.config[knob]
+        if is_off(value) if not values else value not in values:
+            return TrainerKeywords()
+        return case.keywords(knob, f"{instead}, and needs more memory than measured", may_not_fit=True)
+
+    return keywords
 
 
-# A new technique adds its row here; without one, `trainer_keywords` says that Trainer runs without it.
+def _elsewhere(case: TrainerCase) -> TrainerKeywords:
+    """For knobs that another knob's function covers."""
+    return TrainerKeywords()
+
+
+# A new technique adds its row here; without one, `trainer_keywords` reports that Trainer runs without it.
 TRAINER_KNOBS: dict[str, Callable[[TrainerCase], TrainerKeywords]] = {
     "precision": _precision,
     "micro_batch_size": _micro_batch,
@@ -321,13 +301,11 @@ TRAINER_KNOBS: dict[str, Callable[[TrainerCase], TrainerKeywords]] = {
     "lora_dropout": _elsewhere,
     "quantization": _quantization,
     "optimizer": _optimizer,
-    "optimizer_offload": _unknown_to_trainer("optimizer_offload", "Trainer keeps the optimizer's state on the device"),
-    "optimizer_in_backward": _unknown_to_trainer(
-        "optimizer_in_backward", "Trainer holds all gradients until the update"
-    ),
-    "parameter_offload": _unknown_to_trainer("parameter_offload", "Trainer keeps frozen weights on the device"),
+    "optimizer_offload": _impossible("optimizer_offload", "Trainer keeps the optimizer's state on the device"),
+    "optimizer_in_backward": _impossible("optimizer_in_backward", "Trainer holds all gradients until the update"),
+    "parameter_offload": _impossible("parameter_offload", "Trainer keeps frozen weights on the device"),
     "compile": _compile,
     "attention": _attention,
-    "loss": _loss,
+    "loss": _impossible("loss", "Trainer holds the logits of all tokens", "chunked"),  # `fused` is one of Liger's
     "kernels": _liger,
 }

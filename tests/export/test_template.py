@@ -1,14 +1,15 @@
-"""Filling templates, and plain data as source."""
+"""Filling templates, plain data as source, YAML below a comment."""
 
 import ast
 import math
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autofit.export.template import WIDTH, fill, import_from, literal, plain, template
+from autofit.export.template import WIDTH, comment, fill, import_from, literal, plain, template, yaml_file
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 DATA = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
@@ -66,3 +67,11 @@ def test_imports_that_do_not_fit_are_several() -> None:
     assert all(len(line) <= WIDTH for line in many.splitlines())
     imported = [alias.name for line in ast.parse(many).body for alias in line.names]
     assert imported == [f"name_{number}" for number in range(12)]
+
+
+def test_the_header_is_a_comment_and_floats_are_numbers_to_any_parser() -> None:
+    text = yaml_file(("one", "", "two"), {"rate": 2e-5, "zero": 0.0, "none": None})
+    assert text.startswith("# one\n#\n# two\n\n")
+    assert "rate: 2.0e-05" in text
+    assert yaml.safe_load(text) == {"rate": 2e-5, "zero": 0.0, "none": None}
+    assert comment(()) == ""

@@ -1,4 +1,4 @@
-"""Every tool: nothing of a config is dropped in silence, and the head tells what was measured."""
+"""Every tool: no knob is dropped silently, and the header says what was measured."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from autofit.core.errors import InputError
 from autofit.export.tool import Export, Request, Tool, ToolKeys, nested, write
 from autofit.export.tools import all_tools, tool_named
-from tests.export.found import CASES, LORA, OFF, configs, found
+from tests.export.sources import CASES, LORA, OFF, configs, source
 
 TOOLS = [tool.name for tool in all_tools()]
 # Their null is worked out from other knobs, and may be what is given.
@@ -18,7 +18,7 @@ FREE = ("lora_targets", "lora_alpha", "lora_dropout", "micro_batch_size", "gradi
 
 
 def exported(name: str, case: str) -> Export:
-    given_ = found(**CASES[case])
+    given_ = source(**CASES[case])
     reason = tool_named(name).why_not(given_)
     if reason:
         pytest.skip(reason)
@@ -37,8 +37,8 @@ def said(made: Export) -> str:
 @pytest.mark.parametrize("name", TOOLS)
 @given(knobs=configs())
 @settings(max_examples=60)
-def test_every_knob_is_told_by_keys_or_named_as_a_departure(name: str, knobs: dict[str, Any]) -> None:
-    given_ = found(**knobs)
+def test_every_knob_has_keys_or_a_deviation(name: str, knobs: dict[str, Any]) -> None:
+    given_ = source(**knobs)
     try:
         made = write(tool_named(name), given_)
     except InputError:  # a combination that the tool refuses as a whole
@@ -47,24 +47,22 @@ def test_every_knob_is_told_by_keys_or_named_as_a_departure(name: str, knobs: di
     for knob, value in given_.config.items():
         if value == OFF.get(knob) or knob in departures:
             continue
-        assert made.keys[knob], f"{knob} {value} is neither told nor named"
+        assert made.keys[knob], f"{knob} {value} has neither keys nor a deviation"
         share = tool_named(name).knobs[knob]
-        if knob not in FREE and not share(Request(given_, made.version)).anyway:
-            off = found(**{**knobs, knob: OFF[knob]})
-            assert share(Request(off, made.version)).keys != made.keys[knob], (
-                f"{knob} {value} is told as if it were off"
-            )
+        if knob not in FREE and not share(Request(given_, made.version)).as_measured:
+            off = source(**{**knobs, knob: OFF[knob]})
+            assert share(Request(off, made.version)).keys != made.keys[knob], f"{knob} {value} has the keys of off"
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_attention_that_nobody_can_choose_is_no_departure(name: str) -> None:
-    made = write(tool_named(name), found(**LORA, attention=None))
+def test_attention_that_cannot_be_chosen_is_no_deviation(name: str) -> None:
+    made = write(tool_named(name), source(**LORA, attention=None))
     assert "attention" not in {each.knob for each in made.departures}
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_a_technique_of_ones_own_is_a_departure(name: str) -> None:
-    made = write(tool_named(name), found(**LORA, channels="last"))
+def test_a_technique_of_ones_own_is_a_deviation(name: str) -> None:
+    made = write(tool_named(name), source(**LORA, channels="last"))
     (departure,) = (each for each in made.departures if each.knob == "channels")
     assert departure.may_not_fit
     assert str(departure) in said(made)
@@ -72,7 +70,7 @@ def test_a_technique_of_ones_own_is_a_departure(name: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", TOOLS)
-def test_the_head_says_what_was_measured_where_and_by_what(name: str, case: str) -> None:
+def test_the_header_says_what_was_measured_where_and_with_what(name: str, case: str) -> None:
     made = exported(name, case)
     text = said(made)
     assert "Measured on NVIDIA H200, within 24 GiB and verified in longer runs: 5,120 tokens per second" in text
@@ -85,7 +83,7 @@ def test_the_head_says_what_was_measured_where_and_by_what(name: str, case: str)
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", TOOLS)
-def test_files_hold_every_key_that_a_knob_is_told_by(name: str, case: str) -> None:
+def test_files_hold_the_keys_of_every_knob(name: str, case: str) -> None:
     made = exported(name, case)
     file, text = next(iter(made.files.items()))
     if file.endswith(".py") or name in ("transformers", "unsloth"):
@@ -100,7 +98,7 @@ def test_files_hold_every_key_that_a_knob_is_told_by(name: str, case: str) -> No
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_no_yaml_holds_a_number_that_its_parser_takes_for_text(name: str) -> None:
+def test_no_yaml_holds_a_number_that_its_parser_reads_as_text(name: str) -> None:
     made = exported(name, "qlora")
     for file, text in made.files.items():
         if file.endswith(".yaml"):
@@ -113,7 +111,7 @@ def _leaves(value: Any) -> list[Any]:
     return [leaf for each in value for leaf in _leaves(each)] if isinstance(value, list) else [value]
 
 
-def test_what_a_tool_forgets_is_said_for_it() -> None:
+def test_a_knob_that_a_tool_forgets_is_a_deviation() -> None:
     forgetful = Tool(
         name="forgetful",
         title="Forgetful",
@@ -121,20 +119,20 @@ def test_what_a_tool_forgets_is_said_for_it() -> None:
         run="forget",
         knobs={"compile": lambda request: ToolKeys({"compile": False})},
         fixed=lambda request: {},
-        files=lambda document: {"forgetful.yaml": "\n".join(document.head)},
+        files=lambda document: {"forgetful.yaml": "\n".join(document.header)},
     )
-    assert {each.knob for each in write(forgetful, found()).departures} == {
+    assert {each.knob for each in write(forgetful, source()).departures} == {
         "micro_batch_size",
         "gradient_accumulation_steps",
     }
-    made = write(forgetful, found(compile="default"))
+    made = write(forgetful, source(compile="default"))
     assert {"compile", "micro_batch_size", "gradient_accumulation_steps"} == {each.knob for each in made.departures}
     said = next(each for each in made.departures if each.knob == "compile")
     assert str(said) == "compile default: Forgetful has nothing for it, and runs without it."
-    assert said.told.endswith("It may no longer fit.")
+    assert said.message.endswith("It may no longer fit.")
 
 
-def test_keys_of_paths_lie_inside_each_other() -> None:
+def test_dotted_paths_become_nested_mappings() -> None:
     assert nested({"a.b": 1, "c": 2, "a.d.e": 3}) == {"a": {"b": 1, "d": {"e": 3}}, "c": 2}
 
 
@@ -151,20 +149,20 @@ def test_versions_choose_the_keys() -> None:
         tool.schema("newest")
 
 
-def test_what_a_tool_cannot_train_is_refused() -> None:
+def test_a_config_that_a_tool_cannot_train_is_refused() -> None:
     with pytest.raises(InputError, match=r"transformers trains causal-lm, .*, and this is custom"):
-        write(tool_named("transformers"), found(task="custom"))
+        write(tool_named("transformers"), source(task="custom"))
     with pytest.raises(InputError, match="is not the effective batch of 16"):
-        write(tool_named("transformers"), found(others={"effective_batch_size": 16}))
+        write(tool_named("transformers"), source(others={"effective_batch_size": 16}))
 
 
-def test_a_registry_that_knows_no_such_tool_names_the_nearest() -> None:
+def test_an_unknown_tool_is_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match="Did you mean 'transformers'"):
         tool_named("transformer")
 
 
 def test_an_export_is_plain_data() -> None:
-    made = write(tool_named("transformers"), found(loss="chunked"))
+    made = write(tool_named("transformers"), source(loss="chunked"))
     data = json.loads(json.dumps(made.to_json()))
     assert data["departures"] == [
         {
@@ -177,13 +175,13 @@ def test_an_export_is_plain_data() -> None:
 
 
 @pytest.mark.parametrize("name", ["accelerate", "deepspeed", "lightning"])
-def test_convolutions_that_pytorch_rounds_are_a_departure(name: str) -> None:
+def test_convolutions_that_pytorch_rounds_are_a_deviation(name: str) -> None:
     def departures(device: str, task: str, precision: str = "fp32") -> set[str]:
-        made = write(tool_named(name), found(device, task, precision=precision, lora_rank=0))
-        return {each.told for each in made.departures if "convolutions" in each.told}
+        made = write(tool_named(name), source(device, task, precision=precision, lora_rank=0))
+        return {each.message for each in made.departures if "convolutions" in each.message}
 
-    (told,) = departures("cuda", "image-classification")
-    assert "precision fp32: PyTorch rounds convolutions to TF32 unless the script sets torch.backends.cudnn" in told
+    (message,) = departures("cuda", "image-classification")
+    assert "precision fp32: PyTorch rounds convolutions to TF32 unless the script sets torch.backends.cudnn" in message
     assert departures("cuda", "custom")
     assert not departures("cpu", "custom")
     assert not departures("cuda", "causal-lm")

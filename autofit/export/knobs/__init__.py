@@ -1,8 +1,8 @@
-"""What every knob adds to the emitted script. A new technique adds its lines here: one function and one row of KNOBS.
+"""What every knob adds to train.py. A new technique adds its lines here: one function and one row of KNOBS.
 
-A knob that is off adds nothing. A value that has no row is refused by `script`, never left out in silence: the figures
-in the head of the script would be those of another run. So are activation_offload and parameter_offload: what makes
-them fast is copies on a stream of their own, which a few plain lines do not have.
+A knob that is off adds nothing. `script` refuses a value without a row rather than leave it out: the header's figures
+would be those of another run. activation_offload and parameter_offload have no row, because what makes them fast is
+copies on a stream of their own, which a few plain lines do not have.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autofit.export.knobs.weights import precision, quantization
 
 
 def _elsewhere(case: Case) -> Fragments:
-    """For knobs that the script's constants, or another knob's function, take care of."""
+    """For knobs that the script's constants, or another knob's function, cover."""
     return Fragments()
 
 
@@ -29,7 +29,7 @@ KNOBS: dict[str, Callable[[Case], Fragments | None]] = {
     "quantization": quantization,
     "precision": precision,
     "attention": attention,
-    "kernels": kernels,  # before adapters come to stand around the model
+    "kernels": kernels,  # before adapters wrap the model
     "lora_rank": lora,
     "lora_targets": _elsewhere,
     "lora_alpha": _elsewhere,

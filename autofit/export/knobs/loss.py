@@ -20,102 +20,80 @@ _LEAST_CHUNKS = 8
 
 
 def loss(case: Case) -> Fragments | None:
-    """A function that computes the loss from hidden states, some tokens at a time or by Liger's kernels."""
-    value = case.config.get("loss", "standard")
+    """A function that computes the loss from hidden states, some tokens at a time or by Liger's kernel."""
+    value, model = case.text("loss", "standard"), case.model_config
     if value == "standard":
         return Fragments()
-    if value not in ("chunked", "fused") or not _is_plain(case):
+    plain = model.get("model_type") in PLAIN_HEADS and not model.get("lm_head_bias")
+    sizes = _features(case) and model.get("vocab_size")
+    if value not in ("chunked", "fused") or case.task != "causal-lm" or not plain or not sizes:
         return None
     return _chunked(case) if value == "chunked" else _fused(case)
-
-
-def _is_plain(case: Case) -> bool:
-    model = case.model_config
-    known = model.get("model_type") in PLAIN_HEADS and not model.get("lm_head_bias")
-    return case.task == "causal-lm" and known and bool(_features(case)) and bool(model.get("vocab_size"))
 
 
 def _features(case: Case) -> int:
     return int(case.model_config.get("hidden_size") or case.model_config.get("n_embd") or 0)
 
 
-def _scale(case: Case) -> str:
-    """What follows the product with the head's weight: ` * 0.0625`, ` / 8.0` or nothing."""
-    model = case.model_config
-    if model.get("model_type") == "granite" and model.get("logits_scaling", 1.0) != 1.0:
-        return f" / {float(model['logits_scaling'])}"
-    if str(model.get("model_type")).startswith("cohere"):
-        return f" * {float(model.get('logit_scale', 0.0625))}"
-    return ""
-
-
-def _cap(case: Case) -> float | None:
-    cap = case.model_config.get("final_logit_softcapping")
-    return float(cap) if cap and str(case.model_config.get("model_type")).startswith("gemma") else None
-
-
-def _chunk_tokens(case: Case) -> int:
-    """As many as make a chunk's logits as large as the hidden states of all tokens, not too few and not too many."""
-    tokens = case.micro_batch_size * int(case.sequence_length or 1)
-    rows = max(_ROWS, tokens * _features(case) // int(case.model_config["vocab_size"]))
-    rows = -(-rows // 8) * 8  # matrix units like multiples of 8
-    return max(1, min(rows, -(-tokens // _LEAST_CHUNKS)))
+def _scale_and_cap(case: Case) -> tuple[str, float | None]:
+    """What follows the product with the head's weight (` * 0.0625`, ` / 8.0` or nothing), and the soft-cap."""
+    model, kind = case.model_config, str(case.model_config["model_type"])
+    if kind == "granite" and model.get("logits_scaling", 1.0) != 1.0:
+        return f" / {float(model['logits_scaling'])}", None
+    if kind.startswith("cohere"):
+        return f" * {float(model.get('logit_scale', 0.0625))}", None
+    cap = model.get("final_logit_softcapping")
+    return "", float(cap) if cap and kind.startswith("gemma") else None
 
 
 def _chunked(case: Case) -> Fragments:
+    # As many tokens as make a chunk's logits as large as the hidden states of all tokens, within limits.
+    tokens = case.micro_batch_size * int(case.sequence_length or 1)
+    rows = max(_ROWS, tokens * _features(case) // int(case.model_config["vocab_size"]))
+    rows = -(-rows // 8) * 8  # matrix units like multiples of 8
+    chunk = max(1, min(rows, -(-tokens // _LEAST_CHUNKS)))
     return Fragments(
         imports=(f"from torch.nn.functional import cross_entropy, {'' if case.lora else 'linear, '}pad",),
-        constants=(f"CHUNK_TOKENS = {_chunk_tokens(case)}  # loss: chunked; whose logits exist at once",),
+        constants=(f"CHUNK_TOKENS = {chunk}  # loss: chunked; whose logits exist at once",),
         functions=_beside_adapters(case) if case.lora else _of_a_trained_weight(case),
         loss="causal_loss",
     )
 
 
 def _beside_adapters(case: Case) -> tuple[str, ...]:
-    """By autograd through the head; a sum whose gradients are those that the chunks gave stands in for them.
+    """By autograd through the head; a sum that has the chunks' gradients stands in for them.
 
-    That makes a copy of what it is given, in the backward: hidden states and adapters are small enough for it.
+    The sum copies its inputs in the backward: hidden states and adapters are small enough for it.
     """
     kind = "any" if case.config.get("lora_targets") == "all-linear+head" else "frozen"
-    finished, logits = _finished(case), "head(rows.requires_grad_())"
-    lines: tuple[str, ...] = (_cross_entropy(logits),)
-    if finished != "logits":
-        lines = (f"logits = {logits}", f"scores = {finished}", _cross_entropy("scores"))
-    return (_causal_loss(case, fill(template(f"chunked_{kind}"), {"loss": lines}), _STANDS_IN),)
+    lines = _chunk_loss(case, "head(rows.requires_grad_())")
+    return (_causal_loss(case, fill(template(f"chunked_{kind}"), {"loss": lines}), stands_in=True),)
 
 
 def _of_a_trained_weight(case: Case) -> tuple[str, ...]:
-    """By hand, and in a Function, which hands over the large gradient of a weight without a copy."""
-    finished, mixed = _finished(case), str(case.config.get("precision")).endswith("-mixed")
-    lines: tuple[str, ...] = (_cross_entropy("logits"),)
-    if finished != "logits":
-        lines = (f"scores = {finished}", _cross_entropy("scores"))
-    slots = {
-        "loss": lines,
-        # Under autocast the products are in the low format, and their sum in that of the weight.
-        "add": "for_weight += slope.t() @ rows" if mixed else "for_weight.addmm_(slope.t(), rows)",
-    }
+    """By hand in a Function, which hands over the large gradient of a weight without a copy."""
+    # Under autocast the products are in the low dtype, and their sum in that of the weight.
+    mixed = case.text("precision").endswith("-mixed")
+    add = "for_weight += slope.t() @ rows" if mixed else "for_weight.addmm_(slope.t(), rows)"
     total = "total = ChunkedLoss.apply(hidden, labels, model.get_output_embeddings().weight)"
-    return (fill(template("chunked_trained"), slots), _causal_loss(case, total))
+    function = fill(template("chunked_trained"), {"loss": _chunk_loss(case), "add": add})
+    return function, _causal_loss(case, total)
 
 
-def _finished(case: Case) -> str:
-    """What the model makes of its logits."""
-    cap, logits = _cap(case), f"logits{_scale(case)}"
-    return f"{cap} * torch.tanh({logits} / {cap})" if cap else logits
-
-
-def _cross_entropy(logits: str) -> str:
-    return f'loss = cross_entropy({logits}.float(), targets, reduction="sum")'
-
-
-_STANDS_IN = "(total + (stand_in - stand_in.detach()))"
+def _chunk_loss(case: Case, product: str | None = None) -> list[str]:
+    """Lines from the head's `product`, or from `logits`, to the loss of a chunk."""
+    scale, cap = _scale_and_cap(case)
+    scores = f"{cap} * torch.tanh(logits{scale} / {cap})" if cap else f"logits{scale}"
+    entropy = 'loss = cross_entropy({}.float(), targets, reduction="sum")'
+    if scores == "logits":
+        return [entropy.format(product or "logits")]
+    return [*([f"logits = {product}"] if product else []), f"scores = {scores}", entropy.format("scores")]
 
 
 def _fused(case: Case) -> Fragments | None:
     if case.config.get("lora_targets") == "all-linear+head":
         return None
-    cap, scale = _cap(case), _scale(case)
+    scale, cap = _scale_and_cap(case)
     arguments = [f"hidden{scale}", "model.get_output_embeddings().weight", "labels", 'reduction="sum"']
     arguments += [f"softcap={cap}"] if cap else []
     total = call("total = liger_fused_linear_cross_entropy", arguments, indent=4)
@@ -129,7 +107,11 @@ def _fused(case: Case) -> Fragments | None:
     )
 
 
-def _causal_loss(case: Case, total: str | Sequence[str], result: str = "total") -> str:
-    inner = "model = model.get_base_model()" if case.lora else ()
-    value = str(case.config["loss"])
-    return fill(template("causal_loss"), {"value": value, "inner": inner, "total": total, "sum": result})
+def _causal_loss(case: Case, total: str | Sequence[str], *, stands_in: bool = False) -> str:
+    slots = {
+        "value": case.text("loss"),
+        "inner": "model = model.get_base_model()" if case.lora else (),
+        "total": total,
+        "sum": "(total + (stand_in - stand_in.detach()))" if stands_in else "total",
+    }
+    return fill(template("causal_loss"), slots)

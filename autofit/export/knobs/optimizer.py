@@ -1,4 +1,4 @@
-"""What turns gradients into updates, and when and where: optimizer, optimizer_offload, optimizer_in_backward."""
+"""optimizer, optimizer_offload, optimizer_in_backward: how, where and when gradients become updates."""
 
 from __future__ import annotations
 
@@ -15,34 +15,30 @@ _OPTIMIZERS = {
     "adafactor": ("torch.optim.Adafactor({groups}, lr=lr{decay}, eps=(1e-15, 1.0))", ()),
     "sgd": ("torch.optim.SGD({groups}, lr=lr{decay})", ()),
 }
-_ON_HOST = "CPUOffloadOptimizer({groups}, AdamW, lr=lr{decay}, fused=True)"
 
 
 def optimizer(case: Case) -> Fragments | None:
     """The optimizer's imports and the call that makes it."""
-    if case.config.get("optimizer_offload", "none") != "none":
-        return Fragments()  # which makes its own
-    found = _OPTIMIZERS.get(_value(case))
-    if not found:
+    value = case.text("optimizer", "adamw")
+    if case.text("optimizer_offload") != "none":
+        return Fragments()  # it makes its own
+    if value not in _OPTIMIZERS:
         return None
-    means = ", lr as AdamW's" if _value(case) == "adafactor" else ""
-    return Fragments(imports=found[1], optimizer=found[0], comment=f"optimizer: {_value(case)}{means}")
-
-
-def _value(case: Case) -> str:
-    return str(case.config.get("optimizer", "adamw"))
+    made, imports = _OPTIMIZERS[value]
+    means = ", lr as AdamW's" if value == "adafactor" else ""
+    return Fragments(imports=imports, optimizer=made, comment=f"optimizer: {value}{means}")
 
 
 def optimizer_offload(case: Case) -> Fragments | None:
-    """torchao's optimizer around a fused AdamW on the host, which is the only one that may be there."""
-    value = case.config.get("optimizer_offload", "none")
+    """torchao's optimizer around a fused AdamW on the host, the only one that it accepts."""
+    value = case.text("optimizer_offload")
     if value == "none":
         return Fragments()
-    if value != "cpu" or case.config.get("optimizer", "adamw") != "adamw":
+    if value != "cpu" or case.text("optimizer", "adamw") != "adamw":
         return None
     return Fragments(
         imports=("from torch.optim import AdamW", "from torchao.optim import CPUOffloadOptimizer"),
-        optimizer=_ON_HOST,
+        optimizer="CPUOffloadOptimizer({groups}, AdamW, lr=lr{decay}, fused=True)",
         comment="optimizer_offload: cpu",
     )
 

@@ -1,4 +1,4 @@
-"""How weights are held and multiplied: precision and quantization."""
+"""precision and quantization: how weights are held and multiplied."""
 
 from __future__ import annotations
 
@@ -19,28 +19,33 @@ _FILL_UP = (
 
 
 def precision(case: Case) -> Fragments | None:
-    """Weights, arithmetic and loss scaler by DESIGN section 4; frozen weights are what LoRA leaves untrained."""
-    value = str(case.config.get("precision", "fp32"))
+    """Weights, arithmetic and loss scaler; frozen weights are those that LoRA leaves untrained."""
+    value = case.text("precision", "fp32")
     if value in ("fp32", "tf32"):
-        held = f"all weights in float32 (precision: {value})"
-        return Fragments(load_dtype="torch.float32", start=_rounding(case, value), held=held)
+        # PyTorch rounds convolutions to TF32 by default, and matrix products only on request.
+        start: tuple[str, ...] = ()
+        if value == "tf32":
+            start = ('torch.set_float32_matmul_precision("high")  # precision: tf32',)
+        elif case.device == "cuda" and case.task == "image-classification":
+            start = ("torch.backends.cudnn.allow_tf32 = False  # precision: fp32, in convolutions too",)
+        return Fragments(load_dtype="torch.float32", start=start, held=f"all weights in float32 (precision: {value})")
     if value in ("bf16", "fp8"):
-        both = Fragments(
+        weights = Fragments(
             load_dtype="torch.bfloat16",
             input_dtype="bfloat16",
             place=_cast(case, "torch.bfloat16"),
             held=f"all weights in bfloat16 (precision: {value})",
         )
-        return both.joined(_products_in_fp8(case)) if value == "fp8" else both
+        return weights.joined(_products_in_fp8(case)) if value == "fp8" else weights
     if value not in ("bf16-mixed", "fp16-mixed"):
         return None
     half = f"torch.{_COMPUTE[value]}"
     # Adapters beside quantized weights are made in float32; a new head is loaded as frozen weights are.
-    cast = case.lora and (case.classifies or case.config.get("quantization", "none") == "none")
+    cast = case.lora and (case.classifies or case.text("quantization") == "none")
     return Fragments(
         load_dtype=half if case.lora else "torch.float32",
         place=_cast(case, f"torch.float32 if parameter.requires_grad else {half}") if cast else (),
-        # The product takes place in the low format by itself; a frozen norm before it must be given that.
+        # Autocast makes products of any input; a frozen norm before them needs it in the low dtype.
         input_dtype=_COMPUTE[value] if case.lora else None,
         forward=(f"torch.autocast(DEVICE, dtype={half})  # precision: {value}",),
         scaler="torch.amp.GradScaler(DEVICE)  # precision: fp16-mixed" if value == "fp16-mixed" else None,
@@ -48,63 +53,48 @@ def precision(case: Case) -> Fragments | None:
     )
 
 
-def _rounding(case: Case, value: str) -> tuple[str, ...]:
-    """PyTorch rounds convolutions to TF32 unless it is told not to, and plain products only when it is told to."""
-    if value == "tf32":
-        return ('torch.set_float32_matmul_precision("high")  # precision: tf32',)
-    if case.device == "cuda" and case.task == "image-classification":
-        return ("torch.backends.cudnn.allow_tf32 = False  # precision: fp32, in convolutions too",)
-    return ()
-
-
 def _cast(case: Case, dtype: str) -> tuple[str, ...]:
-    """Every weight in its format: random ones are drawn in float32, so that a seed means the same in any."""
-    cast = [f"parameter.data = parameter.data.to(DEVICE, {dtype})"]
+    """Cast every weight after loading: random ones are drawn in float32, so that a seed means the same in any dtype."""
+    lines = [f"parameter.data = parameter.data.to(DEVICE, {dtype})"]
     if " if " in dtype:
-        cast = [f"dtype = {dtype}", "parameter.data = parameter.data.to(DEVICE, dtype)"]
-    if case.config.get("quantization", "none") != "none":
-        cast = ["if parameter.is_floating_point():", *(f"    {line}" for line in cast)]
-    lines = [f"for parameter in model.parameters():  # precision: {case.config['precision']}"]
-    lines += [f"    {line}" for line in cast]
-    if case.task == "image-classification":
-        lines += _STATISTICS
-    return tuple(lines)
+        lines = [f"dtype = {dtype}", "parameter.data = parameter.data.to(DEVICE, dtype)"]
+    if case.text("quantization") != "none":
+        lines = ["if parameter.is_floating_point():", *(f"    {line}" for line in lines)]
+    loop = f"for parameter in model.parameters():  # precision: {case.config['precision']}"
+    statistics = _STATISTICS if case.task == "image-classification" else ()
+    return (loop, *(f"    {line}" for line in lines), *statistics)
 
 
 def _products_in_fp8(case: Case) -> Fragments:
     heads = 'getattr(model, "score", getattr(model, "classifier", None))'
     head = heads if case.classifies else "model.get_output_embeddings()"
-    product = Fragments(
-        imports=("from torchao.float8 import convert_to_float8_training",),
-        adapt=tuple(fill(template("fp8"), {"head": head, "fill_up": _FILL_UP if case.classifies else ()}).splitlines()),
-    )
-    return product.joined(_rows_by_sixteen()) if case.classifies else product
-
-
-def _rows_by_sixteen() -> Fragments:
-    """Texts padded to the longest one, and the 197 tokens of an image, are no multiple of 16; packed text always is."""
+    adapt = fill(template("fp8"), {"head": head, "fill_up": _FILL_UP if case.classifies else ()})
+    convert = "from torchao.float8 import convert_to_float8_training"
+    if not case.classifies:
+        return Fragments(imports=(convert,), adapt=tuple(adapt.splitlines()))
+    # Texts padded to the longest one, and the 197 tokens of an image, are no multiple of 16; packed text always is.
     return Fragments(
         standard=("from functools import partial",),
-        imports=("from torchao.float8.float8_linear import Float8Linear",),
+        imports=(convert, "from torchao.float8.float8_linear import Float8Linear"),
         functions=(template("fp8_rows"),),
+        adapt=tuple(adapt.splitlines()),
     )
 
 
 def quantization(case: Case) -> Fragments | None:
     """Linear layers but the output head in 8 or 4 bits as they are loaded, by bitsandbytes."""
-    value = str(case.config.get("quantization", "none"))
+    value = case.text("quantization")
     if value == "none":
         return Fragments()
     if value not in ("int8", "nf4", "nf4-dq"):
         return None
-    compute = _COMPUTE.get(str(case.config.get("precision")), "float32")
     four_bits = (
         "load_in_4bit=True",
         'bnb_4bit_quant_type="nf4"',
-        f"bnb_4bit_compute_dtype=torch.{compute}",
+        f"bnb_4bit_compute_dtype=torch.{_COMPUTE.get(case.text('precision'), 'float32')}",
         *(("bnb_4bit_use_double_quant=True",) if value == "nf4-dq" else ()),
     )
-    # A head with a bias would be quantized; the name of this argument is that of the first kind there was.
+    # Without this, bitsandbytes quantizes a head that has a bias; despite its name it applies to 4 bits as well.
     heads = ('llm_int8_skip_modules=["score", "classifier", "pre_classifier"]',) if case.classifies else ()
     quiet = 'logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells of a cast at every product'
     return Fragments(

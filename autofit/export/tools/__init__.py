@@ -13,32 +13,22 @@ from autofit.export.tool import Tool
 
 @functools.cache
 def all_tools() -> tuple[Tool, ...]:
-    """Every tool that configs are exported to, by the alphabet."""
+    """Every tool that configs are exported to, in alphabetical order."""
     modules = (importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__))
     tools = [module.TOOL for module in modules if hasattr(module, "TOOL")]
     return tuple(sorted(tools, key=lambda tool: tool.name))
 
 
 def describe_tools() -> list[dict[str, Any]]:
-    """Name, title, versions and tasks of every tool, and how an export is used: `autofit export --to list --json`."""
+    """The rows of `autofit export --to list --json`."""
     return [
-        {
-            "name": tool.name,
-            "title": tool.title,
-            "versions": list(tool.versions),
-            "tasks": list(tool.tasks),
-            "run": tool.run,
-        }
-        for tool in all_tools()
+        {"name": each.name, "title": each.title, "versions": [*each.versions], "tasks": [*each.tasks], "run": each.run}
+        for each in all_tools()
     ]
 
 
 def tool_named(name: str) -> Tool:
-    """The tool of that name.
-
-    Raises:
-        InputError: there is none; names the nearest one.
-    """
+    """The tool of that name; raises InputError, which names the nearest one."""
     for tool in all_tools():
         if tool.name == name:
             return tool

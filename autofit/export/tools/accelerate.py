@@ -1,22 +1,15 @@
 """accelerate: the YAML of `accelerate launch --config_file`, with autocast and compiling.
 
-Of the model, the batch and the optimizer it knows nothing: those are the script's that it launches.
+It knows nothing of the model, the batch and the optimizer: those belong to the script that it launches.
 """
 
 from __future__ import annotations
 
-from autofit.export.formats import yaml_file
-from autofit.export.tool import Document, Request, Tool, ToolKeys
-from autofit.export.trainer_tools import unknown
+from autofit.export.shared_keys import convolutions
+from autofit.export.tool import Request, Tool, ToolKeys
 
-_SCRIPTS = "accelerate's config holds none; the script that it launches has to"
-_ELSEWHERE = (
-    *("micro_batch_size", "gradient_accumulation_steps", "activation_checkpointing", "activation_offload"),
-    *("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "quantization", "optimizer", "optimizer_in_backward"),
-    *("parameter_offload", "optimizer_offload", "attention", "loss", "kernels"),
-)
 _AUTOCAST = {"bf16-mixed": "bf16", "fp16-mixed": "fp16"}
-_WITHOUT = {
+_INSTEAD = {
     "tf32": "accelerate multiplies in float32 unless the script sets torch.set_float32_matmul_precision('high')",
     "bf16": "accelerate casts no weights; the script has to load them in bfloat16",
     "fp8": "accelerate casts no weights; the script has to load them in bfloat16 and exchange the layers",
@@ -25,10 +18,9 @@ _WITHOUT = {
 
 def _precision(request: Request) -> ToolKeys:
     value = request.text("precision")
+    instead = _INSTEAD.get(value, convolutions(request))
     keys = {"mixed_precision": _AUTOCAST.get(value, "no")}
-    if value not in _WITHOUT:
-        return ToolKeys(keys, request.convolutions)
-    return ToolKeys(keys, (request.departs("precision", _WITHOUT[value], may_not_fit=value != "tf32"),))
+    return request.keys("precision", keys, instead, may_not_fit=value in ("bf16", "fp8"))
 
 
 def _compile(request: Request) -> ToolKeys:
@@ -47,32 +39,20 @@ def _compile(request: Request) -> ToolKeys:
     )
 
 
-def _fixed(request: Request) -> dict[str, object]:
-    return {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "NO",
-        "num_machines": 1,
-        "num_processes": 1,
-        "machine_rank": 0,
-        "use_cpu": request.found.device == "cpu",
-        "debug": False,
-    }
-
-
-def _files(document: Document) -> dict[str, str]:
-    return {"accelerate.yaml": yaml_file(document.head, document.keys)}
-
-
 TOOL = Tool(
     name="accelerate",
     title="accelerate",
     versions=("1.15.0",),
     run="accelerate launch --config_file accelerate.yaml YOUR_SCRIPT.py",
-    fixed=_fixed,
-    files=_files,
-    knobs={
-        **{knob: unknown(knob, _SCRIPTS) for knob in _ELSEWHERE},
-        "precision": _precision,
-        "compile": _compile,
+    fixed=lambda request: {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "NO",
+        "num_machines": 1,
+        "num_processes": 1,
+        "machine_rank": 0,
+        "use_cpu": request.source.device == "cpu",
+        "debug": False,
     },
+    without="accelerate's config holds none; the script that it launches has to",
+    knobs={"precision": _precision, "compile": _compile},
 )

@@ -1,7 +1,7 @@
-"""DeepSpeed: the JSON of `deepspeed.initialize(config=...)`, with the head as its first key.
+"""DeepSpeed: the JSON of `deepspeed.initialize(config=...)`, with the header as its first key.
 
-JSON has no comments; DeepSpeed leaves keys alone that it does not know at the top. Each knob that ZeRO serves has the
-stage that all of them together need.
+JSON has no comments, and DeepSpeed ignores unknown keys at the top level. Every knob that ZeRO serves writes the stage
+that all of them together need.
 """
 
 from __future__ import annotations
@@ -9,21 +9,17 @@ from __future__ import annotations
 import json
 
 from autofit.core.workload import Hyperparameters
+from autofit.export.shared_keys import convolutions, missing, value_of
 from autofit.export.tool import Document, Request, Tool, ToolKeys
-from autofit.export.trainer_tools import batches_fit, unknown
+from autofit.export.trainer_tools import batches_fit
 
-_MODELS = "DeepSpeed's config holds none; the script that makes the model has to"
-_ELSEWHERE = (
-    *("activation_offload", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "quantization"),
-    *("optimizer_in_backward", "attention", "loss", "kernels"),
-)
 _STAGE = "zero_optimization.stage"
 _AUTOCAST = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 _OPTIMIZERS = {"adamw": "AdamW", "adamw-foreach": "AdamW", "adafactor": "Adafactor", "sgd": "SGD"}
 
 
 def _stage(request: Request) -> int:
-    """Of ZeRO: 3 streams weights, 2 steps on the host, 1 can hold state in bfloat16; 0 is none."""
+    """ZeRO's stage: 3 streams weights, 2 steps on the host, 1 can hold state in bfloat16; 0 is none."""
     if request.text("parameter_offload") != "none":
         return 3
     if request.text("optimizer_offload") != "none":
@@ -42,22 +38,13 @@ def _precision(request: Request) -> ToolKeys:
         "torch_autocast.enabled": autocast,
         **({"torch_autocast.dtype": _AUTOCAST[value]} if autocast else {}),
     }
+    instead = convolutions(request)
     if value == "tf32":
-        why = "DeepSpeed multiplies in float32 unless the script sets torch.set_float32_matmul_precision('high')"
-        return ToolKeys(keys, (request.departs("precision", why),))
-    if narrow:
+        instead = "DeepSpeed multiplies in float32 unless the script sets torch.set_float32_matmul_precision('high')"
+    elif narrow:
         slower = " and multiplies in bfloat16, which is slower" if value == "fp8" else ""
-        why = f"DeepSpeed updates through ZeRO's buffers, which come on top of what was measured{slower}"
-        return ToolKeys(keys, (request.departs("precision", why, may_not_fit=True),))
-    return ToolKeys(keys, request.convolutions)
-
-
-def _micro_batch(request: Request) -> ToolKeys:
-    return ToolKeys({"train_micro_batch_size_per_gpu": request.config["micro_batch_size"]})
-
-
-def _accumulation(request: Request) -> ToolKeys:
-    return ToolKeys({"gradient_accumulation_steps": request.config["gradient_accumulation_steps"]})
+        instead = f"DeepSpeed updates through ZeRO's buffers, which come on top of what was measured{slower}"
+    return request.keys("precision", keys, instead, may_not_fit=narrow)
 
 
 def _optimizer(request: Request) -> ToolKeys:
@@ -72,34 +59,25 @@ def _optimizer(request: Request) -> ToolKeys:
     }
     if keys["optimizer.type"] == "AdamW":
         keys["optimizer.params.torch_adam"] = value == "adamw-foreach"
-    if value in _OPTIMIZERS:
-        return ToolKeys(keys)
     why = "DeepSpeed names none in its config and runs its AdamW; give your own to deepspeed.initialize(optimizer=...)"
-    return ToolKeys(keys, (request.departs("optimizer", why, may_not_fit=True),))
+    return request.keys("optimizer", keys, None if value in _OPTIMIZERS else why, may_not_fit=True)
 
 
-def _optimizer_offload(request: Request) -> ToolKeys:
-    where = "zero_optimization.offload_optimizer"
-    if request.text("optimizer_offload") == "none":
-        return ToolKeys({f"{where}.device": "none"})
-    return ToolKeys({_STAGE: _stage(request), f"{where}.device": "cpu", f"{where}.pin_memory": True})
+def _offload(request: Request, knob: str, section: str, instead: str | None = None) -> ToolKeys:
+    section = f"zero_optimization.{section}"
+    if request.text(knob) == "none":
+        return ToolKeys({f"{section}.device": "none"})
+    keys = {_STAGE: _stage(request), f"{section}.device": "cpu", f"{section}.pin_memory": True}
+    return request.keys(knob, keys, instead)
 
 
 def _parameter_offload(request: Request) -> ToolKeys:
-    where = "zero_optimization.offload_param"
-    if request.text("parameter_offload") == "none":
-        return ToolKeys({f"{where}.device": "none"})
     why = "ZeRO streams all weights, those that are trained as well, and fetches ahead in its own way"
-    keys = {_STAGE: _stage(request), f"{where}.device": "cpu", f"{where}.pin_memory": True}
-    return ToolKeys(keys, (request.departs("parameter_offload", why),))
-
-
-def _fixed(request: Request) -> dict[str, object]:
-    return {"gradient_clipping": Hyperparameters().max_grad_norm or 0.0}
+    return _offload(request, "parameter_offload", "offload_param", why)
 
 
 def _files(document: Document) -> dict[str, str]:
-    return {"deepspeed.json": json.dumps({"_comment": list(document.head), **document.keys}, indent=2) + "\n"}
+    return {"deepspeed.json": json.dumps({"_comment": list(document.header), **document.keys}, indent=2) + "\n"}
 
 
 TOOL = Tool(
@@ -108,20 +86,22 @@ TOOL = Tool(
     versions=("0.19.8",),
     run='deepspeed.initialize(model=model, config="deepspeed.json")',
     refuse=batches_fit,
-    fixed=_fixed,
+    fixed=lambda request: {"gradient_clipping": Hyperparameters().max_grad_norm or 0.0},
     files=_files,
+    without="DeepSpeed's config holds none; the script that makes the model has to",
     knobs={
-        **{knob: unknown(knob, _MODELS) for knob in _ELSEWHERE},
-        "activation_checkpointing": unknown(
-            "activation_checkpointing",
-            "DeepSpeed's serves only models that call its own checkpoint function; switch on that of the model",
+        **missing(
+            {
+                "activation_checkpointing": "DeepSpeed's serves only models that call its own checkpoint function; "
+                "switch on that of the model"
+            }
         ),
-        "compile": unknown("compile", "DeepSpeed compiles when the script calls engine.compile()", may_not_fit=False),
+        **missing({"compile": "DeepSpeed compiles when the script calls engine.compile()"}, may_not_fit=False),
         "precision": _precision,
-        "micro_batch_size": _micro_batch,
-        "gradient_accumulation_steps": _accumulation,
+        "micro_batch_size": value_of("micro_batch_size", "train_micro_batch_size_per_gpu"),
+        "gradient_accumulation_steps": value_of("gradient_accumulation_steps", "gradient_accumulation_steps"),
         "optimizer": _optimizer,
-        "optimizer_offload": _optimizer_offload,
+        "optimizer_offload": lambda request: _offload(request, "optimizer_offload", "offload_optimizer"),
         "parameter_offload": _parameter_offload,
     },
 )

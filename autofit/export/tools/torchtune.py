@@ -1,7 +1,7 @@
 """torchtune: the YAML of its single-device recipes, `full_finetune_single_device` and `lora_finetune_single_device`.
 
-A recipe is given a builder of torchtune's own for the model: those are known here for the presets that it has one of.
-Its chunked loss widens the logits in chunks, but holds them all.
+A recipe takes one of torchtune's own builders; this file names those of the presets. Its chunked loss widens the logits
+in chunks, but holds them all.
 """
 
 from __future__ import annotations
@@ -10,28 +10,34 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.workload import Hyperparameters
-from autofit.export.formats import yaml_file
+from autofit.export.shared_keys import (
+    FP8,
+    TF32,
+    adapter,
+    compile_by_default,
+    lora_alpha,
+    lora_dropout,
+    missing,
+    offload_of_blocks,
+    optimizer_class,
+    value_of,
+    whole_blocks,
+)
 from autofit.export.source import ExportSource
-from autofit.export.tool import Document, Request, Tool, ToolKeys
-from autofit.export.trainer_tools import batches_fit, lora_alpha, unknown
+from autofit.export.tool import Request, Tool, ToolKeys
+from autofit.export.trainer_tools import batches_fit
 
-_CHUNKED = "torchtune.modules.loss.CEWithChunkedOutputLoss"
-_OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "adamw": ("torch.optim.AdamW", {"fused": True}),
-    "adamw-foreach": ("torch.optim.AdamW", {"fused": False, "foreach": True}),
-    "adamw-8bit": ("bitsandbytes.optim.AdamW8bit", {}),
-    "paged-adamw-8bit": ("bitsandbytes.optim.PagedAdamW8bit", {}),
-    "adamw-4bit": ("torchao.optim.AdamW4bit", {}),
-    "adamw-fp8": ("torchao.optim.AdamWFp8", {}),
-    "adafactor": ("torch.optim.Adafactor", {}),
-    "sgd": ("torch.optim.SGD", {}),
+_PRECISION_INSTEAD = {
+    "tf32": TF32.format("torchtune"),
+    "bf16-mixed": "torchtune holds trained weights in bfloat16 too, with less memory and precision than measured",
+    "fp16-mixed": "torchtune trains in bfloat16 throughout, with less memory and precision than measured",
+    "fp8": FP8.format("torchtune"),
 }
-_ATTENTION = ["q_proj", "k_proj", "v_proj", "output_proj"]
 
 
 @dataclass(frozen=True)
 class _Builder:
-    """A model of torchtune: module and function that build it, its kind in checkpoints, its tokenizer's files.
+    """A model of torchtune: its module and function, its kind in checkpoints, its tokenizer's files.
 
     `tied`: its head is the embedding.
     """
@@ -61,146 +67,84 @@ _BUILDERS = {
 }
 
 
-def _known(found: ExportSource) -> str | None:
-    if found.weights not in _BUILDERS:
-        return f"no builder of torchtune's is known here for {found.weights}."
-    return batches_fit(found)
+def _refuse(source: ExportSource) -> str | None:
+    if source.weights not in _BUILDERS:
+        return f"no builder of torchtune's is known here for {source.weights}."
+    return batches_fit(source)
 
 
 def _precision(request: Request) -> ToolKeys:
     value = request.text("precision")
     dtype = "fp32" if value in ("fp32", "tf32") else "bf16"
-    instead = {
-        "tf32": "torchtune multiplies in float32 unless torch.set_float32_matmul_precision('high') is called",
-        "bf16-mixed": "torchtune holds trained weights in bfloat16 too, with less memory and precision than measured",
-        "fp16-mixed": "torchtune trains in bfloat16 throughout, with less memory and precision than measured",
-        "fp8": "torchtune multiplies in bfloat16 here, which is slower than measured",
-    }.get(value)
-    return ToolKeys({"dtype": dtype}, (request.departs("precision", instead),) if instead else ())
-
-
-def _checkpointing(request: Request) -> ToolKeys:
-    value = request.text("activation_checkpointing")
-    keys = {"enable_activation_checkpointing": value in ("full", "alternate", "selective")}
-    if value in ("none", "full"):
-        return ToolKeys(keys)
-    whole = "torchtune checkpoints every block whole, with less memory and more time than measured"
-    none = "torchtune has no budgets, and keeps more for the backward"
-    budget = value.startswith("budget-")
-    return ToolKeys(keys, (request.departs("activation_checkpointing", none if budget else whole, may_not_fit=budget),))
-
-
-def _offload(request: Request) -> ToolKeys:
-    """Beside checkpointing only: torchtune refuses it without."""
-    if request.text("activation_offload") == "none":
-        return ToolKeys({"enable_activation_offloading": False})
-    if request.text("activation_checkpointing") in ("full", "alternate", "selective"):
-        return ToolKeys({"enable_activation_offloading": True})
-    why = "torchtune offloads with activation checkpointing only, and keeps activations on the device"
-    return ToolKeys(
-        {"enable_activation_offloading": False}, (request.departs("activation_offload", why, may_not_fit=True),)
-    )
+    return request.keys("precision", {"dtype": dtype}, _PRECISION_INSTEAD.get(value))
 
 
 def _rank(request: Request) -> ToolKeys:
-    builder, rank = _BUILDERS[request.found.weights], request.config["lora_rank"]
+    builder, rank = _BUILDERS[request.source.weights], request.config["lora_rank"]
     prefix = f"torchtune.models.{builder.module}."
     if not rank:
         return ToolKeys({"model._component_": prefix + builder.name})
     return ToolKeys({"model._component_": f"{prefix}lora_{builder.name}", "model.lora_rank": rank})
 
 
-def _adapters(request: Request, key: str, value: Any) -> ToolKeys:
-    return ToolKeys({f"model.{key}": value} if request.config["lora_rank"] else {})
-
-
 def _targets(request: Request) -> ToolKeys:
     if not request.config["lora_rank"]:
         return ToolKeys()
     targets = request.text("lora_targets")
-    head, tied = targets == "all-linear+head", _BUILDERS[request.found.weights].tied
+    head, tied = targets == "all-linear+head", _BUILDERS[request.source.weights].tied
     keys = {
-        "model.lora_attn_modules": _ATTENTION,
+        "model.lora_attn_modules": ["q_proj", "k_proj", "v_proj", "output_proj"],
         "model.apply_lora_to_mlp": targets != "attention",
         **({} if tied else {"model.apply_lora_to_output": head}),
     }
     why = "torchtune puts no adapter on a head that is tied to the embedding"
-    return ToolKeys(keys, (request.departs("lora_targets", why),) if head and tied else ())
+    return request.keys("lora_targets", keys, why if head and tied else None)
 
 
 def _quantization(request: Request) -> ToolKeys:
     value = request.text("quantization")
     if not request.config["lora_rank"]:
         return ToolKeys()
-    keys = {"model.quantize_base": value in ("nf4", "nf4-dq")}
-    if value == "none":
-        return ToolKeys(keys)
+    instead = "torchtune quantises by torchao, scales of blocks as well, and takes more time than measured"
     if value == "int8":
-        why = "torchtune has no 8-bit weights, and holds them in the format of training"
-        return ToolKeys(keys, (request.departs("quantization", why, may_not_fit=True),))
-    why = "torchtune quantises by torchao, scales of blocks as well, and takes more time than measured"
-    return ToolKeys(keys, (request.departs("quantization", why),))
-
-
-def _optimizer(request: Request) -> ToolKeys:
-    value = request.text("optimizer")
-    component, options = _OPTIMIZERS.get(value, _OPTIMIZERS["adamw"])
-    learning = Hyperparameters()
-    keys = {
-        "optimizer._component_": component,
-        "optimizer.lr": learning.lr,
-        "optimizer.weight_decay": learning.weight_decay,
-        **{f"optimizer.{name}": option for name, option in options.items()},
-    }
-    why = "your own is not known here; torch's AdamW is named in its place"
-    return ToolKeys(keys, () if value in _OPTIMIZERS else (request.departs("optimizer", why, may_not_fit=True),))
+        instead = "torchtune has no 8-bit weights, and holds them in the format of training"
+    keys = {"model.quantize_base": value in ("nf4", "nf4-dq")}
+    return request.keys("quantization", keys, None if value == "none" else instead, may_not_fit=value == "int8")
 
 
 def _in_backward(request: Request) -> ToolKeys:
-    """Of the recipe for full training alone."""
+    """Only the recipe for full training has it."""
     on = bool(request.config["optimizer_in_backward"])
     if not request.config["lora_rank"]:
         return ToolKeys({"optimizer_in_bwd": on})
     why = "torchtune's recipe for adapters holds all gradients until the update"
-    return ToolKeys({}, (request.departs("optimizer_in_backward", why, may_not_fit=True),) if on else ())
-
-
-def _compile(request: Request) -> ToolKeys:
-    """Block by block, as it was measured."""
-    value = request.text("compile")
-    why = "torchtune compiles in its default mode, without timing several kernels"
-    other = value not in ("none", "default")
-    return ToolKeys({"compile": value != "none"}, (request.departs("compile", why),) if other else ())
+    return request.keys("optimizer_in_backward", {}, why if on else None, may_not_fit=True)
 
 
 def _loss(request: Request) -> ToolKeys:
     if request.text("loss") == "standard":
         return ToolKeys({"loss._component_": "torch.nn.CrossEntropyLoss"})
     why = "torchtune holds the logits of all tokens, and widens them in chunks"
-    return ToolKeys({"loss._component_": _CHUNKED}, (request.departs("loss", why, may_not_fit=True),))
+    keys = {"loss._component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"}
+    return request.keys("loss", keys, why, may_not_fit=True)
 
 
 def _fixed(request: Request) -> dict[str, Any]:
-    found, builder = request.found, _BUILDERS[request.found.weights]
-    merges = {"tokenizer.merges_file": f"path/to/weights/{builder.merges}"} if builder.merges else {}
+    source, builder = request.source, _BUILDERS[request.source.weights]
     tokenizer = "llama3" if builder.module.startswith("llama3") else builder.module
-    # What the recipe for adapters must be given; constant, for a cosine of no cycles stays where it begins.
-    rest: dict[str, Any] = (
-        {}
-        if not request.config["lora_rank"]
-        else {
-            "lr_scheduler._component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
-            "lr_scheduler.num_warmup_steps": 0,
-            "lr_scheduler.num_cycles": 0.0,
-            "save_adapter_weights_only": False,
-        }
-    )
+    # The recipe for adapters requires these; a cosine of no cycles is constant.
+    of_adapters = {
+        "lr_scheduler._component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
+        "lr_scheduler.num_warmup_steps": 0,
+        "lr_scheduler.num_cycles": 0.0,
+        "save_adapter_weights_only": False,
+    }
     return {
         "output_dir": "output",
         "tokenizer._component_": f"torchtune.models.{tokenizer}.{tokenizer}_tokenizer",
         "tokenizer.path": f"path/to/weights/{builder.tokenizer}",
-        **merges,
-        "tokenizer.max_seq_len": found.sequence_length,
+        **({"tokenizer.merges_file": f"path/to/weights/{builder.merges}"} if builder.merges else {}),
+        "tokenizer.max_seq_len": source.sequence_length,
         "dataset._component_": "torchtune.datasets.text_completion_dataset",
         "dataset.source": "path/to/dataset",
         "dataset.packed": False,
@@ -217,8 +161,8 @@ def _fixed(request: Request) -> dict[str, Any]:
         "epochs": 1,
         "max_steps_per_epoch": None,
         "clip_grad_norm": Hyperparameters().max_grad_norm,
-        **rest,
-        "device": "cpu" if found.device == "cpu" else "cuda",
+        **(of_adapters if request.config["lora_rank"] else {}),
+        "device": "cpu" if source.device == "cpu" else "cuda",
         "metric_logger._component_": "torchtune.training.metric_logging.DiskLogger",
         "metric_logger.log_dir": "output/logs",
         "log_every_n_steps": 1,
@@ -228,41 +172,41 @@ def _fixed(request: Request) -> dict[str, Any]:
     }
 
 
-def _files(document: Document) -> dict[str, str]:
-    return {"torchtune.yaml": yaml_file(document.head, document.keys)}
-
-
 TOOL = Tool(
     name="torchtune",
     title="torchtune",
     versions=("0.6.1",),
     run="tune run {full,lora}_finetune_single_device --config torchtune.yaml (lora_ where there are adapters)",
     tasks=("causal-lm",),
-    refuse=_known,
+    refuse=_refuse,
     fixed=_fixed,
-    files=_files,
     knobs={
-        "precision": _precision,
-        "micro_batch_size": lambda request: ToolKeys({"batch_size": request.config["micro_batch_size"]}),
-        "gradient_accumulation_steps": lambda request: ToolKeys(
-            {"gradient_accumulation_steps": request.config["gradient_accumulation_steps"]}
+        **missing(
+            {
+                "optimizer_offload": "torchtune's recipes keep the optimizer's state on the device",
+                "parameter_offload": "torchtune's recipes keep frozen weights on the device",
+                "attention": "torchtune calls PyTorch's fused attention, which chooses by itself",
+                "kernels": "torchtune has none of Liger's, and keeps more for the backward",
+            }
         ),
-        "activation_checkpointing": _checkpointing,
-        "activation_offload": _offload,
+        "precision": _precision,
+        "micro_batch_size": value_of("micro_batch_size", "batch_size"),
+        "gradient_accumulation_steps": value_of("gradient_accumulation_steps", "gradient_accumulation_steps"),
+        "activation_checkpointing": whole_blocks("torchtune", "enable_activation_checkpointing"),
+        "activation_offload": offload_of_blocks(
+            {"enable_activation_offloading": False},
+            {"enable_activation_offloading": True},
+            # Without checkpointing torchtune refuses to offload.
+            "torchtune offloads with activation checkpointing only, and keeps activations on the device",
+        ),
         "lora_rank": _rank,
-        "lora_alpha": lambda request: _adapters(request, "lora_alpha", lora_alpha(request)),
-        "lora_dropout": lambda request: _adapters(request, "lora_dropout", request.config["lora_dropout"] or 0.0),
+        "lora_alpha": adapter("model.lora_alpha", lora_alpha),
+        "lora_dropout": adapter("model.lora_dropout", lora_dropout),
         "lora_targets": _targets,
         "quantization": _quantization,
-        "optimizer": _optimizer,
-        "optimizer_offload": unknown(
-            "optimizer_offload", "torchtune's recipes keep the optimizer's state on the device"
-        ),
+        "optimizer": optimizer_class("optimizer._component_", "optimizer", foreach={"fused": False}),
         "optimizer_in_backward": _in_backward,
-        "parameter_offload": unknown("parameter_offload", "torchtune's recipes keep frozen weights on the device"),
-        "compile": _compile,
-        "attention": unknown("attention", "torchtune calls PyTorch's fused attention, which chooses by itself"),
+        "compile": compile_by_default("torchtune"),
         "loss": _loss,
-        "kernels": unknown("kernels", "torchtune has none of Liger's, and keeps more for the backward"),
     },
 )

@@ -1,61 +1,60 @@
 """TRL: the YAML of `trl sft --config`, keys of SFTConfig, ModelConfig and ScriptArguments side by side.
 
-Its loss goes through a fused output head, in chunks, whatever the config says: the logits of all tokens are never held,
-and an adapter on the head is refused. Adapters beside weights that are not quantised are held in float32 (peft's
-default), beside quantised ones in bfloat16.
+Its loss always goes through a fused output head in chunks: the logits of all tokens are never held, and an adapter on
+the head is refused. Adapters are held in float32 (peft's default), beside quantised weights in bfloat16.
 """
 
 from __future__ import annotations
 
-from autofit.core.workload import Hyperparameters
-from autofit.export.deviation import Deviation
-from autofit.export.formats import yaml_file
-from autofit.export.tool import Document, Request, Tool, ToolKeys
+from autofit.export.shared_keys import adapter, lora_dropout, whole_alpha
+from autofit.export.tool import Request, Tool, ToolKeys
+from autofit.export.trainer import CHECKPOINTED, learning
 from autofit.export.trainer_tools import (
     RENAMED,
     arguments,
+    attention,
     batches_fit,
     keywords,
-    lora_dropout,
     named_before,
-    whole_alpha,
+    trainer_arguments,
 )
 
 _REGIONAL = "env.ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
-_OF_BLOCKS = ("full", "alternate", "selective")
+_LOSS_INSTEAD = {
+    "standard": "TRL goes through the logits in chunks and never holds them all, in less memory than measured",
+    "fused": "TRL goes through the logits in chunks without Liger's kernel, and never holds them all either",
+}
 
 
 def _precision(request: Request) -> ToolKeys:
-    """The dtype of weights, which is float32 in TRL unless said otherwise, beside what Trainer is told."""
-    told, said = arguments("precision")(request), keywords(request, "precision")
-    held = "float32" if request.text("quantization") == "none" else "bfloat16"
-    departures = told.departures
-    if request.config["lora_rank"] and said.trained_dtype != held:
-        more = held == "float32"
-        instead = f"TRL holds adapters in {held}, {'more' if more else 'less'} memory than measured"
-        departures += (request.departs("precision", instead, may_not_fit=more),)
-    return ToolKeys({"dtype": said.model["dtype"], **told.keys}, departures)
+    """TRL's default dtype of weights is float32, so it is always written out."""
+    share, trainer = arguments("precision")(request), keywords(request, "precision")
+    dtype = "float32" if request.text("quantization") == "none" else "bfloat16"
+    deviations = share.deviations
+    if request.config["lora_rank"] and trainer.trained_dtype != dtype:
+        more = dtype == "float32"
+        instead = f"TRL holds adapters in {dtype}, {'more' if more else 'less'} memory than measured"
+        deviations += (request.deviation("precision", instead, may_not_fit=more),)
+    return ToolKeys({"dtype": trainer.model["dtype"], **share.keys}, deviations)
 
 
 def _checkpointing(request: Request) -> ToolKeys:
     """By the names of the transformers that it was measured with."""
-    told = arguments("activation_checkpointing")(request)
-    keys, departures = dict(told.keys), told.departures
+    share = arguments("activation_checkpointing")(request)
+    keys, deviations = dict(share.keys), share.deviations
     if request.text("activation_checkpointing") == "selective":
         keys["activation_checkpointing_kwargs"] |= {"selective": True}
         instead = "TRL keeps the outputs of attention, not those of other products, with less memory and more time"
-        departures = (request.departs("activation_checkpointing", f"{instead} than measured"),)
-    return ToolKeys(named_before(keys) if request.measured_before("transformers", RENAMED) else keys, departures)
+        deviations = (request.deviation("activation_checkpointing", f"{instead} than measured"),)
+    return ToolKeys(named_before(keys) if request.measured_before("transformers", RENAMED) else keys, deviations)
 
 
 def _offload(request: Request) -> ToolKeys:
-    """Of checkpointed blocks, an option of checkpointing; of everything else TRL's own."""
-    if request.text("activation_offload") == "none":
-        return ToolKeys({"activation_offloading": False})
-    if request.text("activation_checkpointing") in _OF_BLOCKS:
-        told = arguments("activation_offload")(request)
-        return ToolKeys({"activation_offloading": False, **told.keys}, told.departures)
-    return ToolKeys({"activation_offloading": True})
+    """In checkpointed blocks an option of checkpointing, elsewhere TRL's own."""
+    own = request.text("activation_offload") != "none"
+    if own and request.text("activation_checkpointing") in CHECKPOINTED:
+        return ToolKeys({"activation_offloading": False}, keywords(request, "activation_offload").deviations)
+    return ToolKeys({"activation_offloading": own})
 
 
 def _quantization(request: Request) -> ToolKeys:
@@ -78,30 +77,23 @@ def _rank(request: Request) -> ToolKeys:
 def _targets(request: Request) -> ToolKeys:
     if not request.config["lora_rank"]:
         return ToolKeys()
-    targets = [name for name in request.found.targets if name not in request.found.outputs]
-    departures: tuple[Deviation, ...] = ()
-    if request.text("lora_targets") == "all-linear+head":
-        departures = (request.departs("lora_targets", "TRL refuses an adapter on the output head; it has none"),)
-    return ToolKeys({"lora_target_modules": targets or ["all-linear"]}, departures)
+    head = request.text("lora_targets") == "all-linear+head"
+    keys = {"lora_target_modules": request.source.inner_targets or ["all-linear"]}
+    return request.keys(
+        "lora_targets", keys, "TRL refuses an adapter on the output head; it has none" if head else None
+    )
 
 
 def _compile(request: Request) -> ToolKeys:
-    """accelerate compiles block by block, as was measured, when the environment says so, which TRL's YAML can set."""
-    told = arguments("compile")(request)
-    return ToolKeys({**told.keys, **({_REGIONAL: "1"} if request.text("compile") != "none" else {})})
-
-
-def _attention(request: Request) -> ToolKeys:
-    said = keywords(request, "attention")
-    return ToolKeys({"attn_implementation": said.model.get("attn_implementation", "sdpa")}, said.departures)
+    """accelerate compiles block by block, as measured, if the environment says so, which TRL's YAML can set."""
+    on = request.text("compile") != "none"
+    return ToolKeys({**arguments("compile")(request).keys, **({_REGIONAL: "1"} if on else {})})
 
 
 def _loss(request: Request) -> ToolKeys:
-    instead = {
-        "standard": "TRL goes through the logits in chunks and never holds them all, in less memory than measured",
-        "fused": "TRL goes through the logits in chunks without Liger's kernel, and never holds them all either",
-    }.get(request.text("loss"))
-    return ToolKeys({"loss_type": "nll"}, (request.departs("loss", instead),) if instead else (), anyway=not instead)
+    if instead := _LOSS_INSTEAD.get(request.text("loss")):
+        return request.keys("loss", {"loss_type": "nll"}, instead)
+    return ToolKeys({"loss_type": "nll"}, as_measured=True)
 
 
 def _kernels(request: Request) -> ToolKeys:
@@ -113,23 +105,15 @@ def _kernels(request: Request) -> ToolKeys:
 
 
 def _fixed(request: Request) -> dict[str, object]:
-    learning = Hyperparameters()
     return {
-        "model_name_or_path": request.found.weights,
+        "model_name_or_path": request.source.weights,
         "dataset_name": "path/to/dataset",
         "output_dir": "output",
-        "max_length": request.found.sequence_length,
+        "max_length": request.source.sequence_length,
         "packing": False,
-        "learning_rate": learning.lr,
-        "lr_scheduler_type": learning.schedule,
-        "weight_decay": learning.weight_decay,
-        "max_grad_norm": learning.max_grad_norm or 0.0,
-        "use_cpu": request.found.device == "cpu",
+        **learning(),
+        "use_cpu": request.source.device == "cpu",
     }
-
-
-def _files(document: Document) -> dict[str, str]:
-    return {"trl.yaml": yaml_file(document.head, document.keys)}
 
 
 TOOL = Tool(
@@ -140,24 +124,19 @@ TOOL = Tool(
     tasks=("causal-lm",),
     refuse=batches_fit,
     fixed=_fixed,
-    files=_files,
     knobs={
+        **trainer_arguments("micro_batch_size", "gradient_accumulation_steps", "optimizer", "optimizer_offload"),
+        **trainer_arguments("optimizer_in_backward", "parameter_offload"),
         "precision": _precision,
-        "micro_batch_size": arguments("micro_batch_size"),
-        "gradient_accumulation_steps": arguments("gradient_accumulation_steps"),
         "activation_checkpointing": _checkpointing,
         "activation_offload": _offload,
         "lora_rank": _rank,
         "lora_alpha": whole_alpha("TRL"),
-        "lora_dropout": lora_dropout,
+        "lora_dropout": adapter("lora_dropout", lora_dropout),
         "lora_targets": _targets,
         "quantization": _quantization,
-        "optimizer": arguments("optimizer"),
-        "optimizer_offload": arguments("optimizer_offload"),
-        "optimizer_in_backward": arguments("optimizer_in_backward"),
-        "parameter_offload": arguments("parameter_offload"),
         "compile": _compile,
-        "attention": _attention,
+        "attention": attention(),
         "loss": _loss,
         "kernels": _kernels,
     },

@@ -1,7 +1,7 @@
 """Unsloth: a script, and the YAML of `unsloth train --config`, which holds less.
 
-Unsloth puts kernels of its own in the place of the model's, whatever is asked for. Its YAML knows no optimizer but
-adamw_8bit, no precision, and no quantisation but that of 4 bits.
+Unsloth always replaces the model's kernels with its own. Its YAML has no optimizer but adamw_8bit, no precision, and no
+quantisation but 4 bits.
 """
 
 from __future__ import annotations
@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autofit.core.workload import Hyperparameters
-from autofit.export.formats import comment, yaml_file
-from autofit.export.template import call, fill, literal, template
+from autofit.export.shared_keys import (
+    WHOLE_BLOCKS,
+    adapter,
+    lora_alpha,
+    lora_dropout,
+    missing,
+    offload_of_blocks,
+)
+from autofit.export.template import call, comment, fill, keyword_arguments, template, yaml_file
 from autofit.export.tool import Document, Request, Tool, ToolKeys
-from autofit.export.trainer_tools import arguments, batches_fit, keywords, lora_alpha, unknown
+from autofit.export.trainer import CHECKPOINTED, learning
+from autofit.export.trainer_tools import arguments, batches_fit, keywords, trainer_arguments
 
 _SCRIPT, _YAML = "train_unsloth.py", "unsloth.yaml"
 _LESS = (
@@ -23,52 +30,28 @@ _LESS = (
 )
 
 
-def _arguments(knob: str) -> Any:
-    """What SFTConfig inherits from TrainingArguments."""
-
-    def share(request: Request) -> ToolKeys:
-        told = arguments(knob)(request)
-        return ToolKeys({f"arguments.{name}": value for name, value in told.keys.items()}, told.departures)
-
-    return share
-
-
 def _precision(request: Request) -> ToolKeys:
-    """Full training keeps weights in float32 where it is told to mix."""
-    value, full = request.text("precision"), not request.config["lora_rank"]
-    told = _arguments("precision")(request)
-    keys = {"model.dtype": keywords(request, "precision").model["dtype"], **told.keys}
-    if full:
-        keys["model.float32_mixed_precision"] = value == "bf16-mixed"
-        return ToolKeys(keys, told.departures)
-    if value in ("bf16", "fp8"):
-        why = "Unsloth holds adapters in float32, in more memory than measured"
-        return ToolKeys(keys, (*told.departures, request.departs("precision", why, may_not_fit=True)))
-    return ToolKeys(keys, told.departures)
+    """Full training in mixed precision holds weights in float32."""
+    value = request.text("precision")
+    share = arguments("precision", "arguments.")(request)
+    keys = {"model.dtype": keywords(request, "precision").model["dtype"], **share.keys}
+    if not request.config["lora_rank"]:
+        return ToolKeys({**keys, "model.float32_mixed_precision": value == "bf16-mixed"}, share.deviations)
+    why = "Unsloth holds adapters in float32, in more memory than measured"
+    narrow = request.keys("precision", {}, why if value in ("bf16", "fp8") else None, may_not_fit=True)
+    return ToolKeys(keys, (*share.deviations, *narrow.deviations))
 
 
 def _checkpointing(request: Request) -> ToolKeys:
-    """`unsloth` is to offload what enters the blocks."""
+    """The value `unsloth` also offloads the inputs of blocks."""
     value = request.text("activation_checkpointing")
-    on = value in ("full", "alternate", "selective")
+    on = value in CHECKPOINTED
     offloads = on and request.text("activation_offload") != "none"
     keys = {"model.use_gradient_checkpointing": "unsloth" if offloads else on}
-    if value in ("alternate", "selective"):
-        why = "Unsloth checkpoints every block whole, with less memory and more time than measured"
-        return ToolKeys(keys, (request.departs("activation_checkpointing", why),))
     if value.startswith("budget-"):
-        return ToolKeys(keys, keywords(request, "activation_checkpointing").departures)
-    return ToolKeys(keys)
-
-
-def _offload(request: Request) -> ToolKeys:
-    """ToolKeys by the value of the other key."""
-    if request.text("activation_offload") == "none":
-        return ToolKeys()
-    if request.text("activation_checkpointing") in ("full", "alternate", "selective"):
-        return ToolKeys({"model.use_gradient_checkpointing": "unsloth"})
-    why = "Unsloth offloads the inputs of checkpointed blocks only, and needs more memory than measured"
-    return ToolKeys({}, (request.departs("activation_offload", why, may_not_fit=True),))
+        return ToolKeys(keys, keywords(request, "activation_checkpointing").deviations)
+    whole = WHOLE_BLOCKS.format("Unsloth")
+    return request.keys("activation_checkpointing", keys, whole if value in ("alternate", "selective") else None)
 
 
 def _rank(request: Request) -> ToolKeys:
@@ -76,17 +59,11 @@ def _rank(request: Request) -> ToolKeys:
     return ToolKeys({"model.full_finetuning": not rank, **({"lora.r": rank} if rank else {})})
 
 
-def _of_adapters(request: Request, key: str, value: Any) -> ToolKeys:
-    return ToolKeys({f"lora.{key}": value} if request.config["lora_rank"] else {})
-
-
 def _targets(request: Request) -> ToolKeys:
-    targets = [name for name in request.found.targets if name not in request.found.outputs]
-    told = _of_adapters(request, "target_modules", targets or "all-linear")
-    if request.text("lora_targets") != "all-linear+head":
-        return told
+    keys = {"lora.target_modules": request.source.inner_targets or "all-linear"} if request.config["lora_rank"] else {}
+    head = request.text("lora_targets") == "all-linear+head"
     why = "Unsloth trains the head whole or not at all; it has no adapter"
-    return ToolKeys(told.keys, (request.departs("lora_targets", why),))
+    return request.keys("lora_targets", keys, why if head else None)
 
 
 def _quantization(request: Request) -> ToolKeys:
@@ -94,66 +71,45 @@ def _quantization(request: Request) -> ToolKeys:
     value = request.text("quantization")
     keys = {"model.load_in_4bit": value in ("nf4", "nf4-dq"), "model.load_in_8bit": value == "int8"}
     why = "Unsloth quantises the scales of blocks as well, in less memory than measured"
-    return ToolKeys(keys, (request.departs("quantization", why),) if value == "nf4" else ())
-
-
-def _loss(request: Request) -> ToolKeys:
-    if request.text("loss") == "standard":
-        return ToolKeys()
-    why = "Unsloth computes the loss in its own way, whose memory was not measured"
-    return ToolKeys({}, (request.departs("loss", why, may_not_fit=True),))
+    return request.keys("quantization", keys, why if value == "nf4" else None)
 
 
 def _kernels(request: Request) -> ToolKeys:
     why = "Unsloth puts kernels of its own in the place of the model's, which were not measured"
-    return ToolKeys({}, (request.departs("kernels", why),))
+    return request.keys("kernels", {}, why)
 
 
 def _fixed(request: Request) -> dict[str, Any]:
-    learning = Hyperparameters()
+    length = request.source.sequence_length
     return {
-        "model.model_name": request.found.weights,
-        "model.max_seq_length": request.found.sequence_length,
+        "model.model_name": request.source.weights,
+        "model.max_seq_length": length,
         "arguments.output_dir": "output",
-        "arguments.max_length": request.found.sequence_length,
-        "arguments.learning_rate": learning.lr,
-        "arguments.lr_scheduler_type": learning.schedule,
-        "arguments.weight_decay": learning.weight_decay,
-        "arguments.max_grad_norm": learning.max_grad_norm or 0.0,
+        "arguments.max_length": length,
+        **{f"arguments.{name}": value for name, value in learning().items()},
     }
 
 
 def _files(document: Document) -> dict[str, str]:
     keys = document.keys
-    model = _named(keys["model"])
-    dtype = keys["model"]["dtype"]
-    model = [f"dtype=torch.{dtype}" if each.startswith("dtype=") else each for each in model]
-    lora = keys.get("lora")
-    adapters = call("model = FastLanguageModel.get_peft_model", _adapters(keys), indent=0) if lora else []
+    model, lora = keys["model"], keys.get("lora")
+    loaded = keyword_arguments({name: value for name, value in model.items() if name != "dtype"})
+    loaded.insert(list(model).index("dtype"), f"dtype=torch.{model['dtype']}")
+    checkpointing = {"use_gradient_checkpointing": model["use_gradient_checkpointing"]}
+    adapted = ["model", *keyword_arguments({**(lora or {}), **checkpointing})]
     slots = {
-        "head": comment(document.head),
-        "model": call("model, tokenizer = FastLanguageModel.from_pretrained", model, indent=0),
-        "adapters": adapters,
-        "arguments": call("arguments = SFTConfig", _named(keys["arguments"]), indent=0),
+        "head": comment(document.header),
+        "model": call("model, tokenizer = FastLanguageModel.from_pretrained", loaded, indent=0),
+        "adapters": call("model = FastLanguageModel.get_peft_model", adapted, indent=0) if lora else [],
+        "arguments": call("arguments = SFTConfig", keyword_arguments(keys["arguments"]), indent=0),
     }
-    script = fill(template("unsloth"), slots)
-    return {_SCRIPT: script, _YAML: yaml_file((*document.head, *_LESS), _yaml(keys))}
-
-
-def _adapters(keys: Mapping[str, Any]) -> list[str]:
-    checkpointing = keys["model"]["use_gradient_checkpointing"]
-    return ["model", *_named({**keys["lora"], "use_gradient_checkpointing": checkpointing})]
-
-
-def _named(values: Mapping[str, Any]) -> list[str]:
-    return [f"{name}={literal(value)}" for name, value in values.items()]
+    return {_SCRIPT: fill(template("unsloth"), slots), _YAML: yaml_file((*document.header, *_LESS), _yaml(keys))}
 
 
 def _yaml(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """What of it the command line has keys for."""
+    """The keys that the command line has."""
     model, given, lora = keys["model"], keys["arguments"], keys.get("lora")
-    checkpointing = model["use_gradient_checkpointing"]
-    told: dict[str, Any] = {
+    yaml: dict[str, Any] = {
         "model": model["model_name"],
         "data": {"dataset": "path/to/dataset"},
         "training": {
@@ -166,20 +122,20 @@ def _yaml(keys: Mapping[str, Any]) -> dict[str, Any]:
             "batch_size": given["per_device_train_batch_size"],
             "gradient_accumulation_steps": given["gradient_accumulation_steps"],
             "packing": False,
-            "gradient_checkpointing": checkpointing if checkpointing == "unsloth" else str(checkpointing).lower(),
+            "gradient_checkpointing": {True: "true", False: "none"}.get(
+                model["use_gradient_checkpointing"], model["use_gradient_checkpointing"]
+            ),
         },
     }
-    if told["training"]["gradient_checkpointing"] == "false":
-        told["training"]["gradient_checkpointing"] = "none"
     if lora:
         targets = lora["target_modules"]
-        told["lora"] = {
+        yaml["lora"] = {
             "lora_r": lora["r"],
             "lora_alpha": round(lora["lora_alpha"]),
             "lora_dropout": lora["lora_dropout"],
             "target_modules": targets if isinstance(targets, str) else ",".join(targets),
         }
-    return told
+    return yaml
 
 
 TOOL = Tool(
@@ -192,25 +148,32 @@ TOOL = Tool(
     fixed=_fixed,
     files=_files,
     knobs={
+        **trainer_arguments(
+            *("micro_batch_size", "gradient_accumulation_steps", "optimizer", "optimizer_offload"),
+            *("optimizer_in_backward", "parameter_offload"),
+            prefix="arguments.",
+        ),
+        **missing(
+            {
+                "attention": "Unsloth chooses the attention by itself",
+                "loss": "Unsloth computes the loss in its own way, whose memory was not measured",
+            }
+        ),
+        **missing(
+            {"compile": "Unsloth compiles parts of the model in its own way, which was not measured"}, may_not_fit=False
+        ),
         "precision": _precision,
-        "micro_batch_size": _arguments("micro_batch_size"),
-        "gradient_accumulation_steps": _arguments("gradient_accumulation_steps"),
         "activation_checkpointing": _checkpointing,
-        "activation_offload": _offload,
+        "activation_offload": offload_of_blocks(  # by the value of the other key
+            {},
+            {"model.use_gradient_checkpointing": "unsloth"},
+            "Unsloth offloads the inputs of checkpointed blocks only, and needs more memory than measured",
+        ),
         "lora_rank": _rank,
-        "lora_alpha": lambda request: _of_adapters(request, "lora_alpha", lora_alpha(request)),
-        "lora_dropout": lambda request: _of_adapters(request, "lora_dropout", request.config["lora_dropout"] or 0.0),
+        "lora_alpha": adapter("lora.lora_alpha", lora_alpha),
+        "lora_dropout": adapter("lora.lora_dropout", lora_dropout),
         "lora_targets": _targets,
         "quantization": _quantization,
-        "optimizer": _arguments("optimizer"),
-        "optimizer_offload": _arguments("optimizer_offload"),
-        "optimizer_in_backward": _arguments("optimizer_in_backward"),
-        "parameter_offload": _arguments("parameter_offload"),
-        "compile": unknown(
-            "compile", "Unsloth compiles parts of the model in its own way, which was not measured", may_not_fit=False
-        ),
-        "attention": unknown("attention", "Unsloth chooses the attention by itself"),
-        "loss": _loss,
         "kernels": _kernels,
     },
 )

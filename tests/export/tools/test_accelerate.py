@@ -8,7 +8,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 
 from autofit.export.tool import write
 from autofit.export.tools import tool_named
-from tests.export.found import CASES, found
+from tests.export.sources import CASES, source
 
 DYNAMO = {"backend", "mode", "use_regional_compilation", "use_dynamic", "use_fullgraph"}
 
@@ -25,7 +25,7 @@ def launched(path: Path, text: str) -> Any:
 
 @pytest.mark.parametrize("case", CASES)
 def test_its_launcher_takes_every_case(case: str, tmp_path: Path) -> None:
-    made = write(tool_named("accelerate"), found(**CASES[case]))
+    made = write(tool_named("accelerate"), source(**CASES[case]))
     arguments = launched(tmp_path, made.files["accelerate.yaml"])
     assert arguments.num_processes == 1
     assert arguments.mixed_precision == ("bf16" if case == "compiled" else "no")
@@ -34,7 +34,7 @@ def test_its_launcher_takes_every_case(case: str, tmp_path: Path) -> None:
 
 
 def test_its_launcher_refuses_wrong_keys(tmp_path: Path) -> None:
-    text = write(tool_named("accelerate"), found(compile="default")).files["accelerate.yaml"]
+    text = write(tool_named("accelerate"), source(compile="default")).files["accelerate.yaml"]
     with pytest.raises(ValueError, match="mixed_precison"):
         launched(tmp_path, text.replace("mixed_precision", "mixed_precison"))
     with pytest.raises(AssertionError):
@@ -42,7 +42,7 @@ def test_its_launcher_refuses_wrong_keys(tmp_path: Path) -> None:
 
 
 def test_what_its_script_has_to_do_is_said() -> None:
-    made = write(tool_named("accelerate"), found(precision="bf16", loss="chunked"))
+    made = write(tool_named("accelerate"), source(precision="bf16", loss="chunked"))
     assert {each.knob for each in made.departures} == {
         *("precision", "loss", "micro_batch_size", "gradient_accumulation_steps")
     }

@@ -5,11 +5,11 @@ from typing import Any
 
 from autofit.export.tool import Export, write
 from autofit.export.tools import tool_named
-from tests.export.found import LORA, found
+from tests.export.sources import LORA, source
 
 
 def exported(**knobs: Any) -> Export:
-    return write(tool_named("deepspeed"), found(**knobs))
+    return write(tool_named("deepspeed"), source(**knobs))
 
 
 def keys(**knobs: Any) -> dict[str, Any]:

@@ -6,16 +6,16 @@ import yaml
 
 from autofit.export.tool import write
 from autofit.export.tools import tool_named
-from tests.export.found import CASES, found
+from tests.export.sources import CASES, source
 
 
 def test_the_trainers_section_holds_precision_and_accumulation() -> None:
-    made = write(tool_named("lightning"), found(**CASES["full"]))
+    made = write(tool_named("lightning"), source(**CASES["full"]))
     trainer: dict[str, Any] = yaml.safe_load(made.files["lightning.yaml"])["trainer"]
     assert (trainer["precision"], trainer["accumulate_grad_batches"], trainer["devices"]) == ("bf16-true", 4, 1)
     assert {each.knob for each in made.departures} == {"micro_batch_size", "activation_checkpointing"}
 
 
 def test_any_model_can_be_trained_with_it() -> None:
-    made = write(tool_named("lightning"), found("cpu", "custom", {"weights": "x"}))
+    made = write(tool_named("lightning"), source("cpu", "custom", {"weights": "x"}))
     assert yaml.safe_load(made.files["lightning.yaml"])["trainer"]["accelerator"] == "cpu"

@@ -7,11 +7,11 @@ import yaml
 
 from autofit.export.tool import Export, write
 from autofit.export.tools import tool_named
-from tests.export.found import CASES, LORA, found
+from tests.export.sources import CASES, LORA, source
 
 
 def exported(**knobs: Any) -> Export:
-    return write(tool_named("llamafactory"), found(**knobs))
+    return write(tool_named("llamafactory"), source(**knobs))
 
 
 def keys(**knobs: Any) -> dict[str, Any]:

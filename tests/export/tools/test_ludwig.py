@@ -6,11 +6,11 @@ import yaml
 
 from autofit.export.tool import Export, write
 from autofit.export.tools import tool_named
-from tests.export.found import CASES, LINEAR, LORA, found
+from tests.export.sources import CASES, LINEAR, LORA, source
 
 
 def exported(**knobs: Any) -> Export:
-    return write(tool_named("ludwig"), found(**knobs))
+    return write(tool_named("ludwig"), source(**knobs))
 
 
 def keys(**knobs: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 
 from autofit.export.tool import write
 from autofit.export.tools import tool_named
-from tests.export.found import CASES, found
+from tests.export.sources import CASES, source
 from tests.export.tools.environments import ENVIRONMENTS, environment_variables, made
 
 PARSERS = Path(__file__).with_name("own_parsers")
@@ -40,7 +40,7 @@ def test_its_own_parser_takes_what_is_exported_and_refuses_what_is_wrong(
     name, python = tool
     good, bad = [], []
     for case, knobs in CASES.items():
-        for file, text in write(tool_named(name), found("cpu", **knobs)).files.items():
+        for file, text in write(tool_named(name), source("cpu", **knobs)).files.items():
             good.append(tmp_path / case / file)
             good[-1].parent.mkdir(parents=True, exist_ok=True)
             good[-1].write_text(text)

@@ -11,7 +11,7 @@ from peft import LoraConfig, PeftConfig
 from autofit.core.errors import InputError
 from autofit.export.tool import write
 from autofit.export.tools import tool_named
-from tests.export.found import CASES, LINEAR, found
+from tests.export.sources import CASES, LINEAR, source
 
 
 def load(path: Path, text: str) -> Any:
@@ -27,7 +27,7 @@ def load(path: Path, text: str) -> Any:
 
 @pytest.mark.parametrize("case", ["lora", "qlora"])
 def test_its_own_loader_takes_it(case: str, tmp_path: Path) -> None:
-    made = write(tool_named("peft"), found(**CASES[case], lora_dropout=0.1))
+    made = write(tool_named("peft"), source(**CASES[case], lora_dropout=0.1))
     config = load(tmp_path, made.files["peft/adapter_config.json"])
     assert (config.r, config.lora_alpha, config.lora_dropout) == (16, 32, 0.1)
     assert config.target_modules == set(LINEAR)
@@ -36,7 +36,7 @@ def test_its_own_loader_takes_it(case: str, tmp_path: Path) -> None:
 
 
 def test_its_own_loader_refuses_wrong_keys(tmp_path: Path) -> None:
-    data = json.loads(write(tool_named("peft"), found(**CASES["lora"])).files["peft/adapter_config.json"])
+    data = json.loads(write(tool_named("peft"), source(**CASES["lora"])).files["peft/adapter_config.json"])
     with pytest.raises(Exception, match="rank"):
         load(tmp_path, json.dumps({**data, "rank": 8}))
     with pytest.raises(AssertionError):
@@ -47,4 +47,4 @@ def test_its_own_loader_refuses_wrong_keys(tmp_path: Path) -> None:
 
 def test_configs_without_adapters_are_none_of_its_business() -> None:
     with pytest.raises(InputError, match="this config trains all weights"):
-        write(tool_named("peft"), found())
+        write(tool_named("peft"), source())

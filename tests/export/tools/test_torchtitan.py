@@ -7,11 +7,11 @@ import pytest
 from autofit.core.errors import InputError
 from autofit.export.tool import Export, write
 from autofit.export.tools import tool_named
-from tests.export.found import CASES, LORA, found
+from tests.export.sources import CASES, LORA, source
 
 
 def exported(others: dict[str, Any] | None = None, **knobs: Any) -> Export:
-    return write(tool_named("torchtitan"), found("cuda", "causal-lm", others, **knobs))
+    return write(tool_named("torchtitan"), source("cuda", "causal-lm", others, **knobs))
 
 
 def script(**knobs: Any) -> str:

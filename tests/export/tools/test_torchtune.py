@@ -8,11 +8,11 @@ import yaml
 from autofit.core.errors import InputError
 from autofit.export.tool import Export, write
 from autofit.export.tools import tool_named
-from tests.export.found import CASES, LORA, found
+from tests.export.sources import CASES, LORA, source
 
 
 def exported(others: dict[str, Any] | None = None, **knobs: Any) -> Export:
-    return write(tool_named("torchtune"), found("cuda", "causal-lm", others, **knobs))
+    return write(tool_named("torchtune"), source("cuda", "causal-lm", others, **knobs))
 
 
 def keys(others: dict[str, Any] | None = None, **knobs: Any) -> dict[str, Any]:

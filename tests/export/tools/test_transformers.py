@@ -17,7 +17,7 @@ from autofit.core.errors import InputError
 from autofit.export.tool import Export, write
 from autofit.export.tools import tool_named
 from tests import tiny
-from tests.export.found import CASES, found
+from tests.export.sources import CASES, source
 
 TOOL = tool_named("transformers")
 
@@ -27,7 +27,7 @@ RENAMED = hasattr(TrainingArguments, "activation_checkpointing")
 
 
 def exported(**knobs: Any) -> Export:
-    return write(TOOL, found("cpu", "causal-lm", INSTALLED, **knobs))
+    return write(TOOL, source("cpu", "causal-lm", INSTALLED, **knobs))
 
 
 def parsed(text: str, path: Path) -> TrainingArguments:
@@ -83,7 +83,7 @@ def test_scripts_are_about_thirty_lines() -> None:
 
 
 def test_classifiers_train_their_heads_whole() -> None:
-    given = found("cpu", "sequence-classification", {"heads": ("classifier",)}, **CASES["lora"])
+    given = source("cpu", "sequence-classification", {"heads": ("classifier",)}, **CASES["lora"])
     script = write(TOOL, given).files["train_transformers.py"]
     assert 'modules_to_save=["classifier"]' in script
     assert "AutoModelForSequenceClassification" in script
@@ -104,7 +104,7 @@ def test_the_script_trains(tmp_path: Path) -> None:
     rows = [{"input_ids": [1] * 16, "labels": [1] * 16} for _ in range(8)]
     Dataset.from_list(rows).save_to_disk(tmp_path / "data")
     others = {**INSTALLED, "weights": str(weights), "sequence_length": 16}
-    made = write(TOOL, found("cpu", "causal-lm", others, precision="bf16", lora_rank=4, lora_targets="attention"))
+    made = write(TOOL, source("cpu", "causal-lm", others, precision="bf16", lora_rank=4, lora_targets="attention"))
     for name, text in made.files.items():
         (tmp_path / name).write_text(text)
     settings = yaml.safe_load((tmp_path / "training_arguments.yaml").read_text())

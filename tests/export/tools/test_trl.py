@@ -9,7 +9,7 @@ import transformers
 
 from autofit.export.tool import write
 from autofit.export.tools import tool_named
-from tests.export.found import ATTENTION, CASES, LINEAR, found
+from tests.export.sources import ATTENTION, CASES, LINEAR, source
 
 TOOL = tool_named("trl")
 
@@ -35,7 +35,7 @@ def parsed(path: Path, text: str) -> Any:
 def test_its_own_parser_takes_every_case(case: str, tmp_path: Path) -> None:
     knobs = CASES[case]
     installed = {"versions": {"transformers": transformers.__version__}}
-    made = write(TOOL, found("cpu", "causal-lm", installed, **knobs))
+    made = write(TOOL, source("cpu", "causal-lm", installed, **knobs))
     training, lora, quantization, model = parsed(tmp_path, made.files["trl.yaml"])
     assert training.gradient_checkpointing is (knobs.get("activation_checkpointing") == "full")
     assert training.bf16 is (knobs["precision"] == "bf16-mixed")
@@ -55,11 +55,11 @@ def test_its_own_parser_takes_every_case(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", ["max_seq_length: 512", "optim: adamv", "lora_r: four"])
 def test_its_own_parser_refuses_what_is_wrong(wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises((SystemExit, ValueError)):
-        parsed(tmp_path, f"{write(TOOL, found('cpu')).files['trl.yaml']}\n{wrong}\n")
+        parsed(tmp_path, f"{write(TOOL, source('cpu')).files['trl.yaml']}\n{wrong}\n")
 
 
 def test_checkpointing_goes_by_the_names_of_the_transformers_it_was_measured_with() -> None:
-    before = found("cuda", "causal-lm", {"versions": {"transformers": "5.17.0"}}, activation_checkpointing="selective")
+    before = source("cuda", "causal-lm", {"versions": {"transformers": "5.17.0"}}, activation_checkpointing="selective")
     keys = write(TOOL, before).keys["activation_checkpointing"]
     assert keys == {
         "gradient_checkpointing": True,
@@ -68,7 +68,7 @@ def test_checkpointing_goes_by_the_names_of_the_transformers_it_was_measured_wit
 
 
 def departures(**knobs: Any) -> dict[str, bool]:
-    return {each.knob: each.may_not_fit for each in write(TOOL, found(**knobs)).departures}
+    return {each.knob: each.may_not_fit for each in write(TOOL, source(**knobs)).departures}
 
 
 def test_its_loss_is_never_that_of_the_full_logits() -> None:
@@ -89,22 +89,22 @@ def test_what_it_does_otherwise_is_named() -> None:
 
 
 def test_off_is_written_out_where_its_defaults_are_on() -> None:
-    keys = write(TOOL, found()).keys
+    keys = write(TOOL, source()).keys
     assert keys["activation_checkpointing"] == {"activation_checkpointing": False}
     assert keys["precision"] == {"dtype": "float32", "bf16": False, "fp16": False, "tf32": False}
     assert keys["attention"] == {"attn_implementation": "sdpa"}
 
 
 def test_offloading_takes_the_option_that_goes_with_checkpointing() -> None:
-    bare = write(TOOL, found(activation_offload="cpu"))
+    bare = write(TOOL, source(activation_offload="cpu"))
     assert bare.keys["activation_offload"] == {"activation_offloading": True}
-    both = write(TOOL, found(activation_offload="cpu", activation_checkpointing="full"))
+    both = write(TOOL, source(activation_offload="cpu", activation_checkpointing="full"))
     assert both.keys["activation_checkpointing"]["activation_checkpointing_kwargs"]["offload"] is True
     assert both.keys["activation_offload"] == {"activation_offloading": False}
 
 
 def test_an_adapter_on_the_head_is_left_out() -> None:
-    made = write(TOOL, found(lora_rank=8, lora_targets="attention"))
+    made = write(TOOL, source(lora_rank=8, lora_targets="attention"))
     assert made.keys["lora_targets"]["lora_target_modules"] == list(ATTENTION)
-    head = write(TOOL, found(lora_rank=8, lora_targets="all-linear+head"))
+    head = write(TOOL, source(lora_rank=8, lora_targets="all-linear+head"))
     assert head.keys["lora_targets"]["lora_target_modules"] == list(LINEAR)

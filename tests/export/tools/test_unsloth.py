@@ -7,11 +7,11 @@ import yaml
 
 from autofit.export.tool import Export, write
 from autofit.export.tools import tool_named
-from tests.export.found import CASES, LORA, found
+from tests.export.sources import CASES, LORA, source
 
 
 def exported(**knobs: Any) -> Export:
-    return write(tool_named("unsloth"), found(**knobs))
+    return write(tool_named("unsloth"), source(**knobs))
 
 
 def calls(script: str) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a search found, as exporters are given it: a Llama of 8B, with any knob changed."""
+"""ExportSources: a Llama of 8B, with any knob changed."""
 
 from typing import Any
 
@@ -32,10 +32,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def found(
+def source(
     device: str = "cuda", task: str = "causal-lm", others: dict[str, Any] | None = None, **knobs: Any
 ) -> ExportSource:
-    """A found config; `others` are fields of ExportSource."""
+    """A config to export; `others` are fields of ExportSource."""
     config = Config({**OFF, **SIZES, **knobs})
     fields: dict[str, Any] = {
         "model": "llama-3.1-8b",

@@ -1,0 +1,123 @@
+"""The header of every exported file and of train.py: what was measured, where, with which versions.
+
+These are plain lines; each file format makes its own comments of them.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from autofit.core.environment import ALLOCATOR, EXPANDABLE
+from autofit.core.hardware import GIB
+from autofit.export.deviation import Deviation
+from autofit.export.source import ExportSource
+from autofit.export.template import WIDTH, plain
+
+_LOSSES = {
+    "standard": "the model's own, with the logits of all tokens in memory",
+    "chunked": "chunked, which never holds the logits of all tokens",
+    "fused": "fused (Liger's), which never holds the logits of all tokens",
+}
+
+
+def script_header(
+    hardware: Mapping[str, Any],
+    *,
+    measured: Mapping[str, Any] | None,
+    versions: Mapping[str, str],
+    packages: Sequence[str],
+    changes: Sequence[str] = (),
+    predicted: Mapping[str, Any] | None = None,
+) -> str:
+    """The text below the title of train.py; `changes` are lines on what changing one knob did."""
+    used = [f"{name} {plain(versions[name])}" if name in versions else name for name in packages]
+    listed = used[0] if len(used) == 1 else f"{', '.join(used[:-1])} and {used[-1]}"
+    by = f" (autofit {plain(versions['autofit'])})" if "autofit" in versions else ""
+    figures = f"{measured_sentence(hardware, measured, predicted)} It needs {listed}{by}."
+    blocks = [textwrap.fill(figures, WIDTH, break_long_words=False, break_on_hyphens=False)]
+    if changes:
+        lines = (f"    {plain(change)}" for change in changes)
+        blocks.append("\n".join(["Measured against it, with one knob changed:", *lines]))
+    return "\n\n".join([*blocks, "    python train.py --data FILE --weights DIRECTORY --output DIRECTORY"])
+
+
+def export_header(
+    written_for: str, source: ExportSource, *, deviations: Sequence[Deviation], run: str
+) -> tuple[str, ...]:
+    """The lines above an export for a tool and its version, each short enough for a comment."""
+    by = f", by autofit {plain(source.versions['autofit'])}" if "autofit" in source.versions else ""
+    origin = _origin(source)
+    lines = [
+        *_wrapped(f"Training {plain(source.model)} with the keys of {written_for}{by}."),
+        *_wrapped(" ".join(_sentences(source))),
+        "",
+    ]
+    if deviations:
+        lines.append(f"What was {origin} and {written_for.partition(' ')[0]} does otherwise:")
+        lines += [line for each in deviations for line in _wrapped(f"- {plain(each.message)}", indent="  ")]
+    else:
+        lines.append(f"The keys below cover every knob of the {origin} config.")
+    return (*lines, "", "The learning rate, the data and all that no knob decides are yours to set. Then:", f"  {run}")
+
+
+def measured_sentence(
+    hardware: Mapping[str, Any], measured: Mapping[str, Any] | None, predicted: Mapping[str, Any] | None = None
+) -> str:
+    """The figures and where they were measured; predicted figures are called that."""
+    where = f"on {plain(hardware.get('measured_on') or hardware.get('name', 'an unknown device'))}"
+    if hardware.get("measured_on"):
+        where += f", for {plain(hardware['name'])}"
+    if hardware.get("budget_gib"):
+        where += f", within {hardware['budget_gib']:g} GiB"
+    if measured:
+        verified = " and verified in longer runs" if measured.get("verified") else ""
+        return f"Measured {where}{verified}: {_figures(measured)}."
+    if predicted:
+        return f"Nothing of it was measured. Predicted {where}: {_figures(predicted)}."
+    return f"Meant to run {where}; it was not measured."
+
+
+def _figures(known: Mapping[str, Any]) -> str:
+    """Speed, seconds per step and peak memory, as far as they are known."""
+    figures = []
+    unit = next((unit for unit in ("tokens", "samples") if known.get(f"{unit}_per_second")), None)
+    if unit:
+        rate = known[f"{unit}_per_second"]
+        figures.append(f"{f'{rate:,.0f}' if rate >= 100 else f'{rate:.3g}'} {unit} per second")
+    step = known.get("step_seconds")
+    if isinstance(step, Mapping):  # measured
+        figures.append(f"{step['median']:.3g} s per optimizer step ({step['low']:.3g} to {step['high']:.3g})")
+    elif step:
+        figures.append(f"{step:.3g} s per optimizer step")
+    if peak := known.get("peak_gib"):
+        figures.append(f"peak memory {peak.get('device') or peak.get('reserved') or peak['allocated']:g} GiB")
+    elif peak := known.get("device_bytes"):
+        figures.append(f"peak memory {peak['low'] / GIB:.3g} to {peak['high'] / GIB:.3g} GiB")
+    return ", ".join(figures) or "no figures"
+
+
+def _sentences(source: ExportSource) -> Iterator[str]:
+    yield measured_sentence(source.hardware, source.measured, source.predicted)
+    if source.device == "cuda":
+        setting = f"{ALLOCATOR}={plain(source.hardware.get('allocator') or EXPANDABLE)}"
+        yield f"Memory: {_origin(source)} under {setting}, to be set in the tool's environment too."
+    samples = f"{source.effective_batch_size} samples per optimizer step" if source.effective_batch_size else ""
+    tokens = f"{source.sequence_length} tokens per sample" if source.sequence_length else ""
+    if samples or tokens:
+        yield f"The work: {source.task}, {', '.join(filter(None, (samples, tokens)))}."
+    if source.task == "causal-lm":
+        loss = str(source.config.get("loss", "standard"))
+        yield f"The loss: {_LOSSES.get(loss, plain(loss))}."
+    used = [f"{name} {plain(each)}" for name, each in source.versions.items() if name not in ("autofit", "optuna")]
+    if used:
+        yield f"{_origin(source).capitalize()} with {', '.join(used)}."
+
+
+def _origin(source: ExportSource) -> str:
+    return "predicted" if source.predicted else "measured"
+
+
+def _wrapped(text: str, *, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
