@@ -1,1 +1,1 @@
-"""Memory: what is used (the storage tracker) and what there is (device detection)."""
+"""Hardware: detection of what is present, the catalogue of cards, and the accounting of their memory."""

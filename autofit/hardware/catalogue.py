@@ -1,4 +1,4 @@
-"""The catalogue of cards: memory, capability and rates of a GPU that need not be here (`--gpu NAME`)."""
+"""The catalogue of cards: memory, capability and peak rates of GPUs that need not be present (`--gpu NAME`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from autofit.core.errors import InputError, unknown
 from autofit.core.hardware import GIB, MIB, Hardware
@@ -18,12 +17,15 @@ _MAKER = "NVIDIA "  # which drivers before version 470 leave out
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU model: total memory in bytes, the GB it is sold as, compute capability, and peak rates.
+    """One GPU model. Sizes in bytes, rates per second.
 
-    `drivers_say` is all that such a card is called by the drivers, the title included.
-    `flops_per_second` is of dense matrix products by the format they are computed in (fp32, tf32, bf16, fp16, fp8,
-    int8); `bandwidth` of the memory and `link` to the host are in bytes per second. `context_bytes` is what an open
-    context takes of the memory.
+    Attributes:
+        drivers_say: the names that drivers give such a card, the title included.
+        sold_gb: the size on the box, in GB.
+        flops_per_second: of dense matrix products, by their format (fp32, tf32, bf16, fp16, fp8, int8).
+        bandwidth: of the memory; `link`: to the host.
+        context_bytes: memory of an open context.
+        most_common: whether most people who name only its size mean this card.
     """
 
     name: str
@@ -36,16 +38,32 @@ class Card:
     bandwidth: float
     link: float
     context_bytes: int
+    most_common: bool
 
     @property
     def runs_cuda(self) -> bool:
-        """Whether it is one that can be searched for; of others there are only facts, for estimates."""
+        """Whether a search can be for it; other cards are only estimated for."""
         return self.title.startswith(_MAKER)
 
 
 @cache
-def _cards() -> dict[str, dict[str, Any]]:
-    return load_mapping(Path(__file__).with_name("gpus.yaml"))
+def _cards() -> dict[str, Card]:
+    return {
+        name: Card(
+            name=name,
+            title=data["title"],
+            drivers_say=frozenset([data["title"], *data.get("drivers_say", [])]),
+            memory_bytes=int(data["memory_gib"] * GIB),
+            sold_gb=data["sold_gb"],
+            capability=(data["capability"][0], data["capability"][1]),
+            flops_per_second={kind: tera * 1e12 for kind, tera in data["tflops"].items()},
+            bandwidth=data["bandwidth_gb_s"] * 1e9,
+            link=data["link_gb_s"] * 1e9,
+            context_bytes=data["context_mib"] * MIB,
+            most_common=data.get("most_common", False),
+        )
+        for name, data in load_mapping(Path(__file__).with_name("gpus.yaml")).items()
+    }
 
 
 def card_names() -> list[str]:
@@ -61,74 +79,49 @@ def card(name: str) -> Card:
     """
     if name not in _cards():
         raise unknown("GPU", name, card_names())
-    data = _cards()[name]
-    major, minor = data["capability"]
-    return Card(
-        name=name,
-        title=data["title"],
-        drivers_say=frozenset([data["title"], *data.get("drivers_say", [])]),
-        memory_bytes=int(data["memory_gib"] * GIB),
-        sold_gb=data["sold_gb"],
-        capability=(major, minor),
-        flops_per_second={kind: tera * 1e12 for kind, tera in data["tflops"].items()},
-        bandwidth=data["bandwidth_gb_s"] * 1e9,
-        link=data["link_gb_s"] * 1e9,
-        context_bytes=data["context_mib"] * MIB,
-    )
+    return _cards()[name]
 
 
 def card_to_search_for(name: str) -> Card:
-    """The card of that name, which autofit can run on.
+    """The card of that name, if autofit can run on it.
 
     Raises:
-        InputError: no such card, or one that takes no CUDA.
+        InputError: no such card, or one without CUDA.
     """
-    found = card(name)
-    if not found.runs_cuda:
-        message = f"{found.title} is not supported: autofit runs on cards that take CUDA."
+    target = card(name)
+    if not target.runs_cuda:
+        message = f"{target.title} is not supported: autofit runs on cards that take CUDA."
         raise InputError(message, f"What a config would need there: autofit estimate --gpu {name}.")
-    return found
+    return target
 
 
 def most_common_card(gib: float) -> Card:
     """The most common card sold with so much memory, or with the next larger size, or with the largest."""
-    most_common = [card(name) for name, data in _cards().items() if data.get("most_common")]
-    enough = [each for each in most_common if each.sold_gb >= gib]
-    return min(enough, key=_sold) if enough else max(most_common, key=_sold)
-
-
-def _sold(each: Card) -> int:
-    return each.sold_gb
+    common = sorted((each for each in _cards().values() if each.most_common), key=lambda each: each.sold_gb)
+    return next((each for each in common if each.sold_gb >= gib), common[-1])
 
 
 def card_like(hardware: Hardware) -> Card | None:
-    """The card of the catalogue that the hardware is, or that it is measured on; None where it is none of them.
+    """The card of the catalogue that the hardware is, or is measured on; None where it is none of them.
 
-    It is known by what its driver calls it, and of several that are called alike by its memory.
+    The driver's name identifies it, and among cards of the same name the memory.
     """
-    wanted = _plain(hardware.measured_on or hardware.name)
-    alike = [each for each in map(card, card_names()) if wanted in map(_plain, each.drivers_say)]
+    name = (hardware.measured_on or hardware.name).removeprefix(_MAKER)
+    alike = [each for each in _cards().values() if name in {one.removeprefix(_MAKER) for one in each.drivers_say}]
     return min(alike, key=lambda each: abs(each.memory_bytes - hardware.memory_bytes), default=None)
 
 
 def sold_bytes(hardware: Hardware) -> int:
-    """The size that a card is sold as, which is a little more than it has; of an unknown one the most that may be."""
-    known = card_like(hardware)
+    """The size that a card is sold as, a little more than it has; of an unknown card the largest it can be."""
+    listed = card_like(hardware)
     most = int(hardware.memory_bytes * _SOLD_TO_REAL)
-    if known and hardware.memory_bytes <= known.sold_gb * GIB <= most:  # else part of it, or one with more chips
-        return known.sold_gb * GIB
+    if listed and hardware.memory_bytes <= listed.sold_gb * GIB <= most:  # else part of it, or one with more chips
+        return listed.sold_gb * GIB
     return most
 
 
-def _plain(name: str) -> str:
-    return name.removeprefix(_MAKER)
-
-
 def hardware_of(target: Card) -> Hardware:
-    """The hardware a prediction is for when only the name of the card is known.
-
-    Of its host nothing is: it is taken to have twice the card's memory, and 8 cores.
-    """
+    """The hardware of a prediction for a card that is absent; its host is assumed: twice the card's memory, 8 cores."""
     return Hardware(
         device="cuda",
         name=target.title,
@@ -143,15 +136,15 @@ def hardware_of(target: Card) -> Hardware:
 
 
 def standing_in_for(present: Hardware, target: Card) -> Hardware:
-    """The hardware a search is for when speed is measured on the card present and memory is that of another.
+    """The hardware of a search whose speed is measured on the card present and whose memory is that of the target.
 
     A card does not stand in for itself: its own driver knows its memory better than the catalogue.
 
     Raises:
         InputError: the target has more memory than the card present.
     """
-    known = card_like(present)
-    if known and known.name == target.name:
+    listed = card_like(present)
+    if listed and listed.name == target.name:
         return present
     if target.sold_gb * GIB > max(sold_bytes(present), present.memory_bytes):
         has = f"{present.name} has {present.memory_bytes / GIB:.1f} GiB"

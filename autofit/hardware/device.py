@@ -27,7 +27,7 @@ def detect(device: str | None = None) -> Hardware:
     """The facts of `device` ("cuda" or "cpu"; None: CUDA card 0 where there is one, else the CPU).
 
     Raises:
-        NoDeviceError: CUDA was asked for and is not there; ProbeError: it cannot be used, or the card is one of AMD's,
+        NoDeviceError: CUDA was asked for and is absent; ProbeError: it cannot be used, or the card is one of AMD's,
             which PyTorch calls CUDA as well.
     """
     if device != "cpu" and torch.version.hip is not None:
@@ -46,24 +46,20 @@ def detect(device: str | None = None) -> Hardware:
 
 
 def _cpu() -> Hardware:
-    memory = host_memory()
-    return Hardware(
-        device="cpu",
-        name=_cpu_name(),
-        memory_bytes=memory.total,
-        host_memory_bytes=memory.total,
-        host_free_bytes=memory.free,
-        cores=len(os.sched_getaffinity(0)),
-    )
-
-
-def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.machine()
+    memory = host_memory()
+    return Hardware(
+        device="cpu",
+        name=models[0] if models else platform.machine(),
+        memory_bytes=memory.total,
+        host_memory_bytes=memory.total,
+        host_free_bytes=memory.free,
+        cores=len(os.sched_getaffinity(0)),
+    )
 
 
 def _cuda() -> Hardware:
@@ -88,7 +84,7 @@ def _cuda() -> Hardware:
 
 @contextmanager
 def opening() -> Iterator[None]:
-    """What card 0 is first used in.
+    """Wraps the first use of card 0.
 
     Raises:
         ProbeError: it cannot be used, as when it is full.
@@ -104,9 +100,9 @@ def opening() -> Iterator[None]:
 
 
 def visible_cards() -> tuple[str, ...]:
-    """What CUDA_VISIBLE_DEVICES calls each card that can be seen, card 0 first; nothing is opened.
+    """The names of the visible cards in CUDA_VISIBLE_DEVICES, card 0 first; opens none.
 
-    Of instances of a card (MIG) CUDA shows a process but one, so all that are named there are told.
+    CUDA shows a process one instance of a card (MIG) only, so all that are named there count.
     """
     named = [each.strip() for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     if named[0].startswith("MIG-"):
@@ -116,30 +112,25 @@ def visible_cards() -> tuple[str, ...]:
 
 
 def used_bytes_without_context() -> int:
-    """What other processes hold on card 0, from nvidia-smi: it opens no context. 0 where that is not told.
+    """Memory that other processes hold on card 0, from nvidia-smi, which opens no context; 0 where it does not say.
 
     By the card's UUID, because CUDA and nvidia-smi number cards differently. Nobody else holds memory of an instance of
-    a card (MIG), and nvidia-smi tells of whole cards.
+    a card (MIG), and nvidia-smi reports whole cards.
     """
-    used = _used_by_card()  # before CUDA is asked, however much of the card that takes
-    if not used:
-        return 0
-    try:
-        properties = torch.cuda.get_device_properties(0)
-    except RuntimeError:  # what uses the card next says what is wrong with it
-        return 0
-    return 0 if " MIG " in properties.name else used.get(f"GPU-{properties.uuid}", 0)
-
-
-def _used_by_card() -> dict[str, int]:
-    """What is held on each card of this machine, by its UUID; empty where nvidia-smi does not tell."""
     command = shutil.which("nvidia-smi")
     if command is None:
-        return {}
+        return 0
     query = [command, "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):  # a driver that hangs is not this question's to report
-        return {}
+    except (OSError, subprocess.TimeoutExpired):  # a driver that hangs is not reported here
+        return 0
     rows = [line.partition(",") for line in answer.stdout.splitlines() if answer.returncode == 0]
-    return {card.strip(): int(used) * MIB for card, _, used in rows if used.strip().isdigit()}
+    used = {card.strip(): int(mib) * MIB for card, _, mib in rows if mib.strip().isdigit()}
+    if not used:
+        return 0
+    try:
+        properties = torch.cuda.get_device_properties(0)  # after nvidia-smi, because CUDA takes memory of the card
+    except RuntimeError:  # the next use of the card raises it again, and says more
+        return 0
+    return 0 if " MIG " in properties.name else used.get(f"GPU-{properties.uuid}", 0)

@@ -1,4 +1,4 @@
-"""The one place that tells which exceptions mean that memory ran out."""
+"""The one place that decides which exceptions mean that memory ran out."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _OUT_OF_HOST_MEMORY = re.compile(
     r"DefaultCPUAllocator: can't allocate memory|Cannot allocate memory"
     r"|CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"
 )
-# What takes memory of the device beside torch's allocator, which leaves it none on a full card: libraries for their
-# handles, and a kernel that is loaded when it is first used, by torch ("CUDA error", where its type is lost), by Triton
-# or by Inductor's launcher ("CUDA driver error", which is also said where the allocator lets its segments grow).
+# Device memory outside torch's allocator, which leaves none on a full card: handles of libraries, and kernels loaded on
+# first use, by torch ("CUDA error", where its type is lost), by Triton or by Inductor's launcher ("CUDA driver error",
+# which the allocator also says where it lets its segments grow).
 _OUT_OF_DEVICE_MEMORY = re.compile(
     r"CU[A-Z]+_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)"
     r"|(Triton Error \[CUDA\]|CUDA error|CUDA driver error): out of memory"
@@ -31,9 +31,14 @@ _ROOM_FOR_A_HANDLE = 256 * MIB
 _ROOM_FOR_A_KERNEL = GIB
 # Inductor raises the same type for a kernel that asks for more shared memory than a multiprocessor has.
 _SHARED_MEMORY = "out of resource"
-# What bitsandbytes prints before it ends the process with exit(1). In its pythonInterface it takes managed memory, and
-# that is the host's to give.
+# bitsandbytes prints this before it ends the process with exit(1). Its pythonInterface allocates managed memory, which
+# is the host's.
 _BITSANDBYTES = re.compile(r"^Error (?P<error>.+) at line \d+ in file (?P<file>\S+)$")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, of the device or of the host."""
+    return is_device_out_of_memory(error) or is_host_out_of_memory(error)
 
 
 def is_device_out_of_memory(error: BaseException) -> bool:
@@ -60,8 +65,20 @@ def is_host_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def outcome_of_last_words(line: str) -> tuple[Outcome, str] | None:
+    """Outcome and reason from the last line of a process that ended with exit(1); None unless bitsandbytes wrote it."""
+    match = _BITSANDBYTES.match(line)
+    if match is None:
+        return None
+    if match["error"] != "out of memory":
+        return Outcome.FAILED, f"bitsandbytes ended the process: {match['error']}"
+    if "pythonInterface" in match["file"]:
+        return Outcome.HOST_OUT_OF_MEMORY, "bitsandbytes could not get the host's memory for paged state"
+    return Outcome.OUT_OF_MEMORY, "bitsandbytes ended the process: out of memory"
+
+
 def _unwrapped(error: BaseException) -> BaseException:
-    """What the backend of torch.compile raised, where that is wrapped."""
+    """The backend's own exception, where torch.compile has wrapped it."""
     while isinstance(inner := getattr(error, "inner_exception", None), Exception):
         error = inner
     return error
@@ -72,33 +89,16 @@ def _is_allocation(error: BaseException) -> bool:
 
 
 def _is_pinned_memory(error: BaseException) -> bool:
-    """Whether an allocation failed that was none of the device's, which had room."""
+    """Whether an allocation failed although the device had room."""
     free = _free_bytes() if _is_allocation(error) else None
     return free is not None and free >= _ROOM_FOR_A_KERNEL
 
 
 def _free_bytes() -> int | None:
-    """What is free on the device; None where it has not been opened, or answers no more."""
+    """Free memory of the device; None where it has not been opened, or no longer answers."""
     if not torch.cuda.is_initialized():
         return None
     try:
         return torch.cuda.mem_get_info()[0]
     except RuntimeError:  # after an illegal address or an assert in a kernel
         return None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, of the device or of the host."""
-    return is_device_out_of_memory(error) or is_host_out_of_memory(error)
-
-
-def outcome_of_last_words(line: str) -> tuple[Outcome, str] | None:
-    """What the last line of a process that ended with exit(1) means where bitsandbytes wrote it, else None."""
-    told = _BITSANDBYTES.match(line)
-    if told is None:
-        return None
-    if told["error"] != "out of memory":
-        return Outcome.FAILED, f"bitsandbytes ended the process: {told['error']}"
-    if "pythonInterface" in told["file"]:
-        return Outcome.HOST_OUT_OF_MEMORY, "bitsandbytes could not get the host's memory for paged state"
-    return Outcome.OUT_OF_MEMORY, "bitsandbytes ended the process: out of memory"

@@ -1,7 +1,7 @@
-"""Whether PyTorch's CUDA allocator may let its segments grow, decided while a process runs.
+"""The settings of PyTorch's CUDA allocator while a process runs, above all whether its segments may grow.
 
-`core.environment` says so before torch is loaded. That is too late in a process of the user's, and some drivers cannot
-do it at all: those of some virtual GPUs, of WSL, and old ones do not manage virtual memory.
+`core.environment` sets them before torch is loaded: too late in a process of the user's. And some drivers cannot grow
+segments at all: those of some virtual GPUs, of WSL, and old ones do not manage virtual memory.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ import torch
 
 from autofit.core.environment import ALLOCATOR, EXPANDABLE, FIXED, allocator_variable
 
-_NATIVE = "native"  # PyTorch's own allocator, the only one that has segments
-
-_set_here: list[str] = []  # the last of this process's changes, because PyTorch 2.11 does not tell
+_set_here: list[str] = []  # the last of this process's changes, because PyTorch 2.11 cannot read its settings
 
 
 def settings() -> str:
@@ -29,7 +27,7 @@ def settings() -> str:
 
 
 def change(text: str) -> None:
-    """Let other settings hold for what is allocated from now on; what has its memory keeps it. Opens no device."""
+    """Apply other settings to allocations from now on, not to memory already allocated. Opens no device."""
     if text and text != settings():
         _set(text)
 
@@ -40,7 +38,7 @@ def _set(text: str) -> None:
 
 
 def open_card() -> str:
-    """Allocate a first segment of card 0, a fixed one where they cannot grow; the settings that hold then.
+    """Allocate a first segment of card 0, a fixed one where they cannot grow; return the settings that hold then.
 
     Raises:
         RuntimeError: nothing can be allocated.
@@ -57,8 +55,10 @@ def open_card() -> str:
 
 
 def _allocate() -> None:
-    """A new segment also where others have room: each stream has its own. Another stream costs memory by itself, so it
-    is left out where there are no segments yet, as it is where probes open the card."""
+    """Allocate a new segment even where others have room, by a new stream, which has segments of its own.
+
+    A stream itself costs memory, so there is none where there are no segments yet, as where probes open the card.
+    """
     in_use = torch.cuda.memory_reserved(0) > 0
     with torch.cuda.stream(torch.cuda.Stream()) if in_use else nullcontext():
         torch.ones(1, device="cuda").add_(1)
@@ -69,14 +69,17 @@ def _allocate() -> None:
 
 @contextmanager
 def as_in_probes(device: str | None, notify: Callable[[str], Any]) -> Iterator[None]:
-    """Let segments grow inside as they do in probes, unless the user has set the allocator; a CPU is left alone.
+    """Let segments grow inside as they do in probes, unless the user has set the allocator; does nothing on a CPU.
 
-    Memory that is free is given up before, because it lies in segments that cannot grow.
+    Free memory is released first, because it lies in segments that cannot grow.
     """
     if device == "cpu" or not torch.cuda.is_available() or settings():
         yield
         return
-    reason = _hindered()
+    variable, backend = allocator_variable(), torch.cuda.get_allocator_backend()
+    reason = f"segments cannot grow ({ALLOCATOR}) in the allocator {backend}" if backend != "native" else None
+    if variable:
+        reason = f"{variable} was set after torch was loaded, which reads it before"
     if reason:
         notify(f"{reason}, so training may need some percent more memory than was measured.")
         yield
@@ -89,12 +92,3 @@ def as_in_probes(device: str | None, notify: Callable[[str], Any]) -> Iterator[N
     finally:
         for text in (FIXED, ""):  # the second only forgets that there was a first
             _set(text)
-
-
-def _hindered() -> str | None:
-    """Why segments cannot be let grow here."""
-    variable = allocator_variable()
-    if variable:
-        return f"{variable} was set after torch was loaded, which reads it before"
-    backend = torch.cuda.get_allocator_backend()
-    return None if backend == _NATIVE else f"segments cannot grow ({ALLOCATOR}) in the allocator {backend}"
