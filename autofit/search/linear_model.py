@@ -74,7 +74,7 @@ class LinearModel:
     @classmethod
     def prior(cls, mean: Array, *, intercept: float = _INTERCEPT_DEVIATION, slope: float, value: float) -> LinearModel:
         """Independent effects around `mean`, with the standard deviations given for the three kinds."""
-        deviations = np.full(len(mean), value)
+        deviations = np.full(len(mean), value, dtype=np.float64)
         deviations[:2] = intercept, slope
         return cls(mean, deviations**2, np.zeros((0, len(mean))))
 

@@ -298,5 +298,8 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
     """Without a product beside the total."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
+    elif torch.__version__ < "2.13":  # whose fake tensors lack the operator below: one as large, into half of the total
+        half = total.view(left.dtype)[:, : right.shape[1]]
+        torch.addmm(half, left, right, out=half)
     else:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)

@@ -50,7 +50,7 @@ class Setup:
     make_optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None
     optimizer: Optimizer | None = None
     stepped_in_backward: Callable[[], bool] | None = None
-    scaler: torch.amp.GradScaler | None = None
+    scaler: torch.amp.grad_scaler.GradScaler | None = None
     gradient_norm: torch.Tensor | None = None
     phase: str = "forward"
     forward_contexts: list[Context] = field(default_factory=list)

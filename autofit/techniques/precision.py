@@ -121,7 +121,7 @@ class Precision(Technique):
             device = setup.device.type
             setup.forward_contexts.append(lambda: torch.autocast(device, dtype=low))
             if value == "fp16-mixed":
-                setup.scaler = torch.amp.GradScaler(device)
+                setup.scaler = torch.amp.grad_scaler.GradScaler(device)
 
 
 def _held_and_given(value: Value, workload: Workload) -> list[tuple[torch.dtype, torch.dtype]]:

@@ -98,7 +98,7 @@ def update(setup: Setup) -> bool:
         before = scaler.get_scale()
         scaler.step(setup.optimizer)
         scaler.update()
-        stepped = scaler.get_scale() >= before  # the scale only falls after a skipped step
+        stepped = bool(scaler.get_scale() >= before)  # the scale only falls after a skipped step
     else:
         setup.optimizer.step()
         stepped = True

@@ -85,11 +85,11 @@ def step(workload: Workload, knobs: Mapping[str, Value], model: nn.Module) -> tu
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    torch.manual_seed(1)  # of adapters
     with contextlib.closing(build(workload, knobs, tiny.CPU, model=model)) as setup:
+        draws = torch.Generator().manual_seed(1)
         for name, parameter in setup.trainable():
-            if "lora_B" in name:  # which is zero at first, and A's gradient with it
-                nn.init.normal_(parameter.data, 0.0, 0.02)
+            if "lora_" in name:  # the same ones in every precision, and B not zero, or A's gradient is
+                parameter.data.copy_(torch.randn(parameter.shape, generator=draws) * 0.02)
         loss = float(accumulate(setup, uneven(workload.batch(4))))
         return loss, {name: each.grad for name, each in setup.trainable() if each.grad is not None}
 

@@ -144,7 +144,7 @@ def test_a_look_that_runs_out_of_memory_says_no_more_than_one_that_was_not_tried
 def contrastive(model: nn.Module, batch: Any) -> torch.Tensor:
     """Every other sample of the batch is a negative example."""
     embedded = functional.normalize(model(batch[0]), dim=-1)
-    return functional.cross_entropy(embedded @ embedded.T / 0.1, torch.arange(len(embedded)))
+    return functional.cross_entropy(embedded @ embedded.T, torch.arange(len(embedded)))
 
 
 def variance(model: nn.Module, batch: Any) -> torch.Tensor:
