@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autofit.api.estimate import estimate
-    from autofit.api.fit import Trained, explain, fit, search
+    from autofit.api.fit import Trained, fit
+    from autofit.api.search import search
     from autofit.api.training_arguments import TrainerSetup, training_arguments
     from autofit.core.config import Config
     from autofit.core.errors import AutofitError, InputError, NothingFitsError, ProbeError, RefusedError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from autofit.core.result import Result
     from autofit.core.workload import Workload
     from autofit.export.from_result import export
+    from autofit.report.explain import explain
     from autofit.setup import Setup, Stage, Technique
     from autofit.techniques import register
 
@@ -50,19 +52,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("fit", "search", "explain", "Trained"), "autofit.api.fit"),
+    **dict.fromkeys(("fit", "Trained"), "autofit.api.fit"),
     **dict.fromkeys(("training_arguments", "TrainerSetup"), "autofit.api.training_arguments"),
     **dict.fromkeys(("Technique", "Stage", "Setup"), "autofit.setup"),
     **dict.fromkeys(
         ("AutofitError", "InputError", "RefusedError", "NothingFitsError", "ProbeError"), "autofit.core.errors"
     ),
+    "search": "autofit.api.search",
+    "estimate": "autofit.api.estimate",
+    "explain": "autofit.report.explain",
+    "export": "autofit.export.from_result",
     "register": "autofit.techniques",
     "Workload": "autofit.core.workload",
     "Config": "autofit.core.config",
     "Result": "autofit.core.result",
     "Estimate": "autofit.core.estimate",
-    "estimate": "autofit.api.estimate",
-    "export": "autofit.export.from_result",
 }
 
 
@@ -79,7 +83,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """`autofit.search`, `.estimate` and `.fit` are functions to users and rooms inside; importing a room hides none."""
+    """Keeps `autofit.search`, `.estimate` and `.export` functions when the rooms of these names are imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):

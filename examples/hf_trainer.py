@@ -86,7 +86,7 @@ def losses_of_trainer(config: dict, steps: int) -> list[float]:
         )
         for note in setup.notes:  # what Trainer cannot run as it was measured: nothing, with this config
             print(f"note: {note}")
-        torch.manual_seed(0)  # adapters begin at random, and autofit.api.fit has a seed of 0
+        torch.manual_seed(0)  # adapters begin at random, and autofit.fit has a seed of 0
         trainer = Trainer(setup.prepare(model), setup.arguments, train_dataset=make_samples(), data_collator=collate)
         trainer.remove_callback(PrinterCallback)
         trainer.train()

@@ -40,7 +40,7 @@ def losses_of_accelerate(config: dict, steps: int) -> list[float]:
         # at the end of a pass.
         gradient_accumulation_plugin=GradientAccumulationPlugin(accumulated, sync_with_dataloader=False),
     )
-    torch.manual_seed(0)  # adapters begin at random, and autofit.api.fit has a seed of 0
+    torch.manual_seed(0)  # adapters begin at random, and autofit.fit has a seed of 0
     model = setup.prepare(model)
     if arguments.activation_checkpointing:  # what Trainer does by itself
         model.activation_checkpointing_enable(arguments.activation_checkpointing_kwargs)

@@ -64,7 +64,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def shared_zygote(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches in this process use the shared zygote instead of starting their own."""
-    for room in ("tuning.run", "api.doctor", "api.predicted_search"):
+    for room in ("tuning.run", "api.doctor", "tuning.predicted"):
         monkeypatch.setattr(f"autofit.{room}.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
 
 

@@ -241,7 +241,7 @@ def test_a_step_of_the_best_and_of_a_training_is_recorded_and_the_answer_is_mark
     assert said.code == 0
     assert said.out.startswith("### llama on ")
     assert "| config | tokens/s | peak GiB | verdict |" in said.out
-    assert "memory snapshots are CUDA's" in said.err
+    assert "memory snapshots need CUDA" in said.err
     assert (here / "run" / "step_trace.json.gz").stat().st_size > 1000
     again = run(*PLAIN, "--trials", "1", "--resume", "--memory-snapshot", "--json").json
     assert again["files"]["trace"] == str(here / "run" / "step_trace.json.gz")
@@ -457,7 +457,7 @@ def test_an_interrupted_training_tells_how_to_go_on(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autofit.api.train.train_saved", interrupted)
+    monkeypatch.setattr("autofit.api.train.train", interrupted)
     said = run("train", "result.yaml", "--data", "a.txt", "--from-scratch", *output)
     assert (said.code, said.err) == (130, told)
 
@@ -467,7 +467,7 @@ def test_an_interrupt_before_anything_is_known(run: Run, monkeypatch: pytest.Mon
     def press(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("autofit.cli.doctor.describe_presets", press)
+    monkeypatch.setattr("autofit.cli.models.describe_presets", press)
     said = run("models", *(["--json"] if as_json else []))
     assert said.code == 130
     assert said.err == "autofit: interrupted.\n"
@@ -477,7 +477,7 @@ def test_an_interrupt_before_anything_is_known(run: Run, monkeypatch: pytest.Mon
 def test_an_error_of_autofits_own_is_json_and_a_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autofit.cli.doctor.describe_presets", lambda: 1 / 0)
+    monkeypatch.setattr("autofit.cli.models.describe_presets", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["models", "--json"])
     answer = json.loads(capsys.readouterr().out)

@@ -131,10 +131,10 @@ def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
 
     for room in ("tuning.run", "api.doctor"):
         patch.setattr(f"autofit.{room}.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
-    for room in ("api.fit", "api.estimate"):
+    for room in ("api.search", "api.estimate"):
         patch.setattr(importlib.import_module(f"autofit.{room}"), "resolve", small)
-    for function in ("run_search", "search_or_predict"):
-        patch.setattr(importlib.import_module("autofit.api.fit"), function, short)
+    patch.setattr("autofit.api.fit.run_search", short)
+    patch.setattr("autofit.api.search.search_or_predict", short)
     patch.setattr("autofit.tuning.run._Run._expect", lambda *_: None)
 
 

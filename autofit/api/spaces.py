@@ -1,7 +1,6 @@
-"""The search spaces that ship with autofit, and how many configs each holds in one case that everybody knows.
+"""What `autofit spaces` shows: the shipped search spaces, and how many configs each holds.
 
-The number depends on model, batch and card, so it is told of a model of 8 billion weights on one card of 24 GiB, as far
-as the packages installed here allow it.
+The number depends on model, batch, card and installed packages: it is of a model of 8 billion weights on a 24 GiB card.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from autofit.search import Enumeration, list_spaces, load_space
 from autofit.tuning.space import knob_choices
 
 MODEL, CARD, EFFECTIVE_BATCH, SEQUENCE_LENGTH = "llama-3.1-8b", "rtx-4090", 32, 2048
-# What a look at the model's structure tells (a test compares): known here, because a listing should not build it.
+# What inspecting the model finds (a test compares): a listing should not build the model.
 TRAITS = Traits(
     parameters=8_030_261_248,
     blocks=32,
@@ -32,28 +31,19 @@ TRAITS = Traits(
 
 
 def describe_spaces() -> dict[str, Any]:
-    """Plain data: name, description, path and number of configs of every space, and the case they are counted for."""
+    """Name, description, path and number of configs of every space, and the case they are counted for."""
     workload, hardware = reference_case()
-    return {
-        "schema": 1,
-        "counted_for": f"for {MODEL} at {SEQUENCE_LENGTH} tokens and effective batch {EFFECTIVE_BATCH} "
-        f"on one {hardware.name}",
-        "spaces": [
-            {"name": each.name, "description": each.description, "path": str(each.path)}
-            | _count(each.name, workload, hardware)
-            for each in list_spaces()
-        ],
-    }
+    constraints, choices = techniques.constraints(workload, hardware), knob_choices(workload, hardware)
+    rows = []
+    for space in list_spaces():
+        count = Enumeration(load_space(space.name, choices).knobs, constraints).count()
+        counted = {"configs": count.configs, "counted": "exactly" if count.exact else "at most"}
+        rows.append({"name": space.name, "description": space.description, "path": str(space.path), **counted})
+    case = f"{MODEL} at {SEQUENCE_LENGTH} tokens and effective batch {EFFECTIVE_BATCH} on one {hardware.name}"
+    return {"schema": 1, "counted_for": f"for {case}", "spaces": rows}
 
 
 def reference_case() -> tuple[Workload, Hardware]:
-    """The workload and the card that spaces are counted for; nothing is built or opened."""
-    hardware = hardware_of(card(CARD))
+    """The workload and the card that spaces are counted for; neither is built or opened."""
     workload = resolve(MODEL, sequence_length=SEQUENCE_LENGTH, effective_batch_size=EFFECTIVE_BATCH)
-    return dataclasses.replace(workload, traits=TRAITS), hardware
-
-
-def _count(name: str, workload: Workload, hardware: Hardware) -> dict[str, Any]:
-    space = load_space(name, knob_choices(workload, hardware))
-    found = Enumeration(space.knobs, techniques.constraints(workload, hardware)).count()
-    return {"configs": found.configs, "counted": "exactly" if found.exact else "at most"}
+    return dataclasses.replace(workload, traits=TRAITS), hardware_of(card(CARD))

@@ -1,7 +1,7 @@
-"""What transformers' Trainer is given to run a found config: for those who have a training loop already.
+"""`autofit.training_arguments`: what transformers' Trainer needs to run a config, for users with a Trainer loop.
 
-`export.trainer` holds what a config means in Trainer's words; here the words become objects, and the model is made
-ready. Trainer's own ways with data, logging and checkpoints are left to its user.
+`export.trainer` translates a config into Trainer's keywords; here they become objects, and the model is prepared. Data,
+logging and checkpoints stay with the user and Trainer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from transformers import BitsAndBytesConfig, PreTrainedModel, TrainingArguments
 
-from autofit.api.fit import nothing_fits
 from autofit.core.config import Config
 from autofit.core.errors import InputError, unknown
 from autofit.core.result import Result, SavedResult
@@ -25,22 +24,25 @@ from autofit.export.trainer import TrainerCase, TrainerKeywords, trainer_keyword
 from autofit.hardware.device import detect
 from autofit.models import workload_from_source
 from autofit.models.huggingface import sentence
+from autofit.report import nothing_fits
 from autofit.setup import requirements
 from autofit.setup.layers import output_heads
 from autofit.techniques import all_techniques, check
 from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.meta_model import meta_model_from
 
-_KNOWN = {each.name for each in dataclasses.fields(TrainingArguments) if each.init}
+_ARGUMENTS = {each.name for each in dataclasses.fields(TrainingArguments) if each.init}
+# How to learn is the user's business, and no deviation from what was measured.
+_LEARNING = ("learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "remove_unused_columns")
 
 
 @dataclass(frozen=True)
 class TrainerSetup:
-    """What makes Trainer run a config: `Trainer(setup.prepare(model), setup.arguments, train_dataset=...)`.
+    """Makes Trainer run a config: `Trainer(setup.prepare(model), setup.arguments, train_dataset=...)`.
 
-    `model_kwargs` are for `from_pretrained`, with the quantisation of frozen weights among them; `peft_config` is what
-    `prepare` adapts the model by; `trained_dtype` is what adapters are held in. `notes` say, a sentence each, what
-    Trainer cannot run as it was measured.
+    `model_kwargs` are for `from_pretrained` and include the quantisation of frozen weights; `prepare` adapts the model
+    by `peft_config` and holds adapters in `trained_dtype`. `notes` say, a sentence each, what Trainer runs otherwise
+    than it was measured.
     """
 
     arguments: TrainingArguments
@@ -51,18 +53,18 @@ class TrainerSetup:
 
     @property
     def quantization_config(self) -> BitsAndBytesConfig | None:
-        """How frozen weights are quantised when the model is loaded; None: not at all."""
+        """The quantisation of frozen weights as the model is loaded; None: none."""
         return self.model_kwargs.get("quantization_config")
 
     def prepare(self, model: PreTrainedModel) -> Any:
-        """The model to give to Trainer: in its dtypes, with its attention and its adapters; changed in place.
+        """Put the model into its dtypes, with its attention and its adapters, in place; returns what Trainer takes.
 
         Raises:
             InputError: not a model of transformers, or weights that should be quantised and are not.
         """
         _refuse_others(model)
         if self.quantization_config is None:
-            _hold(model.parameters(), self.model_kwargs["dtype"])
+            _cast(model.parameters(), self.model_kwargs["dtype"])
         elif not getattr(model, "is_quantized", False):
             message = "this config quantises frozen weights, and those of the model are not."
             raise InputError(message, "Load it with from_pretrained(weights, **setup.model_kwargs).")
@@ -72,7 +74,7 @@ class TrainerSetup:
         if self.peft_config is None:
             return model
         adapted = _adapted(model, self.peft_config)
-        _hold((each for each in adapted.parameters() if each.requires_grad), self.trained_dtype)
+        _cast((each for each in adapted.parameters() if each.requires_grad), self.trained_dtype)
         return adapted
 
 
@@ -83,7 +85,7 @@ def training_arguments(
     model: PreTrainedModel | None = None,
     **overrides: Any,
 ) -> TrainerSetup:
-    """What `transformers.Trainer` is to be given to run a found config.
+    """Set up `transformers.Trainer` to run a config.
 
     Batches reach the model with all their fields, as in `fit`. Learning rate, schedule, weight decay and clipping are
     those of `fit` (constant, none, none) until overridden; what else a config does not decide is Trainer's default.
@@ -96,76 +98,73 @@ def training_arguments(
     Raises:
         InputError: nothing fitted, a model that is not of transformers, an unknown argument, or one it refuses.
     """
-    found = _read(result)
-    device = "cpu" if overrides.get("use_cpu") else found.device
+    if isinstance(result, str | Path):
+        result = SavedResult.load(Path(result))
+    device, workload, source = None, dict[str, Any](), dict[str, Any]()
+    if isinstance(result, Mapping):
+        found = Config(result)
+    elif isinstance(result, Result | SavedResult):
+        if result.config is None:
+            raise nothing_fits(result)
+        found, workload, source = Config(result.config), dict(result.workload), dict(result.source)
+        device = result.hardware.device if isinstance(result, Result) else result.hardware.get("device")
+    else:
+        message = f"a result, a result.yaml or a config is needed, not a {type(result).__name__}."
+        raise InputError(message, "Give what autofit.search gave.")
+    device = "cpu" if overrides.get("use_cpu") else device
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("this config is for a GPU, and there is no CUDA device here.", "Run it where the card is.")
     hardware = detect(device)
-    check(found.config, hardware)
-    config = Config({each.name: each.off for each in all_techniques()}).replace(**found.config)
-    structure = _structure(found, config) if model is None else model
+    check(found, hardware)
+    config = Config({each.name: each.off for each in all_techniques()}).replace(**found)
+    structure = _structure(source, workload, config) if model is None else model
     if structure is not None:
         _refuse_others(structure)
-    task = task_of(structure) or found.workload.get("task")
     keywords = trainer_keywords(
         TrainerCase(
             config,
             device=hardware.device,
-            task=task,
-            effective_batch_size=found.workload.get("effective_batch_size"),
+            task=task_of(structure) or workload.get("task"),
+            effective_batch_size=workload.get("effective_batch_size"),
             flash_attn=requirements.installed("flash_attn"),
         )
     )
-    decided, own = _named(keywords.arguments), _named(overrides)
+    decided, own = _renamed(keywords.arguments), _renamed(overrides)
     arguments = _arguments({"output_dir": str(output_dir), **decided, **own})
+    notes = [
+        f"{name}: you set {value!r}, where the config says {decided[name]!r}."
+        for name, value in own.items()
+        if name in decided and name not in _LEARNING and value != decided[name]
+    ]
+    ranks = max(1, arguments.n_gpu) * arguments.world_size
+    if ranks > 1:
+        more = f"Trainer takes {ranks} devices, so the effective batch is {ranks} times the measured one"
+        notes.append(f"{more}; choose one card with CUDA_VISIBLE_DEVICES=0.")
+    model_kwargs = {**keywords.model, "dtype": getattr(torch, keywords.model["dtype"])}
+    if keywords.quantization:
+        model_kwargs["quantization_config"] = BitsAndBytesConfig(**keywords.quantization)
     return TrainerSetup(
         arguments=arguments,
         peft_config=_lora_config(keywords, structure, config) if config["lora_rank"] else None,
-        model_kwargs=_model_kwargs(keywords),
+        model_kwargs=model_kwargs,
         trained_dtype=getattr(torch, keywords.trained_dtype),
-        notes=(*keywords.notes, *_own_changes(decided, own), *_other_ranks(arguments)),
+        notes=(*keywords.notes, *notes),
     )
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What is known of the config that is to be run."""
-
-    config: Config
-    device: str | None = None
-    workload: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    source: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-def _read(result: Any) -> _Found:
-    if isinstance(result, str | Path):
-        result = SavedResult.load(Path(result))
-    if isinstance(result, SavedResult):
-        return _Found(result.config, result.hardware.get("device"), result.workload, result.source)
-    if isinstance(result, Result):
-        if result.config is None:
-            raise nothing_fits(result)
-        return _Found(result.config, result.hardware.device, result.workload, result.source)
-    if isinstance(result, Mapping):
-        return _Found(Config(result))
-    given = type(result).__name__
-    raise InputError(f"a result, a result.yaml or a config is needed, not a {given}.", "Give what autofit.search gave.")
-
-
-def _structure(found: _Found, config: Config) -> Any:
+def _structure(source: Mapping[str, Any], workload: Mapping[str, Any], config: Config) -> Any:
     """The model without weights, where its layers must be known and the result can make it; else None."""
-    of_user = found.source.get("kind") == "function"
-    if not found.source or not (config["lora_rank"] or of_user):
+    if not source or not (config["lora_rank"] or source.get("kind") == "function"):
         return None
-    workload = workload_from_source(
-        found.source,
-        sequence_length=found.workload.get("sequence_length"),
-        effective_batch_size=found.workload.get("effective_batch_size"),
+    made = workload_from_source(
+        source,
+        sequence_length=workload.get("sequence_length"),
+        effective_batch_size=workload.get("effective_batch_size"),
     )
-    if workload.loss is not None:
+    if made.loss is not None:
         message = "this result is of a loss function of your own, and Trainer takes the model's."
-        raise InputError(message, "Train with autofit.api.fit, or give model= and Trainer's compute_loss_func.")
-    return meta_model_from(workload.model)
+        raise InputError(message, "Train with autofit.fit, or give model= and Trainer's compute_loss_func.")
+    return meta_model_from(made.model)
 
 
 def _refuse_others(model: object) -> None:
@@ -175,46 +174,21 @@ def _refuse_others(model: object) -> None:
         raise InputError(message, "Train others with autofit.fit(model, loader, config=...).")
 
 
-def _named(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _renamed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """By the names of the transformers installed: gradient_checkpointing has become activation_checkpointing."""
     old, new = "gradient_checkpointing", "activation_checkpointing"
-    before, after = (old, new) if new in _KNOWN else (new, old)
+    before, after = (old, new) if new in _ARGUMENTS else (new, old)
     return {name.replace(before, after): value for name, value in arguments.items()}
 
 
 def _arguments(given: dict[str, Any]) -> TrainingArguments:
     for name in given:
-        if name not in _KNOWN:
-            raise unknown("training argument", name, _KNOWN)
+        if name not in _ARGUMENTS:
+            raise unknown("training argument", name, _ARGUMENTS)
     try:
         return TrainingArguments(**given)
     except (ImportError, TypeError, ValueError) as error:
         raise InputError(f"transformers refuses these training arguments: {sentence(error)}.") from error
-
-
-def _own_changes(decided: Mapping[str, Any], overrides: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the user sets otherwise than it was measured; how to learn is the user's business anyway."""
-    learning = ("learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "remove_unused_columns")
-    return tuple(
-        f"{name}: you set {value!r}, where the config says {decided[name]!r}."
-        for name, value in overrides.items()
-        if name in decided and name not in learning and value != decided[name]
-    )
-
-
-def _other_ranks(arguments: TrainingArguments) -> tuple[str, ...]:
-    ranks = max(1, arguments.n_gpu) * arguments.world_size
-    if ranks == 1:
-        return ()
-    note = f"Trainer takes {ranks} devices, so the effective batch is {ranks} times the measured one"
-    return (f"{note}; choose one card with CUDA_VISIBLE_DEVICES=0.",)
-
-
-def _model_kwargs(keywords: TrainerKeywords) -> dict[str, Any]:
-    kwargs = {**keywords.model, "dtype": getattr(torch, keywords.model["dtype"])}
-    if keywords.quantization:
-        kwargs["quantization_config"] = BitsAndBytesConfig(**keywords.quantization)
-    return kwargs
 
 
 def _lora_config(keywords: TrainerKeywords, structure: Any, config: Config) -> Any:
@@ -223,13 +197,13 @@ def _lora_config(keywords: TrainerKeywords, structure: Any, config: Config) -> A
     if structure is None:
         message = "adapters are put beside layers by name, and this result cannot make the model that has them."
         raise InputError(message, "Give the model as model=.")
-    classifies = task_of(structure) in CLASSIFICATION_TASKS
-    heads = output_heads(structure) if classifies else []  # new: trained whole, whatever the targets
+    task = task_of(structure)
+    heads = output_heads(structure) if task in CLASSIFICATION_TASKS else []  # new: trained whole, whatever the targets
     return LoraConfig(
         **keywords.lora,
         target_modules=adapter_targets(structure, str(config["lora_targets"] or "all-linear")),
         modules_to_save=[name for name, module in structure.named_modules() if module in heads] or None,
-        task_type="CAUSAL_LM" if task_of(structure) == "causal-lm" else None,
+        task_type="CAUSAL_LM" if task == "causal-lm" else None,
     )
 
 
@@ -237,9 +211,9 @@ def _adapted(model: PreTrainedModel, config: Any) -> Any:
     from peft import get_peft_model
 
     with warnings.catch_warnings():
-        # That GPT-2's layers are transposed, peft finds out by itself; nobody has to be told.
+        # peft finds out by itself that GPT-2's layers are transposed.
         warnings.filterwarnings("ignore", message="fan_in_fan_out")
-        # Nor that peft still asks by a name that transformers has renamed.
+        # peft still asks by a name that transformers has renamed.
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
         try:
             return get_peft_model(model, config)
@@ -247,8 +221,8 @@ def _adapted(model: PreTrainedModel, config: Any) -> Any:
             raise InputError(f"peft cannot adapt this model: {sentence(error)}.") from error
 
 
-def _hold(parameters: Iterable[torch.nn.Parameter], dtype: torch.dtype) -> None:
-    """Parameters alone: buffers such as the frequencies of rotary embeddings stay as exact as they are."""
+def _cast(parameters: Iterable[torch.nn.Parameter], dtype: torch.dtype) -> None:
+    """Parameters alone: buffers such as the frequencies of rotary embeddings keep their precision."""
     for parameter in parameters:
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
@@ -257,9 +231,9 @@ def _hold(parameters: Iterable[torch.nn.Parameter], dtype: torch.dtype) -> None:
 def _agree_on_the_loss(model: PreTrainedModel) -> None:
     """Make Trainer weigh micro-batches as the model's loss needs it.
 
-    Trainer hands every model whose forward takes any keyword the number of labels in the whole batch, and trusts it to
-    divide by that. Many do not: BERT's loss and gradients then come out as many times too large as there are
-    micro-batches. And it counts labels without the shift for causal models whose class name it does not know (GPT-2).
+    Trainer passes the number of labels in the whole batch to every model whose forward takes any keyword, and trusts it
+    to divide by that. Many do not: BERT's loss and gradients then come out as many times too large as there are
+    micro-batches. And Trainer counts labels without the shift for causal models of unknown class names (GPT-2).
     """
     if task_of(model) != "causal-lm":
         model.accepts_loss_kwargs = False
@@ -273,20 +247,20 @@ def _agree_on_the_loss(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def _divides_by_count(model: Any) -> bool:
-    """Whether the loss of a few tokens halves when twice as many labels are said to be in the batch.
+    """Whether the loss of a few tokens halves when the batch is declared to hold twice as many labels.
 
-    In training, with the same dropout twice: in evaluation bitsandbytes repacks NF4 weights on a CPU for good.
+    In training mode, with the same dropout twice: in evaluation bitsandbytes repacks NF4 weights on a CPU for good.
     """
     ids = torch.zeros(1, 8, dtype=torch.long, device=model.device)
     was_training = model.training
     model.train()
     losses = []
     try:
-        for said in ({}, {"num_items_in_batch": torch.tensor(2 * 7)}):
+        for keywords in ({}, {"num_items_in_batch": torch.tensor(2 * 7)}):
             with torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
                 torch.manual_seed(0)
-                losses.append(float(model(input_ids=ids, labels=ids, **said).loss))
-    except TypeError:  # it takes no such keyword, as Trainer finds out by itself
+                losses.append(float(model(input_ids=ids, labels=ids, **keywords).loss))
+    except TypeError:  # no such keyword, as Trainer finds out by itself
         return False
     finally:
         model.train(was_training)

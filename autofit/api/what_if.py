@@ -1,7 +1,7 @@
-"""What lies around a prediction: every single change of a knob, the largest sizes that fit, and other cards.
+"""What surrounds a prediction: every single change of a knob, the largest sizes that fit, and other cards.
 
-All of it is told relative to one full estimate: hundreds of configs are predicted together from a few shallow traces,
-and scaled by how far those are off for the config that was estimated in full.
+Hundreds of configs are predicted together from a few shallow traces, and scaled by how far those are off for the one
+config that was estimated in full.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit import techniques
-from autofit.api.estimate import Given, Prediction, config_of, on_device, with_changes, workload_of
+from autofit.api.estimate import ConfigSource, Prediction, config_of, with_changes, workload_of
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, UntraceableError
 from autofit.core.estimate import Estimate
@@ -22,45 +22,54 @@ from autofit.core.workload import Workload
 from autofit.estimate.space_estimator import predict_all
 from autofit.estimate.trace import Trace, trace
 from autofit.hardware.budgets import budget_for
-from autofit.hardware.catalogue import Card, card, card_names, hardware_of
+from autofit.hardware.catalogue import card, card_names, hardware_of
 from autofit.models import HuggingFaceModel
 from autofit.models.huggingface import huggingface_workload
+from autofit.tuning.target import estimate_on
 
-_AMPERE = (8, 0)  # from which on attention takes other kernels: all that a trace knows of a card
-_FINEST = 8  # the longest sequence is found to an eighth of itself
-_SHORTEST, _LONGEST = 16, 2**20  # tokens: no sequence beyond is looked for
-_TOLD = ("fits", "device_bytes", "step_seconds", "samples_per_second", "tokens_per_second")
+_AMPERE = (8, 0)  # attention takes other kernels from here on: all that a trace depends on of a card
+_PRECISION = 8  # the longest sequence is found to an eighth of itself
+_SHORTEST, _LONGEST = 16, 2**20  # tokens of the sequences to try
+_SHOWN = ("fits", "device_bytes", "step_seconds", "samples_per_second", "tokens_per_second")
 
 
 @dataclass(frozen=True)
 class Change:
-    """One knob of a config at another value, and what is predicted then, but for the breakdown."""
+    """One knob of a config at another value, and the estimate of that, without a breakdown."""
 
     knob: str
     value: Value
     estimate: Estimate
 
+    @property
+    def merit(self) -> tuple[int, float, int]:
+        """For sorting: what fits first, the fastest of it first; what does not fit, by the memory it needs."""
+        index = ("yes", "maybe", "no").index(self.estimate.verdict or "no")
+        return index, self.estimate.step_seconds or 0.0 if index < 2 else 0.0, self.estimate.low
 
-def around(prediction: Prediction) -> dict[str, Any]:
+
+def what_if(prediction: Prediction) -> dict[str, Any]:
     """The alternatives and the largest sizes that still fit: what `--alternatives` adds to the JSON object.
 
-    Where nothing can be predicted of a space, both are empty.
+    Both are empty where no space can be predicted.
     """
-    found = changes(prediction)
-    sizes: dict[str, Value] = {knob: _largest(knob, prediction, found) for knob in ("micro_batch_size", "lora_rank")}
-    if _has_length(prediction.workload):
-        sizes["sequence_length"] = longest(prediction)
+    alternatives = changes(prediction)
+    here, workload = prediction.estimate, prediction.workload
+    largest: dict[str, Value] = {}
+    for knob in ("micro_batch_size", "lora_rank"):
+        every = [*alternatives, Change(knob, here.config[knob], here)]
+        fitting = [each.value for each in every if each.knob == knob and each.estimate.verdict == "yes"]
+        largest[knob] = max((value for value in fitting if isinstance(value, int) and value), default=None)
+    if isinstance(workload.model, HuggingFaceModel) and workload.sequence_length:
+        largest["sequence_length"] = longest(prediction)
     return {
-        "alternatives": [{"knob": each.knob, "value": each.value, **_told(each.estimate)} for each in found],
-        "largest": sizes,
+        "alternatives": [{"knob": each.knob, "value": each.value, **_figures(each.estimate)} for each in alternatives],
+        "largest": largest,
     }
 
 
 def changes(prediction: Prediction) -> list[Change]:
-    """Every single change of a knob that is legal, the best first: what fits, and of that the fastest.
-
-    Those that cannot be predicted are left out.
-    """
+    """Every legal change of a single knob that can be predicted, the best first."""
     legal = list(_legal_changes(prediction))
     configs = [prediction.estimate.config, *(config for _, _, config in legal)]
     try:
@@ -72,144 +81,51 @@ def changes(prediction: Prediction) -> list[Change]:
         for (knob, value, config), nbytes, time in zip(legal, memory[1:], seconds[1:], strict=True)
         if not math.isnan(nbytes / memory[0])
     ]
-    return sorted(found, key=_merit)
+    return sorted(found, key=lambda change: change.merit)
+
+
+def _legal_changes(prediction: Prediction) -> Iterator[tuple[str, Value, Config]]:
+    start, workload, hardware = prediction.estimate.config, prediction.workload, prediction.hardware
+    configs = {start}
+    for technique in techniques.all_techniques():
+        for value in technique.choices_for(workload, hardware):
+            try:
+                config = techniques.canonicalize(with_changes({technique.name: value}, start), workload, hardware)
+            except InputError:  # it contradicts another knob
+                continue
+            if config not in configs and techniques.refuse(config, workload, hardware) is None:
+                configs.add(config)
+                yield technique.name, value, config
 
 
 def longest(prediction: Prediction) -> int | None:
     """The longest samples that still fit, to an eighth of their length; None where even short ones do not.
 
-    A length that cannot be predicted counts as one that does not fit.
+    A length that cannot be predicted counts as not fitting.
     """
-    model, known = prediction.workload.model, prediction.workload.sequence_length
-    assert isinstance(model, HuggingFaceModel) and known, "only these have a length that can be changed"
-    reference = _bytes_at(known, model, prediction)
+    workload, config = prediction.workload, prediction.estimate.config
+    model, start = workload.model, workload.sequence_length
+    assert isinstance(model, HuggingFaceModel) and start, "only these have a length that can be changed"
+
+    def bytes_at(length: int) -> float:
+        longer = huggingface_workload(model, sequence_length=length, effective_batch_size=workload.effective_batch_size)
+        try:
+            longer = dataclasses.replace(longer, traits=workload.traits)
+            return predict_all(longer, prediction.hardware, [config])[0][0]
+        except UntraceableError:
+            return math.nan
+
+    reference = bytes_at(start)
 
     def fits(length: int) -> bool:
-        ratio = 1.0 if length == known else _bytes_at(length, model, prediction) / reference
-        if math.isnan(ratio):
-            return False
-        return scaled(prediction, prediction.estimate.config, memory=ratio).verdict == "yes"
+        ratio = 1.0 if length == start else bytes_at(length) / reference
+        return not math.isnan(ratio) and scaled(prediction, config, memory=ratio).verdict == "yes"
 
-    return _largest_that(fits, known, model.longest() or _LONGEST)
-
-
-def scaled(prediction: Prediction, config: Config, *, memory: float, time: float = 1.0) -> Estimate:
-    """The estimate of a config that takes so many times the memory and the time of the one predicted."""
-    here = prediction.estimate
-    context = here.breakdown["context"]
-    seconds = here.step_seconds and here.step_seconds * time
-    return dataclasses.replace(
-        here,
-        config=config,
-        allocated_bytes=int(here.allocated_bytes * memory),
-        reserved_bytes=None if here.reserved_bytes is None else int(here.reserved_bytes * memory),
-        low=int(context + (here.low - context) * memory),
-        high=int(context + (here.high - context) * memory),
-        breakdown={},
-        step_seconds=seconds,
-        samples_per_second=here.samples_per_second and here.samples_per_second / time,
-        tokens_per_second=here.tokens_per_second and here.tokens_per_second / time,
-        bottleneck=None,
-        utilisation=None,
-    )
-
-
-def _has_length(workload: Workload) -> bool:
-    return isinstance(workload.model, HuggingFaceModel) and bool(workload.sequence_length)
-
-
-def _bytes_at(length: int, model: HuggingFaceModel, prediction: Prediction) -> float:
-    batch = prediction.workload.effective_batch_size
-    workload = huggingface_workload(model, sequence_length=length, effective_batch_size=batch)
-    workload = dataclasses.replace(workload, traits=prediction.workload.traits)
-    try:
-        return predict_all(workload, prediction.hardware, [prediction.estimate.config])[0][0]
-    except UntraceableError:
-        return math.nan
-
-
-def _legal_changes(prediction: Prediction) -> Iterator[tuple[str, Value, Config]]:
-    here, workload, hardware = prediction.estimate.config, prediction.workload, prediction.hardware
-    seen = {here}
-    for technique in techniques.all_techniques():
-        for value in technique.choices_for(workload, hardware):
-            try:
-                config = techniques.canonicalize(with_changes({technique.name: value}, here), workload, hardware)
-            except InputError:  # it contradicts another knob
-                continue
-            if config not in seen and techniques.refuse(config, workload, hardware) is None:
-                seen.add(config)
-                yield technique.name, value, config
-
-
-def _largest(knob: str, prediction: Prediction, found: list[Change]) -> Value:
-    """The largest value of a knob that fits, among those that are searched; None where none does."""
-    every = [*found, Change(knob, prediction.estimate.config[knob], prediction.estimate)]
-    fitting = [each.value for each in every if each.knob == knob and each.estimate.verdict == "yes"]
-    return max((value for value in fitting if isinstance(value, int) and value), default=None)
-
-
-def _told(found: Estimate) -> dict[str, Any]:
-    data = found.to_dict()
-    return {key: data[key] for key in _TOLD}
-
-
-def fitting_cards(
-    model: str | Workload,
-    config: Given = None,
-    *,
-    set: Mapping[str, Any] | None = None,
-    **sizes: Any,
-) -> dict[str, Any]:
-    """Which cards of the catalogue a config fits, and how fast it is expected to be there, the smallest card first.
-
-    Args:
-        sizes: seq_len, effective_batch, trust_remote_code, as of `estimate`.
-    """
-    cards = sorted((card(name) for name in card_names()), key=lambda each: (each.memory_bytes, each.name))
-    newest = hardware_of(max(cards, key=lambda each: each.capability))
-    workload = workload_of(model, newest, **sizes)
-    settled, notes = config_of(config, search_options(set=set or {}).set, workload, newest)
-    traces: dict[bool, Trace] = {}
-    rows = [_card_to_dict(target, _on_card(target, workload, settled, traces)) for target in cards]
-    return {
-        "schema": 1,
-        "model": workload.name,
-        "workload": workload.summary(),
-        "config": dict(settled),
-        "cards": rows,
-        "notes": list(notes),
-    }
-
-
-def _on_card(target: Card, workload: Workload, config: Config, traces: dict[bool, Trace]) -> Estimate | str:
-    """The estimate of a config on a card, or why it cannot run there. Cards share traces."""
-    hardware = hardware_of(target)
-    reason = techniques.refuse(config, workload, hardware)
-    if reason:
-        return reason
-    ampere = target.capability >= _AMPERE
-    if ampere not in traces:
-        traces[ampere] = trace(workload, config, hardware)
-    return on_device(traces[ampere], workload, hardware, budget_for(SearchOptions(), hardware))
-
-
-def _card_to_dict(target: Card, found: Estimate | str) -> dict[str, Any]:
-    row = {"name": target.name, "title": target.title, "memory_bytes": target.memory_bytes}
-    if isinstance(found, str):
-        return row | dict.fromkeys(_TOLD) | {"fits": "no", "reason": found}
-    return row | _told(found) | {"reason": None}
-
-
-def _merit(change: Change) -> tuple[int, float, int]:
-    """For sorting: what fits first; the faster before the slower, and what does not fit by what it needs."""
-    found = change.estimate
-    place = ("yes", "maybe", "no").index(found.verdict or "no")
-    return place, found.step_seconds or 0.0 if place < 2 else 0.0, found.low
+    return _largest_that(fits, start, model.longest() or _LONGEST)
 
 
 def _largest_that(fits: Callable[[int], bool], start: int, most: int) -> int | None:
-    """The largest length up to `most` that fits, to one part in _FINEST; None where not even the shortest does."""
+    """The largest length up to `most` that fits, to one part in _PRECISION; None where not even the shortest does."""
     low = high = start
     if not fits(start):
         low = _SHORTEST
@@ -220,7 +136,67 @@ def _largest_that(fits: Callable[[int], bool], start: int, most: int) -> int | N
             return low
         high = min(2 * low, most)
         low = high if fits(high) else low
-    while high - low > max(1, low // _FINEST):
+    while high - low > max(1, low // _PRECISION):
         middle = high // 2 if high >= 4 * low else (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def scaled(prediction: Prediction, config: Config, *, memory: float, time: float = 1.0) -> Estimate:
+    """The estimate of a config that takes so many times the memory and time of the predicted one."""
+    base = prediction.estimate
+    context = base.breakdown["context"]
+    return dataclasses.replace(
+        base,
+        config=config,
+        allocated_bytes=int(base.allocated_bytes * memory),
+        reserved_bytes=None if base.reserved_bytes is None else int(base.reserved_bytes * memory),
+        low=int(context + (base.low - context) * memory),
+        high=int(context + (base.high - context) * memory),
+        breakdown={},
+        step_seconds=base.step_seconds and base.step_seconds * time,
+        samples_per_second=base.samples_per_second and base.samples_per_second / time,
+        tokens_per_second=base.tokens_per_second and base.tokens_per_second / time,
+        bottleneck=None,
+        utilisation=None,
+    )
+
+
+def fitting_cards(
+    model: str | Workload, config: ConfigSource = None, *, set: Mapping[str, Any] | None = None, **sizes: Any
+) -> dict[str, Any]:
+    """Which cards of the catalogue a config fits, and its predicted speed there, the smallest card first.
+
+    Args:
+        sizes: seq_len, effective_batch, trust_remote_code, as of `estimate`.
+    """
+    cards = sorted((card(name) for name in card_names()), key=lambda each: (each.memory_bytes, each.name))
+    newest = hardware_of(max(cards, key=lambda each: each.capability))
+    workload = workload_of(model, newest, **sizes)
+    canonical, notes = config_of(config, search_options(set=set or {}).set, workload, newest)
+    traces: dict[bool, Trace] = {}  # cards share them
+    rows = []
+    for target in cards:
+        hardware, ampere = hardware_of(target), target.capability >= _AMPERE
+        row: dict[str, Any] = {"name": target.name, "title": target.title, "memory_bytes": target.memory_bytes}
+        reason = techniques.refuse(canonical, workload, hardware)
+        if reason:
+            rows.append(row | dict.fromkeys(_SHOWN) | {"fits": "no", "reason": reason})
+            continue
+        if ampere not in traces:
+            traces[ampere] = trace(workload, canonical, hardware)
+        found = estimate_on(traces[ampere], workload, hardware, budget_for(SearchOptions(), hardware))
+        rows.append(row | _figures(found) | {"reason": None})
+    return {
+        "schema": 1,
+        "model": workload.name,
+        "workload": workload.summary(),
+        "config": dict(canonical),
+        "cards": rows,
+        "notes": list(notes),
+    }
+
+
+def _figures(found: Estimate) -> dict[str, Any]:
+    data = found.to_dict()
+    return {name: data[name] for name in _SHOWN}

@@ -1,8 +1,8 @@
 """The command line: the only room that parses arguments, prints to the user or sets an exit code.
 
-Progress goes to stderr, the answer to stdout; with --json stdout holds exactly one JSON object, also when all goes
-wrong. What is heavy is reached by name when a command runs, so that `autofit --help` answers at once. Commands stand
-in files of their own; here is what is the same for all of them: how they start and how they end.
+Progress goes to stderr, the answer to stdout; with --json stdout holds exactly one JSON object, on every exit. Each
+command is a file of its own; this one starts and ends them. Heavy modules are imported by name when a command runs, so
+that `autofit --help` answers at once.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import typer
 from typer.core import TyperGroup
 
 import autofit
-from autofit.cli import doctor, estimate, export, search, train
+from autofit.cli import doctor, estimate, export, models, report, search, spaces, train
 from autofit.cli.help import Command, PlainFlags
 from autofit.cli.options import Version
-from autofit.cli.output import INTERRUPTED, print_json, tell_error
+from autofit.cli.output import INTERRUPTED, print_error, print_json
 from autofit.core.environment import set_defaults
 from autofit.core.errors import AutofitError, InputError
 
@@ -37,15 +37,15 @@ _COMMANDS = (
     estimate.estimate,
     train.train,
     export.export,
-    export.report,
+    report.report,
     doctor.doctor,
-    doctor.models,
-    doctor.spaces,
+    models.models,
+    spaces.spaces,
 )
 
 
 class _Commands(PlainFlags, TyperGroup):
-    """typer ends on Ctrl-C without a word; here it is told as every other end is."""
+    """Reports Ctrl-C as any other end; typer itself exits without a word."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -84,20 +84,20 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(command: Callable[[], Any], as_json: bool) -> int:
-    """The exit code of a command, with every error told as one sentence (or one JSON object)."""
+    """Run a command; prints an error as one sentence or one JSON object, and returns the exit code."""
     try:
         return int(command() or 0)
     except AutofitError as error:
-        tell_error(error.message, error.remedy, as_json)
+        print_error(error.message, error.remedy, as_json)
         return error.exit_code
     except UsageError as error:
-        tell_error(getattr(error, "format_message", lambda: "")(), "See --help.", as_json)
+        print_error(getattr(error, "format_message", lambda: "")(), "See --help.", as_json)
         return InputError.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        tell_error("interrupted.", "", as_json)
+        print_error("interrupted.", "", as_json)
         return INTERRUPTED
     except Exception as error:
-        if as_json:  # on every exit; the traceback, which somebody has to see, follows on stderr
+        if as_json:  # the object on every exit; the traceback, which somebody has to see, goes to stderr
             message = f"autofit failed: {type(error).__name__}: {error}"
             print_json({"schema": 1, "error": {"message": message, "remedy": "Please report it."}})
         raise

@@ -1,4 +1,4 @@
-"""What a shell offers when Tab is pressed: the names that options take. None of it loads torch.
+"""What a shell offers when Tab is pressed: the names that options take, found without torch.
 
 typer itself leaves out what does not begin with what was typed.
 """
@@ -13,53 +13,48 @@ from autofit.hardware.catalogue import card_names
 from autofit.models import describe_presets
 from autofit.report.formatting import value
 
-Offered = list[tuple[str, str]]  # what is written, and what it means
+Choices = list[tuple[str, str]]  # a word, and what it means
 
 
-def models() -> Offered:
+def models() -> Choices:
     """The presets; directories are the shell's own business."""
-    return [(each["name"], each["task"]) for each in describe_presets()]
+    return [(preset["name"], preset["task"]) for preset in describe_presets()]
 
 
-def spaces() -> Offered:
+def spaces() -> Choices:
     """The spaces that ship with autofit."""
-    return [(each.name, each.description) for each in heavy("autofit.search", "list_spaces")()]
-
-
-def cards() -> list[str]:
-    """The cards of the catalogue."""
-    return card_names()
+    return [(space.name, space.description) for space in heavy("autofit.search", "list_spaces")()]
 
 
 def cards_and_list() -> list[str]:
-    """The cards, and the word for all of them."""
+    """The cards of the catalogue, and the word for all of them."""
     return ["list", *card_names()]
 
 
 def devices() -> list[str]:
-    """What can be computed on."""
+    """The kinds of device."""
     return ["cpu", "cuda"]
 
 
-def tools() -> Offered:
+def tools() -> Choices:
     """The tools that configs are exported to."""
-    return [("list", "all tools"), *((each["name"], each["title"]) for each in describe_tools())]
+    return [("list", "all tools"), *((tool["name"], tool["title"]) for tool in describe_tools())]
 
 
 def schedules() -> list[str]:
-    """Of the learning rate."""
+    """The schedules of the learning rate."""
     return list(SCHEDULES)
 
 
 def formats() -> list[str]:
-    """What a report is written as."""
+    """The formats of a report."""
     return list(heavy("autofit.report.run_report", "FORMATS"))
 
 
 def settings(incomplete: str) -> list[str]:
     """KNOB=, and once that is written its values."""
     name, equals, _ = incomplete.partition("=")
-    values = {each.name: each.values for each in known_knobs()}
+    values = {knob.name: knob.values for knob in known_knobs()}
     if not equals:
-        return [f"{each}=" for each in values]
+        return [f"{knob}=" for knob in values]
     return [f"{name}={value(each)}" for each in values.get(name, ())]

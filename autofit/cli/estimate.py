@@ -6,20 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from autofit.cli.options import (
-    Alternatives,
-    ConfigFile,
-    Device,
-    EffectiveBatch,
-    Fix,
-    GpuMem,
-    GpuOrList,
-    Json,
-    Mem,
-    Model,
-    SeqLen,
-    TrustRemoteCode,
-)
+import autofit.cli.options as options
 from autofit.cli.output import heavy, print_json
 from autofit.core.errors import InputError
 from autofit.core.options import parse_settings
@@ -27,18 +14,18 @@ from autofit.report import around_table, cards_table, estimate_table
 
 
 def estimate(
-    model: Model,
-    seq_len: SeqLen = None,
-    effective_batch: EffectiveBatch = None,
-    trust_remote_code: TrustRemoteCode = False,
-    gpu: GpuOrList = None,
-    gpu_mem: GpuMem = None,
-    device: Device = None,
-    mem: Mem = None,
-    config: ConfigFile = None,
-    set_: Fix = None,
-    alternatives: Alternatives = None,
-    as_json: Json = False,
+    model: options.Model,
+    seq_len: options.SeqLen = None,
+    effective_batch: options.EffectiveBatch = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    gpu: options.GpuOrList = None,
+    gpu_mem: options.GpuMem = None,
+    device: options.Device = None,
+    mem: options.Mem = None,
+    config: options.ConfigFile = None,
+    set_: options.Fix = None,
+    alternatives: options.Alternatives = None,
+    as_json: options.Json = False,
 ) -> int:
     """Predict memory and speed of a config, without a GPU and without weights.
 
@@ -46,26 +33,25 @@ def estimate(
       autofit estimate --model llama-3.1-8b --gpu rtx-4090 --set lora_rank=16
       autofit estimate --model llama-3.1-8b --gpu list
     """
-    asked: dict[str, Any] = {
+    given: dict[str, Any] = {
         "set": parse_settings(set_ or []),
         "seq_len": seq_len,
         "effective_batch": effective_batch,
         "trust_remote_code": trust_remote_code,
     }
+    target = {"gpu_mem": gpu_mem, "device": device, "mem": mem}
     if gpu == "list":
-        if any(each is not None for each in (gpu_mem, device, mem)):
+        if any(value is not None for value in target.values()):
             raise InputError("--gpu list is about whole cards.", "Leave out --gpu-mem, --device and --mem.")
-        cards = heavy("autofit.api.what_if", "fitting_cards")(model, config, **asked)
+        cards = heavy("autofit.api.what_if", "fitting_cards")(model, config, **given)
         print_json(cards) if as_json else Console().print(cards_table(cards))
         return 0
-    prediction = heavy("autofit.api.estimate", "ask")(
-        model, config, gpu=gpu, gpu_mem=gpu_mem, device=device, mem=mem, **asked
-    )
+    prediction = heavy("autofit.api.estimate", "predict")(model, config, gpu=gpu, **target, **given)
     answer = prediction.to_dict()
-    if not as_json:  # before the rest, which takes longer
+    if not as_json:  # before the alternatives, which take longer
         Console().print(estimate_table(answer))
     if alternatives or (alternatives is None and not as_json):
-        answer |= heavy("autofit.api.what_if", "around")(prediction)
+        answer |= heavy("autofit.api.what_if", "what_if")(prediction)
         if not as_json:
             Console().print(around_table(answer))
     if as_json:

@@ -1,4 +1,4 @@
-"""`--help` of a command: what typer shows, and the knobs after it where there is a `--set`."""
+"""`--help` of a command: what typer shows, then the knobs where there is a `--set`."""
 
 from __future__ import annotations
 
@@ -12,29 +12,25 @@ from autofit.cli.knobs_of_set import known_knobs
 
 
 class PlainFlags:
-    """Flags without the type that typer shows beside them, as if they took a value. Goes before typer's own class."""
+    """Hides the type that typer shows beside flags, as if they took a value. Goes before typer's own class."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        every: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for each in every:
-            if getattr(each, "is_flag", False):
-                each.metavar = ""
-        return every
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
 
 
 class Command(PlainFlags, TyperCommand):
-    """A command whose help lists the values of `--set`, which options have no room for."""
+    """A command whose help lists the values of `--set`, for which its option has no room."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super().format_help(ctx, formatter)
-        if any("--set" in each.opts for each in self.params):
-            Console().print(" Knobs of --set:", _knobs_table(), sep="\n")
-
-
-def _knobs_table() -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for each in known_knobs():
-        table.add_row(f"   {each.name}", each.told)
-    return table
+        if any("--set" in parameter.opts for parameter in self.params):
+            table = Table.grid(padding=(0, 2))
+            table.add_column(no_wrap=True)
+            table.add_column(overflow="fold")
+            for knob in known_knobs():
+                table.add_row(f"   {knob.name}", knob.description)
+            Console().print(" Knobs of --set:", table, sep="\n")

@@ -1,4 +1,4 @@
-"""What commands print: one JSON object, a table, a sentence about what went wrong; and how heavy rooms are reached."""
+"""What commands print, and how they reach heavy rooms."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 
 from rich.console import Console
 
-INTERRUPTED = 130
+INTERRUPTED = 130  # the exit code
 
 
 def heavy(module: str, name: str) -> Any:
-    """What a command needs of a room that loads torch or optuna."""
+    """A name of a module that loads torch or optuna, imported when a command runs."""
     return getattr(importlib.import_module(module), name)
 
 
 def print_json(data: dict[str, Any]) -> None:
-    """The one object that --json promises."""
+    """Print the one object that --json promises."""
     print(json.dumps(data))
 
 
 def print_list(name: str, rows: list[dict[str, Any]], table: Callable[..., Any], as_json: bool) -> int:
-    """Rows as a table, or as JSON under a name; the exit code."""
+    """Print rows as a table, or as JSON under a name; returns the exit code."""
     print_json({"schema": 1, name: rows}) if as_json else Console().print(table(rows))
     return 0
 
 
-def tell_error(message: str, remedy: str, as_json: bool) -> None:
-    """What went wrong as one sentence on stderr, with --json also as the object on stdout."""
+def print_error(message: str, remedy: str, as_json: bool) -> None:
+    """Print an error as one sentence to stderr, with --json also as the object to stdout."""
     if as_json:
         print_json({"schema": 1, "error": {"message": message, "remedy": remedy}})
     Console(stderr=True, soft_wrap=True).print(f"autofit: {message} {remedy}".strip(), markup=False, highlight=False)

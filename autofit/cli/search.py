@@ -7,37 +7,11 @@ from typing import Any
 
 from rich.console import Console
 
-from autofit.cli.options import (
-    Device,
-    EffectiveBatch,
-    Gpu,
-    GpuMem,
-    HostMem,
-    Json,
-    Margin,
-    Markdown,
-    Mem,
-    MemorySnapshot,
-    Model,
-    Narrow,
-    NoStore,
-    Out,
-    Quiet,
-    ResumeSearch,
-    Seed,
-    SeqLen,
-    Space,
-    TimeLimit,
-    Tolerance,
-    Trials,
-    TrustRemoteCode,
-    Workers,
-)
+import autofit.cli.options as options
 from autofit.cli.output import INTERRUPTED, heavy, print_json
 from autofit.core.errors import InputError, NothingFitsError, ProbeError
 from autofit.core.events import Event, Note
-from autofit.core.options import SearchOptions, parse_settings, search_options, seconds_of
-from autofit.core.result import Result
+from autofit.core.options import parse_settings, search_options, seconds_of
 from autofit.hardware.catalogue import card_to_search_for
 from autofit.hardware.driver import no_gpu_note, why_no_gpu
 from autofit.report import LiveDisplay, nothing_fits_view, predicted_view, result_table
@@ -47,30 +21,30 @@ _REMEDY = "Run on a machine with the card to measure, or search for the CPU with
 
 
 def search(
-    model: Model,
-    seq_len: SeqLen = None,
-    effective_batch: EffectiveBatch = None,
-    trust_remote_code: TrustRemoteCode = False,
-    gpu_mem: GpuMem = None,
-    gpu: Gpu = None,
-    device: Device = None,
-    mem: Mem = None,
-    host_mem: HostMem = None,
-    margin: Margin = 0.05,
-    space: Space = None,
-    set_: Narrow = None,
-    trials: Trials = 40,
-    time_limit: TimeLimit = None,
-    tolerance: Tolerance = 0.03,
-    seed: Seed = 0,
-    workers: Workers = None,
-    resume: ResumeSearch = False,
-    no_store: NoStore = False,
-    out: Out = None,
-    memory_snapshot: MemorySnapshot = False,
-    as_json: Json = False,
-    as_markdown: Markdown = False,
-    quiet: Quiet = False,
+    model: options.Model,
+    seq_len: options.SeqLen = None,
+    effective_batch: options.EffectiveBatch = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    gpu_mem: options.GpuMem = None,
+    gpu: options.Gpu = None,
+    device: options.Device = None,
+    mem: options.Mem = None,
+    host_mem: options.HostMem = None,
+    margin: options.Margin = 0.05,
+    space: options.Space = None,
+    set_: options.Narrow = None,
+    trials: options.Trials = 40,
+    time_limit: options.TimeLimit = None,
+    tolerance: options.Tolerance = 0.03,
+    seed: options.Seed = 0,
+    workers: options.Workers = None,
+    resume: options.ResumeSearch = False,
+    no_store: options.NoStore = False,
+    out: options.Out = None,
+    memory_snapshot: options.MemorySnapshot = False,
+    as_json: options.Json = False,
+    as_markdown: options.Markdown = False,
+    quiet: options.Quiet = False,
 ) -> int:
     """Find, prove and write down the fastest config that fits.
 
@@ -79,46 +53,36 @@ def search(
       autofit search --model tiny-llama --device cpu --mem 2 --trials 8
       autofit search --model train.py:workload --set precision=bf16,fp32
     """
+    given: dict[str, Any] = dict(locals())  # under the names that autofit.search takes, but for these
+    for name in ("model", "set_", "no_store", "as_json", "as_markdown", "quiet"):
+        del given[name]
     if as_json and as_markdown:
         raise InputError("--json and --markdown both say what is printed.", "Give one of them.")
-    stderr = Console(stderr=True)
-    about: dict[str, Any] = {
-        "seq_len": seq_len,
-        "effective_batch": effective_batch,
-        "trust_remote_code": trust_remote_code,
-        "gpu_mem": gpu_mem,
-        "gpu": gpu,
-        "device": device,
-        "mem": mem,
-        "host_mem": host_mem,
-        "margin": margin,
-        "space": space,
+    given |= {
         "set": parse_settings(set_ or []),
-        "trials": trials,
-        "tolerance": tolerance,
-        "seed": seed,
-    }
-    limit = None if time_limit is None else seconds_of(time_limit)
-    here = {
-        "time_limit": limit,
-        "workers": workers,
-        "out": out,
-        "resume": resume,
+        "time_limit": None if time_limit is None else seconds_of(time_limit),
         "store": not no_store,
-        "memory_snapshot": memory_snapshot,
     }
-    note = _no_gpu(search_options(**here, **{name: each for name, each in about.items() if name not in _OF_MODELS}))
-    with LiveDisplay(stderr, quiet=quiet) as listener:
-        if note:
-            listener(note)  # before the imports, which take seconds
+    checked = search_options(**{name: value for name, value in given.items() if name not in _OF_MODELS})
+    reason = why_no_gpu() if checked.names_a_card else None
+    if reason and gpu:
+        card_to_search_for(gpu)  # a card that no search can be for is the only thing to say
+    no_gpu = Note(no_gpu_note(reason)) if reason else None
+    stderr = Console(stderr=True)
+    with LiveDisplay(stderr, quiet=quiet) as display:
+        if no_gpu:
+            display(no_gpu)  # before the imports, which take seconds
 
-        def hear(event: Event) -> None:
-            if event != note:
-                listener(event)
+        def listener(event: Event) -> None:
+            if event != no_gpu:
+                display(event)
 
-        result = heavy("autofit.api.fit", "search")(model, listener=hear, **here, **about)
+        result = heavy("autofit.api.search", "search")(model, listener=listener, **given)
     if as_json:
-        print_json(_as_json(result))
+        answer = result.to_json()
+        if result.predicted_best is not None:  # exit code 4 is an error, which the object names as well
+            answer["error"] = {"message": result.notes[0], "remedy": _REMEDY}
+        print_json(answer)
     elif as_markdown and result.run_directory:
         print(heavy("autofit.report.run_report", "report")([Path(result.run_directory)], "md", None))
     elif result.predicted_best is not None:
@@ -126,25 +90,10 @@ def search(
     elif result.best is not None:
         Console().print(result_table(result, tolerance=tolerance), crop=False)  # commands are to be copied whole
     if result.stopped_by == "interrupt":
-        told = f"interrupted; go on with --resume --out {result.run_directory}"
-        stderr.print(told, markup=False, highlight=False, soft_wrap=True)
+        message = f"interrupted; go on with --resume --out {result.run_directory}"
+        stderr.print(message, markup=False, highlight=False, soft_wrap=True)
         return INTERRUPTED
     if result.config is None:
         stderr.print(nothing_fits_view(result))
         return NothingFitsError.exit_code
     return 0 if result.best else ProbeError.exit_code
-
-
-def _no_gpu(options: SearchOptions) -> Note | None:
-    """What to say at once where a search for a card can measure nothing."""
-    reason = why_no_gpu() if options.names_a_card else None
-    if reason and options.gpu:
-        card_to_search_for(options.gpu)  # what cannot be searched for is told alone
-    return Note(no_gpu_note(reason)) if reason else None
-
-
-def _as_json(result: Result) -> dict[str, Any]:
-    """The object of --json; where all is predicted, the error that is told with exit code 4 as well."""
-    if result.predicted_best is None:
-        return result.to_json()
-    return {**result.to_json(), "error": {"message": result.notes[0], "remedy": _REMEDY}}

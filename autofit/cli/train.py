@@ -10,58 +10,36 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
-from autofit.cli.options import (
-    CheckpointEvery,
-    Data,
-    Epochs,
-    EvalData,
-    FromScratch,
-    KeepLast,
-    LearningRate,
-    MaxGradNorm,
-    MemorySnapshot,
-    Packing,
-    Quiet,
-    Result,
-    ResumeTraining,
-    Schedule,
-    Steps,
-    TrainOutput,
-    TrainSeed,
-    TrustRemoteCode,
-    WarmupSteps,
-    WeightDecay,
-    Weights,
-)
+import autofit.cli.options as options
 from autofit.cli.output import INTERRUPTED, heavy
 from autofit.core.errors import InputError, counted
-from autofit.core.events import Note
+from autofit.core.events import Event, Note
 from autofit.models.config_json import is_hub_id
 
 
 def train(
     context: typer.Context,
-    result: Result,
-    data: Data,
-    weights: Weights = None,
-    from_scratch: FromScratch = False,
-    eval_data: EvalData = None,
-    packing: Packing = None,
-    trust_remote_code: TrustRemoteCode = False,
-    steps: Steps = None,
-    epochs: Epochs = None,
-    lr: LearningRate = 1e-4,
-    weight_decay: WeightDecay = 0.0,
-    schedule: Schedule = "constant",
-    warmup_steps: WarmupSteps = 0,
-    max_grad_norm: MaxGradNorm = None,
-    seed: TrainSeed = 0,
-    output: TrainOutput = None,
-    resume: ResumeTraining = False,
-    checkpoint_every: CheckpointEvery = 200,
-    keep_last: KeepLast = 2,
-    memory_snapshot: MemorySnapshot = False,
-    quiet: Quiet = False,
+    result: options.Result,
+    data: options.Data,
+    weights: options.Weights = None,
+    from_scratch: options.FromScratch = False,
+    eval_data: options.EvalData = None,
+    packing: options.Packing = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    steps: options.Steps = None,
+    epochs: options.Epochs = None,
+    lr: options.LearningRate = 1e-4,
+    weight_decay: options.WeightDecay = 0.0,
+    schedule: options.Schedule = "constant",
+    warmup_steps: options.WarmupSteps = 0,
+    max_grad_norm: options.MaxGradNorm = None,
+    seed: options.TrainSeed = 0,
+    output: options.TrainOutput = None,
+    resume: options.ResumeTraining = False,
+    checkpoint_every: options.CheckpointEvery = 200,
+    keep_last: options.KeepLast = 2,
+    memory_snapshot: options.MemorySnapshot = False,
+    quiet: options.Quiet = False,
 ) -> int:
     """Train the config of a result on data of yours.
 
@@ -69,37 +47,21 @@ def train(
       autofit train run/result.yaml --data data.jsonl --weights ./llama-3.1-8b --output trained
       autofit train run/result.yaml --data corpus.txt --from-scratch --steps 100
     """
+    given: dict[str, Any] = dict(locals())  # under the names that api.train takes, but for these
+    for name in ("context", "result", "data", "from_scratch", "quiet"):
+        del given[name]
     if from_scratch == (weights is not None):
         raise InputError("say what to start from.", "Give either --weights DIR or --from-scratch.")
     if weights is not None and not Path(weights).is_dir() and not is_hub_id(weights):
         raise InputError(f"the directory {weights} is not there.", "Check --weights.")
     stderr = Console(stderr=True)
-    options = heavy("autofit.api.train", "TrainOptions")(
-        weights=weights,
-        eval_data=eval_data,
-        packing=packing,
-        steps=steps,
-        epochs=epochs,
-        lr=lr,
-        weight_decay=weight_decay,
-        schedule=schedule,
-        warmup_steps=warmup_steps,
-        max_grad_norm=max_grad_norm,
-        output=output,
-        resume=resume,
-        checkpoint_every=checkpoint_every,
-        keep_last=keep_last,
-        memory_snapshot=memory_snapshot,
-        seed=seed,
-        trust_remote_code=trust_remote_code,
-        progress=stderr.is_terminal and not quiet,
-    )
+    progress = stderr.is_terminal and not quiet
 
-    def report(step: Any) -> None:
-        if not quiet and not options.progress:
+    def print_step(step: Any) -> None:
+        if not quiet and not progress:
             stderr.print(f"step {step.step + 1}: loss {step.loss:.4f}", highlight=False)
 
-    def note(event: Any) -> None:
+    def print_note(event: Event) -> None:
         if isinstance(event, Note):
             stderr.print(event.text, markup=False, highlight=False, soft_wrap=True)
 
@@ -108,12 +70,12 @@ def train(
         os.execv(sys.executable, [sys.executable, "-m", "autofit", *context.obj, *resumed])
 
     try:
-        trained = heavy("autofit.api.train", "train_saved")(
-            result, data, options, callbacks=(report,), listener=note, restart=restart
+        trained = heavy("autofit.api.train", "train")(
+            result, data, progress=progress, callbacks=(print_step,), listener=print_note, restart=restart, **given
         )
     except KeyboardInterrupt:
-        going_on = f"; go on with --resume --output {output}" if output else "; with --output it could be resumed"
-        stderr.print(f"interrupted{going_on}", highlight=False, soft_wrap=True)
+        remedy = f"go on with --resume --output {output}" if output else "with --output it could be resumed"
+        stderr.print(f"interrupted; {remedy}", highlight=False, soft_wrap=True)
         return INTERRUPTED
     if not trained.history:
         Console().print(f"nothing left to train: {output} holds the finished run", highlight=False)

@@ -1,5 +1,6 @@
 """The events of a search, as data: tuning emits them, the CLI shows them, nothing in between prints."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from autofit.core.budget import Budget
@@ -61,3 +62,4 @@ class Note:
 
 
 Event = SearchStarted | PhaseStarted | ProbeStarted | ProbeFinished | Note
+Listener = Callable[[Event], None]

@@ -9,34 +9,32 @@ import importlib.metadata
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from autofit.core.config import Config
 from autofit.core.files import cache_file, digest, write_cache
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.rates import Rates
+from autofit.training.fingerprint import cache_key, own_code
 
-_CODE = Path(__file__).parents[1]
 _VERSIONS = ("autofit", "torch", "transformers", "peft", "bitsandbytes", "torchao", "flash-attn")
 
 
 def key_of(workload: Workload, hardware: Hardware, rates: Rates, configs: Sequence[Config]) -> str | None:
-    """The same for two requests with one answer; None where that cannot be told."""
+    """Names the predictions of these configs; None for a model that is more than a config.json."""
     described = getattr(workload.model, "config", None)
     if described is None or not workload.source or workload.loss or workload.count or workload.optimizer:
         return None
-    facts: list[Any] = [
-        dict(described),
-        workload.summary(),
-        [hardware.device, hardware.capability, hardware.here],
-        [sorted(rates.matmul.items()), rates.bandwidth, rates.link, rates.launch_seconds, rates.pass_seconds],
-        [_version(package) for package in _VERSIONS],
-        max(file.stat().st_mtime_ns for file in _CODE.rglob("*.py")),  # a checkout changes without its version
-        [list(config) for config in configs[:1]],  # canonical ones all have the same knobs, in this order
-    ]
-    values = "".join(repr(tuple(config.values())) for config in configs)  # of hundreds of thousands in a second
-    return digest(json.dumps(facts, sort_keys=True, default=str) + values)
+    # Canonical configs all have the same knobs, in this order: hundreds of thousands take a second.
+    values = "".join(repr(tuple(config.values())) for config in configs)
+    return cache_key(
+        [dict(described), workload.summary()],
+        hardware=[hardware.device, hardware.capability, hardware.here],
+        rates=[sorted(rates.matmul.items()), rates.bandwidth, rates.link, rates.launch_seconds, rates.pass_seconds],
+        versions=[_version(package) for package in _VERSIONS],
+        code=own_code(),
+        configs=[[list(config) for config in configs[:1]], digest(values)],
+    )
 
 
 def read(key: str) -> tuple[list[float], list[float]] | None:

@@ -8,6 +8,7 @@ does. Libraries are identified by their versions.
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import json
 import sys
@@ -15,15 +16,19 @@ import sysconfig
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from autofit import techniques
 from autofit.core.files import digest
 from autofit.core.workload import Workload
 from autofit.data.batch import tensors
 
+LAYOUT = 2  # of cached results, measurements and predictions: a new number leaves all older entries unread
+_PACKAGE = Path(__file__).parents[1]
 _LIBRARIES = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib"))
 
 
@@ -34,6 +39,30 @@ def fingerprint(workload: Workload, model: nn.Module) -> str:
     """
     facts = [facts_of(workload, model), torch.get_num_threads()]
     return digest(json.dumps(facts, sort_keys=True, default=str))
+
+
+def cache_key(workload: object, **conditions: Any) -> str:
+    """Names what is cached about a workload; another name for any change that could matter.
+
+    Args:
+        workload: its fingerprint, or the facts that stand for it.
+        conditions: all else that the cached answer depends on; the code of added techniques always counts.
+    """
+    code = Code()
+    added = [code.of(type(technique)) for technique in techniques.added_techniques()]
+    return f"v{LAYOUT}-" + digest(json.dumps([workload, added, conditions], sort_keys=True, default=str))
+
+
+@functools.cache
+def own_code(*rooms: str) -> str:
+    """A digest of autofit's source code in these rooms, by default in all: a checkout changes without its version."""
+    found = hashlib.sha256()
+    for folder in [_PACKAGE / room for room in rooms] or [_PACKAGE]:
+        files = sorted(folder.rglob("*.py"))
+        assert files, f"there is no code in {folder}"  # whose changes would go unnoticed
+        for file in files:
+            found.update(f"{file.relative_to(_PACKAGE)}".encode() + file.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def facts_of(workload: Workload, model: nn.Module) -> dict[str, Any]:

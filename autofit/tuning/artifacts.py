@@ -1,4 +1,4 @@
-"""What a search leaves in its run directory for who goes on with it: result, script, exports, report."""
+"""Writes the files of a run directory: result.yaml, train.py, exports, result.json and report.html."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from autofit.report import single_changes
 from autofit.report.html import report_page
 
 
-def hand_over(result: Result, workload: Workload, directory: RunDirectory, *, notify: Callable[[str], None]) -> Result:
-    """Write result.yaml, exports and, of a model of transformers, train.py; the result says where they are."""
+def write_artifacts(
+    result: Result, workload: Workload, directory: RunDirectory, *, notify: Callable[[str], None]
+) -> Result:
+    """Write result.yaml, the exports and, for a model of transformers, train.py; the result names the files."""
     files: dict[str, str | None] = {"result": None, "script": None, "exports": None, "report": None, **result.files}
     result = dataclasses.replace(result, run_directory=str(directory.path))
     if result.config is None:
         return dataclasses.replace(result, files=files)
     write_atomically(directory.result, result.to_yaml())
     files["result"] = str(directory.result)
-    model = workload.model
-    if isinstance(model, HuggingFaceModel):
+    if isinstance(workload.model, HuggingFaceModel):
         try:
             script = train_script(
                 model=result.model,
                 workload=result.workload,
                 source=result.source,
-                model_config=model.config,
+                model_config=workload.model.config,
                 config=result.config,
                 measured=result.best.to_measured() if result.best else None,
                 predicted=result.predicted_best.to_predicted() if result.predicted_best else None,
@@ -48,19 +49,19 @@ def hand_over(result: Result, workload: Workload, directory: RunDirectory, *, no
         if script:
             write_atomically(directory.script, script)
             files["script"] = str(directory.script)
-    export_all(result, model, directory.exports, notify=notify)
+    export_all(result, workload.model, directory.exports, notify=notify)
     files["exports"] = str(directory.exports)
     return dataclasses.replace(result, files=files)
 
 
-def hand_over_report(record: Record, directory: RunDirectory, *, notify: Callable[[str], None]) -> Result:
-    """Write result.json and report.html; the result says where they are."""
+def write_report(record: Record, directory: RunDirectory, *, notify: Callable[[str], None]) -> Result:
+    """Write result.json and report.html; the result names them."""
     files = {**record.result.files, "report": str(directory.report)}
-    whole = dataclasses.replace(record, result=dataclasses.replace(record.result, files=files))
-    write_atomically(directory.record, whole.to_text())
+    complete = dataclasses.replace(record, result=dataclasses.replace(record.result, files=files))
+    write_atomically(directory.record, complete.to_text())
     try:
-        write_atomically(directory.report, report_page(whole, directory.path))
+        write_atomically(directory.report, report_page(complete, directory.path))
     except Exception as error:  # hours of measurements are not lost for a picture
         notify(f"the report could not be drawn ({type(error).__name__}: {error}); `autofit report` tries again.")
         return record.result
-    return whole.result
+    return complete.result

@@ -19,7 +19,7 @@ from autofit.core.budget import FREE_FRACTION, gib_to_bytes
 from autofit.core.config import Config
 from autofit.core.environment import versions
 from autofit.core.errors import InputError, ProbeError
-from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
+from autofit.core.events import Event, Listener, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import SearchOptions
@@ -53,13 +53,11 @@ from autofit.search import (
     verify,
     verify_tiers,
 )
-from autofit.tuning.artifacts import hand_over, hand_over_report
+from autofit.tuning.artifacts import write_artifacts, write_report
 from autofit.tuning.places import check_memory, cores_of_each, described, explored, places_for, seen_by_each
-from autofit.tuning.record import recorded, traced
+from autofit.tuning.record import follow_tiers, make_record, trace_best
 from autofit.tuning.space import space_for
-from autofit.tuning.warm_start import Knowledge, subject_of
-
-Listener = Callable[[Event], None]
+from autofit.tuning.warm_start import WarmStart, subject_of
 
 EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
 EXPECT_SECONDS, EXPECT_SHARE = 300.0, 0.5  # for predicting a space, at most and of a time limit, else it goes without
@@ -90,15 +88,15 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
                 result = run.result(outcome, finals, time.monotonic() - start)
                 if options.memory_snapshot:
                     listener(PhaseStarted("tracing one training step of the best config"))
-                    result = traced(result, run.workload, executor, directory=directory.path, notify=run.notify)
+                    result = trace_best(result, run.workload, executor, directory=directory.path, notify=run.notify)
                 record = run.record(result)
         except BaseException:  # Ctrl-C too
             directory.discard_if_unused(keep_folder=named)
             raise
         run.calibrate(finals)
         listener(PhaseStarted("writing the result and the report"))
-        result = hand_over(record.result, run.workload, directory, notify=run.notify)
-        return hand_over_report(dataclasses.replace(record, result=result), directory, notify=run.notify)
+        result = write_artifacts(record.result, run.workload, directory, notify=run.notify)
+        return write_report(dataclasses.replace(record, result=result), directory, notify=run.notify)
 
 
 class _Run:
@@ -137,8 +135,8 @@ class _Run:
         check_memory(self._places, self.budget, free_bytes, given=not by_default)
         self._explorers: LocalExecutor | PoolExecutor = executor
         self._cap_bytes = self.budget.cap_bytes(self.hardware.device, self.hardware.context_bytes)
-        self._knowledge = self._knowledge_on(seen_by_each(self._places, hardware))
-        self._finalists_knowledge = self._knowledge_on(hardware) if cores_of_each(self._places) else self._knowledge
+        self._warm_start = self._warm_start_on(seen_by_each(self._places, hardware))
+        self._finalists_warm_start = self._warm_start_on(hardware) if cores_of_each(self._places) else self._warm_start
         for note in (
             *hardware.notes,
             *self._budget_notes,
@@ -154,8 +152,8 @@ class _Run:
         self._waiting = 1.0  # the share of the time that something waited for a processor while finalists ran
         self.space = space_for(options, self.workload, self.hardware)
 
-    def _knowledge_on(self, hardware: Hardware) -> Knowledge:
-        return Knowledge(
+    def _warm_start_on(self, hardware: Hardware) -> WarmStart:
+        return WarmStart(
             subject_of(self.workload, hardware, versions()) if self.options.store else None,
             self._cap_bytes,
             exact=hardware.device == "cpu",
@@ -186,7 +184,7 @@ class _Run:
             on_finished=self._finished,
             on_started=lambda size, refused: started(size, refused),
             expect=self._expect,
-            known=self._knowledge.known(resumed=self.options.resume),
+            known=self._warm_start.prior_measurements(resumed=self.options.resume),
             on_probe=lambda number, config: self._listener(ProbeStarted(number, config, False, self._peak_of(config))),
             crew=crew,
         )
@@ -273,7 +271,8 @@ class _Run:
         """The result with all that a report needs."""
         if result.best and result.stopped_by != "interrupt":
             self._listener(PhaseStarted("following a training step of the best configs, for the report"))
-        return recorded(result, self.options, workload=self.workload, expected=self._expected, executor=self._executor)
+        timelines = follow_tiers(result, self.workload, self.options, self._executor)
+        return make_record(result, self.options, predictions=self._expected, timelines=timelines)
 
     def notify(self, text: str) -> None:
         """Let the user know something, in one sentence."""
@@ -321,7 +320,7 @@ class _Run:
         return int(tensors) + self.hardware.context_bytes if math.isfinite(tensors) else None
 
     def _finished(self, measurement: Measurement, best: Measurement | None) -> None:
-        self._knowledge.keep(measurement)
+        self._warm_start.add(measurement)
         self._listener(ProbeFinished(measurement, best))
 
     def _ranked(self, measurements: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
@@ -332,7 +331,7 @@ class _Run:
     def _verify_one(self, finalist: Measurement) -> Measurement:
         self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
         seen = self._measure(self._executor, finalist.config, VERIFY_PLAN, finalist.number)
-        self._finalists_knowledge.keep(seen, plan="verified")
+        self._finalists_warm_start.add(seen, plan="verified")
         self._listener(ProbeFinished(dataclasses.replace(seen, verified=seen.fits), None))
         return seen
 

@@ -1,9 +1,9 @@
-"""What the techniques offer to a search of a workload on some hardware: knobs, values, and the configs of a space."""
+"""The space of a search: the knobs and values that techniques offer a workload on some hardware."""
 
 from __future__ import annotations
 
 from autofit import techniques
-from autofit.core.config import Config, Value
+from autofit.core.config import Config
 from autofit.core.hardware import Hardware
 from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
@@ -11,14 +11,11 @@ from autofit.search import KnobChoices, Space, load_space
 
 
 def knob_choices(workload: Workload, hardware: Hardware) -> KnobChoices:
-    """What the techniques offer to a search of this workload on this hardware."""
-
-    def choices(knob: str) -> tuple[Value, ...]:
-        return techniques.technique_named(knob).choices_for(workload, hardware)
-
+    """The knobs and values that the techniques offer this workload on this hardware."""
+    choices = {each.name: each.choices_for(workload, hardware) for each in techniques.all_techniques()}
     return KnobChoices(
-        known=tuple(each.name for each in techniques.all_techniques() if choices(each.name)),
-        choices=choices,
+        known=tuple(name for name, values in choices.items() if values),
+        choices=choices.__getitem__,
         accepts=lambda knob, value: techniques.technique_named(knob).accepts(value, hardware),
     )
 
@@ -32,6 +29,6 @@ def legal_configs(options: SearchOptions, workload: Workload, hardware: Hardware
 
 def space_for(options: SearchOptions, workload: Workload, hardware: Hardware) -> Space:
     """The space asked for; the default is everything for causal language models, full training otherwise."""
-    offer = knob_choices(workload, hardware)
+    choices = knob_choices(workload, hardware)
     default = "everything" if workload.task == "causal-lm" else "full"
-    return load_space(options.space or default, offer).with_overrides(options.set, offer)
+    return load_space(options.space or default, choices).with_overrides(options.set, choices)

@@ -1,4 +1,4 @@
-"""Stage loop: the train.py that a search wrote, and autofit.api.fit, against the probe; the loop against one by hand.
+"""Stage loop: the train.py that a search wrote, and autofit.fit, against the probe; the loop against one by hand.
 
 All of them run the best config of the first search, one after the other; the probe is taken again beside them.
 """
@@ -112,7 +112,7 @@ def draw_on(device: str) -> None:
 
 
 def fitted(workload: Workload, config: Config, device: str) -> Row:
-    """Train a living model with autofit.api.fit, the way a user does; its first two steps are not timed.
+    """Train a living model with autofit.fit, the way a user does; its first two steps are not timed.
 
     On CUDA the peak is that from the second step on: the user's model is made in float32, and outgrows the cap before.
     """

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import autofit
-from autofit.api import estimate
+from autofit.api.estimate import predict
 from autofit.core.errors import InputError, RefusedError, UntraceableError
 from autofit.core.estimate import PARTS
 from autofit.core.hardware import GIB
@@ -17,6 +17,7 @@ from autofit.core.strict_yaml import dump
 from autofit.core.workload import Workload
 from autofit.estimate.rates import UNKNOWN
 from autofit.hardware.catalogue import card
+from autofit.tuning import target
 from tests import tiny
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -26,8 +27,8 @@ PLAIN = {"precision": "bf16", "micro_batch_size": 2, "activation_checkpointing":
 @pytest.fixture(autouse=True)
 def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU's speed is taken as known: measuring it takes seconds."""
-    rates = estimate.rates_for
-    monkeypatch.setattr(estimate, "rates_for", lambda here: UNKNOWN if here.device == "cpu" else rates(here))
+    rates = target.rates_for
+    monkeypatch.setattr(target, "rates_for", lambda here: UNKNOWN if here.device == "cpu" else rates(here))
 
 
 def test_what_is_predicted_sums_up_and_is_held_against_the_card() -> None:
@@ -78,7 +79,7 @@ def test_without_a_config_other_models_start_plain() -> None:
 
 def test_what_was_set_is_told_from_what_is_assumed() -> None:
     found = autofit.estimate(tiny.llama_workload(), gpu="h100", set={"precision": "fp32", "lora_rank": 4})
-    assert found.notes[0].startswith("of a config only lora_rank, precision was given: with that, this one is where")
+    assert found.notes[0].startswith("only lora_rank, precision of the config was given: the other knobs are where")
 
 
 def test_the_verdict_follows_the_budget() -> None:
@@ -109,12 +110,12 @@ def test_a_size_that_few_cards_have_is_granted() -> None:
     assert found.verdict == "yes"
     assert found.budget.device_bytes == 512 * GIB
     assert found.step_seconds
-    assert found.notes[0].startswith("No card was named, and few have 512 GiB: one as fast as ")
+    assert found.notes[0].startswith("No card was named: few cards have 512 GiB, so one as fast as ")
 
 
 @NO_CUDA
 def test_without_any_device_named_the_prediction_is_for_this_cpu() -> None:
-    found = estimate.ask(tiny.llama_workload(), PLAIN)
+    found = predict(tiny.llama_workload(), PLAIN)
     assert found.hardware.device == "cpu"
     assert found.to_dict()["usable_bytes"] == found.budget.device_bytes
 

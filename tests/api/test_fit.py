@@ -18,7 +18,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import autofit
-from autofit.api.fit import fit, search
+from autofit.api.fit import fit
+from autofit.api.search import search
 from autofit.core.config import Config
 from autofit.core.errors import InputError, NothingFitsError, ProbeError
 from autofit.core.events import Event, Note, SearchStarted
@@ -493,7 +494,7 @@ def test_the_default_space_keeps_the_format_of_the_weights(monkeypatch: pytest.M
 
 def test_a_model_comes_back_in_the_format_it_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
     found = SavedResult("noisy", {}, {}, {"device": "cpu"}, Config({"precision": "fp32"}), {})
-    monkeypatch.setattr(importlib.import_module("autofit.api.fit"), "_found", lambda *_: found)
+    monkeypatch.setattr(importlib.import_module("autofit.api.fit"), "_result", lambda *_, **__: found)
     model = noisy().double()  # which no config trains in
     before = weights(model)
     loader = [(features.double(), classes) for features, classes in batches()]

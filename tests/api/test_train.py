@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
 from autofit.api.fit import Trained
-from autofit.api.train import TrainOptions, train_saved
+from autofit.api.train import train
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.events import Event, Note
 from tests import tiny
@@ -64,8 +64,8 @@ class Case:
 
     def train(self, data: Path, *, events: list[Event] | None = None, **options: Any) -> Trained:
         self.result.write_text(yaml.safe_dump(self.content))
-        listener = events.append if events is not None else None
-        return train_saved(self.result, data, TrainOptions(**{"lr": 3e-3, **options}), listener=listener)
+        listener = (events if events is not None else []).append
+        return train(self.result, data, listener=listener, **{"lr": 3e-3, **options})
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from autofit.api import estimate as predict
 from autofit.api import what_if
+from autofit.api.estimate import Prediction, estimate, predict
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import UntraceableError
@@ -39,12 +39,12 @@ def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def prediction() -> predict.Prediction:
+def prediction() -> Prediction:
     """A small language model on a large card."""
-    return predict.ask(tiny.llama_workload(), PLAIN, gpu="rtx-4090")
+    return predict(tiny.llama_workload(), PLAIN, gpu="rtx-4090")
 
 
-def within(prediction: predict.Prediction, nbytes: int) -> predict.Prediction:
+def within(prediction: Prediction, nbytes: int) -> Prediction:
     """The same prediction for another budget, of which all may be used."""
     budget = Budget(nbytes, nbytes, margin=0.0)
     estimate = dataclasses.replace(prediction.estimate, budget=budget)
@@ -55,11 +55,11 @@ def by_knob(found: list[what_if.Change]) -> dict[tuple[str, object], Estimate]:
     return {(each.knob, each.value): each.estimate for each in found}
 
 
-def test_changes_are_those_of_full_estimates(prediction: predict.Prediction) -> None:
+def test_changes_are_those_of_full_estimates(prediction: Prediction) -> None:
     here = prediction.estimate
     found = by_knob(what_if.changes(prediction))
     for knob, value in (("activation_checkpointing", "none"), ("optimizer", "sgd"), ("micro_batch_size", 4)):
-        full = predict.estimate(tiny.llama_workload(), PLAIN, gpu="rtx-4090", set={knob: value})
+        full = estimate(tiny.llama_workload(), PLAIN, gpu="rtx-4090", set={knob: value})
         told = found[knob, value]
         assert told.config == full.config
         # The change, not the whole, which the CUDA context would make look alike.
@@ -68,7 +68,7 @@ def test_changes_are_those_of_full_estimates(prediction: predict.Prediction) -> 
         assert told.step_seconds == pytest.approx(full.step_seconds, rel=0.15)
 
 
-def test_changes_are_single_and_legal_and_leave_the_config_out(prediction: predict.Prediction) -> None:
+def test_changes_are_single_and_legal_and_leave_the_config_out(prediction: Prediction) -> None:
     here = prediction.estimate.config
     for change in what_if.changes(prediction):
         differing = set(change.estimate.config.differences(here)) - {"gradient_accumulation_steps", "lora_targets"}
@@ -76,18 +76,18 @@ def test_changes_are_single_and_legal_and_leave_the_config_out(prediction: predi
         assert not str(change.value).startswith("budget-")  # which only a compiler can keep
 
 
-def test_the_faster_ones_come_first_and_what_does_not_fit_last(prediction: predict.Prediction) -> None:
+def test_the_faster_ones_come_first_and_what_does_not_fit_last(prediction: Prediction) -> None:
     whole = what_if.changes(prediction)
     assert [each.estimate.step_seconds for each in whole] == sorted(each.estimate.step_seconds for each in whole)
     # Of this one, activations are more than what the libraries take for themselves.
-    larger = predict.ask(tiny.llama_workload(16, 64, vocab_size=2048), PLAIN, gpu="rtx-4090")
+    larger = predict(tiny.llama_workload(16, 64, vocab_size=2048), PLAIN, gpu="rtx-4090")
     tight = what_if.changes(within(larger, larger.estimate.high))
     verdicts = [each.estimate.verdict for each in tight]
     assert verdicts == sorted(verdicts, key=("yes", "maybe", "no").index)
     assert {"yes", "no"} <= set(verdicts)
 
 
-def test_a_speed_that_is_not_known_is_not_made_up(prediction: predict.Prediction) -> None:
+def test_a_speed_that_is_not_known_is_not_made_up(prediction: Prediction) -> None:
     untimed = dataclasses.replace(prediction.estimate, step_seconds=None, samples_per_second=None)
     untimed = dataclasses.replace(untimed, tokens_per_second=None)
     for change in what_if.changes(dataclasses.replace(prediction, estimate=untimed)):
@@ -95,35 +95,35 @@ def test_a_speed_that_is_not_known_is_not_made_up(prediction: predict.Prediction
 
 
 def test_where_a_space_cannot_be_predicted_nothing_is_said_of_it(
-    prediction: predict.Prediction, monkeypatch: pytest.MonkeyPatch
+    prediction: Prediction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
         raise UntraceableError("no primes are left")
 
     monkeypatch.setattr(what_if, "predict_all", fails)
-    assert what_if.around(prediction)["alternatives"] == []
+    assert what_if.what_if(prediction)["alternatives"] == []
     unknown = [math.nan] * 1000
     monkeypatch.setattr(what_if, "predict_all", lambda *asked: (unknown[: len(asked[2])],) * 2)
-    assert what_if.around(prediction)["alternatives"] == []
+    assert what_if.what_if(prediction)["alternatives"] == []
 
 
-def test_the_largest_sizes(prediction: predict.Prediction) -> None:
-    assert what_if.around(prediction)["largest"] == {
+def test_the_largest_sizes(prediction: Prediction) -> None:
+    assert what_if.what_if(prediction)["largest"] == {
         "micro_batch_size": 4,
         "lora_rank": 256,
         "sequence_length": 64,  # the most the model takes
     }
     four = what_if.scaled(prediction, prediction.estimate.config, memory=1.0).high
-    tight = what_if.around(within(prediction, four))["largest"]
+    tight = what_if.what_if(within(prediction, four))["largest"]
     assert tight["micro_batch_size"] == 2
     assert tight["sequence_length"] == 16
-    none = what_if.around(within(prediction, prediction.estimate.breakdown["context"]))
+    none = what_if.what_if(within(prediction, prediction.estimate.breakdown["context"]))
     assert none["largest"] == {"micro_batch_size": None, "lora_rank": None, "sequence_length": None}
     assert {each["fits"] for each in none["alternatives"]} == {"no"}
 
 
 def test_a_model_without_lengths_has_no_longest_sequence() -> None:
-    found = what_if.around(predict.ask(tiny.mlp_workload(), {}, gpu="rtx-4090"))
+    found = what_if.what_if(predict(tiny.mlp_workload(), {}, gpu="rtx-4090"))
     assert found["largest"].keys() == {"micro_batch_size", "lora_rank"}
     assert found["alternatives"]
 
@@ -156,7 +156,7 @@ def test_the_cards_that_a_config_fits() -> None:
     assert rows["t4"]["fits"] == "no"
     assert "bf16 needs compute capability 8.0" in rows["t4"]["reason"]
     assert rows["t4"]["tokens_per_second"] is None
-    alone = predict.estimate(tiny.llama_workload(), PLAIN, gpu="h100")
+    alone = estimate(tiny.llama_workload(), PLAIN, gpu="h100")
     assert rows["h100"]["device_bytes"] == {"low": alone.low, "high": alone.high}
     assert rows["h100"]["step_seconds"] == pytest.approx(alone.step_seconds)
 
@@ -166,5 +166,5 @@ def test_old_cards_are_predicted_as_themselves() -> None:
     workload = tiny.llama_workload()
     rows = {row["name"]: row for row in what_if.fitting_cards(workload, config)["cards"]}
     for name in ("t4", "a100-40gb"):
-        alone = predict.estimate(workload, config, gpu=name)
+        alone = estimate(workload, config, gpu=name)
         assert rows[name]["device_bytes"] == {"low": alone.low, "high": alone.high}, card(name).title

@@ -11,8 +11,8 @@ def test_the_knobs_read_from_source_are_those_that_are_registered() -> None:
 
 
 def test_every_knob_says_what_it_takes() -> None:
-    told = {each.name: each.told for each in known_knobs()}
-    assert all(told.values())
-    assert told["precision"] == "fp32, tf32, bf16, bf16-mixed, fp16-mixed, fp8"
-    assert told["optimizer_in_backward"] == "false, true"
-    assert told["lora_rank"] == "a whole number from 0 (train all weights) to 1024"
+    described = {each.name: each.description for each in known_knobs()}
+    assert all(described.values())
+    assert described["precision"] == "fp32, tf32, bf16, bf16-mixed, fp16-mixed, fp8"
+    assert described["optimizer_in_backward"] == "false, true"
+    assert described["lora_rank"] == "a whole number from 0 (train all weights) to 1024"

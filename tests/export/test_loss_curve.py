@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from autofit.api.train import TrainOptions, train_saved
+from autofit.api.train import train
 from tests.export.architectures import ARCHITECTURES
 from tests.export.emitted import losses_printed, saved_weights
 
@@ -127,8 +127,8 @@ def losses_of_autofit(kind: str, knobs: dict[str, Any], folder: Path, weights: P
         "config": knobs,
     }
     (folder / "result.yaml").write_text(yaml.safe_dump(result))
-    options = TrainOptions(steps=STEPS, lr=1e-3, seed=3, weights=weights)
-    trained = train_saved(folder / "result.yaml", data_for(kind, folder), options)
+    data = data_for(kind, folder)
+    trained = train(folder / "result.yaml", data, steps=STEPS, lr=1e-3, seed=3, weights=weights)
     return [report.loss for report in trained.history]
 
 

@@ -19,7 +19,7 @@ from autofit.core.result import Result
 from autofit.estimate import timelines
 from autofit.search import Predictions
 from autofit.techniques import canonicalize
-from autofit.tuning.record import FOLLOW_SECONDS, recorded, traced
+from autofit.tuning.record import FOLLOW_SECONDS, follow_tiers, make_record, trace_best
 from tests import tiny
 
 WORKLOAD = tiny.llama_workload(4)
@@ -64,7 +64,9 @@ def found(stopped_by: str = "space") -> Result:
 
 
 def record(result: Result, executor: Any, expected: Predictions | None = EXPECTED, **options: Any) -> Any:
-    return recorded(result, search_options(**options), workload=WORKLOAD, expected=expected, executor=executor)
+    checked = search_options(**options)
+    timelines = follow_tiers(result, WORKLOAD, checked, executor)
+    return make_record(result, checked, predictions=expected, timelines=timelines)
 
 
 def test_the_best_of_each_tier_is_followed() -> None:
@@ -95,33 +97,33 @@ class Recorder:
 def test_a_step_of_the_best_is_kept_among_the_files(tmp_path: Path) -> None:
     told: list[str] = []
     executor: Any = Recorder()
-    made = traced(found(), WORKLOAD, executor, directory=tmp_path, notify=told.append)
+    made = trace_best(found(), WORKLOAD, executor, directory=tmp_path, notify=told.append)
     assert executor.asked == [(BEST, tmp_path)]
     assert made.files == {"trace": str(tmp_path / "t")}
     assert made.to_json()["files"] == {
         **dict.fromkeys(("result", "script", "exports", "report")),
         "trace": str(tmp_path / "t"),
     }
-    assert told == ["memory snapshots are CUDA's: of a CPU there is the trace alone, which holds its allocations, too."]
+    assert told == ["memory snapshots need CUDA: on a CPU there is only the trace, which holds the allocations too."]
 
 
 def test_a_step_that_cannot_be_recorded_costs_no_result(tmp_path: Path) -> None:
     told: list[str] = []
     executor: Any = Recorder(ProbeError("its process ended."))
-    assert traced(found(), WORKLOAD, executor, directory=tmp_path, notify=told.append) == found()
+    assert trace_best(found(), WORKLOAD, executor, directory=tmp_path, notify=told.append) == found()
     assert told == ["no step of the best config could be recorded: its process ended."]
 
 
 def test_ctrl_c_while_a_step_is_recorded_ends_the_search_with_its_answer(tmp_path: Path) -> None:
     executor: Any = Recorder(KeyboardInterrupt())
-    assert traced(found(), WORKLOAD, executor, directory=tmp_path, notify=pytest.fail) == found("interrupt")
+    assert trace_best(found(), WORKLOAD, executor, directory=tmp_path, notify=pytest.fail) == found("interrupt")
 
 
 def test_nothing_is_recorded_of_a_search_that_was_stopped_or_found_nothing(tmp_path: Path) -> None:
     executor: Any = Recorder()
     nothing = dataclasses.replace(found(), best=None)
     for result in (found("interrupt"), nothing):
-        assert traced(result, WORKLOAD, executor, directory=tmp_path, notify=pytest.fail) == result
+        assert trace_best(result, WORKLOAD, executor, directory=tmp_path, notify=pytest.fail) == result
     assert not executor.asked
 
 

@@ -1,5 +1,7 @@
 """Stored results: found for the same search, never for another."""
 
+import contextlib
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,10 +14,15 @@ import pytest
 import torch
 from torch import nn
 
+from autofit.core.config import Config
+from autofit.core.files import cache_file
+from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import search_options
 from autofit.core.workload import Workload
+from autofit.training.fingerprint import LAYOUT
 from autofit.training.workload import workload_from
 from autofit.tuning import result_cache
+from autofit.tuning.measurement_store import Store, Stored, Subject
 from tests import tiny
 
 OPTIONS = search_options(mem=1, space="full", trials=3)
@@ -139,10 +146,8 @@ def test_versions_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_process_finds_the_same() -> None:
-    code = (
-        "import sys; sys.path[:0] = ['tests', '.']; import test_stored;"
-        "print(test_stored.key(loss=test_stored.scaled(2)))"
-    )
+    name = __name__ if __name__.startswith("tests.") else f"tests.tuning.{Path(__file__).stem}"
+    code = f"import importlib; it = importlib.import_module({name!r}); print(it.key(loss=it.scaled(2)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == key(loss=scaled(2))
 
@@ -160,3 +165,37 @@ def test_names_are_no_part_of_a_workload_that_is_the_same() -> None:
     workload = workload_from(tiny.MLP(), batches(), tiny.classify)
     assert isinstance(workload, Workload)
     assert result_cache.key_of(replace(workload, name="another"), OPTIONS) == result_cache.key_of(workload, OPTIONS)
+
+
+OLD_RESULT = "autofit: 1\nmodel: mlp\nworkload: {}\nhardware: {device: cpu}\nconfig: {}\nmeasured: {}\n"
+
+
+def test_what_an_older_autofit_cached_is_not_used_and_that_is_said_once() -> None:
+    assert result_cache.outdated_note() is None  # an empty cache
+    cache_file("", "layout").unlink()
+    old = {"results": f"{'0' * 32}.yaml", "estimates": f"{'1' * 32}.json"}  # named by their digests alone
+    for folder, name in old.items():
+        cache_file(folder, name).parent.mkdir()
+        cache_file(folder, name).write_text(OLD_RESULT if folder == "results" else "[[1.0], [2.0]]")
+    path = Store().path
+    path.parent.mkdir()
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        file.executescript("CREATE TABLE subjects (device TEXT); PRAGMA user_version = 1")
+    note = result_cache.outdated_note()
+    assert note == (
+        "results of searches and predictions and measurements cached by an older autofit in "
+        f"{path.parents[1]} are not used: they are made anew."
+    )
+    assert result_cache.outdated_note() is None
+    assert all(cache_file(folder, name).exists() for folder, name in old.items())
+
+
+def test_what_this_autofit_cached_is_not_outdated() -> None:
+    result_cache.save(key(), OLD_RESULT)
+    Store().add(Subject("key", "foo", "mlp"), Stored(Measurement(Config(), Outcome.FITS), 1, "here", "one"))
+    assert result_cache.find(key())
+    assert result_cache.outdated_note() is None
+
+
+def test_a_key_has_a_layout() -> None:
+    assert key().startswith(f"v{LAYOUT}-")

@@ -13,9 +13,10 @@ from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSecond
 from autofit.core.workload import Traits, Workload
 from autofit.search import PriorMeasurement
 from autofit.setup import Setup, Technique
+from autofit.training import fingerprint
 from autofit.tuning import warm_start
 from autofit.tuning.measurement_store import Store, Subject
-from autofit.tuning.warm_start import Knowledge, subject_of
+from autofit.tuning.warm_start import WarmStart, subject_of
 from tests import tiny
 
 VERSIONS = {"autofit": "1", "torch": "2", "torchao": "3", "python": "3.11.1", "optuna": "4"}
@@ -31,8 +32,8 @@ def subject(workload: Workload = WORKLOAD, versions: dict[str, str] | None = Non
 
 def knows(
     found: Subject | None, run: Path = Path("run"), *, told: list[str] | None = None, cap: int = GIB, exact: bool = True
-) -> Knowledge:
-    return Knowledge(found, cap, exact=exact, run=run, notify=(told if told is not None else []).append)
+) -> WarmStart:
+    return WarmStart(found, cap, exact=exact, run=run, notify=(told if told is not None else []).append)
 
 
 def fits(size: int, peak: int = MIB, seconds: float = 2.0) -> Measurement:
@@ -89,13 +90,17 @@ def test_the_code_that_measures_matters(monkeypatch: pytest.MonkeyPatch, tmp_pat
     before = subject()
     for room in warm_start._MEASURING:
         (tmp_path / room).mkdir()
-    (tmp_path / "probe" / "worker.py").write_text("changed")
-    monkeypatch.setattr(warm_start, "_PACKAGE", tmp_path)
-    warm_start._own_code.cache_clear()
+        (tmp_path / room / "some.py").write_text("changed")
+    monkeypatch.setattr(fingerprint, "_PACKAGE", tmp_path)
+    fingerprint.own_code.cache_clear()
     try:
         assert subject() != before
+        (tmp_path / "probe" / "some.py").unlink()  # a room that is renamed must not go unnoticed
+        fingerprint.own_code.cache_clear()
+        with pytest.raises(AssertionError, match=r"there is no code in .*probe"):
+            subject()
     finally:
-        warm_start._own_code.cache_clear()
+        fingerprint.own_code.cache_clear()
 
 
 def test_the_code_of_techniques_of_ones_own_matters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,19 +126,19 @@ def test_a_workload_that_cannot_be_told_from_others_has_no_subject() -> None:
 # What is known
 
 
-def test_what_one_search_keeps_another_knows() -> None:
+def test_what_one_search_measures_another_starts_from() -> None:
     told: list[str] = []
     first = knows(subject(), told=told)
-    assert first.known(resumed=False) == ()
-    first.keep(fits(1))
-    first.keep(fits(2, seconds=3.0), plan="verified")
+    assert first.prior_measurements(resumed=False) == ()
+    first.add(fits(1))
+    first.add(fits(2, seconds=3.0), plan="verified")
     assert told == []
     second = knows(subject(), told=told)
     expected = (
         PriorMeasurement(Config(micro_batch_size=1), 1, 2.0, MIB),
         PriorMeasurement(Config(micro_batch_size=2), 1, 3.0, MIB),
     )
-    assert second.known(resumed=False) == expected
+    assert second.prior_measurements(resumed=False) == expected
     assert told == ["earlier searches measured 2 configs: they tell where to start (--no-store leaves them out)"]
     assert [each.plan for each in Store().find(subject())] == ["explored", "verified"]
 
@@ -141,28 +146,28 @@ def test_what_one_search_keeps_another_knows() -> None:
 def test_each_search_is_a_day_of_its_own() -> None:
     for size in (1, 2):
         one = knows(subject())
-        one.keep(fits(size))
-        one.keep(fits(4))
-    assert [each.session for each in knows(subject()).known(resumed=False)] == [1, 1, 2, 2]
+        one.add(fits(size))
+        one.add(fits(4))
+    assert [each.session for each in knows(subject()).prior_measurements(resumed=False)] == [1, 1, 2, 2]
 
 
 def test_a_search_that_is_resumed_has_its_own_in_its_journal(tmp_path: Path) -> None:
-    knows(subject(), tmp_path / "a").keep(fits(1))
-    knows(subject(), tmp_path / "b").keep(fits(2))
-    known = knows(subject(), tmp_path / "a").known(resumed=True)
+    knows(subject(), tmp_path / "a").add(fits(1))
+    knows(subject(), tmp_path / "b").add(fits(2))
+    known = knows(subject(), tmp_path / "a").prior_measurements(resumed=True)
     assert [each.config["micro_batch_size"] for each in known] == [2]
-    assert len(knows(subject(), tmp_path / "a").known(resumed=False)) == 2  # another run in the same place
+    assert len(knows(subject(), tmp_path / "a").prior_measurements(resumed=False)) == 2  # another run in the same place
 
 
 def test_other_budgets_are_answered_by_peaks() -> None:
     first = knows(subject(), cap=8 * MIB)
-    first.keep(fits(1, 2 * MIB))
-    first.keep(fits(2, 6 * MIB))
-    first.keep(Measurement(Config(micro_batch_size=4), Outcome.OUT_OF_MEMORY, peak_bytes=PeakBytes(12 * MIB)))
-    first.keep(Measurement(Config(micro_batch_size=8), Outcome.FAILED))
+    first.add(fits(1, 2 * MIB))
+    first.add(fits(2, 6 * MIB))
+    first.add(Measurement(Config(micro_batch_size=4), Outcome.OUT_OF_MEMORY, peak_bytes=PeakBytes(12 * MIB)))
+    first.add(Measurement(Config(micro_batch_size=8), Outcome.FAILED))
 
     def outgrew(cap: int, exact: bool = True) -> dict[Any, tuple[bool, bool]]:
-        known = knows(subject(), cap=cap * MIB, exact=exact).known(resumed=False)
+        known = knows(subject(), cap=cap * MIB, exact=exact).prior_measurements(resumed=False)
         return {each.config["micro_batch_size"]: (each.outgrew, each.proven) for each in known if each.works}
 
     assert outgrew(8) == {1: (False, False), 2: (False, False), 4: (True, True)}
@@ -173,16 +178,16 @@ def test_other_budgets_are_answered_by_peaks() -> None:
 
 def test_where_there_is_no_subject_nothing_is_known_and_nothing_kept() -> None:
     nobody = knows(None)
-    nobody.keep(fits(1))
-    assert nobody.known(resumed=False) == ()
+    nobody.add(fits(1))
+    assert nobody.prior_measurements(resumed=False) == ()
     assert not Store().path.exists()
 
 
 def test_a_run_directory_may_have_any_name(tmp_path: Path) -> None:
     odd = Path("/tmp/\udcff")  # a name that is no text
-    knows(subject(), odd).keep(fits(1))
-    assert knows(subject(), odd).known(resumed=True) == ()
-    assert len(knows(subject()).known(resumed=True)) == 1
+    knows(subject(), odd).add(fits(1))
+    assert knows(subject(), odd).prior_measurements(resumed=True) == ()
+    assert len(knows(subject()).prior_measurements(resumed=True)) == 1
 
 
 # What may be wrong
@@ -194,11 +199,11 @@ def test_a_store_that_cannot_be_read_is_told_once_and_left_alone() -> None:
     path.write_bytes(b"no database" * 100)
     told: list[str] = []
     search = knows(subject(), told=told)
-    assert search.known(resumed=False) == ()
+    assert search.prior_measurements(resumed=False) == ()
     for size in (1, 2):
-        search.keep(fits(size))
+        search.add(fits(size))
     (only,) = told
-    assert only.startswith("the search goes on without what is stored: the store of measurements ")
+    assert only.startswith("the search goes on without earlier measurements: the store of measurements ")
     assert only.endswith("autofit doctor --clear-store begins a new one.")
     assert path.read_bytes().startswith(b"no database")
 
@@ -208,8 +213,8 @@ def test_a_cache_that_cannot_be_written_is_told_once(tmp_path: Path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     told: list[str] = []
     search = knows(subject(), told=told)
-    assert search.known(resumed=False) == ()
+    assert search.prior_measurements(resumed=False) == ()
     for size in (1, 2):
-        search.keep(fits(size))
+        search.add(fits(size))
     assert len(told) == 1
     assert "cannot be written" in told[0]

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 import autofit
-from autofit.api import predicted_search
-from autofit.api.predicted_search import _Candidates
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError, NoDeviceError, ProbeError
@@ -20,6 +18,8 @@ from autofit.core.result import Result, SavedResult
 from autofit.hardware.catalogue import most_common_card
 from autofit.report import nothing_fits
 from autofit.search import Figures, enumeration
+from autofit.tuning import predicted
+from autofit.tuning.predicted import Candidates
 from tests import tiny
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -93,7 +93,7 @@ def test_a_budget_that_nothing_fits_has_no_files_and_says_what_would_fit(tmp_pat
 
 @pytest.mark.usefixtures("shared_zygote")
 def test_what_takes_longer_than_the_limit_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predicted_search, "predict_all", _sleeps)
+    monkeypatch.setattr(predicted, "predict_all", _sleeps)
     with pytest.raises(ProbeError, match="took more than 1 s"):
         searched(tmp_path / "run", gpu_mem=24, time_limit=0.1)
     assert not (tmp_path / "run" / "probes").exists()
@@ -108,7 +108,7 @@ def test_of_a_space_too_large_to_be_predicted_its_size_and_what_was_drawn_are_to
     tmp_path: Path, heard: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(enumeration, "MAX_CONFIGS", 3)
-    monkeypatch.setattr(predicted_search, "_ROUNDS", 1)
+    monkeypatch.setattr(predicted, "_ROUNDS", 1)
     impossible = {**FEW, **REST, "quantization": ["none", "nf4"]}  # nf4 with lora_rank 0 is refused
     result = searched(tmp_path / "run", gpu_mem=24, listener=heard.append, set=impossible)
     started = next(each for each in heard if isinstance(each, SearchStarted))
@@ -139,7 +139,7 @@ def test_nobody_trains_on_a_prediction_by_surprise(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("shared_zygote")
 def test_a_driver_without_a_card_is_found_out_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predicted_search, "why_no_gpu", lambda: None)
+    monkeypatch.setattr(predicted, "why_no_gpu", lambda: None)
     result = searched(tmp_path / "run", gpu="h100")
     assert result.notes[0] == "There is no CUDA device here, so nothing can be measured: the best config is predicted."
     assert "--host-mem" in result.notes[-1]
@@ -153,8 +153,8 @@ def figures(*rows: tuple[str, float, float], compiled: str = "none") -> list[Fig
     ]
 
 
-def within(every: list[Figures], cap: int, *, host_known: bool = False) -> _Candidates:
-    return _Candidates(every, cap, {True: 1.0, False: 1.0}, host_known=host_known)
+def within(every: list[Figures], cap: int, *, host_known: bool = False) -> Candidates:
+    return Candidates(every, cap, {True: 1.0, False: 1.0}, host_known=host_known)
 
 
 def estimate(config: Config, high: int) -> Estimate:
@@ -169,8 +169,8 @@ def test_the_fastest_that_may_fit_comes_first_and_ties_go_to_what_learns_better(
     assert within(every, 90).preferred(0.0).get("precision") == "fp8"
     assert within(every, 91).preferred(0.03).get("precision") == "bf16-mixed"
     assert within(every, 40).preferred(0.03) is None
-    assert within(every, 40).least().get("precision") == "bf16"  # 50 may come to 40 when looked at closely
-    assert within(every, 38).least() is None
+    assert within(every, 40).smallest().get("precision") == "bf16"  # 50 may come to 40 when looked at closely
+    assert within(every, 38).smallest() is None
 
 
 def test_what_needs_a_host_that_nothing_is_known_of_comes_after_what_does_without() -> None:

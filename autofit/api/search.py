@@ -1,0 +1,102 @@
+"""`autofit.search`, and what it shares with `autofit.fit`: one search with its progress shown."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+
+from autofit.core.errors import InputError
+from autofit.core.events import Event, Listener, Note, ProbeFinished
+from autofit.core.notebook import Cell, in_notebook
+from autofit.core.options import SearchOptions, search_options
+from autofit.core.result import Result
+from autofit.core.workload import Workload
+from autofit.models import resolve
+from autofit.report import LiveDisplay
+from autofit.training.user_model import moved_to_host
+from autofit.training.workload import workload_from
+from autofit.tuning.predicted import search_or_predict
+from autofit.tuning.result_cache import outdated_note
+
+_log = logging.getLogger("autofit")
+
+
+def search(
+    model: str | Workload | nn.Module,
+    loader: Any = None,
+    *,
+    loss: Callable[[Any, Any], Any] | None = None,
+    seq_len: int | None = None,
+    effective_batch: int | None = None,
+    trust_remote_code: bool = False,
+    listener: Listener | None = None,
+    **options: Any,
+) -> Result:
+    """Find the fastest config that fits, by measuring real training steps.
+
+    Args:
+        model: a preset's name (or directory, hub id, `file.py:function`), a Workload, or a living model with its
+            `loader`, whose batch size is the effective batch. A living model is not touched.
+        loss: (model, batch) -> scalar mean, for a living model.
+        listener: called with every event of `autofit.core.events`.
+        options: gpu_mem, gpu, device, mem, host_mem (GiB), margin, space, set, trials, time_limit, tolerance, seed,
+            workers, out, resume, memory_snapshot, probe_timeout: as on the command line; store: False for --no-store.
+
+    Returns:
+        The result; its `best` is None when nothing fits. With gpu_mem or gpu but no CUDA device, `best` is None too,
+        and `predicted_best` is the config predicted to be the fastest that fits.
+
+    Raises:
+        InputError: an argument is wrong; ProbeError: probes cannot run here.
+    """
+    checked = search_options(**options)
+    living = model if isinstance(model, nn.Module) else None
+    if isinstance(model, str | Workload) and not (loader is None and loss is None):
+        message = "a loader and a loss belong to a living model."
+        raise InputError(message, "A Workload has its own batch and loss; a name's are made for it.")
+    if isinstance(model, str):
+        workload = resolve(
+            model, sequence_length=seq_len, effective_batch_size=effective_batch, trust_remote_code=trust_remote_code
+        )
+    elif seq_len is not None or effective_batch is not None:
+        message = "seq_len and effective_batch belong to a model given by name."
+        raise InputError(message, "The loader or Workload says them.")
+    else:
+        workload = model if isinstance(model, Workload) else workload_from(model, loader, loss)
+    return run_shown(search_or_predict, workload, checked, listener, living)
+
+
+def run_shown(
+    run: Callable[[Workload, SearchOptions, Listener], Result],
+    workload: Workload,
+    options: SearchOptions,
+    listener: Listener | None,
+    model: nn.Module | None,
+) -> Result:
+    """Run a search while a living model leaves the card; a notebook shows the progress unless a listener does."""
+    listeners = [listener] if listener else []
+    with ExitStack() as stack:
+        if in_notebook() and listener in (None, log_event):
+            listeners.append(stack.enter_context(LiveDisplay(Cell())))
+        if model is not None:
+            stack.enter_context(moved_to_host(model))
+
+        def notify(event: Event) -> None:
+            for listen in listeners:
+                listen(event)
+
+        if note := outdated_note():
+            notify(Note(note))
+        return run(workload, options, notify)
+
+
+def log_event(event: Event) -> None:
+    """Log to `autofit`: notes as warnings, which show by default, and probes as info."""
+    if isinstance(event, Note):
+        _log.warning(event.text)
+    elif isinstance(event, ProbeFinished):
+        _log.info("probe %d: %s", event.measurement.number + 1, event.measurement.outcome.value)

@@ -1,0 +1,21 @@
+"""`autofit report`."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+import autofit.cli.options as options
+from autofit.cli.output import heavy
+
+
+def report(runs: options.Runs, form: options.Format = None, output: options.ReportOutput = None) -> int:
+    """Write the report of a search again, its pictures or a summary; or compare two searches.
+
+    Examples:
+      autofit report run
+      autofit report run --format md
+      autofit report run other-run
+    """
+    shown = heavy("autofit.report.run_report", "report")(runs, form, output)
+    print(shown) if isinstance(shown, str) else Console().print(shown)
+    return 0

@@ -1,0 +1,20 @@
+"""`autofit spaces`."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from autofit.cli.options import Json
+from autofit.cli.output import heavy, print_json
+from autofit.report import spaces_table
+
+
+def spaces(as_json: Json = False) -> int:
+    """The search spaces that ship with autofit, for --space, and how many configs each holds.
+
+    Example:
+      autofit spaces
+    """
+    data = heavy("autofit.api.spaces", "describe_spaces")()
+    print_json(data) if as_json else Console().print(spaces_table(data["spaces"], data["counted_for"]))
+    return 0

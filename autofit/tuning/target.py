@@ -1,0 +1,67 @@
+"""The hardware that a prediction is for, which need not be here, and the estimate of a trace on it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from autofit.core.budget import Budget, gib_to_bytes
+from autofit.core.errors import InputError
+from autofit.core.estimate import Estimate
+from autofit.core.hardware import Hardware
+from autofit.core.options import SearchOptions
+from autofit.core.workload import Traits, Workload
+from autofit.estimate.calibration import calibration_for
+from autofit.estimate.estimator import estimate_of
+from autofit.estimate.rates import rates_for
+from autofit.estimate.trace import Trace
+from autofit.hardware.budgets import budget_for, budget_notes
+from autofit.hardware.catalogue import card, hardware_of, most_common_card, sold_bytes
+from autofit.hardware.device import detect
+from autofit.probe import LocalExecutor
+from autofit.training.inspect import inspect_workload
+
+
+def target_hardware(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
+    """The hardware to predict for, and notes on what is assumed of it.
+
+    Raises:
+        InputError: CUDA is asked for without a card or a size, and there is no CUDA device.
+    """
+    if options.gpu:
+        return hardware_of(card(options.gpu)), ()
+    notes: tuple[str, ...] = ()
+    if options.wanted_device != "cpu" and torch.cuda.is_available():
+        with LocalExecutor() as executor:
+            hardware = executor.detect("cuda")
+    elif options.wanted_device != "cuda":
+        hardware = detect("cpu")
+    elif options.gpu_mem is None:
+        raise InputError("there is no CUDA device here.", "Name a card (--gpu rtx-4090) or a size (--gpu-mem 24).")
+    else:
+        assumed = most_common_card(options.gpu_mem)
+        hardware = hardware_of(assumed)
+        note = f"{assumed.title}, the most common one of {assumed.sold_gb} GB, is assumed; --gpu names another."
+        if assumed.sold_gb < options.gpu_mem:
+            note = f"few cards have {options.gpu_mem:g} GiB, so one as fast as {assumed.title} is assumed."
+        notes = (f"No card was named: {note}",)
+    asked = options.mem if options.wanted_device == "cpu" else options.gpu_mem
+    asked_bytes = 0 if asked is None else gib_to_bytes(asked)
+    # The target need not be here: a budget beyond the memory means a larger device.
+    if asked_bytes > (hardware.memory_bytes if hardware.device == "cpu" else sold_bytes(hardware)):
+        return dataclasses.replace(hardware, memory_bytes=asked_bytes, used_bytes=0), notes
+    return hardware, (*notes, *budget_notes(options, hardware, budget_for(options, hardware)))
+
+
+def structure_traits(workload: Workload, hardware: Hardware) -> Traits:
+    """What the structure of the model shows; a budget of 0 leaves no room for trying its loss."""
+    return dataclasses.replace(inspect_workload(workload, hardware, budget_bytes=0), notes=())
+
+
+def estimate_on(traced: Trace, workload: Workload, hardware: Hardware, budget: Budget) -> Estimate:
+    """The estimate of a trace on a device, with its rates and calibration."""
+    rates, calibration = rates_for(hardware), calibration_for(hardware)
+    return dataclasses.replace(
+        estimate_of(traced, workload, hardware, rates=rates, calibration=calibration), budget=budget
+    )
