@@ -74,11 +74,7 @@ def tensors(batch: Any) -> list[torch.Tensor]:
 
 
 def sample_count(batch: Any) -> int:
-    """The number of samples: the size of dim 0, on which all tensors must agree.
-
-    Raises:
-        InputError: no tensor in it, or tensors of different sizes along dim 0.
-    """
+    """The number of samples: the size of dim 0, on which all tensors must agree."""
     sizes = {tensor.shape[0] for tensor in tensors(batch) if tensor.dim()}
     if not sizes:
         message = f"the batch (a {type(batch).__name__}) holds no tensor with samples along dim 0."

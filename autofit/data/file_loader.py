@@ -1,8 +1,4 @@
-"""A path and a task become a FileLoader.
-
-`rows` reads text, JSON lines, CSV and saved data sets; `labels` numbers classes, `tokens` makes token ids, and `text`
-packs or pads them; `images` reads images; `samples` makes batches.
-"""
+"""A path and a task become a FileLoader."""
 
 from __future__ import annotations
 
@@ -25,9 +21,6 @@ def file_loader(workload: Workload, path: Path, *, tokenizer: Any, options: Data
     Args:
         tokenizer: a transformers tokenizer; None takes the bytes of the text as token ids. One without a chat template
             gets a simple one if the data is messages.
-
-    Raises:
-        InputError: the file does not exist, is empty, or lacks what the task needs.
     """
     options = options or DataOptions()
     if options.packing is not None and workload.task not in ("causal-lm", "masked-lm"):

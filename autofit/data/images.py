@@ -33,14 +33,7 @@ def image_loader(workload: Workload, path: Path, options: DataOptions) -> FileLo
 
 
 def read_tensors(path: Path, shape: Sequence[int], rule: LabelRule) -> Stacked:
-    """The `pixel_values` and `labels` in a .pt file.
-
-    Args:
-        shape: of an image, as the model takes it: channels, height, width.
-
-    Raises:
-        InputError: no such file, not one of tensors, or tensors that do not suit the model.
-    """
+    """The `pixel_values` and `labels` in a .pt file, for a model that takes images of [channels, height, width]."""
     try:
         data = torch.load(path, weights_only=True)
     except FileNotFoundError as error:
@@ -64,11 +57,7 @@ def read_tensors(path: Path, shape: Sequence[int], rule: LabelRule) -> Stacked:
 
 
 def read_folder(path: Path, shape: Sequence[int], options: DataOptions) -> tuple[Pictures, Labels]:
-    """The images of a folder whose directories are the classes, resized to the shape that the model takes.
-
-    Raises:
-        InputError: Pillow is missing, no image, one that cannot be read, or classes the model does not have.
-    """
+    """The images of a folder whose directories are the classes, resized to the shape that the model takes."""
     if importlib.util.find_spec("PIL") is None:
         message = f"{path} holds image files, which Pillow reads, and it is not installed."
         raise InputError(message, "Install it (pip install pillow), or save the images as tensors in a .pt file.")

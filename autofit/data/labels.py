@@ -21,11 +21,7 @@ class Labels:
 
 
 def labels_from(values: Sequence[Any], locations: Sequence[str], rule: LabelRule) -> Labels:
-    """Number the labels; `locations` say where each is, for messages.
-
-    Raises:
-        InputError: a label that is neither name nor number, numbers beside names, or a class the model does not have.
-    """
+    """Number the labels; `locations` say where each is, for messages."""
     located = list(zip(values, locations, strict=True))
     is_number = [isinstance(value, int | float) and not isinstance(value, bool) for value in values]
     if rule.classes == 1:

@@ -34,14 +34,7 @@ class Rows:
 
 
 def read_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Rows:
-    """Read rows of the first of `forms` that fits the first row.
-
-    Args:
-        by_line: every line of a plain text is a row; else all of it is one.
-
-    Raises:
-        InputError: the file does not exist, is empty or unreadable, or a row lacks fields or has wrong values.
-    """
+    """Read rows of the first of `forms` that fits the first row; `by_line`: every line of a plain text is one."""
     rows, remedy = _read(path, forms, by_line)
     form: Form | None = None
     columns: dict[str, list[Any]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,20 +18,6 @@ _HIDDEN, _HIDDEN_OR_UNCHANGED = 0.8, 0.9  # of those: 80 % hidden, 10 % unchange
 _EVALUATION_SEED = 0  # the same tokens are hidden each time, so that evaluation losses can be compared
 
 
-class Samples(Protocol):
-    """What a FileLoader takes its batches from."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The samples of these indices, as a batch."""
-        ...
-
-    def largest(self, name: str) -> int | None:
-        """The largest number in the tensors of that name; None where there are none."""
-        ...
-
-
 @dataclass(frozen=True)
 class Stacked:
     """Samples of one size, in tensors with the samples along dim 0."""
@@ -42,9 +28,11 @@ class Stacked:
         return sample_count(self.tensors)
 
     def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The samples of these indices, as a batch."""
         return {name: tensor[chosen] for name, tensor in self.tensors.items()}
 
     def largest(self, name: str) -> int | None:
+        """The largest number in the tensors of that name; None where there are none."""
         return int(self.tensors[name].max()) if name in self.tensors else None
 
     def has_labels(self, *, shifted: bool) -> torch.Tensor:
@@ -109,13 +97,7 @@ class Ragged:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pixels as bytes in a cache file, normalised when a batch is taken.
-
-    Args:
-        pixels: bytes per image, [channels, height, width].
-        shape: of an image.
-        mean, deviation: of each channel, of values from 0 to 1.
-    """
+    """Pixels as bytes of each image, [channels, height, width], in a cache file; normalised when a batch is taken."""
 
     pixels: Any
     labels: torch.Tensor
@@ -149,7 +131,7 @@ class FileLoader:
         label_names: the numbers of classes that have names in the data.
     """
 
-    samples: Samples
+    samples: Stacked | Ragged | Pictures
     batch_size: int
     mask_id: int | None = None
     notes: tuple[str, ...] = ()

@@ -26,11 +26,7 @@ _FORMS = {
 
 
 def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOptions) -> FileLoader:
-    """The loader of texts in a file or directory, for a task of text.
-
-    Raises:
-        InputError: as `file_loader` does.
-    """
+    """The loader of texts in a file or directory, for a task of text."""
     length, is_masked = workload.sequence_length, workload.task == "masked-lm"
     assert length is not None, "models/ gives every text task a sequence length"
     if is_masked and tokenizer.mask_token_id is None:

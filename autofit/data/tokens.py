@@ -47,11 +47,7 @@ class Encoding:
 
 
 def encode(rows: Rows, encoding: Encoding, *, progress: bool) -> datasets.Dataset:
-    """A data set with `input_ids`, `labels` (empty where they are the ids) and whether a row was `cut`.
-
-    Raises:
-        InputError: a chat template that does not take the messages, or a cache that cannot be written.
-    """
+    """A data set with `input_ids`, `labels` (empty where they are the ids) and whether a row was `cut`."""
     if rows.form in (COMPLETION, MESSAGES):
         encoder = _completions if rows.form == COMPLETION else _chats
     else:
@@ -79,9 +75,6 @@ def cached_map(
     Args:
         key: what the outcome depends on beside the columns and the source of `function`'s module.
         progress: the label of the bar on stderr; None for no bar.
-
-    Raises:
-        InputError: the cache cannot be written.
     """
     data = datasets.Dataset.from_dict(dict(columns))
     source = inspect.getsource(sys.modules[function.__module__])

@@ -27,11 +27,7 @@ _CHUNK = 8 * MIB
 def atomic_directory(path: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
     """Yield an empty directory to fill; on exit it becomes `path`, replacing what was there.
 
-    Args:
-        what: what is written, for messages: "the checkpoint of step 200".
-
-    Raises:
-        InputError: the disk is full, or `path` cannot be written; nothing partial stays behind.
+    `what` is for messages: "the checkpoint of step 200". Where writing fails (InputError), nothing partial stays.
     """
     part = _hidden(path, _PART)
     with _explained(path, part, what=what, needed_bytes=needed_bytes):

@@ -24,14 +24,11 @@ def build(
     model: nn.Module | None = None,
     hyperparameters: Hyperparameters | None = None,
 ) -> Setup:
-    """Put a training run together.
+    """Put a training run together; raises RefusedError where a technique cannot be applied.
 
     Args:
         model: the user's model, changed in place; None: made by the workload's factory, with random weights that take
             memory only in their final dtype.
-
-    Raises:
-        RefusedError: a technique cannot be applied to this model or beside the others.
     """
     canonical = canonicalize(config, workload, hardware)
     reason = refuse(canonical, workload, hardware)

@@ -58,10 +58,7 @@ def save(setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, d
     """Write the state after step `next_step - 1`; then remove all but the last `keep_last` checkpoints.
 
     On a GPU, the host holds a copy of the trained weights meanwhile. `data_state` are plain values and tensors, in
-    lists, tuples and dicts.
-
-    Raises:
-        InputError: no room, no right to write, or `data_state` could not be read back; earlier checkpoints stay.
+    lists, tuples and dicts. Where writing fails (InputError), earlier checkpoints stay.
     """
     check_counts(keep_last=keep_last)
     assert setup.optimizer is not None, "build() sets the optimizer"
@@ -108,11 +105,7 @@ def check_counts(**counts: object) -> None:
 
 
 def check_savable(setup: Setup) -> None:
-    """Find what no checkpoint or saved model can hold before training starts, not at the first save.
-
-    Raises:
-        InputError: a sparse tensor, state of a module or options of the optimizer that are no plain values or tensors.
-    """
+    """Refuse, before training starts, state that no checkpoint or saved model can hold."""
     assert setup.optimizer is not None, "build() sets the optimizer"
     remedy = "Leave it out, or train without an output_dir."
     state = {} if setup.config["lora_rank"] else setup.model.state_dict()  # peft saves adapters its own way
@@ -128,11 +121,7 @@ def check_savable(setup: Setup) -> None:
 
 
 def load(setup: Setup, directory: Path) -> Loaded:
-    """Restore a run from its newest checkpoint, or the one before it where that is damaged.
-
-    Raises:
-        InputError: there is none, none can be read, or it is of another model or config.
-    """
+    """Restore a run from its newest checkpoint, or the one before it where that is damaged."""
     damaged: list[str] = []
     for step, path in _steps(directory):
         try:

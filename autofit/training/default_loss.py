@@ -13,11 +13,7 @@ from autofit.core.errors import InputError
 
 
 def default_loss(model: nn.Module, batch: Any) -> Any:
-    """`model(**batch).loss`, or the model's output when that is the loss.
-
-    Raises:
-        InputError: the model's output holds no loss.
-    """
+    """`model(**batch).loss`, or the model's output when that is the loss."""
     args, kwargs = _arguments(batch)
     output = model(*args, **kwargs)
     loss = output["loss"] if isinstance(output, dict) and "loss" in output else getattr(output, "loss", output)
@@ -33,11 +29,7 @@ def default_loss(model: nn.Module, batch: Any) -> Any:
 
 
 def check_call(model: nn.Module, batch: Any) -> None:
-    """Check by its signature that a model takes the batch, as it must where no loss is given.
-
-    Raises:
-        InputError: its forward does not take what the batch holds.
-    """
+    """Check by its signature that a model takes the batch, as it must where no loss is given."""
     if model._forward_pre_hooks:  # they may change what the forward gets
         return
     try:
@@ -54,11 +46,7 @@ def check_call(model: nn.Module, batch: Any) -> None:
 
 
 def check_loss_function(loss: Any) -> None:
-    """Check that a given loss can be a function of (model, batch).
-
-    Raises:
-        InputError: not a function, or PyTorch's own, which take outputs and targets.
-    """
+    """Check that a given loss can be a function of (model, batch)."""
     if isinstance(loss, nn.modules.loss._Loss):
         name = f"nn.{type(loss).__name__}()"
     elif getattr(loss, "__module__", None) == "torch.nn.functional":

@@ -18,11 +18,7 @@ from autofit.training.workload import batches_of, empty_pass
 
 
 class Epochs(Iterator[Any]):
-    """The batches of one training run, without an end.
-
-    Args:
-        seed: epoch n draws from seed + n.
-    """
+    """The batches of one training run, without an end; epoch n draws from seed + n."""
 
     def __init__(self, loader: Any, seed: int) -> None:
         self._loader, self._seed = loader, seed

@@ -19,67 +19,54 @@ from autofit.training.workload import batches_of
 
 @torch.no_grad()
 def evaluate(setup: Setup, batches: Iterable[Any]) -> float:
-    """The mean loss over `batches`.
-
-    Slices are as large as the micro-batch, which fits with gradients; where longer samples run out of memory, they
-    are halved.
-
-    Raises:
-        InputError: no batch, or none with a valid label.
-    """
-    mean = _MeanLoss(setup)
-    with evaluation_mode(setup.model):
-        for batch in batches:
-            mean.add(batch)
-    if not mean.weight:
+    """The mean loss over `batches`. Raises InputError where no batch has a valid label."""
+    total, weight = _sums(setup, batches)
+    if not weight:
         raise InputError("there is nothing to evaluate on: no batch with a valid label.", "Check eval_loader.")
-    return mean.total / mean.weight
+    return total / weight
 
 
 @torch.no_grad()
 def check_evaluation(setup: Setup, loader: Any) -> None:
-    """Try the loss on one sample of the evaluation data before training starts.
-
-    Raises:
-        InputError: it can be read only once, is empty, or the loss raises.
-    """
+    """Try the loss on one sample of the evaluation data before training starts."""
     first = next(batches_of(loader, name="eval_loader"), None)
     if first is None:
         raise InputError("eval_loader is empty: it gave no batch.", "Check the data set, or leave it out.")
-    with evaluation_mode(setup.model), blamed_on("the loss on eval_loader's first sample"):
-        _MeanLoss(setup).add(samples_of(first, 0, 1))
+    with blamed_on("the loss on eval_loader's first sample"):
+        _sums(setup, [samples_of(first, 0, 1)])
 
 
-class _MeanLoss:
-    """Sums losses and what they count, in slices that fit."""
+def _sums(setup: Setup, batches: Iterable[Any]) -> tuple[float, int]:
+    """The sum of losses and the number of terms in it.
 
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
-        self._size = setup.micro_batch_size
-        self.total, self.weight = 0.0, 0
+    Slices are as large as the micro-batch, which fits with gradients; where longer samples run out of memory, they
+    are halved.
+    """
+    total, weight, size = 0.0, 0, setup.micro_batch_size
+    with evaluation_mode(setup.model):
+        for batch in batches:
+            start, samples = 0, sample_count(batch)
+            while start < samples:
+                part = samples_of(batch, start, min(start + size, samples))
+                count = loss_count(setup.workload, part)
+                loss = _loss_if_it_fits(setup, part, size) if count else 0.0
+                if loss is None:
+                    gc.collect()
+                    if setup.device.type == "cuda":
+                        torch.cuda.empty_cache()
+                    size = max(1, size // 2)
+                    continue
+                total += loss if setup.workload.reduction == "sum" else loss * count
+                weight += count
+                start += size
+    return total, weight
 
-    def add(self, batch: Any) -> None:
-        start, samples = 0, sample_count(batch)
-        while start < samples:
-            if self._fits(samples_of(batch, start, min(start + self._size, samples))):
-                start += self._size
-                continue
-            gc.collect()
-            if self._setup.device.type == "cuda":
-                torch.cuda.empty_cache()
-            self._size = max(1, self._size // 2)
 
-    def _fits(self, part: Any) -> bool:
-        """Add the loss of a slice; False when memory ran out: the handler's frames must be gone before the retry."""
-        setup, count = self._setup, loss_count(self._setup.workload, part)
-        if not count:
-            return True
-        try:
-            loss = loss_value(setup, part)
-        except Exception as error:
-            if self._size == 1 or not is_out_of_memory(error):
-                raise
-            return False
-        self.total += loss if setup.workload.reduction == "sum" else loss * count
-        self.weight += count
-        return True
+def _loss_if_it_fits(setup: Setup, part: Any, size: int) -> float | None:
+    """None when memory ran out; in a function of its own, so that the handler's frames are freed before a retry."""
+    try:
+        return loss_value(setup, part)
+    except Exception as error:
+        if size == 1 or not is_out_of_memory(error):
+            raise
+        return None

@@ -43,9 +43,6 @@ def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int) 
     """Read the model's structure and try the loss on a small batch, whole and split.
 
     The trial needs the weights in fp32; it is skipped, with a note, where they would take more than half of the budget.
-
-    Raises:
-        InputError: a factory raises, the batch or the loss is not what it should be.
     """
     with blamed_on("the model factory"):
         model = meta_model_from(workload.model)
@@ -137,11 +134,7 @@ def loss_splits(setup: Setup, batch: Any) -> tuple[bool, str | None]:
 
 
 def check_loss(setup: Setup) -> None:
-    """Try the loss once before training: a config given by hand may split what cannot be split.
-
-    Raises:
-        InputError: it raises (labels of a wrong shape, say), or cannot be split as the config would.
-    """
+    """Try the loss once before training: a config given by hand may split what cannot be split."""
     whole = setup.workload.effective_batch_size
     if setup.micro_batch_size >= whole:
         _tried_loss(setup, setup.workload.batch(1))

@@ -43,11 +43,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def meta_model_from(factory: Callable[[], Any]) -> nn.Module:
-    """Call a model factory with parameters on meta, or plainly where its code needs real ones.
-
-    Raises:
-        InputError: the factory returns something that is not an nn.Module.
-    """
+    """Call a model factory with parameters on meta, or plainly where its code needs real ones."""
     try:
         with parameters_on_meta():
             model = factory()
@@ -73,11 +69,7 @@ def meta_copy(model: nn.Module) -> nn.Module:
 
 
 def materialize(setup: Setup, *, values: bool = True) -> None:
-    """Move every parameter and buffer to the device in its final dtype; meta ones get random values.
-
-    Args:
-        values: False leaves the values of meta parameters unset.
-    """
+    """Move every parameter and buffer to the device in its final dtype; meta ones get random values, if `values`."""
     generator = torch.Generator(device=setup.device).manual_seed(setup.hyperparameters.seed)
     done: dict[nn.Parameter, nn.Parameter] = {}
     for module in list(setup.model.modules()):

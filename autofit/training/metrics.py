@@ -2,93 +2,88 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import json
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 from tqdm import tqdm
 
-from autofit.core.errors import InputError
 from autofit.core.notebook import Cell, in_notebook
 from autofit.training.loop import StepReport
 
-_NAMES = (*(each.name for each in fields(StepReport)), "evaluation")
+
+class Recorder:
+    """A callback that is also told of evaluations, and of steps that are done again."""
+
+    def __call__(self, report: StepReport) -> None:
+        """Record one step."""
+        raise NotImplementedError
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """Record the mean loss on held-out data after a step."""
+        raise NotImplementedError
+
+    def back_to(self, first_step: int) -> None:
+        """Go back to a step that is done again."""
+
+    def close(self) -> None:
+        """Record nothing more."""
+        raise NotImplementedError
 
 
-class MetricsFile:
-    """One line per step, in JSON (`.jsonl`) or CSV (`.csv`), each flushed at once.
+class MetricsFile(Recorder):
+    """JSON lines, one per step or evaluation, each flushed at once.
 
-    Opening drops the lines of steps from `first_step` on, which a resumed run does again. `evaluation` is the mean
-    loss on held-out data after a step.
-
-    Raises:
-        InputError: another suffix.
+    Opening drops the lines of steps from `first_step` on, which a resumed run does again.
     """
 
     def __init__(self, path: Path, *, first_step: int = 0) -> None:
-        if path.suffix not in (".jsonl", ".csv"):
-            raise InputError(f"a metrics file cannot be {path.name}.", "Give a name that ends in .jsonl or .csv.")
-        self._path, self._is_json = path, path.suffix == ".jsonl"
+        self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._open(first_step)
 
     def _open(self, first_step: int) -> None:
-        path = self._path
-        rows = [row for row in _rows(path) if int(row["step"]) < first_step] if first_step and path.exists() else []
-        self._file: IO[str] = path.open("w", encoding="utf-8", newline="")
-        self._csv = csv.DictWriter(self._file, _NAMES)
-        if not self._is_json:
-            self._csv.writeheader()
+        rows = [row for row in _rows(self._path) if row["step"] < first_step] if self._path.exists() else []
+        self._file: IO[str] = self._path.open("w", encoding="utf-8")
         for row in rows:
             self._write(row)
 
     def back_to(self, first_step: int) -> None:
-        """Drop the lines of steps that are done again."""
         self._file.close()
         self._open(first_step)
 
     def __call__(self, report: StepReport) -> None:
-        """Write one step."""
         self._write(asdict(report))
 
     def evaluated(self, step: int, loss: float) -> None:
-        """Write the loss on held-out data after a step."""
         self._write({"step": step, "evaluation": loss})
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _write(self, row: dict[str, Any]) -> None:
-        if self._is_json:
-            self._file.write(json.dumps({name: value for name, value in row.items() if value is not None}) + "\n")
-        else:
-            self._csv.writerow(row)
+        self._file.write(json.dumps({name: value for name, value in row.items() if value is not None}) + "\n")
         self._file.flush()
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     """The readable lines: a killed run leaves half a line, and a machine that went down may leave anything."""
     rows = []
-    with path.open(encoding="utf-8", newline="") as file:
-        if path.suffix == ".csv":
-            return [row for row in csv.DictReader(file) if None not in row.values() and row["loss"] + row["evaluation"]]
-        for line in file:
-            try:
-                row = json.loads(line) if line.endswith("\n") else None
-            except json.JSONDecodeError:
-                continue
-            if isinstance(row, dict) and "step" in row:
-                rows.append(row)
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.append(row)
     return rows
 
 
-class TensorBoard:
-    """TensorBoard's event files: loss, learning rate, gradient norm, samples per second, evaluation."""
+class TensorBoard(Recorder):
+    """TensorBoard's event files; it shows a step that is done again beside its former values."""
 
     def __init__(self, directory: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -96,7 +91,6 @@ class TensorBoard:
         self._writer: Any = SummaryWriter(str(directory))
 
     def __call__(self, report: StepReport) -> None:
-        """Write one step."""
         values = {"loss": report.loss, "lr": report.lr, "gradient_norm": report.gradient_norm}
         if report.seconds:
             values["samples_per_second"] = report.samples / report.seconds
@@ -105,20 +99,48 @@ class TensorBoard:
                 self._writer.add_scalar(f"train/{name}", value, report.step)
 
     def evaluated(self, step: int, loss: float) -> None:
-        """Write the loss on held-out data after a step."""
         self._writer.add_scalar("evaluation/loss", loss, step)
 
-    def back_to(self, first_step: int) -> None:
-        """Nothing to do: TensorBoard shows a step's later values beside its former ones."""
-
     def close(self) -> None:
-        """Close the files."""
         self._writer.close()
 
     @staticmethod
     def installed() -> bool:
         """Whether the tensorboard package is there, which torch's writer needs."""
         return importlib.util.find_spec("tensorboard") is not None
+
+
+class Bar(Recorder):
+    """A bar on stderr or in a notebook's cell: steps, loss, rate, and the share of time spent waiting for data."""
+
+    def __init__(self, total: int, *, first_step: int = 0) -> None:
+        options = {"total": total, "initial": first_step, "desc": "training", "unit": "step"}
+        self._bar: Any = _CellBar(**options) if in_notebook() else tqdm(**options, dynamic_ncols=True)
+        self._waiting = self._elapsed = 0.0
+
+    def __call__(self, report: StepReport) -> None:
+        self._waiting += report.data_seconds
+        self._elapsed += report.data_seconds + report.seconds
+        shown = {"loss": f"{report.loss:.4g}"}
+        if self._elapsed and self._waiting / self._elapsed > 0.01:
+            shown["waiting"] = f"{self._waiting / self._elapsed:.0%}"
+        self._bar.set_postfix(shown, refresh=False)
+        self._bar.update()
+
+    def evaluated(self, step: int, loss: float) -> None:
+        self._bar.set_description(f"training (evaluation {loss:.4g})")
+
+    def back_to(self, first_step: int) -> None:
+        self._bar.n = first_step
+        self._bar.refresh()
+
+    def close(self) -> None:
+        self._bar.close()
+
+    @staticmethod
+    def wanted() -> bool:
+        """Whether somebody is looking: a terminal, or a notebook."""
+        return sys.stderr.isatty() or in_notebook()
 
 
 class _CellBar(tqdm):  # type: ignore[misc]
@@ -136,43 +158,3 @@ class _CellBar(tqdm):  # type: ignore[misc]
         if not self.disable:
             self.display()
         super().close()
-
-
-class Bar:
-    """A bar on stderr or in a notebook's cell: steps, loss, rate, and the share of time spent waiting for data."""
-
-    def __init__(self, total: int, *, first_step: int = 0) -> None:
-        options = {"total": total, "initial": first_step, "desc": "training", "unit": "step"}
-        self._bar: Any = _CellBar(**options) if in_notebook() else tqdm(**options, dynamic_ncols=True)
-        self._waiting = self._elapsed = 0.0
-
-    def __call__(self, report: StepReport) -> None:
-        """Advance by one step."""
-        self._waiting += report.data_seconds
-        self._elapsed += report.data_seconds + report.seconds
-        shown = {"loss": f"{report.loss:.4g}"}
-        if self._elapsed and self._waiting / self._elapsed > 0.01:
-            shown["waiting"] = f"{self._waiting / self._elapsed:.0%}"
-        self._bar.set_postfix(shown, refresh=False)
-        self._bar.update()
-
-    def evaluated(self, step: int, loss: float) -> None:
-        """Show the loss on held-out data beside the bar."""
-        self._bar.set_description(f"training (evaluation {loss:.4g})")
-
-    def back_to(self, first_step: int) -> None:
-        """Go back to a step."""
-        self._bar.n = first_step
-        self._bar.refresh()
-
-    def close(self) -> None:
-        """Leave the bar as it is."""
-        self._bar.close()
-
-    @staticmethod
-    def wanted() -> bool:
-        """Whether somebody is looking: a terminal, or a notebook."""
-        return sys.stderr.isatty() or in_notebook()
-
-
-Recorder = MetricsFile | TensorBoard | Bar

@@ -27,8 +27,7 @@ _UNWRAPPED = ("compile", "activation_offload", "parameter_offload")  # nothing m
 class Recovery:
     """Rolls a step back, and moves the run to configs that need less memory.
 
-    Args:
-        splits: whether the loss of a batch may be summed up from slices; asked once, before the first split.
+    `splits`: whether the loss of a batch may be summed up from slices; asked once, before the first split.
     """
 
     def __init__(self, setup: Setup, splits: Callable[[], bool]) -> None:

@@ -27,9 +27,6 @@ def save_model(setup: Setup, directory: Path) -> None:
     With adapters: `adapter_model.safetensors` and `adapter_config.json`, for `PeftModel.from_pretrained(base,
     directory)`. A transformers model: for `from_pretrained(directory)`. Any other module: `model.safetensors`, for
     `safetensors.torch.load_model`.
-
-    Raises:
-        InputError: no room, or no right to write.
     """
     is_adapted = bool(setup.config["lora_rank"])
     saved = (parameter for _, parameter in setup.trainable()) if is_adapted else setup.model.state_dict().values()

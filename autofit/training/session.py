@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -78,11 +79,7 @@ class Session:
     def run(
         self, config: Mapping[str, Any], device: str | None, loader: Any, *, steps: int, eval_loader: Any = None
     ) -> tuple[list[StepReport], list[float]]:
-        """Train the model in place and restore its modes; returns the reports and the evaluations.
-
-        Raises:
-            InputError: the config cannot be applied, or the loss does not go with it; AutofitError: see `train`.
-        """
+        """Train the model in place and restore its modes; returns the reports and the evaluations."""
         torch.manual_seed(self.hyperparameters.seed)
         batch_split = self.policy.batch_split()
         if batch_split:
@@ -91,13 +88,8 @@ class Session:
         restore_dtypes = self.workload.keeps is not None
         with segments.as_in_probes(device, self.listener), restored(self.model, dtypes=restore_dtypes):
             hardware = detect(device)
-            setup = build(
-                self.workload,
-                {**config, **batch_split},
-                hardware,
-                model=self.model,
-                hyperparameters=self.hyperparameters,
-            )
+            config = {**config, **batch_split}
+            setup = build(self.workload, config, hardware, model=self.model, hyperparameters=self.hyperparameters)
             for note in (*hardware.notes, *setup.warnings):
                 self.listener(note)
             try:
@@ -135,36 +127,25 @@ class _Training:
             done = counted(first, "step")
             self._notify(f"the run has done {done} already, more than the {steps} it was to go on to.")
         with ExitStack() as stack:
-            for recorder in self._make_recorders(steps, first):
+            if self._directory:
+                self._recorders.append(MetricsFile(self._directory / METRICS_FILE, first_step=first))
+                if TensorBoard.installed():
+                    self._recorders.append(TensorBoard(self._directory / "tensorboard"))
+            if self._session.progress:
+                self._recorders.append(Bar(steps, first_step=first))
+            for recorder in self._recorders:
                 stack.callback(recorder.close)
-                self._recorders.append(recorder)
-            while True:
-                torn = self._attempt(first, steps)
-                if torn is None:
-                    break
+            while torn := self._attempt(first, steps):
                 first = self._back_to_checkpoint(torn)
         self._note_slow_loader()
         if self._directory:
             save_model(self._setup, self._directory / "model")
         return self._history, list(self._evaluations.values())
 
-    def _make_recorders(self, steps: int, first: int) -> list[Recorder]:
-        recorders: list[Recorder] = []
-        if self._directory:
-            recorders.append(MetricsFile(self._directory / METRICS_FILE, first_step=first))
-            if TensorBoard.installed():
-                recorders.append(TensorBoard(self._directory / "tensorboard"))
-        if self._session.progress:
-            recorders.append(Bar(steps, first_step=first))
-        return recorders
-
     def _attempt(self, first: int, steps: int) -> OutOfMemoryError | None:
         """Run to the end; returns the error if memory ran out in an update, which only a checkpoint can undo."""
-
-        def after_step(report: StepReport) -> None:
-            self._after_step(report, steps)
-
-        callbacks = (*self._session.callbacks, *self._recorders, after_step)
+        after_step = functools.partial(self._after_step, steps=steps)
+        callbacks: tuple[Callback, ...] = (*self._session.callbacks, *self._recorders, after_step)
         try:
             train(self._setup, self._epochs, steps=steps, first_step=first, callbacks=callbacks, listener=self._notify)
         except DivergedError as error:
@@ -192,8 +173,8 @@ class _Training:
                 recorder.evaluated(report.step, loss)
 
     def _save(self, directory: Path, next_step: int) -> None:
-        state = self._epochs.state()
-        checkpoint.save(self._setup, directory, next_step, keep_last=self._policy.keep_last, data_state=state)
+        keep_last, state = self._policy.keep_last, self._epochs.state()
+        checkpoint.save(self._setup, directory, next_step, keep_last=keep_last, data_state=state)
 
     def _resume(self) -> int:
         """Restore the last checkpoint, also in the middle of an epoch; returns the next step."""

@@ -16,11 +16,7 @@ from autofit.training.default_loss import default_loss
 
 
 def compute_loss(setup: Setup, batch: Any) -> torch.Tensor:
-    """The workload's loss of one micro-batch, checked to be a trainable scalar.
-
-    Raises:
-        InputError: not a tensor, not a scalar, or not connected to any trainable weight.
-    """
+    """The workload's loss of one micro-batch, checked to be a trainable scalar."""
     workload, model = setup.workload, setup.model
     loss = workload.loss(model, batch) if workload.loss is not None else default_loss(model, batch)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -54,9 +50,6 @@ def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
     """Forward and backward over all micro-batches of `batch`; returns its loss, detached, on the device.
 
     Gradients equal those of the unsplit batch, whatever the micro-batch.
-
-    Raises:
-        InputError: the backward applies gradients itself, and there is more than one micro-batch.
     """
     setup.phase = "forward"  # already while data moves: the last step ended in "update"
     batch_loss = torch.zeros((), device=setup.device)

@@ -51,16 +51,12 @@ class StepTrace:
 
     def end(self) -> None:
         """Stop the profiler and write the files."""
-        profiler = self._stop()
+        profiler = self.stop()
         assert profiler is not None, "begin() comes first"
         self._directory.mkdir(parents=True, exist_ok=True)
         self._write(TRACE, lambda path: profiler.export_chrome_trace(str(path)))
         if self._cuda:
             self._write(SNAPSHOT, lambda path: torch.cuda.memory._dump_snapshot(str(path)))
-
-    def abandon(self) -> None:
-        """Stop the profiler, if it runs, and write nothing."""
-        self._stop()
 
     @property
     def message(self) -> str:
@@ -75,7 +71,8 @@ class StepTrace:
         named = {"trace": self._directory / TRACE, "memory_snapshot": self._directory / SNAPSHOT}
         return {name: path for name, path in named.items() if path.exists()}
 
-    def _stop(self) -> profile | None:
+    def stop(self) -> profile | None:
+        """Stop the profiler, if it runs, and write nothing."""
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
             if self._cuda:
@@ -113,7 +110,7 @@ class SteadyStep:
         return self._steps > WARM_STEPS
 
     def __exit__(self, *_: object) -> None:
-        self._trace.abandon()
+        self._trace.stop()
         self._recording.close()
 
     def __call__(self, report: StepReport) -> None:

@@ -22,10 +22,8 @@ def moved_to_host(model: nn.Module, *, device_type: str = "cuda") -> Iterator[No
     """Move weights, gradients and buffers off devices of a type, so that probes find the card as training will.
 
     Tensors stay the same objects, so optimizers and other holders keep them; those that share memory still do.
-    Quantised and sparse weights stay where they are.
-
-    Raises:
-        OutOfMemoryError: the memory was taken meanwhile; the model stays whole on the host.
+    Quantised and sparse weights stay where they are. If the memory is taken meanwhile (OutOfMemoryError), the model
+    stays whole on the host.
     """
     homes = [
         (tensor, tensor.device, tensor.data_ptr()) for tensor in _dense(model) if tensor.device.type == device_type

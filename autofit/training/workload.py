@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,26 +26,6 @@ _NOT_COPIED = "Take that out of the model, or search with autofit.Workload(model
 
 
 @dataclass(frozen=True)
-class MetaModel:
-    """() -> the structure of the user's model, without its weights."""
-
-    model: nn.Module
-
-    def __call__(self) -> nn.Module:
-        return self.model  # each probe is a process of its own and unpickles its own
-
-
-@dataclass(frozen=True)
-class RepeatedBatch:
-    """n -> n samples, made from one real batch of the largest shape found."""
-
-    batch: Any
-
-    def __call__(self, samples: int) -> Any:
-        return repeat_to(self.batch, samples)
-
-
-@dataclass(frozen=True)
 class Peek:
     """How to find the largest batch: the one given, or the largest of the loader's first `batches`."""
 
@@ -64,14 +45,11 @@ def workload_from(
     optimizer: Callable[[Any], Any] | None = None,
     peek: Peek | None = None,
 ) -> Workload:
-    """The workload of a search for training `model` on `loader`, with a copy of the model's structure for the probes.
-
-    Raises:
-        InputError: as `training_workload` does, or the model cannot be copied.
-    """
+    """The workload of a search for training `model` on `loader`; probes get a copy of the model without weights."""
     workload = training_workload(model, loader, loss, optimizer=optimizer, peek=peek)
     with blamed_on("copying the model's structure", _NOT_COPIED):
-        return dataclasses.replace(workload, model=MetaModel(meta_copy(model)))
+        structure = meta_copy(model)
+    return dataclasses.replace(workload, model=lambda: structure)  # each probe unpickles its own
 
 
 def training_workload(
@@ -85,10 +63,6 @@ def training_workload(
     """The workload of training `model` itself on `loader`, whose own batch size is the effective batch.
 
     Reads the first batches to find the largest shape; the model is not touched.
-
-    Raises:
-        InputError: not a module with weights in one place, a loader that is empty or can be read only once, batches
-            without samples or of different structure, or no loss beside batches that the model does not take.
     """
     _check_model(model)
     check_loss_function(loss)
@@ -102,7 +76,7 @@ def training_workload(
         task = "custom"
     return Workload(
         model=lambda: model,
-        batch=RepeatedBatch(map_tensors(largest, lambda tensor: tensor.detach().cpu())),
+        batch=functools.partial(repeat_to, map_tensors(largest, lambda tensor: tensor.detach().cpu())),
         loss=loss,
         optimizer=optimizer,
         effective_batch_size=samples,
@@ -180,8 +154,7 @@ def _elements_per_sample(batch: Any) -> float:
 def batches_of(loader: Any, *, name: str = "loader") -> Iterator[Any]:
     """A fresh pass over a loader: an iterable that can be read again, or a function that returns an iterator.
 
-    Raises:
-        InputError: a bare iterator, whose batches would be lost to the search, or nothing that can be iterated.
+    A bare iterator is refused, because its first batches would be lost to the search.
     """
     if callable(loader) and not isinstance(loader, Iterable):
         return iter(loader())

@@ -369,7 +369,7 @@ def test_a_result_for_a_device_that_is_not_here(causal: Case) -> None:
 
 
 def test_a_function_of_the_users_has_data_of_its_own(causal: Case) -> None:
-    code = "import tiny\ndef make():\n    return tiny.mlp_workload()\n"
+    code = "from tests import tiny\ndef make():\n    return tiny.mlp_workload()\n"
     (causal.folder / "mine.py").write_text(code)
     causal.content["source"] = {"kind": "function", "function": f"{causal.folder / 'mine.py'}:make"}
     causal.content["workload"]["sequence_length"] = None

@@ -1,6 +1,5 @@
 """What a run tells while it runs: files that can be read again, also after a kill, and the bar."""
 
-import csv
 import json
 import sys
 from dataclasses import replace
@@ -9,7 +8,6 @@ from types import ModuleType
 
 import pytest
 
-from autofit.core.errors import InputError
 from autofit.training.loop import StepReport
 from autofit.training.metrics import Bar, MetricsFile, TensorBoard
 
@@ -31,24 +29,13 @@ def test_json_lines(tmp_path: Path) -> None:
     assert last == {"step": 1, "evaluation": 1.5}
 
 
-def test_csv(tmp_path: Path) -> None:
-    written(tmp_path / "metrics.csv", range(2))
-    with (tmp_path / "metrics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["step"] for row in rows] == ["0", "1", "1"]
-    assert rows[0]["loss"] == "2.5"
-    assert rows[0]["gradient_norm"] == ""
-    assert rows[2]["evaluation"] == "1.5"
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.csv"])
-def test_a_resumed_run_goes_on_where_it_stands(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
+def test_a_resumed_run_goes_on_where_it_stands(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
     written(path, range(5))
     with path.open("a") as file:
-        file.write('{"step": 9, "lo' if name.endswith("jsonl") else "9,")  # killed in the middle of a line
+        file.write('{"step": 9, "lo')  # killed in the middle of a line
     written(path, range(3, 5), first_step=3)
-    whole = tmp_path / f"whole-{name}"
+    whole = tmp_path / "whole.jsonl"
     written(whole, range(5))
     assert path.read_text() == whole.read_text()
 
@@ -64,11 +51,6 @@ def test_every_line_is_there_at_once(tmp_path: Path) -> None:
     metrics(REPORT)
     assert (tmp_path / "metrics.jsonl").read_text().endswith("}\n")
     metrics.close()
-
-
-def test_another_ending_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot be metrics\.txt\. Give a name that ends in \.jsonl or \.csv"):
-        MetricsFile(tmp_path / "metrics.txt")
 
 
 def test_the_bar_says_loss_and_waiting(capsys: pytest.CaptureFixture[str]) -> None:
