@@ -16,7 +16,7 @@ from autofit.core.errors import InputError
 TASKS = ("causal-lm", "masked-lm", "sequence-classification", "image-classification", "custom")
 CLASSIFICATION_TASKS = ("sequence-classification", "image-classification")  # their heads are new: trained whole
 SCHEDULES = ("constant", "cosine", "linear")
-_CLASS_SUFFIXES = {
+CLASS_SUFFIXES = {  # of the names of transformers' classes
     "ForCausalLM": "causal-lm",
     "LMHeadModel": "causal-lm",
     "ForMaskedLM": "masked-lm",
@@ -28,7 +28,7 @@ _CLASS_SUFFIXES = {
 def task_of(model: object) -> str | None:
     """The task of a transformers model, by the name of its class; None for any other."""
     name = type(model).__name__
-    return next((task for suffix, task in _CLASS_SUFFIXES.items() if name.endswith(suffix)), None)
+    return next((task for suffix, task in CLASS_SUFFIXES.items() if name.endswith(suffix)), None)
 
 
 @dataclass(frozen=True)

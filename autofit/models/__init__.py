@@ -13,8 +13,8 @@ from autofit.core.errors import InputError, unknown
 from autofit.core.workload import Workload
 from autofit.models.config_json import is_hub_id, read_directory, read_hub
 from autofit.models.functions import function_workload, is_function
-from autofit.models.huggingface import HuggingFaceModel, huggingface_workload, preset_model
-from autofit.models.presets import Preset, describe_presets, load_preset, preset_names
+from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
+from autofit.models.presets import describe_presets, load_preset, preset_model, preset_names
 
 __all__ = [
     "HuggingFaceModel",
@@ -23,7 +23,6 @@ __all__ = [
     "describe_presets",
     "load_preset",
     "preset_names",
-    "Preset",
 ]
 
 
@@ -39,13 +38,23 @@ def resolve(
     Raises:
         InputError: it is none of these, or one of them that cannot be trained as asked.
     """
+    sizes = {"sequence_length": sequence_length, "effective_batch_size": effective_batch_size}
     if is_function(model):
-        return function_workload(model, sequence_length=sequence_length, effective_batch_size=effective_batch_size)
-    return huggingface_workload(
-        _huggingface_model(model, trust_remote_code),
-        sequence_length=sequence_length,
-        effective_batch_size=effective_batch_size,
-    )
+        return function_workload(model, **sizes)
+    path, preset = _existing(model), model in preset_names()
+    # A folder that happens to be called gpt2 does not hide the preset; one with a config.json is meant.
+    if path is not None and path.is_dir() and not (preset and not (path / "config.json").exists()):
+        return huggingface_workload(read_directory(path, trust_remote_code=trust_remote_code), **sizes)
+    if preset:
+        return huggingface_workload(preset_model(model), **sizes)
+    if path is not None:
+        remedy = f"Write {model}:FUNCTION." if path.suffix == ".py" else "Give the directory that holds config.json."
+        raise InputError(f"{model} is a file, not a model.", remedy)
+    if is_hub_id(model):
+        return huggingface_workload(read_hub(model, trust_remote_code=trust_remote_code), **sizes)
+    if "/" in model:
+        raise InputError(f"the directory {model} is not there.", "Check the path.")
+    raise unknown("model", model, preset_names())
 
 
 def workload_from_source(
@@ -66,36 +75,19 @@ def workload_from_source(
         message = "this result is of a model that lived in a Python process, and does not say how to make it again."
         raise InputError(message, "Train it there, with autofit.fit(model, loader, config=...).")
     sizes = {"sequence_length": sequence_length, "effective_batch_size": effective_batch_size}
-    kind = source.get("kind")
+    kind, keys = source.get("kind"), {"preset": "model", "directory": "path", "hub": "model", "function": "function"}
+    if not isinstance(kind, str) or kind not in keys:
+        raise unknown("kind of model source", kind, keys)
+    named = source.get(keys[kind])
+    if not isinstance(named, str):
+        raise InputError(f"the source of the model lacks its {keys[kind]}: {dict(source)!r}.", "Search again.")
     if kind == "function":
-        return function_workload(_entry(source, "function"), **sizes)
+        return function_workload(named, **sizes)
     if kind == "preset":
-        model = preset_model(load_preset(_entry(source, "model")))
-    elif kind == "directory":
-        model = read_directory(Path(_entry(source, "path")), trust_remote_code=trust_remote_code)
-    elif kind == "hub":
-        model = read_hub(_entry(source, "model"), trust_remote_code=trust_remote_code)
-    else:
-        raise unknown("kind of model source", kind, ("preset", "directory", "hub", "function"))
-    return huggingface_workload(model, **sizes)
-
-
-def _huggingface_model(model: str, trust_remote_code: bool) -> HuggingFaceModel:
-    path = _existing(model)
-    preset = model in preset_names()
-    # A folder that happens to be called gpt2 does not hide the preset; one with a config.json is meant.
-    if path is not None and path.is_dir() and not (preset and not (path / "config.json").exists()):
-        return read_directory(path, trust_remote_code=trust_remote_code)
-    if preset:
-        return preset_model(load_preset(model))
-    if path is not None:
-        remedy = f"Write {model}:FUNCTION." if path.suffix == ".py" else "Give the directory that holds config.json."
-        raise InputError(f"{model} is a file, not a model.", remedy)
-    if is_hub_id(model):
-        return read_hub(model, trust_remote_code=trust_remote_code)
-    if "/" in model:
-        raise InputError(f"the directory {model} is not there.", "Check the path.")
-    raise unknown("model", model, preset_names())
+        return huggingface_workload(preset_model(named), **sizes)
+    if kind == "directory":
+        return huggingface_workload(read_directory(Path(named), trust_remote_code=trust_remote_code), **sizes)
+    return huggingface_workload(read_hub(named, trust_remote_code=trust_remote_code), **sizes)
 
 
 def _existing(model: str) -> Path | None:
@@ -106,10 +98,3 @@ def _existing(model: str) -> Path | None:
         return path if path.exists() else None
     except (OSError, RuntimeError, ValueError):  # too long for a file name, no such user, a null character
         return None
-
-
-def _entry(source: Mapping[str, Any], key: str) -> str:
-    value = source.get(key)
-    if not isinstance(value, str):
-        raise InputError(f"the source of the model lacks its {key}: {dict(source)!r}.", "Search again.")
-    return value

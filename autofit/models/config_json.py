@@ -1,7 +1,7 @@
 """A Hugging Face config.json, in a directory or on the hub, read into a HuggingFaceModel.
 
 Weights are never touched. Reading a config runs transformers' checks, and with permission code that comes with the
-checkpoint, so anything can be raised on the way; all of it is told as one sentence about the config.
+checkpoint, so anything can be raised on the way; each error is reported as one sentence about the config.
 """
 
 from __future__ import annotations
@@ -18,44 +18,35 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.errors import InputError
+from autofit.core.workload import CLASS_SUFFIXES
 from autofit.models.huggingface import AUTO_CLASSES, HuggingFaceModel, sentence
 
-# The last part of the class name in `architectures` -> task. Older checkpoints have the later ones.
-TASK_SUFFIXES = {
-    "ForCausalLM": "causal-lm",
-    "ForMaskedLM": "masked-lm",
-    "ForSequenceClassification": "sequence-classification",
-    "ForImageClassification": "image-classification",
-    "LMHeadModel": "causal-lm",
-    "ForPreTraining": "masked-lm",
-}
-SUPPORTED = (
+_SUFFIXES = {**CLASS_SUFFIXES, "ForPreTraining": "masked-lm"}  # of BERT's checkpoints
+_SUPPORTED = (
     "Supported are classes ending in ForCausalLM, ForMaskedLM, ForSequenceClassification or ForImageClassification."
 )
-
-# Where transformers lists the config classes that it has a model of each task for.
-MODEL_CLASSES = {
-    "causal-lm": "MODEL_FOR_CAUSAL_LM_MAPPING",
-    "masked-lm": "MODEL_FOR_MASKED_LM_MAPPING",
-    "sequence-classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
-    "image-classification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
-}
-
-
 _SECONDS = 5.0  # to wait for an answer of a few hundred bytes, unless HF_HUB_ETAG_TIMEOUT is set
 
 
 @dataclass(frozen=True)
 class _Origin:
-    """Where a config.json is read from, and what to tell about it."""
+    """Where a config.json is read from.
 
-    path: str  # a directory or a hub id, as transformers wants it
-    label: str  # how messages name it
+    Attributes:
+        path: a directory or a hub id, as transformers takes it.
+        label: its name in messages.
+        name: that of the model.
+        local: whether it is a directory.
+        fetched: whether it comes from the hub; False: from the cache alone.
+    """
+
+    path: str
+    label: str
     name: str
     source: Mapping[str, Any]
     local: bool
     trust_remote_code: bool
-    fetched: bool = False  # from the hub, where the cache does not hold it
+    fetched: bool = False
 
 
 def is_hub_id(text: str) -> bool:
@@ -70,13 +61,13 @@ def read_directory(path: Path, *, trust_remote_code: bool = False) -> HuggingFac
         InputError: no config.json, one that cannot be read, a model that is not supported, or code that is not trusted.
     """
     path = path.expanduser().resolve()
+    file = path / "config.json"
     if not path.is_dir():
         raise InputError(f"the directory {path} is not there.", "Check the path.")
-    file = path / "config.json"
     if not file.is_file():
         message = f"the directory {path} holds no config.json."
         raise InputError(message, "Give the directory of a Hugging Face model, or the name of a preset.")
-    with contextlib.suppress(ValueError):  # transformers says where a file is not JSON
+    with contextlib.suppress(ValueError):  # transformers reports a file that is not JSON
         if not isinstance(content := json.loads(file.read_bytes()), dict):  # it indexes a list before it checks
             raise InputError(f"{file} should hold a mapping, not {type(content).__name__}.", "Correct it.")
     source = {"kind": "directory", "path": str(path)}
@@ -97,11 +88,18 @@ def read_hub(model_id: str, *, trust_remote_code: bool = False) -> HuggingFaceMo
 
 
 def _read(origin: _Origin) -> HuggingFaceModel:
+    from transformers import AutoConfig
+
     raw = _raw_config(origin)
     _check_raw(raw, origin)
     task = _task(raw.get("architectures"), origin.label)
-    config = _transformers_config(origin)
-    _check_class(config, task, origin)
+    try:
+        config = AutoConfig.from_pretrained(
+            origin.path, trust_remote_code=origin.trust_remote_code, local_files_only=not origin.fetched
+        )
+    except Exception as error:
+        raise InputError(f"{origin.label} describes no valid model: {sentence(error)}.", "Correct it.") from error
+    _check_class(config, AUTO_CLASSES[task], origin)
     return HuggingFaceModel(origin.name, task, config.to_dict(), origin.source, origin.trust_remote_code)
 
 
@@ -114,7 +112,8 @@ def _raw_config(origin: _Origin) -> Mapping[str, Any]:
         if origin.local:
             message = f"{origin.label} cannot be read: {sentence(error)}."
             raise InputError(message, "Correct it, or write it again with save_pretrained.") from error
-        message = f"{origin.path} is no directory here, and its config.json cannot be fetched: {_first(error)}."
+        first = str(error).strip().partition("\n")[0].rstrip(".")  # transformers adds advice of several lines
+        message = f"{origin.path} is no directory here, and its config.json cannot be fetched: {first}."
         raise InputError(message, "Download the model and give its directory, or check the name.") from error
     if not isinstance(raw, Mapping):  # fetched from the hub
         raise InputError(f"{origin.label} should hold a mapping, not {type(raw).__name__}.", "Correct it.")
@@ -135,58 +134,41 @@ def _check_raw(raw: Mapping[str, Any], origin: _Origin) -> None:
     if "AutoConfig" not in (raw.get("auto_map") or {}):
         message = f"{origin.label} has model_type {kind!r}, which this version of transformers does not know."
         raise InputError(message, "Install a newer transformers.")
-    if not origin.trust_remote_code:
-        raise _untrusted(origin)
+    _check_trust(origin)
 
 
 def _task(architectures: object, label: str) -> str:
     names = architectures if isinstance(architectures, list) else []
+    if not names:
+        raise InputError(f"{label} does not say in `architectures` what the model is for.", _SUPPORTED)
     for name in names:
-        for suffix, task in TASK_SUFFIXES.items():
+        for suffix, task in _SUFFIXES.items():
             if isinstance(name, str) and name.endswith(suffix):
                 return task
-    if not names:
-        raise InputError(f"{label} does not say in `architectures` what the model is for.", SUPPORTED)
-    raise InputError(f"{label} is of {', '.join(map(str, names))}, which autofit has no data for.", SUPPORTED)
+    raise InputError(f"{label} is of {', '.join(map(str, names))}, which autofit has no data for.", _SUPPORTED)
 
 
-def _transformers_config(origin: _Origin) -> Any:
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(
-            origin.path, trust_remote_code=origin.trust_remote_code, local_files_only=not origin.fetched
-        )
-    except Exception as error:
-        raise InputError(f"{origin.label} describes no valid model: {sentence(error)}.", "Correct it.") from error
-
-
-def _check_class(config: Any, task: str, origin: _Origin) -> None:
-    """Refuse a model that transformers has no class of this task for."""
+def _check_class(config: Any, auto_class: str, origin: _Origin) -> None:
+    """Refuse a config that transformers has no model of this task for."""
     import transformers
 
-    auto_class = AUTO_CLASSES[task]
-    if type(config) in getattr(transformers, MODEL_CLASSES[task]):
+    if type(config) in getattr(transformers, auto_class)._model_mapping:
         return
-    if auto_class in (getattr(config, "auto_map", None) or {}):
-        if origin.trust_remote_code:
-            return
-        raise _untrusted(origin)
-    raise InputError(f"{origin.label}: transformers has no {auto_class} for {config.model_type}.", SUPPORTED)
+    if auto_class not in (getattr(config, "auto_map", None) or {}):
+        raise InputError(f"{origin.label}: transformers has no {auto_class} for {config.model_type}.", _SUPPORTED)
+    _check_trust(origin)
 
 
-def _untrusted(origin: _Origin) -> InputError:
-    message = f"{origin.label} needs Python code that comes with the model, which is not run unasked."
-    return InputError(message, "Look at that code, then add --trust-remote-code.")
-
-
-def _first(error: BaseException) -> str:
-    """The first line: transformers follows it with advice of several lines."""
-    return str(error).strip().partition("\n")[0].rstrip(".")
+def _check_trust(origin: _Origin) -> None:
+    if not origin.trust_remote_code:
+        message = f"{origin.label} needs Python code that comes with the model, which is not run unasked."
+        raise InputError(message, "Look at that code, then add --trust-remote-code.")
 
 
 def answers_for(model_id: str) -> bool:
-    """Whether the hub says anything of a model's config, if only that there is none; False: there is the cache alone.
+    """Whether the hub answers for a model's config, if only that there is none; False: only the cache can be used.
+
+    The hub's own client retries for minutes before it reports that nobody answers.
 
     Raises:
         InputError: it does not answer, and nothing of the model is in the cache.
@@ -195,35 +177,31 @@ def answers_for(model_id: str) -> bool:
 
     if constants.HF_HUB_OFFLINE:
         return False
-    error = _error_in_time(model_id)
+    timeout = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or _SECONDS)
+    errors: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+    # In a thread that nobody waits for: looking up the name of a host can take longer than any limit of a request.
+    threading.Thread(target=lambda: errors.put(_ask(model_id, timeout)), daemon=True).start()
+    try:
+        error = errors.get(timeout=timeout)
+    except queue.Empty:
+        error = TimeoutError(f"no answer within {timeout:g} s")
     if error is None:
         return True
     if isinstance(try_to_load_from_cache(model_id, "config.json"), str):
         return False
-    said = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    message = f"{constants.ENDPOINT} cannot be reached for the config.json of {model_id} ({said})."
-    remedy = "Check the network, or give a directory with that file; no weights are needed."
-    raise InputError(message, remedy) from error
+    message = f"{constants.ENDPOINT} cannot be reached for the config.json of {model_id} ({sentence(error)})."
+    raise InputError(
+        message, "Check the network, or give a directory with that file; no weights are needed."
+    ) from error
 
 
-def _error_in_time(model_id: str) -> Exception | None:
-    """What kept the hub from answering; None where it did."""
-    patience = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or _SECONDS)
-    found: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-    # In a thread that nobody waits for: looking up the name of a host can take longer than any limit of a request.
-    threading.Thread(target=lambda: found.put(_asked(model_id, patience)), daemon=True).start()
-    try:
-        return found.get(timeout=patience)
-    except queue.Empty:
-        return TimeoutError(f"no answer within {patience:g} s")
-
-
-def _asked(model_id: str, patience: float) -> Exception | None:
+def _ask(model_id: str, timeout: float) -> Exception | None:
+    """The error that kept the hub from answering; None where it answered."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        get_hf_file_metadata(hf_hub_url(model_id, "config.json"), timeout=patience)
+        get_hf_file_metadata(hf_hub_url(model_id, "config.json"), timeout=timeout)
     except HfHubHTTPError:  # an answer: no such model, or not for everybody
         return None
     except Exception as error:

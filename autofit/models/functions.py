@@ -1,7 +1,7 @@
 """`file.py:function` and `package.module:function`: a workload made by the user's own code.
 
-Probes run in other processes, which inherit the import path but cannot import a file that was loaded under a made-up
-name; so such a file is registered to be pickled by value.
+Probe processes inherit the import path but cannot import a file that was loaded under a made-up name, so such a file is
+registered to be pickled by value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import cloudpickle
 from autofit.core.errors import AutofitError, InputError, unknown
 from autofit.core.workload import Workload
 
-REMEDY = "Let the function return autofit.Workload(model=..., batch=...)."
 LONGEST_REASON = 300  # characters: some libraries raise whole pages
 
 
@@ -51,8 +50,16 @@ def function_workload(
         module, source, stem = _load_file(path), f"{path}:{name}", path.stem
     else:
         module, source, stem = _load_module(module_name), reference, module_name
-    workload = _call(_function(module, name, module_name), reference)
-    _check_sequence_length(workload, sequence_length, reference)
+    function = _function(module, name, module_name)
+    with _reported(f"calling {reference}"):
+        workload = function()
+    if not isinstance(workload, Workload):
+        message = f"{reference} returned {_article(workload)}, not a Workload."
+        raise InputError(message, "Let the function return autofit.Workload(model=..., batch=...).")
+    if sequence_length not in (None, workload.sequence_length):
+        own = workload.sequence_length or "none"
+        message = f"the sequence length of {reference} is its own ({own}) and cannot be set to {sequence_length}."
+        raise InputError(message, "Change it in the function.")
     changes: dict[str, Any] = {"source": {"kind": "function", "function": source}}
     if workload.name == "custom":
         changes["name"] = f"{stem}.{name}"
@@ -102,41 +109,25 @@ def _make_importable(folder: Path) -> None:
     importlib.invalidate_caches()
 
 
-def _function(module: ModuleType, name: str, shown: str) -> Callable[[], object]:
+def _function(module: ModuleType, name: str, label: str) -> Callable[[], object]:
     own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
     functions = [key for key in own if callable(getattr(module, key)) and not key.startswith("_")]
     if not functions and not hasattr(module, name):
-        raise InputError(f"{shown} has no functions.", "Write one that returns autofit.Workload(model=..., batch=...).")
+        raise InputError(f"{label} has no functions.", "Write one that returns autofit.Workload(model=..., batch=...).")
     if not name:
-        raise InputError(f"{shown}: names no function.", f"Write {shown}:NAME, with one of {', '.join(functions)}.")
+        raise InputError(f"{label}: names no function.", f"Write {label}:NAME, with one of {', '.join(functions)}.")
     if not hasattr(module, name):
-        raise unknown(f"{shown} function", name, functions)
+        raise unknown(f"{label} function", name, functions)
     function = getattr(module, name)
     if not callable(function):
-        message = f"{name} in {shown} is not a function but {_article(function)}."
+        message = f"{name} in {label} is not a function but {_article(function)}."
         raise InputError(message, f"Write def {name}(): and return a Workload from it.")
     return function  # type: ignore[no-any-return]  # a user's attribute has no type
 
 
-def _call(function: Callable[[], object], reference: str) -> Workload:
-    with _reported(f"calling {reference}"):
-        workload = function()
-    if not isinstance(workload, Workload):
-        raise InputError(f"{reference} returned {_article(workload)}, not a Workload.", REMEDY)
-    return workload
-
-
-def _check_sequence_length(workload: Workload, given: int | None, reference: str) -> None:
-    if given is None or given == workload.sequence_length:
-        return
-    has = "none" if workload.sequence_length is None else str(workload.sequence_length)
-    message = f"the sequence length of {reference} is its own ({has}) and cannot be set to {given}."
-    raise InputError(message, "Change it in the function.")
-
-
 @contextmanager
 def _reported(doing: str) -> Iterator[None]:
-    """Tell what the user's code raises as one sentence with the line it came from."""
+    """Report an exception of the user's code as one sentence with the line it came from."""
     try:
         yield
     except AutofitError:

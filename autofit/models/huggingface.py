@@ -1,7 +1,7 @@
 """Hugging Face models as workloads: the model factory, and the batch factory that fits it.
 
-Where the config comes from (a preset, a directory, the hub) is not this file's business. transformers and torch are
-imported where a config or a model is made, so that importing this file, and with it the CLI, stays cheap.
+transformers and torch are imported where a config or a model is made, so that importing this file, and with it the CLI,
+stays cheap.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload
-from autofit.models.presets import Preset
 from autofit.models.synthetic import ClassLabels, RandomImages, RandomTokens
 
 if TYPE_CHECKING:
@@ -96,12 +95,6 @@ class HuggingFaceModel:
         return config
 
 
-def preset_model(preset: Preset) -> HuggingFaceModel:
-    """The factory of a preset."""
-    source = {"kind": "preset", "model": preset.name}
-    return HuggingFaceModel(preset.name, preset.task, preset.config, source)
-
-
 def huggingface_workload(
     model: HuggingFaceModel, *, sequence_length: int | None = None, effective_batch_size: int | None = None
 ) -> Workload:
@@ -111,13 +104,24 @@ def huggingface_workload(
         InputError: a sequence length the model cannot have, or a config without what the data is made from.
     """
     config = model.transformers_config()
+    batch: RandomImages | RandomTokens
     if model.task == "image-classification":
         if sequence_length is not None:
             message = f"{model.name} is trained on images, which have no sequence length."
             raise InputError(message, "Leave the sequence length out.")
-        batch: RandomImages | RandomTokens = _images(config, model.name)
+        size = getattr(config, "image_size", None) or IMAGE_SIZE
+        height, width = (size, size) if isinstance(size, int) else size
+        batch = RandomImages(_size(config, "num_channels", model.name), height, width, _class_labels(config))
     else:
-        batch = _tokens(model, config, sequence_length)
+        text = config.get_text_config()
+        vocabulary, padding = _size(text, "vocab_size", model.name), _padding(text)
+        batch = RandomTokens(
+            task=model.task,
+            sequence_length=_sequence_length(model, sequence_length, _positions(text)),
+            vocab_size=vocabulary,
+            pad_token_id=padding if padding is not None and padding < vocabulary else None,
+            labels=_class_labels(config) if model.task == "sequence-classification" else None,
+        )
     length = batch.sequence_length if isinstance(batch, RandomTokens) else None
     return Workload(
         model=model,
@@ -132,27 +136,8 @@ def huggingface_workload(
 
 
 def sentence(error: BaseException) -> str:
-    """What an error of someone else's code says, as one line without its full stop."""
-    return (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
-
-
-def _tokens(model: HuggingFaceModel, config: Any, sequence_length: int | None) -> RandomTokens:
-    text = config.get_text_config()
-    vocabulary = _size(text, "vocab_size", model.name)
-    padding = _padding(text)
-    return RandomTokens(
-        task=model.task,
-        sequence_length=_sequence_length(model, sequence_length, _positions(text)),
-        vocab_size=vocabulary,
-        pad_token_id=padding if padding is not None and padding < vocabulary else None,
-        labels=_class_labels(config) if model.task == "sequence-classification" else None,
-    )
-
-
-def _images(config: Any, name: str) -> RandomImages:
-    size = getattr(config, "image_size", None) or IMAGE_SIZE
-    height, width = (size, size) if isinstance(size, int) else size
-    return RandomImages(_size(config, "num_channels", name), height, width, _class_labels(config))
+    """The message of an error of someone else's code, as one line without its full stop."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def _class_labels(config: Any) -> ClassLabels:
@@ -180,13 +165,12 @@ def _positions(text: Any) -> int | None:
     if not isinstance(maximum, int) or maximum < 1:
         return None
     padding = _padding(text)
-    if text.model_type in OFFSET_POSITIONS and padding is not None:
-        return maximum - padding - 1
-    return maximum
+    offset = padding + 1 if text.model_type in OFFSET_POSITIONS and padding is not None else 0
+    return maximum - offset
 
 
 def _padding(text: Any) -> int | None:
-    """The padding token; None also where a config of foreign code has no such key, or -1 for none."""
+    """The padding token; None also where foreign code has no such key, or -1 for none."""
     padding = getattr(text, "pad_token_id", None)
     return padding if isinstance(padding, int) and padding >= 0 else None
 

@@ -1,4 +1,4 @@
-"""Presets: models known by name. The figures are data, in presets.yaml; this file only reads them."""
+"""Presets: models known by name. Their figures are data, in presets.yaml."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 
 from autofit.core.errors import unknown
 from autofit.core.strict_yaml import load_mapping
-
-PRESETS = Path(__file__).with_name("presets.yaml")
+from autofit.models.huggingface import HuggingFaceModel
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,8 @@ class Preset:
 
 @cache
 def _presets() -> dict[str, Preset]:
-    return {name: Preset(name=name, **entry) for name, entry in load_mapping(PRESETS).items()}
+    entries = load_mapping(Path(__file__).with_name("presets.yaml"))
+    return {name: Preset(name=name, **entry) for name, entry in entries.items()}
 
 
 def preset_names() -> tuple[str, ...]:
@@ -46,9 +46,12 @@ def load_preset(name: str) -> Preset:
     return _presets()[name]
 
 
+def preset_model(name: str) -> HuggingFaceModel:
+    """The model of that name; raises as `load_preset`."""
+    preset = load_preset(name)
+    return HuggingFaceModel(name, preset.task, preset.config, {"kind": "preset", "model": name})
+
+
 def describe_presets() -> list[dict[str, Any]]:
     """Name, task, parameters and hub id of every preset: what `autofit models --json` prints."""
-    return [
-        {"name": preset.name, "task": preset.task, "parameters": preset.parameters, "hub": preset.hub}
-        for preset in _presets().values()
-    ]
+    return [{key: getattr(each, key) for key in ("name", "task", "parameters", "hub")} for each in _presets().values()]

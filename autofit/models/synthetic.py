@@ -1,8 +1,7 @@
-"""Synthetic batches: random samples of the largest shape a task can have, which is all that memory and speed depend on.
+"""Synthetic batches: random samples of the largest shape a task can have, which memory and speed depend on alone.
 
-The factories are plain data, so that they reach a probe process, and the same n gives the same batch in every process.
-Everything is made with operations that fake tensors can follow. torch is imported where a batch is made, so that naming
-a model stays cheap.
+The factories are plain data, so they reach a probe process, and the same n gives the same batch in every process. Fake
+tensors can follow every operation. torch is imported where a batch is made, so that naming a model stays cheap.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ MASKED_FRACTION = 0.15  # of the tokens in masked-language modelling: BERT, arXi
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """Labels of a classifier as transformers wants them for each `problem_type`."""
+    """Labels of a classifier as transformers expects them for each `problem_type`."""
 
     classes: int
     problem_type: str = "single_label_classification"
@@ -41,7 +40,8 @@ class RandomTokens:
     """n -> random token ids [n, sequence_length] and the labels of the task.
 
     No attention mask: every position counts, which is the worst case and what transformers assumes without one. The
-    padding token is never drawn, because some models take it out of the count of positions.
+    padding token is never drawn, because some models take it out of the count of positions. In masked-language
+    modelling the first position is always predicted, so no sample is empty.
     """
 
     task: str
@@ -52,20 +52,21 @@ class RandomTokens:
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
         """A batch of n samples."""
-        generator = _generator()
-        ids = self._ids(n, generator)
-        if self.labels is not None:
-            return {"input_ids": ids, "labels": self.labels(n, generator)}
-        labels = ids.clone() if self.task == "causal-lm" else _masked(ids, generator)
-        return {"input_ids": ids, "labels": labels}
-
-    def _ids(self, n: int, generator: torch.Generator) -> torch.Tensor:
         import torch
 
+        generator = torch.Generator(device="cpu").manual_seed(SEED)
         padding = self.pad_token_id
         drawn = self.vocab_size if padding is None else self.vocab_size - 1
         ids = torch.randint(drawn, (n, self.sequence_length), generator=generator, device="cpu")
-        return ids if padding is None else ids + (ids >= padding)
+        if padding is not None:
+            ids = ids + (ids >= padding)
+        if self.labels is not None:
+            return {"input_ids": ids, "labels": self.labels(n, generator)}
+        if self.task == "causal-lm":
+            return {"input_ids": ids, "labels": ids.clone()}
+        masked = torch.rand(ids.shape, generator=generator, device="cpu") < MASKED_FRACTION
+        masked[:, 0] = True
+        return {"input_ids": ids, "labels": torch.where(masked, ids, -100)}
 
 
 @dataclass(frozen=True)
@@ -81,22 +82,7 @@ class RandomImages:
         """A batch of n samples."""
         import torch
 
-        generator = _generator()
+        generator = torch.Generator(device="cpu").manual_seed(SEED)
         shape = (n, self.channels, self.height, self.width)
         pixels = torch.randn(shape, generator=generator, device="cpu")
         return {"pixel_values": pixels, "labels": self.labels(n, generator)}
-
-
-def _masked(ids: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The ids where a token is to be predicted, -100 elsewhere; the first position always is, so no sample is empty."""
-    import torch
-
-    chosen = torch.rand(ids.shape, generator=generator, device="cpu") < MASKED_FRACTION
-    chosen[:, 0] = True
-    return torch.where(chosen, ids, -100)
-
-
-def _generator() -> torch.Generator:
-    import torch
-
-    return torch.Generator(device="cpu").manual_seed(SEED)

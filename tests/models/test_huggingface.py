@@ -9,8 +9,8 @@ import torch
 
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload
-from autofit.models.huggingface import HuggingFaceModel, huggingface_workload, preset_model
-from autofit.models.presets import load_preset, preset_names
+from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
+from autofit.models.presets import load_preset, preset_model, preset_names
 from autofit.training.meta_model import parameters_on_meta
 
 SMALL = {
@@ -111,7 +111,7 @@ def test_weights_are_float32_whatever_the_config_says() -> None:
 
 
 def test_a_language_workload_counts_tokens() -> None:
-    workload = huggingface_workload(preset_model(load_preset("llama-3.1-8b")))
+    workload = huggingface_workload(preset_model("llama-3.1-8b"))
     assert workload.unit == "tokens"
     assert workload.loss is None
     assert (workload.name, workload.task) == ("llama-3.1-8b", "causal-lm")
@@ -120,14 +120,14 @@ def test_a_language_workload_counts_tokens() -> None:
 
 
 def test_an_image_workload_counts_samples() -> None:
-    workload = huggingface_workload(preset_model(load_preset("vit-base")), effective_batch_size=64)
+    workload = huggingface_workload(preset_model("vit-base"), effective_batch_size=64)
     assert (workload.unit, workload.sequence_length, workload.effective_batch_size) == ("samples", None, 64)
     assert workload.batch(2)["pixel_values"].shape == (2, 3, 224, 224)
 
 
 @pytest.mark.parametrize(("name", "length"), [("gpt2", 1024), ("bert-base", 512), ("llama-2-7b", 2048)])
 def test_default_sequence_length_is_2048_or_the_shorter_maximum(name: str, length: int) -> None:
-    assert huggingface_workload(preset_model(load_preset(name))).sequence_length == length
+    assert huggingface_workload(preset_model(name)).sequence_length == length
 
 
 def test_a_model_without_a_limit_takes_any_length() -> None:
@@ -153,7 +153,7 @@ def test_a_model_without_a_limit_takes_any_length() -> None:
 )
 def test_sequence_lengths_that_cannot_be(name: str, length: int, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        huggingface_workload(preset_model(load_preset(name)), sequence_length=length)
+        huggingface_workload(preset_model(name), sequence_length=length)
     assert str(caught.value) == message
 
 
