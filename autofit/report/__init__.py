@@ -1,10 +1,18 @@
 """What is shown to people: the end of a search, its progress, and tables of plain data. Nothing here prints."""
 
-from autofit.report.estimate_table import around_table, cards_table, estimate_table
 from autofit.report.explain import explain
 from autofit.report.formatting import drift_note
 from autofit.report.knob_effects import single_changes
-from autofit.report.listings import cleared_text, doctor_table, models_table, spaces_table, tools_table
+from autofit.report.listings import (
+    around_table,
+    cards_table,
+    cleared_text,
+    doctor_table,
+    estimate_table,
+    models_table,
+    spaces_table,
+    tools_table,
+)
 from autofit.report.live import LiveDisplay
 from autofit.report.nothing_fits import nothing_fits, nothing_fits_view
 from autofit.report.predicted import predicted_view

@@ -18,15 +18,8 @@ from autofit.core.knobs import KNOB_WORDS, is_off
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.pareto import Point
 
-OUTCOMES = {
-    Outcome.FITS: "fits",
-    Outcome.OUT_OF_MEMORY: "out of memory",
-    Outcome.HOST_OUT_OF_MEMORY: "out of host memory",
-    Outcome.REFUSED: "refused",
-    Outcome.DIVERGED: "diverged",
-    Outcome.TIMED_OUT: "timed out",
-    Outcome.FAILED: "failed",
-}
+OUTCOMES = {outcome: outcome.value.replace("_", " ") for outcome in Outcome}
+OUTCOMES[Outcome.HOST_OUT_OF_MEMORY] = "out of host memory"
 TIER_TITLES = {"full": "all weights", "lora": "LoRA", "qlora": "QLoRA"}
 POINT = "  - "  # how the point of a list begins
 # What moves a cursor, colours, or names a window.

@@ -1,19 +1,156 @@
-"""Tables of plain data: what this machine offers, the models known by name, the search spaces, tools."""
+"""Tables of plain data, most of it what --json prints: predictions, what this machine offers, models, spaces, tools."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from autofit.core.errors import counted
 from autofit.core.hardware import GIB
-from autofit.report.formatting import value
+from autofit.report.formatting import describe, gib, interval, number, percent, value
+
+_VERDICTS = {"yes": "Fits", "maybe": "May fit", "no": "Does not fit"}
+_WIDEST_BAR = 40  # characters
+_NOTICED = 0.005  # of memory or time: a smaller change counts as none
+_SIZES = {"micro_batch_size": "micro-batch", "sequence_length": "sequence", "lora_rank": "LoRA rank"}
+_BOTTLENECKS = {
+    "compute": "bound by arithmetic",
+    "memory": "bound by the device's memory",
+    "transfer": "bound by copies to and from the host",
+}
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """A bar as long as its share of the room there is: plain signs, also where the output is no terminal."""
+
+    share: float
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(options.max_width, _WIDEST_BAR)
+        yield Text("#" * max(1, round(self.share * width)) if self.share else "")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(4, _WIDEST_BAR)
+
+
+def estimate_table(data: Mapping[str, Any]) -> RenderableType:
+    """The verdict first, then what the memory consists of and where the time goes."""
+    usable, budget, reserved = data["usable_bytes"], data["budget_bytes"], data["reserved_bytes"]
+    margin = f" (a margin of {percent(1 - usable / budget)} is kept)" if usable < budget else ""
+    verdict = f"{_VERDICTS[data['fits']]}: {_interval(data)} GiB expected, {gib(usable)} may be used{margin}."
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
+    most = max(data["breakdown"].values())
+    for name, nbytes in data["breakdown"].items():
+        table.add_row(Text(name), Text(gib(nbytes) if nbytes else "-"), _Bar(nbytes / most if most else 0.0))
+    tensors = f"{gib(data['allocated_bytes'])} GiB of tensors at the peak"
+    return Group(
+        Text(f"{_subject(data)}, on {data['hardware']['name']} within {gib(budget)} GiB"),
+        Text(verdict, style="bold"),
+        Text(f"Config: {describe(data['config'])}."),
+        Text(),
+        table,
+        Text(f"{tensors}." if reserved is None else f"{tensors}, {gib(reserved)} reserved for them."),
+        Text(),
+        Text(_time(data)),
+        *(Text(f"Note: {note}") for note in data["notes"]),
+    )
+
+
+def around_table(data: Mapping[str, Any], *, rows: int = 16) -> RenderableType:
+    """What each single change of a knob would save or cost, and the largest sizes that still fit."""
+    alternatives = list(_worth_a_row(data))
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("from here", overflow="fold")  # the only one that gives way where it is narrow
+    for title in ("GiB", "memory", "time", "fits"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for other in alternatives[:rows]:
+        memory, time = _changes(other, data)
+        cells = (gib(_middle(other)), _percent(memory), "-" if time is None else _percent(time), other["fits"])
+        table.add_row(*map(Text, (f"{other['knob']} {value(other['value'])}", *cells)))
+    lines = [f"{len(alternatives) - rows} more: --json --alternatives."] if len(alternatives) > rows else []
+    largest = ", ".join(f"{_SIZES[name]} {size or 'none'}" for name, size in data["largest"].items())
+    lines += [f"Largest that fits, all else as it is: {largest}."] if largest else []
+    shown = (Text(), table) if alternatives else (Text("Nothing is known of other configs."),)
+    return Group(*shown, *map(Text, lines))
+
+
+def cards_table(data: Mapping[str, Any]) -> RenderableType:
+    """The cards of the catalogue, and whether the config fits each."""
+    unit = "tokens" if any(card["tokens_per_second"] for card in data["cards"]) else "samples"
+    table = _table("--gpu", "GiB", "fits", "needs GiB", f"{unit}/s")
+    for index in (1, 3, 4):
+        table.columns[index].justify = "right"
+    for card in data["cards"]:
+        needs = _interval(card) if card["device_bytes"] else "-"
+        rate = card[f"{unit}_per_second"]
+        cells = (card["name"], f"{card['memory_bytes'] / GIB:.1f}", card["fits"], needs, number(rate) if rate else "-")
+        table.add_row(*map(Text, cells))
+    reasons = dict.fromkeys(card["reason"] for card in data["cards"] if card["reason"])
+    notes = [*(f"- {reason}" for reason in reasons), *(f"Note: {note}" for note in data["notes"])]
+    return Group(Text(_subject(data)), Text(f"Config: {describe(data['config'])}."), table, *map(Text, notes))
+
+
+def _subject(data: Mapping[str, Any]) -> str:
+    workload = data["workload"]
+    length = f"{workload['sequence_length']} tokens, " if workload["sequence_length"] else ""
+    return f"{data['model']}: {length}effective batch {workload['effective_batch_size']}"
+
+
+def _interval(data: Mapping[str, Any]) -> str:
+    return interval(data["device_bytes"]["low"], data["device_bytes"]["high"])
+
+
+def _time(data: Mapping[str, Any]) -> str:
+    seconds = data["step_seconds"]
+    if seconds is None:
+        return "How long a step takes is not known."
+    figures = {unit: data[f"{unit}_per_second"] for unit in ("tokens", "samples")}
+    rates = ", ".join(f"{number(figure)} {unit}/s" for unit, figure in figures.items() if figure)
+    step = f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+    bound = f"{_BOTTLENECKS[data['bottleneck']]}, {percent(data['utilisation'])} of the peak rate put to use"
+    return f"A step takes {step}: {rates}; {bound}."
+
+
+def _worth_a_row(data: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    """The changes that make a difference; of knobs with many values only the next smaller and the next larger one."""
+    for other in data["alternatives"]:
+        memory, time = _changes(other, data)
+        if abs(memory) < _NOTICED and abs(time or 0.0) < _NOTICED:
+            continue
+        knob = other["knob"]
+        if knob in ("micro_batch_size", "lora_rank"):
+            current = data["config"][knob] or 0
+            sizes = sorted(change["value"] or 0 for change in data["alternatives"] if change["knob"] == knob)
+            smaller, larger = ([size for size in sizes if size < current], [size for size in sizes if size > current])
+            if other["value"] not in (*smaller[-1:], *larger[:1]):
+                continue
+        yield other
+
+
+def _changes(other: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[float, float | None]:
+    """By which shares memory and time change; None where the time is unknown."""
+    time = other["step_seconds"] / data["step_seconds"] - 1 if other["step_seconds"] else None
+    return _middle(other) / _middle(data) - 1, time
+
+
+def _middle(data: Mapping[str, Any]) -> int:
+    return (int(data["device_bytes"]["low"]) + int(data["device_bytes"]["high"])) // 2
+
+
+def _percent(change: float) -> str:
+    return f"{change:+.0%}" if abs(change) >= _NOTICED else "0%"
 
 
 def doctor_table(data: Mapping[str, Any]) -> RenderableType:

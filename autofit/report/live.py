@@ -20,8 +20,7 @@ from autofit.core.errors import counted
 from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, SearchStarted
 from autofit.core.notebook import Cell
 from autofit.report.formatting import OUTCOMES, describe, gib, peak_bytes, printable, rate, where, why_not
-from autofit.report.panel import panel
-from autofit.report.progress import Progress
+from autofit.report.panel import Progress, panel
 
 _TICK_SECONDS = 1.0  # the clock shows seconds; on a CPU, drawing takes time from the probes
 _CELL_FORMAT = '<pre style="white-space: pre; overflow-x: auto; line-height: 1.3">{code}</pre>'
@@ -169,14 +168,7 @@ class _Lines(Live):
 
 def _cell_console() -> Console:
     """A console that records one drawing of a cell."""
-    return Console(
-        file=io.StringIO(),
-        record=True,
-        width=100,
-        height=40,
-        force_jupyter=False,
-        color_system="truecolor",
-    )
+    return Console(file=io.StringIO(), record=True, width=100, height=40, force_jupyter=False, color_system="truecolor")
 
 
 def _changes_in_place(console: Console) -> bool:

@@ -8,8 +8,8 @@ from rich.text import Text
 from autofit.core.errors import counted
 from autofit.core.estimate import Estimate
 from autofit.core.result import Result
-from autofit.report.estimate_table import estimate_table
 from autofit.report.formatting import POINT, TIER_TITLES, describe, gib, hanging, interval, printable, rate, where
+from autofit.report.listings import estimate_table
 from autofit.report.next_steps import commands, directory_of, written
 
 _VERDICTS = {"yes": "fits by all that is predicted", "maybe": "may or may not fit", "no": "does not fit"}

@@ -1,4 +1,4 @@
-"""The lines of a running search: what they say, and that they fit."""
+"""A running search: its state, built from events, and the lines that show it."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -8,10 +8,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from autofit.core.events import Event, ProbeFinished, ProbeStarted, SearchStarted
+from autofit.core.events import Event, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
 from autofit.core.measurement import Measurement, Outcome
-from autofit.report.panel import panel
-from autofit.report.progress import Progress
+from autofit.report.panel import Progress, panel
 
 BAR = "\u2501"
 Measured = Callable[..., Measurement]
@@ -184,3 +183,75 @@ def test_colour_only_repeats_what_words_say(events: list[Event]) -> None:
     console = Console(file=StringIO(), width=80, height=24, color_system=None)
     styles = {str(segment.style) for segment in console.render(panel(progress, 5.0, console)) if segment.text.strip()}
     assert styles - {"none", "None"} == {"bold", "dim", "bold green", "yellow", "cyan"}
+
+
+def after(events: Sequence[Event]) -> Progress:
+    """A second passes before each."""
+    progress = Progress(0.0)
+    for second, event in enumerate(events, 1):
+        progress.update(event, float(second))
+    return progress
+
+
+def test_a_whole_search(events: list[Event]) -> None:
+    progress = after(events)
+    assert progress.best and progress.best.throughput == 100
+    assert progress.first and progress.first.throughput == 50
+    assert progress.bests == [50, 50, 100]
+    assert progress.counts == {Outcome.FITS: 2, Outcome.OUT_OF_MEMORY: 1}
+    assert (progress.done, progress.verified) == (3, 1)
+    numbers = [(one.measurement.number, one.again) for one in progress.latest]
+    assert numbers == [
+        (2, True),
+        (2, False),
+        (1, False),
+        (0, 0),
+    ]
+    assert not progress.running
+    assert progress.phase == ("writing the result", 13.0)
+
+
+def test_a_probe_ends_the_phase_before_it(events: list[Event]) -> None:
+    assert after([]).phase == ("loading PyTorch", 0.0)
+    assert after(events[:4]).phase == ("predicting 23 configs", 4.0)
+    progress = after(events[:5])
+    assert progress.phase is None
+    assert [since for _, since in progress.running.values()] == [5.0]
+
+
+def test_a_probe_that_an_interrupt_cut_off_is_forgotten(events: list[Event]) -> None:
+    assert not after([*events[:5], PhaseStarted("writing")]).running
+
+
+def test_a_better_one_is_told_once(events: list[Event]) -> None:
+    finished = [place for place, event in enumerate(events) if isinstance(event, ProbeFinished)]
+    better = [after(events[:place]).is_new_best(events[place]) for place in finished]  # type: ignore[arg-type]
+    assert better == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("started", "ended", "done"),
+    [([0, 1, 2], [2], 1), ([0, 1, 2], [2, 0], 2), ([0, 1, 2], [2, 0, 1], 3), ([5, 6], [6], 6), ([5], [5], 6)],
+    ids=["the last first", "two", "all", "resumed", "resumed alone"],
+)
+def test_probes_side_by_side_and_those_of_before_a_resume_are_counted(
+    measured: Measured, started: list[int], ended: list[int], done: int
+) -> None:
+    one = measured(50)
+    starts = [ProbeStarted(number, one.config) for number in started]
+    ends = [ProbeFinished(dataclasses.replace(one, number=number), one) for number in ended]
+    progress = after([*starts, *ends])
+    assert progress.done == done
+    assert progress.side_by_side == len(started)
+
+
+def test_the_curve_of_the_best_never_falls(events: list[Event], measured: Measured) -> None:
+    slower = dataclasses.replace(measured(90, precision="bf16"), number=3)  # the leader, where the machine has drifted
+    progress = after([*events[:10], ProbeStarted(3, slower.config), ProbeFinished(slower, slower)])
+    assert progress.bests == [50, 50, 100, 100]
+    assert progress.best == slower
+
+
+def test_the_pace_is_known_after_two_probes(events: list[Event]) -> None:
+    assert after(events[:6]).seconds_per_probe(10.0) is None
+    assert after(events[:8]).seconds_per_probe(10.0) == 2.5  # since second 5, when the first began

@@ -19,7 +19,7 @@ from autofit.report.explain import summary
 from autofit.report.formatting import describe, gib, number, percent, throughput, where
 from autofit.report.html.knob_names import config_rows
 from autofit.report.html.memory import KIND_WORDS
-from autofit.report.html.page import memory_bar, picture_style, step_words
+from autofit.report.html.page import memory_bar, picture_style, proof, step_words
 from autofit.report.html.scatter import scatter
 from autofit.report.html.svg import Picture, Scale, width_of
 from autofit.report.nothing_fits import nothing_fits_lines
@@ -55,9 +55,9 @@ def result_html(result: Result) -> str:
     if best is None:
         return _paragraph(*nothing_fits_lines(result))
     rate, unit = throughput(best)
-    proof, bar = "verified in longer runs" if best.verified else "not verified", memory_bar(best, result)
+    bar = memory_bar(best, result)
     rows = {
-        "Speed": f"{number(rate) if rate else '?'} {unit} per second, {proof}",
+        "Speed": f"{number(rate) if rate else '?'} {unit} per second, {proof(best)}",
         "Step": step_words(best),
         "Memory": bar.label if bar else "",
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 from autofit.core.hardware import GIB
@@ -18,8 +18,6 @@ from autofit.report.knob_effects import Change, changes_by_knob
 _ROW, _TALL_ROW = 25, 47
 _MOST = 1.6  # times the speed of the best; what is predicted beyond is drawn there
 _FEWEST = 2  # dots that are worth axes
-
-Pair = tuple[Plotted, float, float]  # predicted, measured
 
 
 def knob_picture(record: Record, width: int = 720) -> Picture | None:
@@ -88,7 +86,7 @@ def _change_title(change: Alternative, speed: float, result: Result) -> str:
     return f"{change.knob} {value(change.value)}: {words} {source(change.measured)}"
 
 
-def progress(record: Record, *, by: str) -> Picture | None:
+def progress(record: Record, by: str) -> Picture | None:
     """Every probe and the best so far, by "probe" or by "minute"; None where nothing fitted, or all took no time."""
     result, trials = record.result, record.result.trials
     seconds = list(accumulate(trial.seconds for trial in trials))
@@ -116,46 +114,12 @@ def progress(record: Record, *, by: str) -> Picture | None:
     return picture
 
 
-def memory_error(record: Record) -> Picture | None:
-    """Predicted against measured bytes of tensors; None where too little was predicted."""
-    pairs = [(one, predicted / GIB, measured / GIB) for one, predicted, measured in _pairs(record, _bytes)]
-    return _error_picture(record, pairs, "peak of tensors, GiB", lambda size: f"{gib(int(size * GIB))} GiB")
-
-
-def step_error(record: Record) -> Picture | None:
-    """Predicted against measured seconds of a step; None where too little was predicted."""
-    return _error_picture(record, _pairs(record, _seconds), "step, seconds", lambda seconds: f"{seconds:.3g} s")
-
-
-def prediction_error(record: Record) -> str:
-    """How far off predictions were, in a sentence; empty where there were none."""
-    errors = []
-    for pairs, what in ((_pairs(record, _bytes), "memory"), (_pairs(record, _seconds), "the step's time")):
-        if len(pairs) >= _FEWEST:
-            off = statistics.median(abs(predicted / measured - 1) for _, predicted, measured in pairs)
-            errors.append(f"{what} by {percent(off)}")
-    return f"Predicted before the first probe. The median prediction was off in {listed(errors)}." if errors else ""
-
-
-def _bytes(one: Plotted) -> tuple[float | None, float | None]:
-    peak = one.measurement.peak_bytes
-    return one.predicted.allocated_bytes, peak.allocated if peak and one.measurement.fits else None
-
-
-def _seconds(one: Plotted) -> tuple[float | None, float | None]:
-    seconds = one.measurement.step_seconds
-    return one.predicted.step_seconds, seconds.median if seconds else None
-
-
-def _pairs(record: Record, figures: Callable[[Plotted], tuple[float | None, float | None]]) -> list[Pair]:
-    both = ((one, *figures(one)) for one in plotted(record))
-    return [(one, predicted, measured) for one, predicted, measured in both if predicted and measured]
-
-
-def _error_picture(record: Record, pairs: list[Pair], title: str, words: Callable[[float], str]) -> Picture | None:
-    """A dot for each config, and the line where prediction and measurement are the same."""
+def error_picture(record: Record, what: str) -> Picture | None:
+    """A dot for each config's predicted and measured "memory" or "step"; None where too little was predicted."""
+    pairs = _pairs(record, what)
     if len(pairs) < _FEWEST:
         return None
+    title = {"memory": "peak of tensors, GiB", "step": "step, seconds"}[what]
     every = [figure for _, *both in pairs for figure in both]
     low, high = min(every) * 0.85, max(every) * 1.15
     picture = Picture(330, 330, f"Predicted against measured {title}", interactive=True)
@@ -163,8 +127,35 @@ def _error_picture(record: Record, pairs: list[Pair], title: str, words: Callabl
     up = Scale(low, high, 286, 30, logarithmic=high > 4 * low)
     picture.frame(across, up, titles=(f"measured {title}", "predicted"), ticks=(4, 4))
     picture.line((across(low), up(low)), (across(high), up(high)), "same")
-    for one, predicted, measured in pairs:
-        figures = f"{words(predicted)} predicted, {words(measured)} measured"
-        dot = link(picture, one.number, f"{hover_text(one, record.result)} \u2014 {figures}", f"dot {one.tier}")
-        shape(picture, dot, one.tier, (across(measured), up(predicted)), 3.6)
+    for one, *both in pairs:
+        predicted, measured = (f"{gib(int(each * GIB))} GiB" if what == "memory" else f"{each:.3g} s" for each in both)
+        words = f"{hover_text(one, record.result)} \u2014 {predicted} predicted, {measured} measured"
+        dot = link(picture, one.number, words, f"dot {one.tier}")
+        shape(picture, dot, one.tier, (across(both[1]), up(both[0])), 3.6)
     return picture
+
+
+def error_words(record: Record) -> str:
+    """How far off predictions were, in a sentence; empty where there were none."""
+    errors = []
+    for what, words in (("memory", "memory"), ("step", "the step's time")):
+        pairs = _pairs(record, what)
+        if len(pairs) >= _FEWEST:
+            off = statistics.median(abs(predicted / measured - 1) for _, predicted, measured in pairs)
+            errors.append(f"{words} by {percent(off)}")
+    return f"Predicted before the first probe. The median prediction was off in {listed(errors)}." if errors else ""
+
+
+def _pairs(record: Record, what: str) -> list[tuple[Plotted, float, float]]:
+    """The configs with what was predicted and measured of them: GiB of tensors, or seconds of a step."""
+    pairs = []
+    for one in plotted(record):
+        peak, step = one.measurement.peak_bytes, one.measurement.step_seconds
+        if what == "step":
+            predicted, measured = one.predicted.step_seconds, step.median if step else None
+        else:
+            predicted = (one.predicted.allocated_bytes or 0) / GIB
+            measured = peak.allocated / GIB if peak and one.measurement.fits else None
+        if predicted and measured:
+            pairs.append((one, predicted, measured))
+    return pairs

@@ -11,8 +11,7 @@ import pytest
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.record import Record
 from autofit.report.html import pictures, report_page
-from autofit.report.html.page import memory_bar, training_time
-from autofit.report.html.trials import shared
+from autofit.report.html.page import memory_bar, shared_knobs, training_time
 
 Records = Callable[..., Record]
 
@@ -215,8 +214,8 @@ def test_pictures_have_names(record: Records, name: str) -> None:
 
 def test_what_all_trials_share_is_told_whole(record: Records) -> None:
     trials = [each for each in record().result.trials if each.config["micro_batch_size"] == 8][:2]
-    assert shared(record(trials=tuple(trials))) == "micro-batch 8x1, adamw, sdpa attention"
-    assert shared(record(trials=tuple(trials[:1]))) == ""
+    assert shared_knobs(record(trials=tuple(trials)).result) == "micro-batch 8x1, adamw, sdpa attention"
+    assert shared_knobs(record(trials=tuple(trials[:1])).result) == ""
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from autofit.core.record import Record
-from autofit.report.converters import browser
 from autofit.report.html import report_page
+from autofit.report.run_report import browser
 
 CHROMIUM = browser()
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
