@@ -1,6 +1,6 @@
 """What is shown to people: the end of a search, its progress, and tables of plain data. Nothing here prints."""
 
-from autofit.report.explain import explain
+from autofit.report.explain import explain, nothing_fits, nothing_fits_view
 from autofit.report.formatting import drift_note
 from autofit.report.knob_effects import single_changes
 from autofit.report.listings import (
@@ -14,7 +14,6 @@ from autofit.report.listings import (
     tools_table,
 )
 from autofit.report.live import LiveDisplay
-from autofit.report.nothing_fits import nothing_fits, nothing_fits_view
 from autofit.report.predicted import predicted_view
 from autofit.report.table import result_table
 

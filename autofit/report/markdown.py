@@ -9,10 +9,9 @@ from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement
 from autofit.core.record import Record
 from autofit.core.result import Result
-from autofit.report.explain import how_it_ended
+from autofit.report.explain import how_it_ended, nothing_fits_lines
 from autofit.report.formatting import POINT, describe, gib, number, peak_gib, rate, throughput, value, where
 from autofit.report.knob_effects import knob_lines
-from autofit.report.nothing_fits import nothing_fits_lines
 from autofit.report.other_budgets import other_budget_lines
 from autofit.report.predicted import answer_line, predicted_lines, predicted_notes
 from autofit.report.rows import Row, explored_at, table_rows

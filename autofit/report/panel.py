@@ -5,8 +5,7 @@ Words say everything; colours and bars only repeat it. The most important rows c
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from dataclasses import dataclass
+from collections import Counter
 
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -39,14 +38,6 @@ _SIDE_BY_SIDE = 4  # running probes shown
 _MEMORY = (Outcome.OUT_OF_MEMORY, Outcome.HOST_OUT_OF_MEMORY)
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A finished probe; `again` where it verified a finalist."""
-
-    measurement: Measurement
-    again: bool
-
-
 class Progress:
     """Takes in events, each with its time on any one clock."""
 
@@ -60,7 +51,7 @@ class Progress:
         self.first: Measurement | None = None  # that fitted
         self.bests: list[float] = []  # the highest throughput of any leader after each probe; 0 before anything fits
         self.counts: Counter[Outcome] = Counter()
-        self.latest: deque[Finished] = deque(maxlen=8)  # newest first
+        self.latest: dict[tuple[int, bool], Measurement] = {}  # by number and whether it verified, newest last
         self.done = 0
         self.verified = 0
         self.idle_since = now
@@ -106,7 +97,8 @@ class Progress:
     def _finish(self, event: ProbeFinished, now: float) -> None:
         measurement, again = event.measurement, self.is_verification(event)
         self.best = event.best or self.best
-        self.latest.appendleft(Finished(measurement, again))
+        self.latest.pop((measurement.number, again), None)  # a finalist is verified several times
+        self.latest[measurement.number, again] = measurement
         if again:
             self.verified += 1
         else:
@@ -244,24 +236,23 @@ def _curve(bests: list[float], console: Console) -> Text | None:
 
 
 def _latest(progress: Progress, console: Console) -> Text | None:
-    once = {(one.measurement.number, one.again): one for one in reversed(progress.latest)}  # verified several times
-    shown = sorted(once.values(), key=progress.latest.index)[:_LATEST]
-    if not shown:
+    newest = list(reversed(progress.latest.items()))[:_LATEST]
+    if not newest:
         return None
-    text = Text("\n").join(_finished(one, progress) for one in shown)
+    text = Text("\n").join(_finished(one, again, progress) for (_, again), one in newest)
     return _one_line(text, console) if console.width >= _WIDE else text
 
 
-def _finished(finished: Finished, progress: Progress) -> Text:
+def _finished(one: Measurement, again: bool, progress: Progress) -> Text:
     """A measurement against the best, and what its config has instead."""
-    one, best = finished.measurement, progress.best
+    best = progress.best
     assert progress.search, "it has begun"
     style = ""
     if not one.fits:
         in_memory = one.outcome in _MEMORY
         style = "yellow" if in_memory else "red"
         verdict = why_not(one, progress.search.budget) if in_memory else OUTCOMES[one.outcome]
-    elif finished.again or best is None or not best.throughput:
+    elif again or best is None or not best.throughput:
         verdict = rate(one)
     elif one.config == best.config:
         verdict = f"{rate(one)}, the best so far"
@@ -270,6 +261,4 @@ def _finished(finished: Finished, progress: Progress) -> Text:
         verdict = f"{percent(1 - ratio)} slower" if ratio < 0.995 else "as fast as the best"
     other = instead(one.config, best)
     joint = f"{'' if one.fits else ','} with {other}" if other else ""
-    return Text.assemble(
-        f"probe {one.number + 1}{' again' if finished.again else ''}: ", (verdict, style), (joint, "dim")
-    )
+    return Text.assemble(f"probe {one.number + 1}{' again' if again else ''}: ", (verdict, style), (joint, "dim"))

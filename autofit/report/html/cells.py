@@ -15,14 +15,13 @@ from autofit.core.estimate import PARTS, Estimate
 from autofit.core.notebook import as_html
 from autofit.core.record import Record
 from autofit.core.result import Result
-from autofit.report.explain import summary
+from autofit.report.explain import nothing_fits_lines, summary
 from autofit.report.formatting import describe, gib, number, percent, throughput, where
 from autofit.report.html.knob_names import config_rows
 from autofit.report.html.memory import KIND_WORDS
-from autofit.report.html.page import memory_bar, picture_style, proof, step_words
+from autofit.report.html.page import memory_used, picture_style, proof, step_words
 from autofit.report.html.scatter import scatter
 from autofit.report.html.svg import Picture, Scale, width_of
-from autofit.report.nothing_fits import nothing_fits_lines
 from autofit.report.predicted import answer_line, predicted_lines, predicted_notes
 
 _WIDTH = 480
@@ -55,11 +54,11 @@ def result_html(result: Result) -> str:
     if best is None:
         return _paragraph(*nothing_fits_lines(result))
     rate, unit = throughput(best)
-    bar = memory_bar(best, result)
+    used, share = memory_used(best, result) or ("", 0.0)
     rows = {
         "Speed": f"{number(rate) if rate else '?'} {unit} per second, {proof(best)}",
         "Step": step_words(best),
-        "Memory": bar.label if bar else "",
+        "Memory": f"{used} of {gib(result.budget.device_bytes)} GiB, {percent(share)}" if used else "",
     }
     shown = [(title, words) for title, words in rows.items() if words]
     title = f"The best config for {result.model} on {where(result.hardware, result.budget)}"

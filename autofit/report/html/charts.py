@@ -11,7 +11,7 @@ from autofit.core.pareto import Alternative
 from autofit.core.record import Record
 from autofit.core.result import Result, tier
 from autofit.report.formatting import OUTCOMES, describe, gib, listed, number, percent, source, value
-from autofit.report.html.plot_data import Plotted, hover_text, leveled, link, plotted, shape, unit
+from autofit.report.html.scatter import Plotted, hover_text, leveled, link, plotted, shape, unit
 from autofit.report.html.svg import At, Picture, Scale, steps, width_of
 from autofit.report.knob_effects import Change, changes_by_knob
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,37 +17,16 @@ from autofit.core.estimate import Estimate
 from autofit.core.measurement import Measurement, StepSeconds
 from autofit.core.record import Predicted, Record
 from autofit.core.result import Result, tier
-from autofit.report.explain import summary
-from autofit.report.formatting import (
-    OUTCOMES,
-    TIER_TITLES,
-    describe,
-    gib,
-    interval,
-    knobs_that_differ,
-    number,
-    peak_bytes,
-    percent,
-    throughput,
-    values,
-    where,
-)
-from autofit.report.html.charts import error_picture, error_words, knob_picture, progress
+from autofit.report import formatting
+from autofit.report.explain import nothing_fits_lines, summary
+from autofit.report.formatting import describe, gib, interval, knobs_that_differ, peak_bytes, throughput
+from autofit.report.html import charts, memory
 from autofit.report.html.knob_names import config_rows, off_knobs
-from autofit.report.html.memory import (
-    KIND_WORDS,
-    breakdown,
-    moments_json,
-    timeline_picture,
-    timeline_words,
-    traced_tiers,
-)
-from autofit.report.html.plot_data import unit as trials_unit
 from autofit.report.html.scatter import scatter
+from autofit.report.html.scatter import unit as trials_unit
 from autofit.report.html.svg import Picture
 from autofit.report.knob_effects import knob_lines
 from autofit.report.next_steps import commands
-from autofit.report.nothing_fits import nothing_fits_lines
 from autofit.report.other_budgets import other_budget_lines
 from autofit.report.predicted import answer_line, predicted_lines
 from autofit.report.rows import explored_at, latest_by_config
@@ -77,7 +55,7 @@ def report_page(record: Record, directory: Path) -> str:
         unit=unit,
         amount=1_000_000_000 if unit == "tokens" else 1_000_000,  # to begin with
         tiers=_tiers(result),
-        timelines=traced_tiers(record),
+        timelines=memory.traced_tiers(record),
         directory=directory,
         exports=_exports(directory / "exports"),
         trials=_trials(record, directory),
@@ -90,13 +68,13 @@ def pictures(record: Record) -> dict[str, Picture]:
     """Every picture of the page by the name of its file, without the empty ones."""
     drawn = {
         "throughput-against-memory": scatter(record),
-        "memory-breakdown": breakdown(record),
-        "what-knobs-buy": knob_picture(record),
-        **{f"memory-timeline-{name}": timeline_picture(record, name) for name in traced_tiers(record)},
-        "memory-predictions": error_picture(record, "memory"),
-        "step-predictions": error_picture(record, "step"),
-        "progress-by-probe": progress(record, by="probe"),
-        "progress-by-time": progress(record, by="minute"),
+        "memory-breakdown": memory.breakdown(record),
+        "what-knobs-buy": charts.knob_picture(record),
+        **{f"memory-timeline-{name}": memory.timeline_picture(record, name) for name in memory.traced_tiers(record)},
+        "memory-predictions": charts.error_picture(record, "memory"),
+        "step-predictions": charts.error_picture(record, "step"),
+        "progress-by-probe": charts.progress(record, by="probe"),
+        "progress-by-time": charts.progress(record, by="minute"),
     }
     return {name: picture for name, picture in drawn.items() if picture is not None}
 
@@ -112,27 +90,12 @@ def picture_style(*, alone: bool = False) -> str:
     return look
 
 
-@dataclass(frozen=True)
-class MemoryBar:
-    """Memory against the budget, in percent of what the bar shows."""
-
-    used: str
-    usable: str
-    budget: str
-    used_percent: float
-    usable_percent: float
-    label: str
-
-
-def memory_bar(best: Measurement | Estimate, result: Result) -> MemoryBar | None:
-    """The peak against the budget, of a prediction its upper end; None where it was not watched."""
+def memory_used(best: Measurement | Estimate, result: Result) -> tuple[str, float] | None:
+    """The peak in GiB, and its share of the budget, of a prediction at its upper end; None where it was not watched."""
     peak = best.high if isinstance(best, Estimate) else peak_bytes(best)
     if peak is None:
         return None
-    budget, usable = result.budget.device_bytes, result.budget.cap_bytes(result.hardware.device)
-    used = interval(best.low, best.high) if isinstance(best, Estimate) else gib(peak)
-    label = f"{used} of {gib(budget)} GiB, {percent(peak / budget)}"
-    return MemoryBar(used, gib(usable), gib(budget), min(100.0, 100 * peak / budget), 100 * usable / budget, label)
+    return interval(best.low, peak) if isinstance(best, Estimate) else gib(peak), peak / result.budget.device_bytes
 
 
 def step_words(best: Measurement | Estimate) -> str:
@@ -190,7 +153,7 @@ def _tiers(result: Result) -> list[tuple[str, str, str]]:
     drawn = {tier(trial.config) for trial in result.trials} | {
         name for name, points in result.frontier.items() if points
     }
-    return [(name, mark, TIER_TITLES[name]) for name, mark in _MARKS.items() if name in drawn]
+    return [(name, mark, formatting.TIER_TITLES[name]) for name, mark in _MARKS.items() if name in drawn]
 
 
 def _inline(draw: Callable[..., Picture | None], record: Record, *given: object) -> Markup | None:
@@ -216,12 +179,10 @@ def _template() -> jinja2.Template:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     functions: tuple[Callable[..., Any], ...] = (
-        *(scatter, breakdown, timeline_picture, timeline_words, knob_picture, progress, error_picture, error_words),
-        *(memory_bar, step_words, training_time, config_rows, off_knobs, commands, knob_lines),
-        *(other_budget_lines, summary, shared_knobs, explored_at, where, counted, describe, gib, number, peak_bytes),
-        *(throughput, values),
+        *(memory_used, step_words, proof, training_time, shared_knobs, tier, config_rows, off_knobs, counted, summary),
+        *(commands, knob_lines, other_budget_lines, explored_at, scatter),
     )
     environment.globals |= {function.__name__: function for function in functions}
-    environment.globals |= {"picture": _inline, "pictures": _both, "kinds": KIND_WORDS, "moments": moments_json}
-    environment.globals |= {"proof": proof, "tier_of": tier, "tier_titles": TIER_TITLES, "outcomes": OUTCOMES}
+    environment.globals |= {"text": formatting, "charts": charts, "memory": memory}
+    environment.globals |= {"picture": _inline, "pictures": _both}
     return environment.from_string(_read("page.html"))

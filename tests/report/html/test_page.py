@@ -11,7 +11,7 @@ import pytest
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.record import Record
 from autofit.report.html import pictures, report_page
-from autofit.report.html.page import memory_bar, shared_knobs, training_time
+from autofit.report.html.page import memory_used, shared_knobs, training_time
 
 Records = Callable[..., Record]
 
@@ -229,11 +229,10 @@ def test_times_to_train(seconds: float, words: str) -> None:
 def test_the_bar_shows_what_may_be_used(record: Records) -> None:
     result = record().result
     assert result.best
-    bar = memory_bar(result.best, result)
-    assert bar
-    assert (bar.used_percent, bar.usable_percent) == (75.0, 100.0)
-    card = dataclasses.replace(result, hardware=dataclasses.replace(result.hardware, device="cuda"))
-    bar = memory_bar(result.best, card)
-    assert bar
-    assert bar.usable_percent == pytest.approx(95.0)
-    assert memory_bar(dataclasses.replace(result.best, peak_bytes=None), result) is None
+    assert memory_used(result.best, result) == ("1.50", 0.75)
+    assert memory_used(dataclasses.replace(result.best, peak_bytes=None), result) is None
+    card = dataclasses.replace(result.hardware, device="cuda")
+    here, there = (report_page(record(**changes), Path()) for changes in ({}, {"hardware": card}))
+    assert '<span style="width:75.0%"></span></div>' in here
+    assert '<span style="width:75.0%"></span><i style="left:95.0%"></i>' in there
+    assert "1.90 GiB usable, the rest is kept free" in there
