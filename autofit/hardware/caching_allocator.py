@@ -1,12 +1,12 @@
-"""What PyTorch's CUDA caching allocator would reserve for a list of allocations and frees, without a GPU.
+"""A model of PyTorch's CUDA caching allocator: what it reserves for a list of allocations and frees, without a GPU.
 
-A device has to hold what the allocator reserves, not what tensors use: it takes memory from the driver in segments,
-keeps what is freed, and hands it out again. The rules are those of torch 2.11 to 2.13 with default settings but for
-`expandable_segments`; each one names the function of c10/cuda/CUDACachingAllocator.cpp it follows. The constants stand
-in c10/core/AllocatorConfig.h.
+A device must hold what the allocator reserves, not what tensors use: it takes memory of the driver in segments, caches
+freed blocks and hands them out again. The rules are those of torch 2.11 to 2.13 with default settings but for
+`expandable_segments`; each names the function of c10/cuda/CUDACachingAllocator.cpp it follows. The constants are in
+c10/core/AllocatorConfig.h.
 
-Left out: streams other than the current one, pools of CUDA graphs, the context, and what libraries take from the driver
-themselves. Addresses only grow here, where the driver picks them: they decide between free blocks of equal size alone.
+Left out: other streams, pools of CUDA graphs, the context, and memory that libraries take from the driver. Addresses
+only grow here, where the driver picks them: they decide only between free blocks of equal size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Event = tuple[int, int]  # (storage id, bytes): more than 0 bytes allocates, 0 f
 
 
 class DoesNotFitError(Exception):
-    """No room under the limit, even with the cache given back; whoever set the limit catches it."""
+    """No room under the limit, even with the cache released; whoever set the limit catches it."""
 
     def __init__(self, size: int, reserved: int, limit: int) -> None:
         super().__init__(f"{size} more bytes do not fit into {limit} bytes, of which {reserved} are reserved.")
@@ -52,7 +52,7 @@ def allocation_size(size: int) -> int:
 
 
 class _Pool(ABC):
-    """The free blocks of one pool (`BlockPool`), and how much it holds of the driver's memory.
+    """The free blocks of one pool (`BlockPool`), and how much memory of the driver it holds.
 
     Blocks are (size, address), sorted as `BlockComparatorSize` sorts them. Two blocks are neighbours when one ends
     where the other begins, so the addresses of segments that must not grow together never touch.
@@ -73,32 +73,34 @@ class _Pool(ABC):
         index = bisect_left(free, (size,))
         if index == len(free):
             return None
-        found, start = free[index]
-        if start + found in self._unmapped:
-            index = self._skip_growing(index)
-            found, start = free[index]
+        block, start = free[index]
+        if start + block in self._unmapped:
+            # A block that can still grow counts as large as it can become (`get_free_block`, expandable_size).
+            while index + 1 < len(free) and self._could_be(free[index + 1]) < self._could_be(free[index]):
+                index += 1
+            block, start = free[index]
         del free[index], self._size_at[start]
-        remainder = found - size
+        remainder = block - size
         if remainder < self._least_remainder:
-            del self._start_of[start + found]
-            return start, found
-        rest = start + size
-        insort(free, (remainder, rest))
-        self._size_at[rest] = remainder
-        self._start_of[start + found] = rest
+            del self._start_of[start + block]
+            return start, block
+        split = start + size
+        insort(free, (remainder, split))
+        self._size_at[split] = remainder
+        self._start_of[start + block] = split
         return start, size
 
     def put(self, start: int, size: int) -> None:
         """Make a range free and one with its free neighbours (`try_merge_blocks`)."""
         end = start + size
-        before = self._start_of.pop(start, None)
-        if before is not None:
-            del self._free[bisect_left(self._free, (self._size_at.pop(before), before))]
-            start = before
-        after = self._size_at.pop(end, None)
-        if after is not None:
-            del self._free[bisect_left(self._free, (after, end))]
-            end += after
+        previous = self._start_of.pop(start, None)
+        if previous is not None:
+            del self._free[bisect_left(self._free, (self._size_at.pop(previous), previous))]
+            start = previous
+        following = self._size_at.pop(end, None)
+        if following is not None:
+            del self._free[bisect_left(self._free, (following, end))]
+            end += following
         self._size_at[start] = end - start
         self._start_of[end] = start
         insort(self._free, (end - start, start))
@@ -109,14 +111,7 @@ class _Pool(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Give back what the driver can take (`release_blocks`)."""
-
-    def _skip_growing(self, index: int) -> int:
-        """A block that can still grow counts as large as it can become (`get_free_block`, expandable_size)."""
-        free = self._free
-        while index + 1 < len(free) and self._could_be(free[index + 1]) < self._could_be(free[index]):
-            index += 1
-        return index
+        """Return to the driver what it can take (`release_blocks`)."""
 
     def _could_be(self, block: tuple[int, int]) -> int:
         size, start = block
@@ -172,7 +167,10 @@ class _ExpandablePool(_Pool):
             mapped = -(-min(size - have, self._unmapped[hole]) // self._page) * self._page
             if mapped > allowed:
                 return False
-            self._map(hole, mapped)
+            if left := self._unmapped.pop(hole) - mapped:
+                self._unmapped[hole + mapped] = left
+            self.put(hole, mapped)
+            self.reserved += mapped
             allowed -= mapped
         return True
 
@@ -201,33 +199,24 @@ class _ExpandablePool(_Pool):
             end += step
         return True
 
-    def _map(self, start: int, nbytes: int) -> None:
-        left = self._unmapped.pop(start) - nbytes
-        if left:
-            self._unmapped[start + nbytes] = left
-        self.reserved += nbytes
-        self.put(start, nbytes)
-
     def _unmap(self, start: int, end: int) -> None:
         size = end - start + self._unmapped.pop(end, 0)
-        before = next((hole for hole, length in self._unmapped.items() if hole + length == start), start)
-        self._unmapped[before] = self._unmapped.get(before, 0) + size
+        hole = next((hole for hole, length in self._unmapped.items() if hole + length == start), start)
+        self._unmapped[hole] = self._unmapped.get(hole, 0) + size
         self.reserved -= end - start
 
 
 class CachingAllocator:
-    """The allocator's books for one device and one stream.
+    """The allocator of one device and one stream.
 
     Args:
         expandable: as with PYTORCH_ALLOC_CONF=expandable_segments:True.
         limit: bytes it may reserve, as after torch.cuda.set_per_process_memory_fraction; None for no limit. A page that
-            would pass the limit is refused, where PyTorch lets the last one stand out by less than 20 MiB.
+            would pass the limit is refused, where PyTorch lets the last one exceed it by less than 20 MiB.
 
     Attributes:
         allocated: bytes of the blocks in use, as torch.cuda.memory_allocated counts them.
-        peak_allocated: the largest `allocated` so far.
-        peak_reserved: the largest `reserved` so far.
-        retries: how often the cache had to be given back (`num_alloc_retries`); each costs a synchronisation.
+        retries: how often the cache had to be released (`num_alloc_retries`); each costs a synchronisation.
     """
 
     def __init__(self, *, expandable: bool, limit: int | None = None) -> None:
@@ -252,7 +241,7 @@ class CachingAllocator:
         A key that is in use is resized: the new block is there before the old one goes (resize_bytes_cuda).
 
         Raises:
-            DoesNotFitError: the limit is reached and the cache has nothing to give back.
+            DoesNotFitError: the limit is reached and the cache has nothing to release.
         """
         assert nbytes > 0, "an empty storage has no block"
         size = round_size(nbytes)
@@ -273,7 +262,7 @@ class CachingAllocator:
         pool.put(start, size)
 
     def empty_cache(self) -> None:
-        """Give whole free segments, or whole free pages, back to the driver (`release_cached_blocks`)."""
+        """Return whole free segments, or whole free pages, to the driver (`release_cached_blocks`)."""
         self._large.release()
         self._small.release()
 
@@ -296,7 +285,7 @@ class CachingAllocator:
 
 @dataclass(frozen=True)
 class Replay:
-    """What a list of events came to: bytes at the peaks, and how often the cache had to be given back."""
+    """The result of a list of events: bytes at the peaks, and how often the cache had to be released."""
 
     peak_allocated: int
     peak_reserved: int
@@ -304,9 +293,7 @@ class Replay:
 
 
 def replay(events: Iterable[Event], *, expandable: bool, limit: int | None = None) -> Replay:
-    """The peaks after all events in a fresh allocator.
-
-    A free of a storage that has no block does nothing: empty storages come and go without one.
+    """Run the events in a fresh allocator. A free without an allocation does nothing: empty storages have no block.
 
     Raises:
         DoesNotFitError: an allocation does not fit under the limit.

@@ -36,7 +36,7 @@ def test_wrong_parts_of_a_workload(given: dict, message: str | None) -> None:
 
 
 def test_the_summary_is_what_result_yaml_says() -> None:
-    summary = tiny.llama_workload(8, sequence_length=16).summary()
+    summary = Workload(**GOOD, task="causal-lm", sequence_length=16, effective_batch_size=8).summary()
     assert summary == {"task": "causal-lm", "sequence_length": 16, "effective_batch_size": 8}
 
 
