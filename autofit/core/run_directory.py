@@ -43,7 +43,7 @@ class RunDirectory:
             raise InputError(f"there is no search to resume in {self.path}.", "Leave out --resume, or check --out.")
         if not self._resume and self.path.is_dir() and self._holds_something():
             if self.journal.exists():
-                remedy = "Add --resume to go on with it, or choose another --out."
+                remedy = "Add --resume to continue it, or choose another --out."
                 raise InputError(f"{self.path} already holds a search.", remedy)
             raise InputError(f"{self.path} already holds other files.", "Choose another --out.")
         try:
@@ -68,7 +68,7 @@ class RunDirectory:
         if Path(error.filename).is_relative_to(self.path):
             remedy = "Choose another --out."
             if self.journal.exists():
-                remedy = f"What was measured is kept: make room and go on with --resume --out {self.path}."
+                remedy = f"All measurements are safe: make room and continue with --resume --out {self.path}."
             raise InputError(f"{error.filename} cannot be written: {error.strerror}.", remedy) from error
 
     def probe_log(self, number: int) -> Path:

@@ -46,7 +46,7 @@ def budget_notes(options: SearchOptions, hardware: Hardware, budget: Budget) -> 
     """Sentences on where the budget of `budget_for` differs from what the user may expect."""
     today, allowed = _device_bytes(options, hardware), budget.device_bytes
     if (started_with := f"{allowed / GIB:.2f}") != f"{today / GIB:.2f}":
-        yield f"the search goes on with the budget that it was started with, {started_with} GiB."
+        yield f"the search continues with the budget it was started with, {started_with} GiB."
     if hardware.device == "cpu":
         return
     asked = _requested(options, hardware)

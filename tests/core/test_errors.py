@@ -56,6 +56,6 @@ def test_or_all_when_none_is_near() -> None:
     assert str(unknown("rank", 7, [8])) == "unknown rank '7'. Known: 8."
 
 
-@pytest.mark.parametrize(("number", "told"), [(0, "0 probes"), (1, "1 probe"), (2, "2 probes"), (1024, "1,024 probes")])
-def test_numbers_and_nouns(number: int, told: str) -> None:
-    assert counted(number, "probe") == told
+@pytest.mark.parametrize(("number", "text"), [(0, "0 probes"), (1, "1 probe"), (2, "2 probes"), (1024, "1,024 probes")])
+def test_numbers_and_nouns(number: int, text: str) -> None:
+    assert counted(number, "probe") == text

@@ -17,7 +17,7 @@ def test_files_lie_where_the_user_wants_caches(tmp_path: Path, monkeypatch: pyte
     assert cache_file("rates", "a.json") == Path.home() / ".cache" / "autofit" / "rates" / "a.json"
 
 
-def test_what_is_kept_is_there_and_the_latest(tmp_path: Path) -> None:
+def test_the_cache_holds_the_latest_text(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
     write_cache(path, "one")
     write_cache(path, "two")
@@ -25,18 +25,18 @@ def test_what_is_kept_is_there_and_the_latest(tmp_path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["file"]
 
 
-def test_where_nothing_can_be_written_nothing_happens(tmp_path: Path) -> None:
+def test_write_failures_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     write_cache(tmp_path / "file" / "below", "text")
     assert (tmp_path / "file").read_text(encoding="utf-8") == "in the way"
 
 
-def test_names_tell_texts_apart() -> None:
+def test_other_texts_have_other_names() -> None:
     assert digest("one") == digest("one") != digest("two")
     assert len(digest("one")) == 32
 
 
-def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -29,7 +29,7 @@ def test_units() -> None:
     assert tiny.CPU.memory_bytes == 8 * GIB
 
 
-def test_segments_that_do_not_grow_are_told_of() -> None:
+def test_segments_that_do_not_grow_are_noted() -> None:
     card = replace(tiny.CPU, device="cuda")
     fixed = replace(card, allocator="expandable_segments:False")
     assert [each.expandable_segments for each in (card, fixed)] == [True, False]

@@ -10,13 +10,13 @@ from autofit.core.notebook import Cell, as_html, in_notebook
 
 
 @pytest.mark.parametrize(
-    ("shell", "told"), [(None, False), (SimpleNamespace(), False), (SimpleNamespace(kernel=1), True)]
+    ("shell", "expected"), [(None, False), (SimpleNamespace(), False), (SimpleNamespace(kernel=1), True)]
 )
-def test_only_a_kernel_is_a_notebook(monkeypatch: pytest.MonkeyPatch, shell: Any, told: bool) -> None:
+def test_only_a_kernel_is_a_notebook(monkeypatch: pytest.MonkeyPatch, shell: Any, expected: bool) -> None:
     ipython = ModuleType("IPython")
     ipython.get_ipython = lambda: shell
     monkeypatch.setitem(sys.modules, "IPython", ipython)
-    assert in_notebook() is told
+    assert in_notebook() is expected
     monkeypatch.delitem(sys.modules, "IPython")
     assert not in_notebook()
 

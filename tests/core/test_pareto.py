@@ -71,9 +71,9 @@ def test_the_fastest_within_a_size(points: list[Point], limit: int) -> None:
 
 
 @given(st.integers(0, 60), st.integers(2, 30), st.sets(st.integers(0, 59)))
-def test_thinning_keeps_the_ends_and_what_it_is_told_to(count: int, most: int, kept: set[int]) -> None:
+def test_thinning_keeps_the_ends_and_the_given_points(count: int, most: int, indices: set[int]) -> None:
     points = [point(size, float(size**2 + 1), measured=size % 3 == 0) for size in range(count)]
-    keep = [points[place] for place in kept if place < count]
+    keep = [points[index] for index in indices if index < count]
     left = thinned(points, keep, most)
     assert left == tuple(each for each in points if each in left)
     assert len(left) <= max(most, len(keep) + 2)
@@ -98,7 +98,7 @@ def test_a_guess_no_better_than_a_fact_by_the_tolerance_does_not_take_its_place(
     assert frontier([fact, faster], tolerance=0.03) == (faster,)
 
 
-def test_of_equals_the_measured_one_is_told() -> None:
+def test_of_equals_the_measured_one_stays() -> None:
     guess, fact = point(5, 5.0, False), point(5, 5.0)
     assert frontier([guess, fact]) == (fact,)
 

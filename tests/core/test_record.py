@@ -1,4 +1,4 @@
-"""What is kept of a search reads back as it was, and what is no record is told in a sentence."""
+"""A record reads back as it was written, and other files are refused in a sentence."""
 
 import dataclasses
 import json
@@ -66,14 +66,14 @@ RECORD = Record(
 )
 
 
-def kept(record: Record, folder: Path) -> Path:
+def saved(record: Record, folder: Path) -> Path:
     path = folder / "result.json"
     path.write_text(record.to_text())
     return path
 
 
 def test_it_reads_back_as_it_was(tmp_path: Path) -> None:
-    assert Record.load(kept(RECORD, tmp_path)) == RECORD
+    assert Record.load(saved(RECORD, tmp_path)) == RECORD
     assert LINE.fullest == 0
 
 
@@ -82,7 +82,7 @@ def test_without_a_best_and_predictions_too(tmp_path: Path) -> None:
         RESULT, best=None, tiers=dict.fromkeys(RESULT.tiers), nearest_miss=MISS, predicted=False
     )
     record = Record(nothing)
-    assert Record.load(kept(record, tmp_path)) == record
+    assert Record.load(saved(record, tmp_path)) == record
     assert record.tolerance == 0.03
 
 
@@ -91,11 +91,11 @@ def test_what_was_only_predicted_too(tmp_path: Path) -> None:
     nothing = dataclasses.replace(RESULT, best=None, tiers=dict.fromkeys(RESULT.tiers), trials=(), finalists=())
     tiers = {"full": found, "lora": None, "qlora": None}
     record = Record(dataclasses.replace(nothing, predicted_best=found, predicted_tiers=tiers), timelines={"full": LINE})
-    assert Record.load(kept(record, tmp_path)) == record
+    assert Record.load(saved(record, tmp_path)) == record
 
 
 def test_it_holds_all_that_json_prints(tmp_path: Path) -> None:
-    data = json.loads(kept(RECORD, tmp_path).read_text())
+    data = json.loads(saved(RECORD, tmp_path).read_text())
     printed = json.loads(json.dumps(RESULT.to_json()))
     for trial in data["trials"]:
         assert trial.pop("predicted").keys() == {"allocated_bytes", "step_seconds"}

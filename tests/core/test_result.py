@@ -149,7 +149,7 @@ def test_a_prediction_in_json() -> None:
     assert result().to_json()["predicted"] is None
 
 
-def test_figures_of_a_prediction_that_are_none_are_told(tmp_path: Path) -> None:
+def test_figures_of_a_prediction_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     text = foretold().to_yaml().replace("step_seconds: 1.5", "step_seconds: soon", 1)
     with pytest.raises(InputError, match=r"predicted\.step_seconds is 'soon'"):
         SavedResult.load(saved(tmp_path, text))
@@ -183,7 +183,7 @@ def test_what_a_budget_would_run() -> None:
     assert list(found[10]) == list(TIERS)
 
 
-def test_the_json_tells_what_other_budgets_would_run() -> None:
+def test_the_json_says_what_other_budgets_would_run() -> None:
     points = (point(10, 1.0), point(20, 2.0, measured=True))
     other = Alternative("precision", Config(precision="fp32"), Outcome.OUT_OF_MEMORY, 30 * GIB, 1.0, None, False)
     smaller = OtherBudget("the next smaller card", 16 * GIB, "A card")

@@ -88,9 +88,9 @@ def test_leaving_lets_go_also_after_an_error(tmp_path: Path) -> None:
         pass
 
 
-def test_a_search_is_only_gone_on_with_when_asked(tmp_path: Path) -> None:
+def test_a_search_is_continued_only_when_asked(tmp_path: Path) -> None:
     path = with_a_search(tmp_path / "run")
-    with pytest.raises(InputError, match=r"already holds a search\. Add --resume to go on with it"):
+    with pytest.raises(InputError, match=r"already holds a search\. Add --resume to continue it"):
         RunDirectory(path).__enter__()
     with RunDirectory(path, resume=True) as run:
         assert run.journal.read_text() == "measurements"
@@ -156,11 +156,11 @@ def test_what_somebody_else_put_there_meanwhile_stays(tmp_path: Path) -> None:
     assert (path / "mine.txt").read_text() == "mine"
 
 
-def test_a_file_in_it_that_cannot_be_written_is_told_with_the_way_to_go_on(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_an_error_that_says_how_to_continue(tmp_path: Path) -> None:
     path = with_a_search(tmp_path / "run")
     (path / "result.yaml").mkdir()
     message = (
-        r"run/result\.yaml cannot be written: Is a directory\. What was measured is kept: .* --resume --out .*run\."
+        r"run/result\.yaml cannot be written: Is a directory\. All measurements are safe: .* --resume --out .*run\."
     )
     with pytest.raises(InputError, match=message), RunDirectory(path, resume=True) as run:
         write_atomically(run.result, "text")

@@ -76,7 +76,7 @@ def test_what_is_dumped_is_read_back(value: object) -> None:
     assert parse(dump(value), "the test") == value
 
 
-def test_the_order_of_keys_is_kept() -> None:
+def test_the_order_of_keys_stays() -> None:
     assert dump({"b": 1, "a": {"d": 2, "c": 3}}) == "b: 1\na:\n  d: 2\n  c: 3\n"
 
 

@@ -53,14 +53,14 @@ def test_it_sees_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-def test_bytes_allocated_before_and_kept_do_not_count() -> None:
-    kept = torch.zeros(3 * MIB, dtype=torch.uint8)
+def test_bytes_allocated_before_do_not_count() -> None:
+    before = torch.zeros(3 * MIB, dtype=torch.uint8)
     with AllocationRecord() as first:
         inside = torch.zeros(2 * MIB, dtype=torch.uint8)
     with AllocationRecord() as second:
         torch.zeros(MIB, dtype=torch.uint8)
     assert (first.peak, second.peak) == (2 * MIB, MIB)
-    del kept, inside
+    del before, inside
 
 
 def test_a_block_without_tensors_has_no_peak() -> None:

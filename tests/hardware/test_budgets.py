@@ -92,7 +92,7 @@ def test_a_search_goes_on_with_what_it_was_started_with(used_gib: float) -> None
     budget = budget_for(options, hardware, 20 * GIB)
     assert budget.device_bytes == 20 * GIB
     assert list(budget_notes(options, hardware, budget)) == [
-        "the search goes on with the budget that it was started with, 20.00 GiB."
+        "the search continues with the budget it was started with, 20.00 GiB."
     ]
 
 
@@ -139,7 +139,7 @@ def test_cards_that_are_sold_as_of_one_size_are_not_smaller_or_larger() -> None:
     assert not {22.0, 23.5, 23.6} & set(sizes)
 
 
-def test_a_card_that_lacks_number_formats_is_not_told() -> None:
+def test_a_card_that_lacks_number_formats_is_left_out() -> None:
     older = {card(name).title for name in card_names() if card(name).capability < (8, 0)}
     assert older
     for gib in (12, 16, 24, 32, 40):
@@ -148,7 +148,7 @@ def test_a_card_that_lacks_number_formats_is_not_told() -> None:
 
 
 @pytest.mark.parametrize(("gib", "missing"), [(8, "the next smaller card"), (184, "the next larger card")])
-def test_beyond_the_catalogue_nothing_is_told(gib: float, missing: str) -> None:
+def test_beyond_the_catalogue_there_is_no_card(gib: float, missing: str) -> None:
     hardware = dataclasses.replace(hardware_of(card("rtx-4090")), capability=None)
     found = compared(gib, hardware)
     assert missing not in found

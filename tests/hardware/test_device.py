@@ -82,7 +82,7 @@ def test_what_others_hold_is_asked_of_the_driver(smi: Callable[..., None], answe
     assert device.used_bytes_without_context() == expected
 
 
-def test_a_driver_that_reports_a_failure_tells_nothing(smi: Callable[..., None]) -> None:
+def test_a_driver_that_reports_a_failure_counts_as_nothing_used(smi: Callable[..., None]) -> None:
     smi(f"GPU-{CARD}, 512\n", code=9)
     assert device.used_bytes_without_context() == 0
 
@@ -102,9 +102,9 @@ def test_a_driver_that_does_not_answer_is_no_failure(monkeypatch: pytest.MonkeyP
     assert device.used_bytes_without_context() == 0
 
 
-@pytest.mark.parametrize(("held", "told"), [(3000, 3000), (20, 0)], ids=["in use", "idle"])
-def test_of_a_card_in_use_is_told_what_others_hold_beside_the_context(
-    smi: Callable[..., None], monkeypatch: pytest.MonkeyPatch, held: int, told: int
+@pytest.mark.parametrize(("held", "used"), [(3000, 3000), (20, 0)], ids=["in use", "idle"])
+def test_memory_in_use_is_that_of_others_without_the_context(
+    smi: Callable[..., None], monkeypatch: pytest.MonkeyPatch, held: int, used: int
 ) -> None:
     smi(f"GPU-{CARD}, {held}\n")
     total, reserved, context = 22 * GIB, 2 * MIB, 300 * MIB
@@ -116,19 +116,19 @@ def test_of_a_card_in_use_is_told_what_others_hold_beside_the_context(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: next(taken))
     found = device.detect()
     assert (found.name, found.capability, found.memory_bytes) == ("NVIDIA L4", (8, 9), total)
-    assert (found.used_bytes, found.context_bytes) == (told * MIB, context)
+    assert (found.used_bytes, found.context_bytes) == (used * MIB, context)
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("raised", "message"),
     [
         (torch.OutOfMemoryError("CUDA out of memory."), "the card is full before autofit has taken any of it."),
         (RuntimeError("CUDA error: busy\nFor debugging"), "the card cannot be used: CUDA error: busy."),
     ],
     ids=["full", "busy"],
 )
-def test_a_card_that_cannot_be_used_is_told(
-    smi: Callable[..., None], monkeypatch: pytest.MonkeyPatch, raised: Exception, told: str
+def test_a_card_that_cannot_be_used_is_an_error(
+    smi: Callable[..., None], monkeypatch: pytest.MonkeyPatch, raised: Exception, message: str
 ) -> None:
     def fails(*_: object) -> None:
         raise raised
@@ -139,7 +139,7 @@ def test_a_card_that_cannot_be_used_is_told(
     monkeypatch.setattr(device, "open_card", fails)
     with pytest.raises(ProbeError) as caught:
         device.detect("cuda")
-    assert caught.value.message == told
+    assert caught.value.message == message
 
 
 @pytest.mark.parametrize("asked", ["cuda", None])
@@ -167,7 +167,7 @@ def test_a_card() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "count", "cards"),
+    ("named", "count", "cards"),
     [
         (None, 3, ("0", "1", "2")),
         ("2,3", 2, ("2", "3")),
@@ -178,10 +178,10 @@ def test_a_card() -> None:
     ],
 )
 def test_the_visible_cards_by_the_names_they_were_made_visible_by(
-    monkeypatch: pytest.MonkeyPatch, told: str | None, count: int, cards: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, named: str | None, count: int, cards: tuple[str, ...]
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if told is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     assert device.visible_cards() == cards

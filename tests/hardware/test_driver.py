@@ -24,7 +24,7 @@ from autofit.hardware.driver import no_gpu_note, why_no_gpu
     ],
     ids=str,
 )
-def test_what_is_told_by_the_build_and_the_driver(
+def test_the_reason_follows_from_build_and_driver(
     monkeypatch: pytest.MonkeyPatch, build: dict[str, Any], has_driver: bool, expected: str | None
 ) -> None:
     def load(name: str) -> None:
@@ -41,7 +41,7 @@ def test_the_build_is_read_from_the_installed_torch() -> None:
     assert driver._build()["cuda"] == torch.version.cuda
 
 
-def test_a_no_is_pytorchs_own_and_told_without_importing_it() -> None:
+def test_a_no_is_pytorchs_own_and_found_without_importing_it() -> None:
     code = (
         "from autofit.hardware.driver import why_no_gpu; why = why_no_gpu(); import sys; print('torch' in sys.modules)"
     )

@@ -62,7 +62,7 @@ def test_what_is_taken_of_the_device_beside_the_allocator_can_fail_too(error: Ex
     assert not is_host_out_of_memory(error)
 
 
-def test_what_the_backend_of_a_compiler_raised_is_seen_through_its_wrapper() -> None:
+def test_a_compilers_wrapper_is_looked_through() -> None:
     for inner, expected in ((torch.OutOfMemoryError("CUDA out of memory"), True), (ValueError("no"), False)):
         assert is_device_out_of_memory(InductorError(inner, None)) is expected
     assert is_host_out_of_memory(InductorError(MemoryError(), None))
@@ -115,11 +115,11 @@ def test_an_allocation_that_fails_beside_a_card_with_room_was_of_pinned_memory(
     ],
 )
 def test_what_bitsandbytes_says_before_it_ends_the_process(line: str, outcome: Outcome | None) -> None:
-    told = outcome_of_last_words(line)
-    assert (told and told[0]) == outcome
+    verdict = outcome_of_last_words(line)
+    assert (verdict and verdict[0]) == outcome
 
 
-def test_each_kind_of_out_of_memory_is_told_from_the_other() -> None:
+def test_the_kinds_of_out_of_memory_are_distinguished() -> None:
     for error in (torch.OutOfMemoryError("CUDA out of memory"), BudgetExceededError()):
         assert is_device_out_of_memory(error)
         assert not is_host_out_of_memory(error)

@@ -10,7 +10,7 @@ from autofit.core.environment import ALLOCATOR, EXPANDABLE, FIXED
 from autofit.hardware import segments
 
 
-@pytest.fixture(autouse=True, params=["told", "remembered"])
+@pytest.fixture(autouse=True, params=["read", "remembered"])
 def nothing_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """PyTorch reads the settings, which CPU builds have as well, as of nobody's; and gives them back at the end.
 
@@ -38,9 +38,9 @@ def card(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def inside(device: str | None = None) -> tuple[str, list[str]]:
-    told: list[str] = []
-    with segments.as_in_probes(device, told.append):
-        return segments.settings(), told
+    notes: list[str] = []
+    with segments.as_in_probes(device, notes.append):
+        return segments.settings(), notes
 
 
 def test_a_training_lets_segments_grow_and_gives_the_setting_back(card: list[str]) -> None:
@@ -73,13 +73,13 @@ def test_a_cpu_is_left_alone(card: list[str], monkeypatch: pytest.MonkeyPatch) -
 
 def test_where_segments_cannot_be_let_grow_that_is_said(card: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
-    settings, (told,) = inside()
+    settings, (note,) = inside()
     assert settings == ""
-    assert "PYTORCH_ALLOC_CONF) in the allocator cudaMallocAsync, so training may need some percent more" in told
+    assert "PYTORCH_ALLOC_CONF) in the allocator cudaMallocAsync, so training may need some percent more" in note
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", EXPANDABLE)
-    settings, (told,) = inside()
+    settings, (note,) = inside()
     assert settings == ""
-    assert told.startswith("PYTORCH_CUDA_ALLOC_CONF was set after torch was loaded, which reads it before, so")
+    assert note.startswith("PYTORCH_CUDA_ALLOC_CONF was set after torch was loaded, which reads it before, so")
 
 
 class Driver:

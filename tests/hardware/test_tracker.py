@@ -62,7 +62,7 @@ def test_the_peak_is_that_of_the_allocators_events(name: str) -> None:
     assert tracked(lambda: two_steps(workload)).peak == profiled_peak(lambda: two_steps(workload))
 
 
-def test_only_what_kernels_allocate_inside_is_not_seen() -> None:
+def test_only_memory_inside_kernels_is_missed() -> None:
     """Convolutions on the CPU reorder their inputs in memory of their own."""
     workload = WORKLOADS["convolutions"]
     seen = tracked(lambda: two_steps(workload)).peak
@@ -123,12 +123,12 @@ def test_a_module_from_before_can_be_shown() -> None:
 
 def test_the_peak_can_be_forgotten() -> None:
     with StorageTracker() as tracker:
-        kept = torch.zeros(100, dtype=torch.uint8)
+        tensors = torch.zeros(100, dtype=torch.uint8)
         torch.zeros(1000, dtype=torch.uint8)
         assert tracker.peak == 1100
         tracker.reset_peak()
         assert tracker.peak == tracker.live == 100
-    del kept
+    del tensors
 
 
 def test_storage_that_grows_is_counted_at_its_new_size() -> None:
@@ -139,11 +139,11 @@ def test_storage_that_grows_is_counted_at_its_new_size() -> None:
 
 
 def test_passing_the_limit_raises_at_that_operator_and_not_before() -> None:
-    kept = []
+    tensors = []
     with pytest.raises(BudgetExceededError), StorageTracker(limit=3 * MIB) as tracker:
         for _ in range(10):
-            kept.append(torch.zeros(MIB, dtype=torch.uint8))  # noqa: PERF401 - kept up to the error
-    assert len(kept) == 3
+            tensors.append(torch.zeros(MIB, dtype=torch.uint8))  # noqa: PERF401 - they stay up to the error
+    assert len(tensors) == 3
     assert tracker.peak == 4 * MIB
 
 

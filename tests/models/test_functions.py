@@ -110,7 +110,7 @@ def test_files_beside_it_can_be_imported_also_later(tmp_path: Path) -> None:
     assert (workload.batch(3), workload.model()) == ({"n": 3}, "late")
 
 
-def test_two_files_of_one_name_are_kept_apart(tmp_path: Path) -> None:
+def test_two_files_of_one_name_do_not_mix(tmp_path: Path) -> None:
     for width in (2, 3):
         write(tmp_path / str(width) / "flow.py", GOOD.replace("WIDTH = 4", f"WIDTH = {width}"))
     first, second = (function_workload(f"{width}/flow.py:make") for width in (2, 3))
@@ -222,5 +222,5 @@ def test_an_impossible_effective_batch_is_refused(good: Path) -> None:
         (":make", False),
     ],
 )
-def test_references_are_told_from_other_names(text: str, expected: bool) -> None:
+def test_references_are_recognised(text: str, expected: bool) -> None:
     assert is_function(text) is expected

@@ -1,4 +1,4 @@
-"""A hub that does not answer is told within seconds; what it said before is taken from the cache."""
+"""A hub that does not answer is reported within seconds; earlier answers come from the cache."""
 
 import contextlib
 import http.server
@@ -30,7 +30,7 @@ def listening() -> Iterator[socket.socket]:
         yield server
 
 
-def told(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def refusal(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
     start = time.monotonic()
@@ -46,7 +46,7 @@ def told(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     with listening() as server:
         endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
-    message = told(endpoint, monkeypatch)
+    message = refusal(endpoint, monkeypatch)
     assert message.startswith(f"{endpoint} cannot be reached for the config.json of some-org/some-model (")
     assert "refused" in message
 
@@ -54,7 +54,7 @@ def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("hub")
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     with listening() as server:
-        message = told(f"http://127.0.0.1:{server.getsockname()[1]}", monkeypatch)
+        message = refusal(f"http://127.0.0.1:{server.getsockname()[1]}", monkeypatch)
     assert "no answer within 0.5 s" in message or "timed out" in message
 
 

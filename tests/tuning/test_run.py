@@ -533,7 +533,7 @@ def test_what_ran_out_of_memory_beside_others_proves_nothing_of_a_card_that_is_f
     bench.executor.hardware = CARD
     result = bench.search(mem=None, gpu_mem=asked, resume=True)
     assert result.budget.device_bytes == 100 * GIB
-    assert result.notes[0] == "the search goes on with the budget that it was started with, 100.00 GiB."
+    assert result.notes[0] == "the search continues with the budget it was started with, 100.00 GiB."
     assert bench.search(mem=None, gpu_mem=asked, out=bench.folder / "anew").budget.device_bytes == 140 * GIB
 
 
