@@ -20,8 +20,6 @@ from autofit.hardware.out_of_memory import is_device_out_of_memory
 from autofit.hardware.segments import open_card
 
 END_OTHERS = "End the other processes there (see nvidia-smi) and continue with --resume, or search with less memory."
-    "End the other processes there (nvidia-smi lists them) and continue with --resume, or search with less memory."
-)
 _IDLE = 64 * MIB  # of a card that nobody uses: what its driver holds for itself
 
 
