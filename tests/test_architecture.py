@@ -35,6 +35,14 @@ NO_TORCH = ("core", "search", "export", "report")
 MOST_LINES = 400
 
 
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+MODULES = set(map(module_name, FILES))
+
+
 class Source:
     """One file of the package, read and parsed once."""
 
@@ -45,7 +53,7 @@ class Source:
         self.tree = ast.parse(self.text)
         parts = path.relative_to(PACKAGE).parts
         self.room = parts[0] if len(parts) > 1 else path.stem
-        self.module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        self.module = module_name(path)
         self.imports = list(imports_of(self.tree))
 
     def imported_packages(self) -> Iterator[tuple[str, ast.stmt]]:
@@ -57,17 +65,16 @@ class Source:
 
 
 def imports_of(tree: ast.AST) -> Iterator[tuple[str, ast.stmt]]:
-    """Every module that a tree imports, also inside functions; `from autofit import x` counts as autofit.x."""
+    """Every module that a tree imports, also inside functions; x of `from autofit import x` counts as one."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module == "autofit":
-            yield from ((f"autofit.{alias.name}", node) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module, node
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from ((name if node.module == "autofit" or name in MODULES else node.module, node) for name in names)
 
 
-SOURCES = [Source(path) for path in sorted(PACKAGE.rglob("*.py"))]
+SOURCES = [Source(path) for path in FILES]
 
 
 def reachable(name: str) -> set[str]:
@@ -108,12 +115,10 @@ def test_rooms_have_no_circles() -> None:
 
 def test_files_of_a_room_have_no_circles() -> None:
     graph = {
-        source.module: {name for name, _ in source.imports if name.startswith("autofit.")} - {source.module}
+        source.module: {name for name, _ in source.imports} & MODULES - {source.module}
         for source in SOURCES
         if source.module != "autofit"  # its imports are for type checkers; at run time names are resolved lazily
     }
-    for module, below in graph.items():  # a name of a package's __init__ is part of it
-        graph[module] = {name for name in below if name in graph}
     tuple(graphlib.TopologicalSorter(graph).static_order())  # CycleError names the circle
 
 
