@@ -1,8 +1,8 @@
-"""What stands for flash-attn's kernels where a training step is traced: they are made for CUDA, and need not be here.
+"""Stand-in for flash-attn's kernels in a traced step: they are built for CUDA, and may not be installed.
 
-transformers hands its implementation `flash_attention_2` a window and, of padded batches, which tokens count; no mask
-is ever made. flash-attn keeps for the backward what PyTorch's own copy of its kernels keeps (queries, keys, values,
-the output and a number for each row), so that one stands for it. A window makes it faster, and takes no memory.
+transformers passes its implementation `flash_attention_2` a window and, for padded batches, which tokens count; no mask
+is made. flash-attn saves for the backward what PyTorch's own copy of its kernels saves (queries, keys, values, the
+output and a number per row), so PyTorch's stands for it. A window makes it faster, and takes no memory.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ IMPLEMENTATION = "flash_attention_2"
 
 
 def stand_in_for_flash_attn(setup: Setup) -> None:
-    """Have a transformers model call the stand-in wherever it would call flash-attn.
+    """Make a transformers model call the stand-in wherever it would call flash-attn.
 
     Raises:
         ValueError: the model has no such implementation.
     """
     model: Any = setup.model
     modeling: Any = importlib.import_module("transformers.modeling_utils")
-    known = modeling.AttentionInterface._global_mapping
-    plain, before = known[IMPLEMENTATION], model.config._attn_implementation
-    known[IMPLEMENTATION] = _attention
-    setup.on_close(lambda: known.update({IMPLEMENTATION: plain}))
-    # Whether the package is installed is not asked.
+    implementations = modeling.AttentionInterface._global_mapping
+    plain, before = implementations[IMPLEMENTATION], model.config._attn_implementation
+    implementations[IMPLEMENTATION] = _attention
+    setup.on_close(lambda: implementations.update({IMPLEMENTATION: plain}))
+    # Skips the check that the package is installed.
     with mock.patch.object(modeling.PreTrainedModel, "_check_and_adjust_attn_implementation", _checked):
         model.set_attn_implementation(IMPLEMENTATION)
     setup.on_close(lambda: model.set_attn_implementation(before))
@@ -58,18 +58,21 @@ def _attention(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As transformers' flash_attention_forward: of tensors (batch, heads, length, size), one (batch, length, heads,
+    """Like transformers' flash_attention_forward: takes (batch, heads, length, size), returns (batch, length, heads,
     size)."""
-    (batch, heads, length, size), of_values = query.shape, value.shape[-1]
+    (batch, heads, length, size), value_size = query.shape, value.shape[-1]
     target = importlib.import_module("transformers.integrations.flash_attention").get_target_dtype(query, module)
-    if of_values != size:
-        value = functional.pad(value, (0, size - of_values))
+    if value_size != size:
+        value = functional.pad(value, (0, size - value_size))
     if target is not None:
-        query, key, value = (each.to(target) for each in (query, key, value))
-    kept = length
-    if attention_mask is not None:  # of padded batches: as many tokens, in samples that are all of one length
-        kept = -(-int(attention_mask.sum()) // batch)
-        query, key, value = (_first(each, kept) for each in (query, key, value))
+        query, key, value = (tensor.to(target) for tensor in (query, key, value))
+    tokens = length
+    if attention_mask is not None:  # padded batches: the same number of tokens, in samples of one length
+        tokens = -(-int(attention_mask.sum()) // batch)
+        # Copies, laid out as a projection leaves them.
+        query, key, value = (
+            tensor.transpose(1, 2)[:, :tokens].contiguous().transpose(1, 2) for tensor in (query, key, value)
+        )
     try:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             out = functional.scaled_dot_product_attention(
@@ -82,13 +85,8 @@ def _attention(
                 enable_gqa=heads != key.shape[1],
             )
     except RuntimeError as error:
-        raise RefusedError("flash-attn's kernel does not take this model's attention; use sdpa.") from error
+        raise RefusedError("flash-attn's kernel does not support this model's attention; use sdpa.") from error
     out = out.transpose(1, 2)
     if attention_mask is not None:
-        out = functional.pad(out, (0, 0, 0, 0, 0, length - kept))
-    return out if of_values == size else out[..., :of_values], None
-
-
-def _first(tensor: torch.Tensor, kept: int) -> torch.Tensor:
-    """A copy of the first tokens of each sample, laid out as a projection leaves them."""
-    return tensor.transpose(1, 2)[:, :kept].contiguous().transpose(1, 2)
+        out = functional.pad(out, (0, 0, 0, 0, 0, length - tokens))
+    return out if value_size == size else out[..., :value_size], None

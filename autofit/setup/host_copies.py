@@ -1,11 +1,11 @@
-"""Copies between a device and its host that run beside the computation, and the host memory that they go to.
+"""Copies between a device and its host that overlap with computation, and the host buffers they use.
 
-One side stream for both directions: what is stored is stored before it is fetched again, and a host buffer can be given
-to another tensor while an older copy from it is still queued, without the host ever waiting for the device.
+One side stream serves both directions: a tensor is stored before it is fetched again, and a host buffer can be reused
+while an older copy from it is still queued, without the host ever waiting for the device.
 
-Device memory on both ends of a copy is taken from and given back to the *computing* stream, which waits for a copy
-before the memory is used or let go. So the caching allocator may hand it on at once, and a peak is the same every time;
-with `record_stream` it would depend on when the copies happened to end.
+Device memory at both ends of a copy belongs to the *computing* stream, which waits for a copy before the memory is
+used or freed. The caching allocator may then reuse it at once, and the peak is the same every time; with
+`record_stream` it would depend on when copies happen to end.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autofit.core.hardware import CUDA_MEMORY_ALLOCATION
 
-Ticket = torch.cuda.Event | None  # what the computation waits for before it relies on a copy; None: it is done
+Ticket = torch.cuda.Event | None  # what the computation waits for before it relies on a copy; None: already done
 
 
 class CopyLane:
     """Copies in order, on a stream of their own; at once where `stream` is None (tests, fake tensors).
 
-    `note_host` is told of every buffer on the host, which fake tensors do not show.
+    `note_host` is called with every host buffer, which fake tensors do not show.
     """
 
     def __init__(
@@ -34,48 +34,44 @@ class CopyLane:
     ) -> None:
         self._stream = stream
         self._note_host = note_host
+        self.pinned = stream is not None  # a copy from or to unpinned memory blocks the host
 
     @classmethod
     def of(cls, device: torch.device) -> CopyLane:
         """A lane beside the computation of a CUDA device."""
         return cls(torch.cuda.Stream(device))
 
-    @property
-    def pinned(self) -> bool:
-        """Whether host memory has to be pinned: a copy from or to any other holds up the host."""
-        return self._stream is not None
-
     def host_buffer(self, nbytes: int) -> torch.Tensor:
-        """Bytes on the host, as copies of this lane want them."""
+        """A flat buffer in host memory, pinned where copies need that."""
         with pinning():
             buffer = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=self.pinned)
         self._note_host(buffer)
         return buffer
 
     def copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Ticket:
-        """Start copies to the first from the second of each pair, after all that the computation was given so far."""
+        """Start copies, given as (target, source), after all computation queued so far."""
         if self._stream is None:
-            for to, source in pairs:
-                to.copy_(source)
+            for target, source in pairs:
+                target.copy_(source)
             return None
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
-            for to, source in pairs:
-                to.copy_(source, non_blocking=True)
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
         return self._stream.record_event()  # type: ignore[no-any-return]
 
     def wait(self, ticket: Ticket) -> None:
-        """Let what the computation is given from now on wait for a copy; the host goes on."""
+        """Make computation queued from now on wait for a copy; the host does not block."""
         if ticket is not None and self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_event(ticket)
 
 
 @contextmanager
 def pinning() -> Iterator[None]:
-    """Around what takes pinned memory: CUDA reports by one and the same error that the host's and that its own is full.
+    """Wraps allocations of pinned memory: CUDA has one error for "host full" and "device full".
 
     Raises:
-        MemoryError: the host has no more that can be pinned.
+        MemoryError: the host cannot pin more memory.
     """
     try:
         yield
@@ -86,10 +82,10 @@ def pinning() -> Iterator[None]:
 
 
 class HostPool:
-    """Host buffers that are used again over micro-batches and steps.
+    """Host buffers, reused over micro-batches and steps.
 
-    Sizes are rounded up to powers of two, as torch's allocator of pinned memory does by itself: a buffer then serves
-    other sizes too, and batches of varying length do not make the pool grow without end.
+    Sizes are rounded up to powers of two, as torch's allocator of pinned memory does: a buffer then serves other sizes
+    too, and batches of varying length do not make the pool grow without end.
     """
 
     def __init__(self, lane: CopyLane) -> None:
@@ -100,20 +96,18 @@ class HostPool:
     def take(self, nbytes: int) -> torch.Tensor:
         """A flat buffer of at least that many bytes."""
         size = 1 << (nbytes - 1).bit_length()
-        free = self._free.setdefault(size, [])
-        if free:
+        if free := self._free.setdefault(size, []):
             return free.pop()
-        buffer = self._lane.host_buffer(size)
         self.held_bytes += size
-        return buffer
+        return self._lane.host_buffer(size)
 
     def give(self, buffer: torch.Tensor) -> None:
-        """Take a buffer back."""
+        """Return a buffer to the pool."""
         self._free[buffer.numel()].append(buffer)
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole storage of a tensor as bytes. Writing to them leaves the version of the tensor as it is."""
+    """A tensor's whole storage as bytes; writing to them leaves the tensor's version counter alone."""
     length = tensor.untyped_storage().nbytes() // tensor.itemsize
     return tensor.data.as_strided((length,), (1,), 0).view(torch.uint8)
 
@@ -138,9 +132,9 @@ class Layout:
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors with storage that a weight consists of: itself, or those that a quantised one wraps.
+    """The plain tensors of a weight: itself, or those that a tensor subclass (quantised) wraps.
 
-    What stands for a quantised weight among fake tensors says in `constants` what else belongs to it.
+    Stand-ins for quantised weights under fake tensors list theirs in `constants`.
     """
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:

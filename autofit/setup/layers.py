@@ -1,4 +1,4 @@
-"""What several techniques must agree on about a model's layers: which are linear, and which one makes the outputs."""
+"""What several techniques must agree on: which layers are linear, and which ones make a model's outputs."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from autofit.core.workload import CLASSIFICATION_TASKS, task_of
 
 
 def is_linear(module: nn.Module) -> bool:
-    """A linear layer that is called, also GPT-2's, which holds its weight transposed.
+    """A linear layer that is called, including GPT-2's transposed ones.
 
-    Not the last layer of an nn.MultiheadAttention, whose weight is read without calling it: what stands in its place
-    would not be used.
+    Not the last layer of an nn.MultiheadAttention, whose weight is read without a call, so a replacement has no effect.
     """
-    return (isinstance(module, nn.Linear) or is_transposed_linear(module)) and not isinstance(
-        module, NonDynamicallyQuantizableLinear
-    )
+    linear = isinstance(module, nn.Linear) or is_transposed_linear(module)
+    return linear and not isinstance(module, NonDynamicallyQuantizableLinear)
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
-    """transformers' Conv1D: weight [in, out] instead of [out, in]. Told by name, to leave transformers unimported."""
+    """transformers' Conv1D: weight [in, out] instead of [out, in]. By name, to leave transformers unimported."""
     return type(module).__name__ == "Conv1D"
 
 
 def output_head(model: nn.Module) -> nn.Module | None:
-    """The layer that makes the outputs: what a transformers model names as such; None for other modules."""
+    """The output layer that a transformers model names; None for other modules."""
     for name in ("score", "classifier"):  # sequence and image classification
         if hasattr(model, "config") and isinstance(getattr(model, name, None), nn.Linear):
             return getattr(model, name)  # type: ignore[no-any-return]
@@ -34,14 +32,14 @@ def output_head(model: nn.Module) -> nn.Module | None:
 
 
 def output_heads(model: nn.Module) -> list[nn.Module]:
-    """The linear layers that are not of the pretrained body: those that adapters and quantisation leave alone.
+    """The linear layers outside the pretrained body, which adapters and quantisation leave alone.
 
-    Of a transformers model that classifies, all outside of its base model (RoBERTa's head has two layers, DistilBERT's
-    as well): they are new, and random. Of any other, the layer that makes the outputs.
+    In a transformers classifier, all layers outside its base model (RoBERTa's and DistilBERT's heads have two): they
+    are new, and random. In any other model, the output layer.
     """
     body = getattr(model, getattr(model, "base_model_prefix", "") or "none", None)
     if task_of(model) in CLASSIFICATION_TASKS and isinstance(body, nn.Module):
-        inside = set(body.modules())
-        return [module for module in model.modules() if is_linear(module) and module not in inside]
+        pretrained = set(body.modules())
+        return [module for module in model.modules() if is_linear(module) and module not in pretrained]
     head = output_head(model)
     return [] if head is None else [head]

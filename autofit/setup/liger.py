@@ -1,8 +1,8 @@
-"""What stands for Liger's Triton kernels where a training step is traced: the same tensors, and no arithmetic.
+"""Stand-ins for Liger's Triton kernels in a traced step: the same tensors, and no arithmetic.
 
-Liger need not be installed to plan, and Triton computes on a card alone. So what Liger's functions allocate, overwrite
-and keep for the backward is written down here, each kernel being one operator that reads and writes the tensors it is
-given. Held against liger-kernel 0.8.5 by tests/setup/test_liger.py, wherever that is installed.
+Liger need not be installed to plan, and Triton runs on a card alone. So what Liger's functions allocate, overwrite and
+save for the backward is written down here; each kernel is one operator that reads and writes the tensors it is given.
+tests/setup/test_liger.py compares this with liger-kernel 0.8.5, wherever that is installed.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from autofit.core.errors import RefusedError
+from autofit.core.hardware import Hardware
+from autofit.setup import requirements
 from autofit.setup.state import Setup, Slices
 
-_PROCESSORS = 132  # of an H100: as many rows are summed into the gradient of a norm's weight
-_AMPERE = (8, 0)  # from there on a product is added to the gradient of the head's weight without a copy of it
+_PROCESSORS = 132  # of an H100: the rows that are summed into the gradient of a norm's weight
+_AMPERE = (8, 0)  # from here on a product is added to the gradient of the head's weight in place
 
 _library = torch.library.Library("autofit", "FRAGMENT")
 _library.define("kernel(Tensor[] tensors) -> ()")
@@ -32,25 +33,16 @@ def _kernel(*tensors: torch.Tensor | None) -> None:
     torch.ops.autofit.kernel([each for each in tensors if each is not None])
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """What Liger changes about a kind of models beside the gated activation of their MLPs.
-
-    `in_place`: whether the backward of a norm writes over the gradient that it is given.
-    """
-
-    rotary: bool = True
-    in_place: bool = True
-
-
+# Model types -> whether Liger replaces their rotary embedding, and whether the backward of a norm overwrites the
+# gradient it is given. All have their gated activations replaced.
 _KINDS = {
     **dict.fromkeys(
-        ("llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "granite", "smollm3", "phi3"), _Kind()
+        ("llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "granite", "smollm3", "phi3"), (True, True)
     ),
-    **dict.fromkeys(("gemma2", "gemma3_text", "exaone4"), _Kind(in_place=False)),
-    "glm4": _Kind(rotary=False, in_place=False),
+    **dict.fromkeys(("gemma2", "gemma3_text", "exaone4"), (True, False)),
+    "glm4": (False, False),
 }
-# The others that Liger has kernels for: with experts, images, or a part of their norms left as it is.
+# Other model types that Liger supports: with experts, images, or norms that it replaces in part.
 _OTHERS = """
 deepseek_v2 deepseek_v3 deepseek_v4 falcon_h1 gemma3 gemma4 gemma4_text glm4v glm4v_moe gpt_oss hunyuan_v1_dense
 hunyuan_v1_moe internvl llama4 llama4_text llava mixtral mllama mllama_text_model muse_glimmer nemotron olmo2 olmo3
@@ -59,49 +51,51 @@ qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text smolv
 """
 
 
+def why_not_liger(value: str, hardware: Hardware, instead: str) -> str | None:
+    """Why a knob's value that is made of Liger's kernels cannot run on this hardware."""
+    if hardware.device != "cuda":
+        return f"{value} is made of Triton kernels, which run on CUDA only; use {instead}."
+    if hardware.here and (lacking := requirements.missing("liger-kernel")):
+        return f"{value} needs {lacking}, or use {instead}."
+    if hardware.here and (lacking := requirements.no_compiler(hardware.device)):
+        return f"{value} compiles its kernels: {lacking}, or use {instead}."
+    return None
+
+
 def stand_in_for_liger(setup: Setup) -> None:
-    """Put stand-ins in the place of what Liger changes about a transformers model.
+    """Replace by stand-ins what Liger replaces in a transformers model.
 
     Raises:
-        RefusedError: it has no kernels for this kind of model.
+        RefusedError: Liger has no kernels for this type of model.
     """
     model: Any = setup.model
     name = getattr(getattr(model, "config", None), "model_type", None)
-    kind = _KINDS.get(str(name))
-    if kind is None:
+    if str(name) not in _KINDS:
         if str(name) not in _OTHERS.split():
             raise no_kernels_for(name)
-        setup.assumptions.append("liger's kernels were traced as the model's own operations, which keep rather more.")
+        setup.assumptions.append("liger's kernels were traced as the model's own operations, which save rather more.")
         return
+    rotary, in_place = _KINDS[str(name)]
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
-            _replace(setup, vars(module), "forward", functools.partial(_norm, module, kind.in_place))
+            setup.patch(module, "forward", functools.partial(_norm, module, in_place))
         elif type(module).__name__.endswith("MLP"):
-            _replace(setup, vars(module), "forward", functools.partial(_gated, module))
-    if kind.rotary:
-        _replace(setup, vars(sys.modules[type(model).__module__]), "apply_rotary_pos_emb", _rotated)
+            setup.patch(module, "forward", functools.partial(_gated, module))
+    if rotary:
+        setup.patch(sys.modules[type(model).__module__], "apply_rotary_pos_emb", _rotated)
 
 
 def no_kernels_for(kind: str | None) -> RefusedError:
-    """What Liger cannot do."""
+    """The refusal of a type of model."""
     return RefusedError(f"liger has no kernels for models of type {kind}; use none.")
 
 
-def _replace(setup: Setup, names: dict[str, Any], name: str, value: Callable[..., Any]) -> None:
-    if name in names:
-        setup.on_close(functools.partial(names.__setitem__, name, names[name]))
-    else:
-        setup.on_close(functools.partial(names.pop, name))
-    names[name] = value
-
-
 def _norm(module: Any, in_place: bool, hidden: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = _Norm.apply(hidden.contiguous(), module.weight, in_place)  # type: ignore[no-untyped-call]
-    return out
+    return _Norm.apply(hidden.contiguous(), module.weight, in_place)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Norm(torch.autograd.Function):
-    """Keeps its input and a number for each row."""
+    """Saves its input and a number per row."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, in_place: bool) -> torch.Tensor:
@@ -127,23 +121,19 @@ class _Norm(torch.autograd.Function):
 
 
 def _gated(module: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """SwiGLU or GEGLU. A product that is both halves at once is alive until the end, and each half is copied."""
-    joined = getattr(module, "gate_up_proj", None)
-    if joined is not None:
-        gate, up = joined(hidden).chunk(2, dim=-1)
-        out: torch.Tensor = module.down_proj(_product(gate, up))
-    else:
-        out = module.down_proj(_product(module.gate_proj(hidden), module.up_proj(hidden)))
-    return out
+    """SwiGLU or GEGLU. A joint product stays alive until the end, and each half of it is copied."""
+    if (joint := getattr(module, "gate_up_proj", None)) is None:
+        return module.down_proj(_product(module.gate_proj(hidden), module.up_proj(hidden)))  # type: ignore[no-any-return]
+    gate, up = joint(hidden).chunk(2, dim=-1)
+    return module.down_proj(_product(gate, up))  # type: ignore[no-any-return]
 
 
 def _product(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    product: torch.Tensor = _Gated.apply(gate.contiguous(), up.contiguous())  # type: ignore[no-untyped-call]
-    return product
+    return _Gated.apply(gate.contiguous(), up.contiguous())  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Gated(torch.autograd.Function):
-    """Keeps its two inputs; their gradients are written over them."""
+    """Saves its two inputs, which their gradients overwrite."""
 
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -165,48 +155,47 @@ def _rotated(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: tor
 
 
 class _Rotated(torch.autograd.Function):
-    """Turns queries and keys, and later their gradients, where they lie."""
+    """Rotates queries and keys, and later their gradients, in place."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
         ctx.save_for_backward(cos, sin)
-        return _turned(query, key, cos, sin)
+        return _rotate(query, key, cos, sin)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, query: torch.Tensor, key: torch.Tensor) -> tuple[Any, ...]:
-        return *_turned(query, key, *ctx.saved_tensors), None, None
+        return *_rotate(query, key, *ctx.saved_tensors), None, None
 
 
-def _turned(query: torch.Tensor, key: torch.Tensor, *angles: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _rotate(query: torch.Tensor, key: torch.Tensor, *angles: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """As they lie in memory: (batch, length, heads, size)."""
-    query, key = (each.transpose(1, 2).contiguous() for each in (query, key))
+    query, key = (tensor.transpose(1, 2).contiguous() for tensor in (query, key))
     _kernel(query, key, *angles, query, key)
     return query.transpose(1, 2), key.transpose(1, 2)
 
 
 def chunk_rows(tokens: int, features: int, vocabulary: int) -> int:
-    """How many tokens' logits Liger's fused loss makes at a time: about as large as all hidden states."""
-    wanted = -(-tokens // -(-vocabulary // features))
-    return min(1 << (wanted - 1).bit_length(), tokens) if wanted else 1
+    """Tokens per chunk of Liger's fused loss: their logits are about as large as all hidden states."""
+    rows = -(-tokens // -(-vocabulary // features))
+    return min(1 << (rows - 1).bit_length(), tokens) if rows else 1
 
 
 def fused_cross_entropy(setup: Setup, slices: Slices) -> Callable[..., torch.Tensor]:
-    """What stands for Liger's function of this name, with chunks of these tokens."""
-    card = setup.hardware.capability
-    in_place = card is None or card >= _AMPERE
+    """Stands for Liger's function of this name, with these chunks."""
+    capability = setup.hardware.capability
+    in_place = capability is None or capability >= _AMPERE
 
     def summed(
         hidden: torch.Tensor, weight: torch.Tensor, classes: torch.Tensor, bias: torch.Tensor | None = None, **_: Any
     ) -> torch.Tensor:
-        loss: torch.Tensor = _FusedLoss.apply(hidden, weight, bias, classes, slices, in_place)  # type: ignore[no-untyped-call]
-        return loss
+        return _FusedLoss.apply(hidden, weight, bias, classes, slices, in_place)  # type: ignore[no-any-return, no-untyped-call]
 
     return summed
 
 
 class _FusedLoss(torch.autograd.Function):
-    """Loss and gradients in one pass over the chunks, whose logits become their own gradients."""
+    """Loss and gradients in one pass over the chunks; gradients overwrite the logits."""
 
     @staticmethod
     def forward(
@@ -218,37 +207,41 @@ class _FusedLoss(torch.autograd.Function):
         slices: Slices,
         in_place: bool,
     ) -> torch.Tensor:
-        gradients = _Gradients(
-            torch.zeros_like(hidden),
-            torch.zeros_like(weight) if weight.requires_grad else None,
-            torch.zeros_like(bias) if bias is not None else None,
-            in_place,
-        )
+        to_hidden = torch.zeros_like(hidden)
+        to_weight = torch.zeros_like(weight) if weight.requires_grad else None
+        to_bias = torch.zeros_like(bias) if bias is not None else None
         losses = torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device)
-        counted = classes != 0  # those that are not ignored, by their number; alive until the end
+        counted = classes != 0  # stands for the classes that are not ignored; alive until the end
         counted.sum()
         for part, logits in _logits(hidden, weight, bias, slices):
             _kernel(logits, logits, logits, classes[part], losses[part])  # read for the maximum, read, written
-            gradients.add(part, logits, hidden[part], weight)
+            if _same_dtype(hidden, weight) and logits.dtype == hidden.dtype:
+                torch.mm(logits, weight, out=to_hidden[part])
+            else:
+                to_hidden[part] = logits @ weight
+            if to_weight is not None:
+                _add_product(to_weight, logits.t(), hidden[part], in_place)
+            if to_bias is not None:
+                to_bias.add_(logits.sum(0))
             del logits
-        ctx.save_for_backward(*gradients.all())
+        ctx.save_for_backward(to_hidden, to_weight, to_bias)
         return losses.sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[Any, ...]:
-        for each in ctx.saved_tensors:
-            _kernel(each, each)
+        for gradient in ctx.saved_tensors:
+            _kernel(gradient, gradient)
         return *ctx.saved_tensors, None, None, None
 
 
 def _logits(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, slices: Slices
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Of each chunk: in memory that all share, unless autocast or a bias in another format forbids it."""
+    """The logits of each chunk; in shared memory, unless autocast or a bias in another format forbids it."""
     (tokens, features), shared = hidden.shape, None
     for part in slices(tokens, features, len(weight)):
-        if not _alike(hidden, weight) or (bias is not None and bias.dtype != hidden.dtype):
+        if not _same_dtype(hidden, weight) or (bias is not None and bias.dtype != hidden.dtype):
             logits = hidden[part] @ weight.t()
             yield part, logits if bias is None else logits + bias
             del logits
@@ -260,46 +253,20 @@ def _logits(
         yield part, logits if bias is None else logits.add_(bias)
 
 
-def _alike(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
+def _same_dtype(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
     device = hidden.device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     return hidden.dtype == weight.dtype == autocast
 
 
-@dataclass(frozen=True)
-class _Gradients:
-    """What the gradients of the chunks are written and added to."""
-
-    hidden: torch.Tensor
-    weight: torch.Tensor | None
-    bias: torch.Tensor | None
-    in_place: bool
-
-    def all(self) -> tuple[torch.Tensor | None, ...]:
-        return self.hidden, self.weight, self.bias
-
-    def add(self, part: slice, slope: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor) -> None:
-        """A chunk's, by the gradient of its logits."""
-        if _alike(hidden, weight) and slope.dtype == hidden.dtype:
-            torch.mm(slope, weight, out=self.hidden[part])
-        else:
-            self.hidden[part] = slope @ weight
-        if self.weight is not None:
-            low = slope.dtype in (torch.float16, torch.bfloat16)
-            if self.in_place and low and self.weight.dtype in (torch.float32, slope.dtype):
-                _add_product(self.weight, slope.t(), hidden.to(slope.dtype))
-            else:
-                self.weight.add_(torch.mm(slope.t(), hidden).float())
-        if self.bias is not None:
-            self.bias.add_(slope.sum(0))
-
-
-def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
-    """Without a product beside the total."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, in_place: bool) -> None:
+    low = left.dtype in (torch.float16, torch.bfloat16)
+    if not (in_place and low and total.dtype in (torch.float32, left.dtype)):
+        total.add_(torch.mm(left, right).float())
+    elif total.dtype == left.dtype:
+        total.addmm_(left, right.to(left.dtype))
     elif torch.__version__ < "2.13":  # whose fake tensors lack the operator below: one as large, into half of the total
         half = total.view(left.dtype)[:, : right.shape[1]]
-        torch.addmm(half, left, right, out=half)
+        torch.addmm(half, left, right.to(left.dtype), out=half)
     else:
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+        torch.addmm(total, left, right.to(left.dtype), out_dtype=total.dtype, out=total)

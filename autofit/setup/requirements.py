@@ -1,6 +1,6 @@
-"""What the real parts of techniques need on a machine: packages and compilers.
+"""What techniques need on a machine: packages, compilers and compute capability.
 
-A search asks for every config of a space, a hundred thousand times; each thing is looked up once in a process.
+A search checks every config of a space, a hundred thousand times, so each look-up is cached for the process.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import shutil
 import sysconfig
 from pathlib import Path
 
+from autofit.core.hardware import Hardware
+
 
 @functools.cache
 def installed(module: str) -> bool:
@@ -19,32 +21,45 @@ def installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+def missing(package: str) -> str | None:
+    """For a message `... needs {}, or use ...`: the package and how to install it; None where it is installed."""
+    return None if installed(package.replace("-", "_")) else f"{package}, which is not installed; pip install {package}"
+
+
+def too_old(hardware: Hardware, needed: tuple[int, int]) -> str | None:
+    """For a message `... needs {}; use ...`: the compute capability that this hardware is known to lack."""
+    if not hardware.capability or hardware.capability >= needed:
+        return None
+    needs, has = (".".join(map(str, capability)) for capability in (needed, hardware.capability))
+    return f"compute capability {needs}, {hardware.name} has {has}"
+
+
 @functools.cache
 def no_compiler(*devices: str) -> str | None:
-    """What is lacking to compile for some kinds of device, and what to install, to be ended with `, or use ...`."""
+    """For a message `{}, or use ...`: what is missing to compile for these kinds of device, and how to get it."""
     for device in devices:
         if lacking := _no_c_compiler() if device == "cuda" else _no_cxx_compiler():
             return lacking
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        # What the compiler makes is loaded as a Python extension.
+        # The compiled code is loaded as a Python extension.
         return "the compiler needs Python's own header Python.h; install python3-dev"
     return None
 
 
 def _no_c_compiler() -> str | None:
-    """Triton builds what launches its kernels with CC, where that is set, else with gcc or clang (runtime/build.py)."""
+    """Triton builds its launchers with CC, where that is set, else with gcc or clang (runtime/build.py)."""
     if not installed("triton"):
         return "compiling for CUDA needs Triton, which is not installed; pip install triton"
     own = os.environ.get("CC")
     if own is not None and shutil.which(own) is None:
-        return f"Triton needs a C compiler, and there is no {own}, which CC names; install it or name another in CC"
+        return f"Triton needs a C compiler, and CC names {own}, which does not exist; install it or change CC"
     if own is None and not (shutil.which("gcc") or shutil.which("clang")):
         return "Triton needs a C compiler, and there is no gcc or clang; install one or name it in CC"
     return None
 
 
 def _no_cxx_compiler() -> str | None:
-    """Inductor builds what it computes on a CPU with CXX, or g++ (its config.cpp.cxx)."""
+    """Inductor builds CPU code with CXX, or g++ (its config.cpp.cxx)."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         return f"Inductor needs a C++ compiler, and there is no {compiler}; install it or name another in CXX"

@@ -1,11 +1,11 @@
-"""Saved tensors on the host: what autograd keeps for the backward waits in host memory, and comes back in time.
+"""Saved tensors on the host: what autograd saves for the backward moves to host memory, and comes back in time.
 
 Storages are moved, not tensors: q, k and v that are views of one product go together and once, whatever their strides;
 so does an input that several layers save, or a mask that every layer saves.
 
-Bounded on both sides. In the forward the storages saved last stay on the device until newer ones push them out: that
-gives each copy time to run beside the computation, and the backward, which needs those first, finds them there. In the
-backward as many bytes are fetched ahead, in the reverse order of saving.
+The window bounds what stays on the device. In the forward the storages saved last stay until newer ones push them out:
+each copy gets time to overlap, and the backward, which needs those first, finds them there. In the backward as many
+bytes are prefetched, in the reverse order of saving.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from torch.autograd.graph import saved_tensors_hooks
 from autofit.core.hardware import MIB
 from autofit.setup.host_copies import CopyLane, HostPool, Layout, Ticket, flat_bytes, plain_tensors
 
-# Norms' statistics, masks and token numbers: a step has as many of them as of large tensors, each would cost the host
-# the calls and events of two copies, and together they are a small part of the memory.
+# A step has as many norm statistics, masks and token ids as large tensors; each would cost the host the calls and
+# events of two copies, and together they are a small part of the memory.
 SMALLEST = MIB
 # 10 ms of copying at 25 GB/s (of the 32 that PCIe 4.0 x16 has on paper): room for the copies of several large tensors
-# to run beside the operations between them.
+# to overlap with the operations between them.
 WINDOW = 256 * MIB
-_LOOK_AHEAD = 64  # storages; a bound on the search for what comes next
+_LOOK_AHEAD = 64  # storages; bounds the search for what comes next
 _PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
 _CAST_OR_VIEW = ("ToCopyBackward0", "TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0")
 
 
 class Movable:
-    """Which saved tensors are worth moving: of `smallest` bytes and more, and no weights."""
+    """Which saved tensors are worth moving: at least `smallest` bytes, and no weights."""
 
     def __init__(self, model: nn.Module, smallest: int = SMALLEST) -> None:
         self._model, self._smallest = model, smallest
         self._weights: set[int] = set()
 
     def look(self) -> None:
-        """Look where the weights are, which may have moved since."""
+        """Find the weights' storages again; weights may have moved."""
         tensors = (*self._model.parameters(), *self._model.buffers())
-        self._weights = {_key(inner) for each in tensors for inner in plain_tensors(each)}
+        self._weights = {_key(inner) for tensor in tensors for inner in plain_tensors(tensor)}
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_quantized:
@@ -55,9 +55,9 @@ class Movable:
         return nbytes >= self._smallest and nbytes % tensor.itemsize == 0 and not self._is_weight(tensor)
 
     def _is_weight(self, tensor: torch.Tensor) -> bool:
-        """A weight, a view of one, or what is made of one alone, as autocast's copies in the low format.
+        """Whether it is a weight, a view of one, or made of one alone, as autocast's copies in the low format.
 
-        Those copies live in autocast's cache as long as the forward runs, so nothing would be freed then.
+        Autocast's cache holds those copies as long as the forward runs, so moving them would free nothing.
         """
         if _key(tensor) in self._weights:
             return True
@@ -72,8 +72,8 @@ class SavedTensorsOnHost:
     """Saved-tensor hooks around a forward; unpacking works any time after, in any order, also several times.
 
     Attributes:
-        packed_bytes: of the storages that were moved to the host so far.
-        fetched_bytes: of those that were copied back; the window's last ones never leave the device.
+        packed_bytes: of all storages moved to the host so far.
+        fetched_bytes: of those copied back; the last ones in the window never leave the device.
         pool: the host buffers.
     """
 
@@ -84,9 +84,9 @@ class SavedTensorsOnHost:
         self.packed_bytes = 0
         self.fetched_bytes = 0
         self._count = 0
-        self._live: weakref.WeakValueDictionary[int, _Parked] = weakref.WeakValueDictionary()
-        self._on_device: OrderedDict[int, int] = OrderedDict()  # number -> bytes that the window holds there
-        self._known: dict[int, tuple[Any, weakref.ref[_Parked]]] = {}  # storage -> itself, where it is
+        self._live: weakref.WeakValueDictionary[int, _Offloaded] = weakref.WeakValueDictionary()
+        self._on_device: OrderedDict[int, int] = OrderedDict()  # number -> bytes in the window
+        self._by_storage: dict[int, tuple[Any, weakref.ref[_Offloaded]]] = {}  # address -> storage, its copy
 
     def hooks(self) -> saved_tensors_hooks:
         """The context of one micro-batch's forward; its backward may run outside."""
@@ -95,123 +95,117 @@ class SavedTensorsOnHost:
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Packed:
         if (tensor.device.type == "cpu" and self._lane.pinned) or tensor not in self._movable:
-            return tensor  # which may already be where it would go
+            return tensor  # it may already be on the host
         storage = tensor.untyped_storage()
-        parked = self._parked_before(storage, tensor._version)
-        if parked is None:
-            parked = self._park(tensor.detach())
-            self._remember(storage, parked)
-        parked.users += 1
-        return _Packed(parked, Layout.of(tensor))
+        offloaded = self._earlier_copy(storage, tensor._version)
+        if offloaded is None:
+            offloaded = self._offload(tensor.detach())
+            key, by_storage = storage._cdata, self._by_storage  # a storage has one Python object as long as it lives
+            by_storage[key] = (weakref.ref(storage, lambda _: by_storage.pop(key, None)), weakref.ref(offloaded))
+        offloaded.users += 1
+        return _Packed(offloaded, Layout.of(tensor))
 
-    def _parked_before(self, storage: torch.UntypedStorage, version: int) -> _Parked | None:
+    def _earlier_copy(self, storage: torch.UntypedStorage, version: int) -> _Offloaded | None:
         """The storage's copy, if it was saved before and has not been written to since."""
-        reference, place = self._known.get(storage._cdata, (None, None))
-        parked = place() if place else None
-        if parked is None or reference is None or reference() is not storage or parked.version != version:
+        reference, copy = self._by_storage.get(storage._cdata, (None, None))
+        offloaded = copy() if copy else None
+        if offloaded is None or reference is None or reference() is not storage or offloaded.version != version:
             return None
-        self._renumber(parked)  # the backward wants it when it comes to the one who saved it last
-        return parked
+        self._renumber(offloaded)  # the backward needs it first for whoever saved it last
+        return offloaded
 
-    def _remember(self, storage: torch.UntypedStorage, parked: _Parked) -> None:
-        key, known = storage._cdata, self._known  # torch keeps one Python object for a storage as long as it lives
-        self._known[key] = (weakref.ref(storage, lambda _: known.pop(key, None)), weakref.ref(parked))
-
-    def _park(self, tensor: torch.Tensor) -> _Parked:
+    def _offload(self, tensor: torch.Tensor) -> _Offloaded:
         flat = flat_bytes(tensor)
-        parked = _Parked(self, tensor, flat, self.pool.take(flat.numel()))
-        parked.ticket = self._lane.copy([(parked.host, flat)])
-        self.packed_bytes += parked.nbytes
-        self._renumber(parked)
-        self._on_device[parked.number] = parked.nbytes
+        offloaded = _Offloaded(self, tensor, flat, self.pool.take(flat.numel()))
+        offloaded.ticket = self._lane.copy([(offloaded.host, flat)])
+        self.packed_bytes += offloaded.nbytes
+        self._renumber(offloaded)
+        self._on_device[offloaded.number] = offloaded.nbytes
         while len(self._on_device) > 1 and sum(self._on_device.values()) > self._window:
             self._leave_device(next(iter(self._on_device)))
-        return parked
+        return offloaded
 
-    def _renumber(self, parked: _Parked) -> None:
-        nbytes = self._on_device.pop(parked.number, None)
-        self._live.pop(parked.number, None)
+    def _renumber(self, offloaded: _Offloaded) -> None:
+        nbytes = self._on_device.pop(offloaded.number, None)
+        self._live.pop(offloaded.number, None)
         self._count += 1
-        parked.number = self._count
-        self._live[parked.number] = parked
+        offloaded.number = self._count
+        self._live[offloaded.number] = offloaded
         if nbytes is not None:
-            self._on_device[parked.number] = nbytes
+            self._on_device[offloaded.number] = nbytes
 
     def _leave_device(self, number: int) -> None:
         self._on_device.pop(number, None)
-        parked = self._live.get(number)
-        if parked is not None:
-            self._lane.wait(parked.ticket)  # or the memory would be written to while it is still being copied
-            parked.check()
-            parked.original = parked.device = parked.ticket = None
+        if (offloaded := self._live.get(number)) is not None:
+            self._lane.wait(offloaded.ticket)  # or the memory would be reused while it is still being copied
+            offloaded.check()
+            offloaded.original = offloaded.device = offloaded.ticket = None
 
     def _unpack(self, packed: torch.Tensor | _Packed) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed
-        parked = packed.parked
-        parked.check()
-        if parked.spoiled:
+        offloaded = packed.offloaded
+        offloaded.check()
+        if offloaded.spoiled:
             raise RuntimeError("a tensor that the backward needs was changed in place after the forward saved it")
-        flat = self._fetch(parked)
-        self._lane.wait(parked.ticket)
-        parked.ticket = None
+        flat = self._fetch(offloaded)
+        self._lane.wait(offloaded.ticket)
+        offloaded.ticket = None
         tensor = packed.layout.on(flat)
-        parked.unpacked += 1
-        if parked.unpacked >= parked.users:  # all have theirs, which keep the memory as long as they need it
-            parked.unpacked, parked.served = 0, True
-            self._leave_device(parked.number)
-        self._fetch_ahead(parked.number)
+        offloaded.unpacked += 1
+        if offloaded.unpacked >= offloaded.users:  # every user has its tensor, which keeps the memory alive
+            offloaded.unpacked, offloaded.served = 0, True
+            self._leave_device(offloaded.number)
+        self._prefetch(offloaded.number)
         return tensor
 
-    def _fetch(self, parked: _Parked) -> torch.Tensor:
-        if parked.device is None:
-            parked.device = torch.empty(parked.nbytes, dtype=torch.uint8, device=parked.where)
-            parked.ticket = self._lane.copy([(parked.device, parked.host)])
-            self.fetched_bytes += parked.nbytes
-            self._on_device[parked.number] = parked.nbytes
-        return parked.device
+    def _fetch(self, offloaded: _Offloaded) -> torch.Tensor:
+        if offloaded.device is None:
+            offloaded.device = torch.empty(offloaded.nbytes, dtype=torch.uint8, device=offloaded.where)
+            offloaded.ticket = self._lane.copy([(offloaded.device, offloaded.host)])
+            self.fetched_bytes += offloaded.nbytes
+            self._on_device[offloaded.number] = offloaded.nbytes
+        return offloaded.device
 
-    def _fetch_ahead(self, number: int) -> None:
-        """Fetch what was saved before, which the backward will ask for next."""
+    def _prefetch(self, number: int) -> None:
+        """Fetch what was saved before, which the backward needs next."""
         room = self._window - sum(self._on_device.values())
         for earlier in range(number - 1, max(0, number - 1 - _LOOK_AHEAD), -1):
-            parked = self._live.get(earlier)
-            if parked is None or parked.served or parked.device is not None:
+            offloaded = self._live.get(earlier)
+            if offloaded is None or offloaded.served or offloaded.device is not None:
                 continue
-            room -= parked.nbytes
+            room -= offloaded.nbytes
             if room < 0 and self._on_device:
                 return
-            self._fetch(parked)
+            self._fetch(offloaded)
 
-    def _forget(self, parked: _Parked) -> None:
-        """Nobody can ask for it any more: its graph is gone, with or without a backward."""
-        if parked.device is not None:
-            self._lane.wait(parked.ticket)
-        self._on_device.pop(parked.number, None)
-        self.pool.give(parked.buffer)
+    def _forget(self, offloaded: _Offloaded) -> None:
+        """Free a storage whose graph is gone, with or without a backward."""
+        if offloaded.device is not None:
+            self._lane.wait(offloaded.ticket)
+        self._on_device.pop(offloaded.number, None)
+        self.pool.give(offloaded.buffer)
 
 
-class _Parked:
-    """One storage on the host, and on the device too as long as the window holds it there."""
+class _Offloaded:
+    """One storage on the host, and on the device too while the window holds it."""
 
     def __init__(
         self, owner: SavedTensorsOnHost, original: torch.Tensor, flat: torch.Tensor, buffer: torch.Tensor
     ) -> None:
         self.owner, self.buffer = owner, buffer
-        self.original: torch.Tensor | None = original  # to tell whether it was changed while the copy may have run
+        self.original: torch.Tensor | None = original  # shows whether it changed while the copy may have run
         self.version = original._version
         self.spoiled = False
         self.device: torch.Tensor | None = flat
         self.where, self.nbytes = flat.device, flat.numel()
         self.host = buffer[: self.nbytes]
         self.ticket: Ticket = None
-        self.number = 0
-        self.users = 0
-        self.unpacked = 0
+        self.number = self.users = self.unpacked = 0
         self.served = False
 
     def check(self) -> None:
-        """Autograd compares versions by itself only where no hooks are."""
+        """Note a change in place; autograd compares versions only where there are no hooks."""
         self.spoiled |= self.original is not None and self.original._version != self.version
 
     def __del__(self) -> None:
@@ -222,7 +216,7 @@ class _Parked:
 class _Packed:
     """What autograd holds instead of a saved tensor."""
 
-    parked: _Parked
+    offloaded: _Offloaded
     layout: Layout
 
 

@@ -1,10 +1,11 @@
-"""Setup: a training run being put together. The only mutable object, alive between build and loop."""
+"""Setup: a training run being assembled. The only mutable object, alive between build and loop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,17 +25,18 @@ Slices = Callable[[int, int, int], Iterator[slice]]  # (tokens, features, vocabu
 class Setup:
     """Everything a training step needs, filled in stage by stage.
 
-    `frozen_dtype` and `trainable_dtype` are what `build` casts weights to once it is known which are trained (None:
-    left as they are). `forward_contexts` surround each micro-batch's forward; `step_contexts` surround its forward and
-    backward, for what must also hold while checkpointed blocks are computed again.
-
-    `holders` say how a module holds its weight (quantised), given the full values on the device, one weight at a time.
-    `make_optimizer` makes another optimizer of the chosen kind for other groups. `stepped_in_backward` is set where
-    the backward has applied the gradients already, and tells whether it has since it was last asked. `phase` is what
-    the last step came to (forward, backward, update), and `gradient_norm` what it was clipped from, where it is.
-    `note_host` is for stand-ins under fake tensors, all of which are on one device: it is told which of them lie in
-    the host's memory; `slices` is what they take in place of the chunks of a loss, where not all are wanted;
-    `assumptions` are theirs, in sentences.
+    Attributes:
+        frozen_dtype, trainable_dtype: what `build` casts weights to; None leaves them as they are.
+        holders: per module, a function from the full weight on the device to the parameter that stores it (quantised).
+        make_optimizer: makes another optimizer of the same kind for other groups.
+        stepped_in_backward: set where the backward applies gradients; whether it has since the last call.
+        phase: what the last step reached: forward, backward or update.
+        gradient_norm: of the last step, before clipping.
+        forward_contexts: surround each micro-batch's forward.
+        step_contexts: surround its forward and backward, for what must also hold while blocks are recomputed.
+        note_host: for stand-ins under fake tensors, which are all on one device: marks a tensor as the host's.
+        slices: replaces the chunks of a loss where a trace does not want them all.
+        assumptions: sentences about what a trace took for granted.
     """
 
     workload: Workload
@@ -62,15 +64,23 @@ class Setup:
     _undo: list[Callable[[], None]] = field(default_factory=list)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        """Names and parameters that are trained, each once also where weights are tied."""
+        """Names and parameters that are trained; tied weights appear once."""
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 
-    def on_close(self, undo: Callable[[], None]) -> None:
-        """Register what takes a change to the user's model back; run in reverse order by `close`."""
+    def patch(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute of an instance or a module until `close`."""
+        attributes = vars(owner)
+        self.on_close(
+            partial(setattr, owner, name, attributes[name]) if name in attributes else partial(delattr, owner, name)
+        )
+        setattr(owner, name, value)
+
+    def on_close(self, undo: Callable[[], Any]) -> None:
+        """Register a function that reverts a change to the user's model; `close` runs them in reverse order."""
         self._undo.append(undo)
 
     def close(self) -> None:
-        """Give the model back without hooks and wrappers; weights and their dtype stay."""
+        """Return the model without hooks and wrappers; weights and their dtype stay."""
         while self._undo:
             self._undo.pop()()
 
@@ -84,7 +94,7 @@ class Setup:
 
 
 def _entered(contexts: list[Context]) -> ExitStack:
-    with ExitStack() as stack:  # which closes those that are open when the next one fails to
+    with ExitStack() as stack:  # closes the open ones when the next one fails to open
         for context in contexts:
             stack.enter_context(context())
         return stack.pop_all()

@@ -14,8 +14,8 @@ from autofit.setup.state import Setup
 class Stage(IntEnum):
     """The order in which techniques touch a run.
 
-    WEIGHTS decides how weights are held, before any exist; ADAPT adds or freezes some; then `build` brings them into
-    being. BLOCKS changes how the forward runs, STEP how gradients become updates, COMPILE wraps the lot.
+    WEIGHTS decides how weights are stored, before any exist; ADAPT adds or freezes some; then `build` materialises
+    them. BLOCKS changes how the forward runs, STEP how gradients become updates, COMPILE wraps the result.
     """
 
     WEIGHTS = 1
@@ -26,65 +26,66 @@ class Stage(IntEnum):
 
 
 class Technique:
-    """One knob of the search: what it may be, when it cannot be, and what it does to a training run.
+    """One knob of the search: its values, when it is refused, and what it does to a training run.
 
-    What `canonicalize` and `refuse` say hangs on their arguments alone: a search asks about a few configs, and takes
-    the
-    answer to hold for all that agree with one of them on the knobs that were read.
+    `canonicalize` and `refuse` must depend on their arguments alone: a search evaluates them on a few configs and
+    reuses the answer for every config that agrees on the knobs they read.
     """
 
     name: ClassVar[str]  # file name = YAML key = CLI word
     stage: ClassVar[Stage]
     off: ClassVar[Value]  # the value that changes nothing
-    values: ClassVar[tuple[Value, ...]] = ()  # all it may ever be; empty: what `choices` says
-    takes: ClassVar[str] = ""  # in words, where `values` cannot list what `accepts` lets through
-    always: ClassVar[bool] = (
-        False  # whether `apply` is called with `off` too, by knobs that decide something at any value
-    )
+    values: ClassVar[tuple[Value, ...]] = ()  # every possible value; empty: what `choices` returns
+    cuda_values: ClassVar[tuple[Value, ...]] = ()  # of these, the ones that are not searched on a CPU
+    host_values: ClassVar[tuple[Value, ...]] = ()  # the ones that store something in the host's memory
+    library: ClassVar[str] = "torch"  # the distribution that implements every value but `off`
+    takes: ClassVar[str] = ""  # the accepted values in words, where `values` cannot list them
+    all_exact: ClassVar[bool] = False  # whether every value is the same mathematics as `off`
+    always: ClassVar[bool] = False  # whether `apply` is called with `off` too
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         """The values worth searching on this hardware."""
-        return self.values
+        return tuple(value for value in self.values if hardware.device == "cuda" or value not in self.cuda_values)
 
     def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
-        """`choices`, for the few knobs whose values depend on what is trained."""
+        """`choices`, for the few knobs whose values depend on the workload."""
         return self.choices(hardware)
 
     def accepts(self, value: Value, hardware: Hardware) -> bool:
-        """Whether the value means anything at all; whether it *works* here is for `refuse`."""
-        known = (self.off, *(self.values or self.choices(hardware)))
-        return any(value == each and type(value) is type(each) for each in known)
+        """Whether the value is valid for this knob at all; whether it works here is for `refuse`."""
+        valid = (self.off, *(self.values or self.choices(hardware)))
+        return any(value == each and type(value) is type(each) for each in valid)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """This knob's canonical value beside the others: null or `off` where it has no meaning."""
         return config[self.name]
 
     def package(self, value: Value) -> str:
-        """The distribution that the real part of this value is made with, for `doctor` to tell its version."""
-        return "torch"
+        """The distribution that implements this value; `doctor` shows its version."""
+        return "torch" if value == self.off else self.library
 
     def compiles(self, value: Value) -> bool:
-        """Whether parts of the run go through torch.compile, which nothing may watch by a dispatch mode then."""
+        """Whether the run calls torch.compile, so that no dispatch mode may watch it."""
         return False
 
     def keeps_on_host(self, value: Value) -> bool:
-        """Whether the value keeps part of what a GPU trains in the host's memory."""
-        return False
+        """Whether the value stores in host memory part of what a GPU trains."""
+        return value in self.host_values
 
     def pages(self, value: Value) -> bool:
-        """Whether the value takes memory that moves between GPU and host by itself, beside PyTorch's allocator."""
+        """Whether the value uses managed memory, which moves between GPU and host outside PyTorch's allocator."""
         return False
 
     def exact(self, value: Value, workload: Workload) -> bool:
         """Whether the value is the same mathematics as `off`, up to rounding and random draws."""
-        return value == self.off
+        return self.all_exact or value == self.off
 
     def fidelity(self, value: Value) -> int:
-        """For ties between equally fast configs: higher learns more faithfully."""
+        """Breaks ties between equally fast configs: higher learns more faithfully."""
         return 0
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
-        """Why this config cannot be, with the remedy; None when it can. Sees the canonical Config."""
+        """Why this canonical config cannot run, with the remedy; None when it can."""
         return None
 
     def memory_order(self, value: Value) -> int | None:
@@ -92,7 +93,7 @@ class Technique:
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:
-        """Do it to the run; called with any value but `off`, or with every value when `always` is set."""
+        """Change the run; called with any value but `off`, or with every value when `always` is set."""
 
     def trace(self, setup: Setup, value: Value) -> None:
         """A stand-in for `apply` under fake tensors."""

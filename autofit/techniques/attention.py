@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,29 +9,24 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from autofit.core.config import Config, Value
-from autofit.core.errors import RefusedError
-from autofit.core.hardware import Hardware
-from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique, requirements
+from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.flash_attn import IMPLEMENTATION, stand_in_for_flash_attn
 
-_AMPERE = (8, 0)  # first compute capability that FlashAttention-2 has kernels for
+_AMPERE = (8, 0)  # first compute capability that FlashAttention-2 supports
 
 
 class Attention(Technique):
-    """`sdpa`: the framework's choice, but for cuDNN's where shapes vary. `eager`: plain matrix products, which hold the
-    whole score matrix. `flash`: FlashAttention-2 (Dao 2023, arXiv 2307.08691) or nothing, by flash-attn where it is
-    installed and the model knows it, by PyTorch's own copy else. null where the model has no attention to choose."""
+    """`sdpa`: the framework's choice, without cuDNN's where shapes vary. `eager`: plain matrix products, which hold the
+    whole score matrix. `flash`: FlashAttention-2 (Dao 2023, arXiv 2307.08691) or nothing: flash-attn's where it is
+    installed and the model supports it, else PyTorch's own copy. null where the model has no attention to choose."""
 
     name = "attention"
     stage = Stage.BLOCKS
     off = "sdpa"
     values = ("sdpa", "eager", "flash")
+    cuda_values = ("flash",)
+    all_exact = True
     always = True
-
-    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
-        return self.values if hardware.device == "cuda" else ("sdpa", "eager")
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         uses_it = workload.traits is None or workload.traits.sdpa
@@ -44,17 +38,13 @@ class Attention(Technique):
     def package(self, value: Value) -> str:
         return "flash-attn" if value == "flash" and _has_flash_attn() else "torch"
 
-    def exact(self, value: Value, workload: Workload) -> bool:
-        return True
-
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] != "flash":
             return None
         if hardware.device == "cpu":
             return "flash needs CUDA; use sdpa, which on a CPU takes PyTorch's flash kernel already."
-        if hardware.capability and hardware.capability < _AMPERE:
-            capability = ".".join(str(part) for part in hardware.capability)
-            return f"flash needs compute capability 8.0, {hardware.name} has {capability}; use sdpa."
+        if lacking := requirements.too_old(hardware, _AMPERE):
+            return f"flash needs {lacking}; use sdpa."
         if config["precision"] in ("fp32", "tf32"):
             return f"flash computes in 16 bits only, not in {config['precision']}; set precision bf16 or bf16-mixed."
         return None
@@ -63,28 +53,24 @@ class Attention(Technique):
         if value is None:
             return
         if value == self.off:
-            _leave_out_plans(setup)
+            _avoid_cudnn_where_shapes_vary(setup)
             return
-        model: Any = setup.model
-        named = hasattr(model, "set_attn_implementation")
+        named = hasattr(setup.model, "set_attn_implementation")
         if value == "flash" and not (named and _has_flash_attn()):
-            if named:  # a model that was given with another implementation would not come to PyTorch's
+            if named:  # a model with another implementation would not call PyTorch's
                 _set_implementation(setup, "sdpa")
             setup.step_contexts.append(_flash_or_nothing)
         elif named:
             _set_implementation(setup, IMPLEMENTATION if value == "flash" else str(value))
         else:
-            # Around forward and backward: a checkpointed block must take the same path when it is computed again.
+            # Around forward and backward: recomputing a checkpointed block must take the same path.
             setup.step_contexts.append(lambda: sdpa_kernel(SDPBackend.MATH))
 
     def trace(self, setup: Setup, value: Value) -> None:
-        """flash-attn has a stand-in. It need not be installed to plan: for a card elsewhere it is taken to be there."""
+        """flash-attn has a stand-in, and need not be installed: another machine's card is assumed to have it."""
         planned = not setup.hardware.here
-        if (
-            value != "flash"
-            or not hasattr(setup.model, "set_attn_implementation")
-            or not (planned or _has_flash_attn())
-        ):
+        named = hasattr(setup.model, "set_attn_implementation")
+        if value != "flash" or not named or not (planned or _has_flash_attn()):
             self.apply(setup, value)
             return
         if planned:
@@ -92,15 +78,15 @@ class Attention(Technique):
         try:
             stand_in_for_flash_attn(setup)
         except ValueError as error:
-            raise _lacking(IMPLEMENTATION, error) from error
+            raise _unsupported(IMPLEMENTATION, error) from error
 
 
-def _leave_out_plans(setup: Setup) -> None:
-    """Take cuDNN's attention out of PyTorch's choice where shapes vary.
+def _avoid_cudnn_where_shapes_vary(setup: Setup) -> None:
+    """Exclude cuDNN's attention from PyTorch's choice where shapes vary.
 
     It is the first choice on Hopper and on Blackwell's data-centre cards (sdp_utils.cpp), and faster there: a B200
     trains 12 % more tokens a second with it than with flash (torchtitan 1196). But it plans anew for each shape, which
-    took a second on a B200, of steps of 0.1 s (FunASR 3704); and a probe, whose shape is one, would not show it.
+    took a second on a B200, of steps of 0.1 s (FunASR 3704); a probe, which sees one shape, would not show it.
     """
     if setup.workload.varying and torch.backends.cuda.cudnn_sdp_enabled():
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -117,22 +103,22 @@ def _set_implementation(setup: Setup, name: str) -> None:
     try:
         model.set_attn_implementation(name)
     except (ValueError, ImportError) as error:
-        raise _lacking(name, error) from error
-    setup.on_close(functools.partial(model.set_attn_implementation, before))
+        raise _unsupported(name, error) from error
+    setup.on_close(lambda: model.set_attn_implementation(before))
 
 
-def _lacking(name: str, error: Exception) -> RefusedError:
+def _unsupported(name: str, error: Exception) -> RefusedError:
     return RefusedError(f"this model has no {name} attention: {error}")
 
 
 @contextmanager
 def _flash_or_nothing() -> Iterator[None]:
-    """PyTorch's flash kernel alone is allowed, around forward and backward; it meets masks and sizes only there."""
+    """Allow only PyTorch's flash kernel, around forward and backward; masks and sizes are checked when it runs."""
     try:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             yield
     except RuntimeError as error:
         if "No available kernel" not in str(error):
             raise
-        message = "PyTorch's flash kernel does not take this model's attention (its mask, head size or dropout)."
+        message = "PyTorch's flash kernel does not support this model's attention (its mask, head size or dropout)."
         raise RefusedError(message, "Use attention sdpa.") from error

@@ -1,30 +1,24 @@
-"""gradient_accumulation_steps: derived from the batch sizes; written out so that a config says all, never set alone."""
+"""gradient_accumulation_steps: derived from the batch sizes; written out so that a config is complete, never set."""
 
 from __future__ import annotations
 
-from autofit.core.config import Config, Value
-from autofit.core.errors import InputError
-from autofit.core.hardware import Hardware
-from autofit.core.workload import Workload
-from autofit.setup import Stage, Technique
+from autofit.setup import Config, Hardware, InputError, Stage, Technique, Value, Workload
 
 
 class GradientAccumulationSteps(Technique):
-    """Effective batch / micro batch / ranks, exactly. Nothing to apply: the loop cuts batches by micro_batch_size."""
+    """Effective batch / micro batch / ranks. Nothing to apply: the loop splits batches by micro_batch_size."""
 
     name = "gradient_accumulation_steps"
     stage = Stage.STEP
     off = None
     takes = "a whole number, or null for what the micro-batch leaves"
-
-    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
-        return ()
+    all_exact = True
 
     def accepts(self, value: Value, hardware: Hardware) -> bool:
         return value is None or (type(value) is int and value > 0)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
-        """Raises InputError when the batch sizes do not divide, or a number was given that they contradict."""
+        """Raises InputError when the batch sizes do not divide, or contradict a given number."""
         effective, ranks = workload.effective_batch_size, hardware.ranks
         micro = config["micro_batch_size"] or effective // ranks
         assert isinstance(micro, int), "micro_batch_size accepts whole numbers only"
@@ -38,6 +32,3 @@ class GradientAccumulationSteps(Technique):
             message = f"gradient_accumulation_steps {given} x micro_batch_size {micro} is not the effective batch"
             raise InputError(f"{message} of {effective}.", "Leave it out: it is derived.")
         return steps
-
-    def exact(self, value: Value, workload: Workload) -> bool:
-        return True

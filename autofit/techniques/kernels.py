@@ -1,8 +1,8 @@
-"""kernels: Triton kernels in the place of a transformers model's norms, rotary embeddings and gated activations.
+"""kernels: Triton kernels for a transformers model's norms, rotary embeddings and gated activations.
 
-A norm, a rotation or SwiGLU reads and writes memory more than it computes; one kernel for all its operations reads and
-writes once, and keeps less for the backward. Liger carries such kernels for some fifty kinds of models, and which of
-them it switches on by default for each kind is known to work; its own losses stay off, for `loss` decides that.
+A norm, a rotation or SwiGLU moves more memory than it computes; one kernel for all its operations reads and writes
+once, and saves less for the backward. Liger has such kernels for some fifty model types, and which of them it enables
+by default for each type is known to work; its own losses stay off, because `loss` decides that.
 """
 
 from __future__ import annotations
@@ -18,56 +18,38 @@ from typing import Any
 import torch
 from torch import nn
 
-from autofit.core.config import Config, Value
-from autofit.core.errors import RefusedError
-from autofit.core.hardware import Hardware
-from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique, requirements
+from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.deferred_logits import loss_of_few_tokens
-from autofit.setup.liger import no_kernels_for, stand_in_for_liger
+from autofit.setup.liger import no_kernels_for, stand_in_for_liger, why_not_liger
 
-_TOLERANCE = 1e-3  # relative, of the loss and of what each module computes: the kernels round otherwise
+_TOLERANCE = 1e-3  # relative, of the loss and of each module's output: the kernels round differently
 _LOW_PRECISION_TOLERANCE = 2e-2
 _LOSSES = ("cross_entropy", "fused_linear_cross_entropy")
 _MISSING = object()
 
 
 class Kernels(Technique):
-    """`liger`: the kernels of liger-kernel for this kind of model, on CUDA."""
+    """`liger`: liger-kernel's kernels for this type of model, on CUDA."""
 
     name = "kernels"
     stage = Stage.BLOCKS
     off = "none"
     values = ("none", "liger")
-
-    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
-        return self.values if hardware.device == "cuda" else ("none",)
-
-    def package(self, value: Value) -> str:
-        return "liger-kernel" if value == "liger" else "torch"
-
-    def exact(self, value: Value, workload: Workload) -> bool:
-        return True
+    cuda_values = ("liger",)
+    library = "liger-kernel"
+    all_exact = True
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
-        if config[self.name] == self.off:
-            return None
-        if hardware.device != "cuda":
-            return "liger is made of Triton kernels, which run on CUDA only; use none."
-        if hardware.here and not requirements.installed("liger_kernel"):
-            return "liger needs liger-kernel, which is not installed; pip install liger-kernel, or use none."
-        if hardware.here and (lacking := requirements.no_compiler(hardware.device)):
-            return f"liger compiles its kernels: {lacking}, or use none."
-        return None
+        return None if config[self.name] == self.off else why_not_liger("liger", hardware, "none")
 
     def apply(self, setup: Setup, value: Value) -> None:
         patch = _patch_for(setup.model)
         before = loss_of_few_tokens(setup)
-        state = _State(setup.model)
-        setup.on_close(state.restore)
-        taken = inspect.signature(patch).parameters  # a vision encoder has no loss to leave alone
-        patch(model=setup.model, **{name: False for name in _LOSSES if name in taken})
-        changed = state.changed_modules(setup.model)
+        snapshot = _Snapshot(setup.model)
+        setup.on_close(snapshot.restore)
+        options = inspect.signature(patch).parameters  # a vision encoder has no loss to turn off
+        patch(model=setup.model, **{name: False for name in _LOSSES if name in options})
+        changed = snapshot.changed_modules(setup.model)
         if not changed:
             raise RefusedError("liger changed nothing about this model; use none.")
         low = setup.frozen_dtype not in (None, torch.float32)
@@ -75,7 +57,7 @@ class Kernels(Technique):
         with _compared(changed, tolerance):
             after = loss_of_few_tokens(setup)
         if math.isfinite(before) and not abs(after - before) <= tolerance * abs(before):
-            raise RefusedError(f"with liger's kernels the loss is {after:.6g} in the place of {before:.6g}; use none.")
+            raise RefusedError(f"with liger's kernels the loss is {after:.6g} instead of {before:.6g}; use none.")
 
     def trace(self, setup: Setup, value: Value) -> None:
         """Without the comparison, which needs numbers."""
@@ -83,16 +65,16 @@ class Kernels(Technique):
 
 
 def _patch_for(model: nn.Module) -> Any:
-    """Liger's function that patches this kind of model.
+    """Liger's function that patches this type of model.
 
     Raises:
-        RefusedError: there is none, or this version of Liger does not go with this version of transformers.
+        RefusedError: there is none, or this version of Liger does not work with this version of transformers.
     """
     kind = getattr(getattr(model, "config", None), "model_type", None)
     try:
         liger = importlib.import_module("liger_kernel.transformers.monkey_patch")
     except ImportError as error:
-        message = f"liger-kernel cannot be imported beside this version of transformers: {error}."
+        message = f"liger-kernel cannot be imported with this version of transformers: {error}."
         raise RefusedError(message, "Install another version of it, or use none.") from error
     functions: dict[str, Any] = liger.MODEL_TYPE_TO_APPLY_LIGER_FN
     if kind not in functions:
@@ -102,9 +84,9 @@ def _patch_for(model: nn.Module) -> Any:
 
 @contextmanager
 def _compared(modules: list[nn.Module], tolerance: float) -> Iterator[None]:
-    """Inside, hold what each module computes against what its class does.
+    """Compare each module's output with that of its class.
 
-    Liger binds SwiGLU to an MLP whatever activation the config names, and with random weights the loss hardly tells.
+    Liger binds SwiGLU to an MLP whatever activation the config names, and with random weights the loss hardly shows it.
     """
 
     def compare(module: nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> None:
@@ -114,8 +96,9 @@ def _compared(modules: list[nn.Module], tolerance: float) -> Iterator[None]:
         difference = float((result - expected).float().norm() / expected.float().norm())
         if difference > tolerance:
             name = type(module).__name__
-            message = f"liger's {name} differs from the model's own by {difference:.2g} of its output; use none."
-            raise RefusedError(message)
+            raise RefusedError(
+                f"liger's {name} differs from the model's own by {difference:.2g} of its output; use none."
+            )
 
     with ExitStack() as stack:
         for module in modules:
@@ -123,15 +106,15 @@ def _compared(modules: list[nn.Module], tolerance: float) -> Iterator[None]:
         yield
 
 
-class _State:
-    """What Liger may change: attributes and children of the model's modules, the names in their source files, and the
-    attributes of the classes there."""
+class _Snapshot:
+    """All that Liger may change: attributes and children of the model's modules, the names in their source files, and
+    the attributes of the classes there."""
 
     def __init__(self, model: nn.Module) -> None:
         self._before = [(owner, dict(_names(owner))) for owner in _owners(model)]
 
     def changes(self) -> Iterator[tuple[Any, str, Any]]:
-        """(whose, which name, what it was) of all that is other than it was."""
+        """(owner, name, value before) of every change since."""
         for owner, before in self._before:
             now = _names(owner)
             for name in {*before, *now}:
@@ -139,12 +122,12 @@ class _State:
                     yield owner, name, before.get(name, _MISSING)
 
     def changed_modules(self, model: nn.Module) -> list[nn.Module]:
-        """The modules whose instances were given another forward."""
-        other = {id(owner) for owner, name, _ in self.changes() if name == "forward"}
-        return [module for module in model.modules() if id(vars(module)) in other]
+        """The modules whose instances have another forward."""
+        changed = {id(owner) for owner, name, _ in self.changes() if name == "forward"}
+        return [module for module in model.modules() if id(vars(module)) in changed]
 
     def restore(self) -> None:
-        """Make everything what it was."""
+        """Undo every change."""
         for owner, name, value in list(self.changes()):
             if isinstance(owner, type):
                 delattr(owner, name) if value is _MISSING else setattr(owner, name, value)

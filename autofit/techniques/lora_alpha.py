@@ -1,17 +1,14 @@
-"""lora_alpha: the scale of low-rank updates is alpha / rank. Applied by lora_rank, which reads it."""
+"""lora_alpha: low-rank updates are scaled by alpha / rank. `lora_rank` applies it."""
 
 from __future__ import annotations
 
 import math
 
-from autofit.core.config import Config, Value
-from autofit.core.hardware import Hardware
-from autofit.core.workload import Workload
-from autofit.setup import Stage, Technique
+from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
 
 class LoraAlpha(Technique):
-    """null: twice the rank. Set by the user and never searched: it changes what is learnt, not memory or speed."""
+    """null: twice the rank. Set by the user, never searched: it changes what is learnt, not memory or speed."""
 
     name = "lora_alpha"
     stage = Stage.ADAPT

@@ -1,15 +1,12 @@
-"""lora_dropout: the share of inputs of low-rank updates that is dropped. Applied by lora_rank, which reads it."""
+"""lora_dropout: the share of inputs of low-rank updates that is dropped. `lora_rank` applies it."""
 
 from __future__ import annotations
 
-from autofit.core.config import Config, Value
-from autofit.core.hardware import Hardware
-from autofit.core.workload import Workload
-from autofit.setup import Stage, Technique
+from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
 
 class LoraDropout(Technique):
-    """null: none. Set by the user and never searched: it regularises, and costs time and a mask for every adapter."""
+    """null: none. Set by the user, never searched: it regularises, and costs time and a mask per adapter."""
 
     name = "lora_dropout"
     stage = Stage.ADAPT

@@ -1,13 +1,11 @@
-"""lora_targets: which layers get low-rank updates. Applied by lora_rank, which reads it; null where there are none."""
+"""lora_targets: which layers get low-rank updates. `lora_rank` applies it; null at rank 0."""
 
 from __future__ import annotations
 
-from autofit.core.config import Config, Value
-from autofit.core.hardware import Hardware
-from autofit.core.workload import CLASSIFICATION_TASKS, Workload
-from autofit.setup import Stage, Technique
+from autofit.core.workload import CLASSIFICATION_TASKS
+from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
-_ORDER = {"attention": 0, "all-linear": 1, "all-linear+head": 2}  # each set holds the former
+_ORDER = {"attention": 0, "all-linear": 1, "all-linear+head": 2}  # each set contains the one before
 
 
 class LoraTargets(Technique):
@@ -16,7 +14,7 @@ class LoraTargets(Technique):
     name = "lora_targets"
     stage = Stage.ADAPT
     off = None
-    values = ("attention", "all-linear", "all-linear+head")
+    values = tuple(_ORDER)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         if not config["lora_rank"]:

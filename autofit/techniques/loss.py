@@ -1,19 +1,19 @@
 """loss: the cross-entropy of a causal language model without ever holding the logits of all tokens.
 
 With a vocabulary of 128,000, the logits of 8192 tokens are 4.2 GB in fp32, and the standard loss holds three such
-tensors at once. Here a chunk's logits are made, turned into their loss and gradients, and dropped, all in the forward.
+tensors at once. Here each chunk's logits are turned into loss and gradients and dropped, all in the forward.
 
 Measured on 512 tokens of 256 features, a vocabulary of 32,000, a trained head in fp32, chunks of 64 tokens, one CPU
-thread; forward and backward, and the tracked bytes they add:
+thread: time of forward and backward, and the tracked bytes they add.
 
     the standard loss                            419 ms   188 MiB
     these chunks                                 380 ms    64 MiB
-    chunks computed again in the backward        648 ms    95 MiB   (one torch.utils.checkpoint for each)
+    chunks recomputed in the backward            648 ms    95 MiB   (one torch.utils.checkpoint each)
     torch.nn.functional.linear_cross_entropy     414 ms    64 MiB   (torch 2.13)
 
 The last is not used: no faster here, 522 ms against 193 ms in bf16 by its default policy, 2038 ms with the chunks it
-chooses itself, and no tracker sees what it allocates inside. Nor does it take a soft-cap, autocast, or a head that is
-more than a linear layer.
+chooses itself, and no tracker sees what it allocates inside. It supports no soft-cap, no autocast, and no head beyond a
+linear layer.
 """
 
 from __future__ import annotations
@@ -32,15 +32,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from autofit.core.config import Config, Value
-from autofit.core.errors import RefusedError
-from autofit.core.hardware import Hardware
-from autofit.core.workload import Workload
-from autofit.setup import Setup, Slices, Stage, Technique, liger, requirements
+from autofit.setup import Config, Hardware, RefusedError, Setup, Slices, Stage, Technique, Value, Workload, liger
 from autofit.setup.deferred_logits import NO_HEAD, Deferral, Pending, SummedLoss, defer_logits, loss_of_few_tokens
 
-_ROWS = 256  # tokens at a time that keep a GPU's matrix units busy while the head's weight streams by
-_LEAST_CHUNKS = 8  # so that a chunk's logits, with the copies a loss makes of them, are small beside all of them
+_ROWS = 256  # tokens that keep a GPU's matrix units busy while the head's weight is read
+_LEAST_CHUNKS = 8  # so that a chunk's logits, with the copies a loss makes of them, are a small part of all
 _TOLERANCE = 1e-3  # relative, of the loss against the model's own
 _LOW_PRECISION_TOLERANCE = 1e-2
 
@@ -48,35 +44,32 @@ _LOW_PRECISION_TOLERANCE = 1e-2
 class Loss(Technique):
     """`standard`: the model's own. `chunked`: some tokens at a time, in PyTorch. `fused`: by Liger's Triton kernels.
 
-    Without a memory order: with fewer tokens in a micro-batch than the rank of an adapter on the head, a chunk's
-    gradient of that adapter, beside the sum of them, is more than the logits were.
+    No memory order: with fewer tokens in a micro-batch than the rank of an adapter on the head, a chunk's gradient of
+    that adapter, beside their sum, is larger than the logits were.
     """
 
     name = "loss"
     stage = Stage.BLOCKS
     off = "standard"
     values = ("standard", "chunked", "fused")
-
-    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
-        return self.values if hardware.device == "cuda" else ("standard", "chunked")
+    cuda_values = ("fused",)
+    all_exact = True
 
     def package(self, value: Value) -> str:
         return "liger-kernel" if value == "fused" else "torch"
 
-    def exact(self, value: Value, workload: Workload) -> bool:
-        return True
-
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] == self.off:
             return None
-        if config[self.name] == "fused" and (reason := _why_not_fused(config, hardware)):
-            return reason
+        if config[self.name] == "fused":
+            if reason := liger.why_not_liger("fused", hardware, "chunked"):
+                return reason
+            if config.get("lora_targets") == "all-linear+head":
+                return "fused reads the head's weight itself and would skip its adapters; use chunked."
         if workload.loss is not None:
             return "a loss function of your own may need the logits; use standard."
         if workload.task not in ("causal-lm", "custom"):
-            return (
-                f"only the loss of causal language models can do without the logits, not {workload.task}; use standard."
-            )
+            return f"only causal language models can do without all logits, not {workload.task}; use standard."
         if workload.traits and not workload.traits.head:
             return NO_HEAD
         return None
@@ -93,7 +86,7 @@ class Loss(Technique):
             raise RefusedError(f"the {value} loss is {after:.6g} where the model's own is {before:.6g}; use standard.")
 
     def trace(self, setup: Setup, value: Value) -> None:
-        """Without the comparison, which needs numbers, and with a stand-in for Liger's kernels."""
+        """Without the comparison, which needs numbers; Liger's kernels have a stand-in."""
         slices = setup.slices or functools.partial(token_slices, rows=ROWS[str(value)])
         summed: SummedLoss = functools.partial(chunked_loss, slices=slices)
         if value == "fused":
@@ -101,23 +94,11 @@ class Loss(Technique):
         defer_logits(setup, summed)
 
 
-def _why_not_fused(config: Config, hardware: Hardware) -> str | None:
-    if hardware.device != "cuda":
-        return "fused is made of Triton kernels, which run on CUDA only; use chunked."
-    if hardware.here and not requirements.installed("liger_kernel"):
-        return "fused needs liger-kernel, which is not installed; pip install liger-kernel, or use chunked."
-    if hardware.here and (lacking := requirements.no_compiler(hardware.device)):
-        return f"fused compiles its kernels: {lacking}, or use chunked."
-    if config.get("lora_targets") == "all-linear+head":
-        return "fused reads the head's weight itself and would leave out its adapters; use chunked."
-    return None
-
-
 def chunk_rows(tokens: int, features: int, vocabulary: int) -> int:
-    """How many tokens' logits to make at a time.
+    """Tokens per chunk.
 
-    As many as make a chunk's logits as large as the hidden states of all tokens, but not fewer than keep a GPU busy
-    (the gradient of the head's weight is read and written once a chunk), nor more than an eighth of all tokens.
+    Enough to make a chunk's logits as large as the hidden states of all tokens, but not fewer than keep a GPU busy (the
+    gradient of the head's weight is read and written once per chunk), nor more than an eighth of all tokens.
     """
     rows = max(_ROWS, tokens * features // vocabulary)
     rows = -(-rows // 8) * 8  # matrix units like multiples of 8
@@ -131,12 +112,12 @@ ROWS: dict[str, Rows] = {"chunked": chunk_rows, "fused": liger.chunk_rows}
 def token_slices(tokens: int, features: int, vocabulary: int, *, rows: Rows = chunk_rows) -> Iterator[slice]:
     """The tokens of each chunk."""
     count = rows(tokens, features, vocabulary)
-    return (slice(start, start + count) for start in range(0, max(tokens, 1), count))  # one of none, where none are
+    return (slice(start, start + count) for start in range(0, max(tokens, 1), count))  # at least one, maybe empty
 
 
 @dataclass(frozen=True)
 class _Chunks:
-    """The hidden states (tokens, features), the class that each token should be given, and what makes the logits."""
+    """Hidden states (tokens, features), the class of each token, and how to make the logits."""
 
     pending: Pending
     hidden: torch.Tensor
@@ -149,7 +130,7 @@ class _Chunks:
         return self.slices(len(self.hidden), self.hidden.shape[1], vocabulary)
 
     def loss(self, logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-        """The sum over these tokens, in fp32 as transformers computes it."""
+        """The sum over these tokens, in fp32 as in transformers."""
         return functional.cross_entropy(logits.float(), classes, ignore_index=self.ignored, reduction="sum")
 
 
@@ -168,9 +149,9 @@ def chunked_loss(
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Loss and gradients in one pass over the chunks; the backward only scales what the forward has found.
+    """Loss and gradients in one pass over the chunks; the backward only scales them.
 
-    Every parameter of the head goes in once, so its gradient is accumulated, and its hooks fire, once a backward. The
+    Every parameter of the head is an input once, so its gradient accumulates, and its hooks run, once per backward. The
     gradients are of the sum, not the mean: those of a mean over thousands of tokens would vanish in fp16.
     """
 
@@ -181,9 +162,9 @@ class _ChunkedLoss(torch.autograd.Function):
         add = _add_plain if is_plain(chunks.pending.deferral) else _add_any
         total = torch.zeros((), device=hidden.device)
         for part in chunks:
-            wanted = _Sums(sums, gradient[part] if gradient is not None else None)
-            total += add(chunks, chunks.hidden[part], chunks.classes[part], wanted)
-        # Not save_for_backward: the hooks of activation offloading are for activations.
+            own = gradient[part] if gradient is not None else None
+            total += add(chunks, chunks.hidden[part], chunks.classes[part], _Sums(sums, own))
+        # Not save_for_backward: hooks of activation offloading are for activations.
         ctx.gradients = [gradient, *sums.values()]
         return total
 
@@ -191,20 +172,20 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[Any, ...]:
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            raise RuntimeError("the chunked loss was differentiated before; its gradients are gone.")
-        return None, *(each if each is None else each.mul_(upstream[0]) for each in gradients)
+            raise RuntimeError("the chunked loss was differentiated before, which freed its gradients.")
+        return None, *(gradient if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients)
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """Where a chunk's gradients go: added to the parameters', written to those of its own hidden states."""
+    """Where a chunk's gradients go: added to those of parameters, written to those of its hidden states."""
 
     parameters: dict[nn.Parameter, torch.Tensor]
     hidden: torch.Tensor | None
 
 
 def is_plain(deferral: Deferral) -> bool:
-    """Whether the head is a linear layer and nothing else: no adapter, quantised or sharded weight, hook or wrapper."""
+    """Whether the head is a bare linear layer: no adapter, quantised or sharded weight, hook or wrapper."""
     head = deferral.head
     hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
     if type(head) is not nn.Linear or any(hooks) or not deferral.own_forward:
@@ -213,45 +194,45 @@ def is_plain(deferral: Deferral) -> bool:
 
 
 def _add_plain(chunks: _Chunks, rows: torch.Tensor, classes: torch.Tensor, sums: _Sums) -> torch.Tensor:
-    """By hand: autograd would make a whole weight's gradient for every chunk before it is added."""
+    """By hand: autograd would make a whole weight's gradient per chunk before adding it."""
     head: Any = chunks.pending.deferral.head
     with _own_graph():
         with torch.no_grad():
             leaf = chunks.pending.raw(rows)
         leaf = leaf.requires_grad_()
         loss = chunks.loss(chunks.pending.finished(leaf), classes)
-        (slope,) = torch.autograd.grad(loss, leaf)
+        (gradient,) = torch.autograd.grad(loss, leaf)
     del leaf
     if sums.hidden is not None:
-        sums.hidden.copy_(slope @ head.weight)
+        sums.hidden.copy_(gradient @ head.weight)
     weight, bias = sums.parameters.get(head.weight), sums.parameters.get(head.bias)
-    if weight is not None and weight.dtype == slope.dtype == rows.dtype:
-        weight.addmm_(slope.t(), rows)
+    if weight is not None and weight.dtype == gradient.dtype == rows.dtype:
+        weight.addmm_(gradient.t(), rows)
     elif weight is not None:
-        weight += slope.t() @ rows  # under autocast the product is in the low format
+        weight += gradient.t() @ rows  # under autocast the product is in the low format
     if bias is not None:
-        bias += slope.sum(0)
+        bias += gradient.sum(0)
     return loss.detach()
 
 
 def _add_any(chunks: _Chunks, rows: torch.Tensor, classes: torch.Tensor, sums: _Sums) -> torch.Tensor:
-    """By autograd through the real module, whatever it is."""
-    wanted: list[torch.Tensor] = list(sums.parameters)
+    """By autograd, through any head."""
+    inputs: list[torch.Tensor] = list(sums.parameters)
     with _own_graph():
         if sums.hidden is not None:
-            wanted.append(rows := rows.detach().requires_grad_())
+            inputs.append(rows := rows.detach().requires_grad_())
         loss = chunks.loss(chunks.pending.of(rows), classes)
-        found = list(torch.autograd.grad(loss, wanted))
+        gradients = list(torch.autograd.grad(loss, inputs))
     if sums.hidden is not None:
-        sums.hidden.copy_(found.pop())
-    for total, gradient in zip(sums.parameters.values(), found, strict=True):
+        sums.hidden.copy_(gradients.pop())
+    for total, gradient in zip(sums.parameters.values(), gradients, strict=True):
         total += gradient
     return loss.detach()
 
 
 @contextmanager
 def _own_graph() -> Iterator[None]:
-    """A graph that lives for a chunk: gradients on, and hooks that offload what is saved off."""
+    """A graph for one chunk: with gradients, without the hooks that offload saved tensors."""
     with torch.enable_grad(), saved_tensors_hooks(lambda tensor: tensor.detach(), lambda tensor: tensor):
         yield
 
@@ -259,19 +240,19 @@ def _own_graph() -> Iterator[None]:
 def fused_loss(
     pending: Pending, classes: torch.Tensor, ignored: int, *, kernels: Callable[..., torch.Tensor] | None = None
 ) -> torch.Tensor:
-    """The sum of the tokens' losses by Liger's kernels, which know a scale and a soft-cap between head and loss.
+    """The sum of the tokens' losses by Liger's kernels, which support a scale and a soft-cap between head and loss.
 
     Args:
-        kernels: what stands for Liger's function.
+        kernels: a stand-in for Liger's function.
 
     Raises:
-        RefusedError: something else stands there, or the head is more than a linear layer.
+        RefusedError: the model does something else there, or the head is more than a linear layer.
     """
     if kernels is None:
         kernels = importlib.import_module("liger_kernel.transformers.functional").liger_fused_linear_cross_entropy
     head: Any = pending.deferral.head
     if not is_plain(pending.deferral):
-        raise RefusedError("fused needs an output head that is a linear layer and nothing else; use chunked.")
+        raise RefusedError("fused needs an output head that is a bare linear layer; use chunked.")
     scale, cap = scale_and_cap(pending)
     if scale != 1.0 and head.bias is not None:
         raise RefusedError("fused cannot scale the logits of a head with a bias; use chunked.")
@@ -289,10 +270,10 @@ def fused_loss(
 
 
 def scale_and_cap(pending: Pending) -> tuple[float, float | None]:
-    """What the model does to its logits, as `cap * tanh(scale * logits / cap)`; None for no cap.
+    """The model's scale and soft-cap of its logits: `cap * tanh(scale * logits / cap)`; cap None for no cap.
 
     Raises:
-        RefusedError: it does something else.
+        RefusedError: the model does something else to them.
     """
     kinds = {"true_divide": "div"}
     steps = [(kinds.get(name, name), step.args) for step in pending.steps if (name := step.function.__name__)]
@@ -302,7 +283,7 @@ def scale_and_cap(pending: Pending) -> tuple[float, float | None]:
         cap, steps = float(steps[-1][1][0]), steps[:-3]
     for name, args in steps:
         if name not in ("mul", "div"):
-            raise RefusedError(f"fused does not know {name} between the head and the loss; use chunked.")
+            raise RefusedError(f"fused does not support {name} between the head and the loss; use chunked.")
         scale = scale * float(args[0]) if name == "mul" else scale / float(args[0])
     return scale, cap
 

@@ -1,4 +1,4 @@
-"""micro_batch_size: how many samples go through the model at once; the rest of the effective batch accumulates."""
+"""micro_batch_size: how many samples go through the model at once; gradients accumulate over the effective batch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from autofit.core.config import Config, Value
-from autofit.core.errors import RefusedError
-from autofit.core.hardware import Hardware
-from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique
+from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
 
 
 class MicroBatchSize(Technique):
@@ -42,7 +38,7 @@ class MicroBatchSize(Technique):
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         whole = workload.effective_batch_size // hardware.ranks
         if workload.traits and not workload.traits.splits and config[self.name] != whole:
-            return f"this loss cannot be split into slices, so the micro-batch must be the whole {whole}."
+            return f"this loss cannot be split into slices; set micro_batch_size to the whole {whole}."
         return None
 
     def memory_order(self, value: Value) -> int | None:
@@ -52,8 +48,8 @@ class MicroBatchSize(Technique):
         assert isinstance(value, int), "canonicalize() leaves no null"
         setup.micro_batch_size = value
         batch_norms = [each for each in setup.model.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
-        for each in batch_norms:
-            setup.on_close(each.register_forward_pre_hook(_refuse_one_value).remove)
+        for norm in batch_norms:
+            setup.on_close(norm.register_forward_pre_hook(_refuse_one_value).remove)
         if batch_norms and value < setup.workload.effective_batch_size:
             setup.warnings.append(
                 f"BatchNorm takes its statistics over micro-batches of {value}, not over the whole batch of "
@@ -62,8 +58,8 @@ class MicroBatchSize(Technique):
 
 
 def _refuse_one_value(module: nn.Module, args: tuple[Any, ...]) -> None:
-    """Raise a RefusedError for what BatchNorm cannot take statistics of, before torch raises a ValueError."""
+    """Raise a RefusedError for an input without statistics, where torch would raise a ValueError."""
     shape: tuple[int, ...] = tuple(args[0].shape) if args else ()
     if module.training and len(shape) > 1 and shape[0] * math.prod(shape[2:]) == 1:
         message = f"BatchNorm cannot train on one value per channel, given an input of shape {shape}"
-        raise RefusedError(f"{message}: take micro-batches of 2 or more, and leave no batch of one sample.")
+        raise RefusedError(f"{message}: use micro-batches of 2 or more, and avoid batches of one sample.")

@@ -1,8 +1,8 @@
-"""optimizer: which implementation turns gradients into updates, and in what precision it keeps its state.
+"""optimizer: which implementation turns gradients into updates, and in what precision it stores its state.
 
-Bytes of state for a weight that is trained, beside fp32 weights: `adamw` 8, `adamw-8bit` and `adamw-fp8` 2.03,
-`adamw-4bit` 1.06, `adafactor` one for each row and each column instead, `sgd` none. The low formats hold only tensors
-of at least 4096 elements (torchao's: in whole blocks, too); smaller ones keep their state as `adamw` does.
+Bytes of state per trained weight, beside fp32 weights: `adamw` 8, `adamw-8bit` and `adamw-fp8` 2.03, `adamw-4bit` 1.06,
+`adafactor` one number per row and column instead, `sgd` none. The low formats only store tensors of at least 4096
+elements (torchao: of whole blocks, too); smaller ones have the state of `adamw`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,16 @@ import torch
 from torch.optim import Optimizer as TorchOptimizer
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from autofit.core.config import Config, Value
-from autofit.core.errors import InputError
-from autofit.core.hardware import Hardware
-from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique, requirements
+from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload, requirements
 
 _FIDELITY = {
     "adamw": 5,
     "adamw-foreach": 5,
-    "adamw-8bit": 4,  # a code book made for the values that moments take
+    "adamw-8bit": 4,  # a code book made for the values of moments
     "paged-adamw-8bit": 4,
     "adamw-fp8": 3,  # three bits of mantissa
     "adamw-4bit": 2,
-    "adafactor": 1,  # no first moment, and the second one as a product of rows and columns
+    "adafactor": 1,  # no first moment, and the second as a product of rows and columns
     "sgd": 0,
 }
 _LIBRARY = {
@@ -40,17 +36,17 @@ _LIBRARY = {
     "adamw-4bit": "torchao",
     "adamw-fp8": "torchao",
 }
-_COMPILED = ("adamw-4bit", "adamw-fp8")  # torchao's step is one function for torch.compile
-_COUNTED_ON = ("cpu",)  # steps and learning rate are tensors of the host, for which the step has code in C++
-_ADA = (8, 9)  # first compute capability whose compiler knows float8_e4m3fn; torchao's README names it too
+_COMPILED = ("adamw-4bit", "adamw-fp8")  # torchao compiles its step; step counts are on the host, in C++
+_ADA = (8, 9)  # first compute capability whose compiler supports float8_e4m3fn; torchao's README names it too
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Optimizer(Technique):
-    """`adamw` (fused), `adamw-foreach`, the AdamWs with small state, `adafactor` and `sgd` (no state).
+    """`adamw` (fused), `adamw-foreach`, AdamWs with small state, `adafactor` and `sgd` (no state).
 
-    `adamw-8bit` and `paged-adamw-8bit` are of bitsandbytes, block-wise; the paged one keeps tensors of 100,000 elements
-    and more in memory that moves to the host when the GPU is full. `adamw-4bit` and `adamw-fp8` are of torchao. null is
-    the workload's own, where it has one.
+    bitsandbytes makes `adamw-8bit` and `paged-adamw-8bit`, block-wise; the paged one stores tensors of 100,000 elements
+    and more in managed memory, which moves to the host when the GPU is full. torchao makes `adamw-4bit` and
+    `adamw-fp8`. null is the workload's own optimizer, where it has one.
     """
 
     name = "optimizer"
@@ -66,6 +62,9 @@ class Optimizer(Technique):
         "adafactor",
         "sgd",
     )
+    # torchao's first step compiles for 40 to 50 s on two CPU cores; bitsandbytes does not, for nearly the same bytes.
+    cuda_values = (*_COMPILED, "paged-adamw-8bit")
+    host_values = ("paged-adamw-8bit",)
     always = True
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
@@ -76,20 +75,14 @@ class Optimizer(Technique):
         return value is None or super().accepts(value, hardware)
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
-        """Not torchao's on a CPU: their first step compiles for 40 to 50 s on two cores, and bitsandbytes has no such
-        wait for nearly the same bytes."""
-        if hardware.device == "cpu":
-            return tuple(value for value in self.values if value not in (*_COMPILED, "paged-adamw-8bit"))
-        return tuple(value for value in self.values if value != "adamw-fp8" or not _before_ada(hardware))
+        before_ada = requirements.too_old(hardware, _ADA)
+        return tuple(value for value in super().choices(hardware) if value != "adamw-fp8" or not before_ada)
 
     def package(self, value: Value) -> str:
         return _LIBRARY.get(str(value), "torch")
 
     def compiles(self, value: Value) -> bool:
         return value in _COMPILED
-
-    def keeps_on_host(self, value: Value) -> bool:
-        return value == "paged-adamw-8bit"
 
     def pages(self, value: Value) -> bool:
         return value == "paged-adamw-8bit"
@@ -101,42 +94,34 @@ class Optimizer(Technique):
         return _FIDELITY.get(str(value), 0)
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
-        value = str(config[self.name])
-        library = _LIBRARY.get(value)
-        if library and not requirements.installed(library):
-            return f"{value} needs {library}, which is not installed; pip install {library}, or use adamw."
+        value, library = str(config[self.name]), _LIBRARY.get(str(config[self.name]))
+        if library and (lacking := requirements.missing(library)):
+            return f"{value} needs {lacking}, or use adamw."
         if value == "paged-adamw-8bit" and hardware.device == "cpu":
-            return (
-                f"{value} moves state from the GPU to the host, and a CPU has the host's memory alone; use adamw-8bit."
-            )
-        if value == "adamw-fp8" and _before_ada(hardware):
-            capability = ".".join(str(part) for part in hardware.capability or ())
-            return f"{value} needs compute capability 8.9, {hardware.name} has {capability}; use adamw-8bit."
-        if (
-            value in _COMPILED
-            and hardware.here
-            and (lacking := requirements.no_compiler(hardware.device, *_COUNTED_ON))
-        ):
+            return f"{value} moves state from GPU to host, and on a CPU both share one memory; use adamw-8bit."
+        if value == "adamw-fp8" and (lacking := requirements.too_old(hardware, _ADA)):
+            return f"{value} needs {lacking}; use adamw-8bit."
+        if value in _COMPILED and hardware.here and (lacking := requirements.no_compiler(hardware.device, "cpu")):
             return f"{value} compiles its step: {lacking}, or use adamw-8bit."
         return None
 
     def memory_order(self, value: Value) -> int | None:
-        """sgd keeps no state. 8-bit is not ordered: it keeps small tensors' state in fp32, which is more than the bf16
-        state that adamw keeps beside bf16 weights. Nor is foreach: it adds temporaries, but holds its step counters
-        on the host, where the fused adamw has one on the device for every tensor. Adafactor's temporary is as large as
-        the largest weight, and torchao's take 24 bytes for each of its elements where a tracker forbids compilation."""
+        """sgd has no state. 8-bit is not ordered: it stores small tensors' state in fp32, which is more than the bf16
+        state of adamw beside bf16 weights. Nor is foreach: it adds temporaries, but keeps its step counters on the
+        host, where fused adamw has one per tensor on the device. Adafactor's temporary is as large as the largest
+        weight, and torchao's takes 24 bytes per element of it where a tracker forbids compilation."""
         return {"sgd": 0, "adamw": 1}.get(str(value))
 
     def apply(self, setup: Setup, value: Value) -> None:
         _make(setup, lambda: _kind(str(value)))
 
     def trace(self, setup: Setup, value: Value) -> None:
-        """torchao's compile, and paged state is CUDA's: what stands for those takes the same memory."""
+        """torchao compiles, and paged state is CUDA's: their stand-ins take the same memory."""
         _make(setup, lambda: _stand_in(str(value), setup) or _kind(str(value)))
 
 
 def _make(setup: Setup, kind: Callable[[], Callable[..., TorchOptimizer]]) -> None:
-    """Make the optimizer, the workload's own where it has one.
+    """Create the optimizer: the workload's own, or one of this kind.
 
     Raises:
         InputError: the workload's function fails, or returns something else.
@@ -150,8 +135,8 @@ def _make(setup: Setup, kind: Callable[[], Callable[..., TorchOptimizer]]) -> No
     except Exception as error:
         if own is None:
             raise
-        told = " ".join(str(error).split())
-        raise InputError(f"the optimizer function raised {type(error).__name__}: {told}.", "Correct it.") from error
+        message = " ".join(str(error).split())
+        raise InputError(f"the optimizer function raised {type(error).__name__}: {message}.", "Correct it.") from error
     if not isinstance(setup.optimizer, TorchOptimizer):
         given = type(setup.optimizer).__name__
         raise InputError(f"the optimizer function returned a {given}, not an Optimizer.", "Return the optimizer.")
@@ -162,7 +147,7 @@ def _make(setup: Setup, kind: Callable[[], Callable[..., TorchOptimizer]]) -> No
 
 
 def parameter_groups(setup: Setup) -> list[dict[str, Any]]:
-    """Trainable parameters in groups: weight decay on matrices, none on biases and norms. Each parameter once."""
+    """Trainable parameters, each once, in groups: weight decay on matrices, none on biases and norms."""
     matrices = [p for _, p in setup.trainable() if p.dim() >= 2]
     vectors = [p for _, p in setup.trainable() if p.dim() < 2]
     groups = [
@@ -180,10 +165,10 @@ def _kind(value: str) -> Callable[..., TorchOptimizer]:
     if value == "sgd":
         return torch.optim.SGD
     if value == "adafactor":
-        # A step of Adafactor is lr x max(eps[1], the weight's own root mean square), so with torch's eps[1] of 0.001 an
-        # lr chosen for AdamW moves weights of 0.02 fifty times too slowly. With 1, lr means what it means to AdamW.
-        # eps[0], squared, is the least variance: torch's is that of the format (bf16: 6e-5, above most gradients'),
-        # and this one is the least whose square bf16 and fp32 still hold clear of 0.
+        # A step of Adafactor is lr x max(eps[1], the weight's root mean square): with torch's eps[1] of 0.001 an lr
+        # chosen for AdamW moves weights of 0.02 fifty times too slowly. With 1, lr means the same as in AdamW.
+        # eps[0], squared, is the least variance: torch's is the format's (bf16: 6e-5, above most gradients'); this is
+        # the least whose square bf16 and fp32 still tell from 0.
         return functools.partial(torch.optim.Adafactor, eps=(1e-15, 1.0))
     if value == "adamw-8bit":
         from bitsandbytes.optim import AdamW8bit
@@ -193,10 +178,10 @@ def _kind(value: str) -> Callable[..., TorchOptimizer]:
 
 
 class _LowBit(TorchOptimizer):
-    """torchao's optimizers as the loop and others expect one: learning rates are numbers, not tensors.
+    """Adapts torchao's optimizers: learning rates are numbers, as the loop expects, not tensors.
 
-    Their step is a function that torch.compile must take whole, and a dispatch mode forbids compilation: torch then
-    raises. While one watches (a tracker of storage), the same function runs as it is written.
+    torch.compile must take their step whole, and raises where an active dispatch mode (a tracker of storage) forbids
+    compilation: then the same function runs uncompiled.
     """
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -207,19 +192,15 @@ class _LowBit(TorchOptimizer):
     def step(self, closure: Any = None) -> Any:
         rates = [group["lr"] for group in self.param_groups]
         for group, rate in zip(self.param_groups, rates, strict=True):
-            group["lr"] = torch.tensor(rate, dtype=torch.float32)  # compiled in as a number, each would be a new graph
+            group["lr"] = torch.tensor(rate, dtype=torch.float32)  # as a number, each would be a new graph
+        modes: list[Any] = _get_current_dispatch_mode_stack()
+        watched = any(not getattr(mode, "ignore_compile_internals", lambda: False)() for mode in modes)
         try:
-            with torch.compiler.set_stance("force_eager") if _forbids_compilation() else nullcontext():
+            with torch.compiler.set_stance("force_eager") if watched else nullcontext():
                 return super().step(closure)
         finally:
             for group, rate in zip(self.param_groups, rates, strict=True):
                 group["lr"] = rate
-
-
-def _forbids_compilation() -> bool:
-    """Whether a dispatch mode is active that torch.compile gives way to."""
-    modes: list[Any] = _get_current_dispatch_mode_stack()
-    return any(not getattr(mode, "ignore_compile_internals", lambda: False)() for mode in modes)
 
 
 @functools.cache
@@ -231,12 +212,12 @@ def _low_bit_adamw(value: str) -> type[TorchOptimizer]:
 
 
 class _Paged(TorchOptimizer):
-    """bitsandbytes' paged optimizers, which would load a checkpoint's state into plain memory of the device."""
+    """Adapts bitsandbytes' paged optimizers, which load a checkpoint's state into plain device memory."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         theirs: Any = self
         super().load_state_dict(state_dict, move_to_device=False)  # type: ignore[call-arg]
-        theirs.initialized = False  # the next step moves to the device what is small
+        theirs.initialized = False  # the next step moves small state to the device
         for parameter, state in self.state.items():
             for key in ("state1", "state2"):
                 pages = theirs.get_state_buffer(parameter, dtype=state[key].dtype)
@@ -251,7 +232,7 @@ def _paged_adamw() -> type[TorchOptimizer]:
 
 
 def _stand_in(value: str, setup: Setup) -> Callable[..., TorchOptimizer] | None:
-    """What takes the memory of an optimizer that cannot run on fake tensors, or not as it would on the target."""
+    """Takes the memory of an optimizer that cannot run on fake tensors, or not as it would on the target."""
     if value in _FORMATS:
         return functools.partial(_LowBitStandIn, low=_FORMATS[value])
     if value == "paged-adamw-8bit":
@@ -263,10 +244,10 @@ def _stand_in(value: str, setup: Setup) -> Callable[..., TorchOptimizer] | None:
 
 @dataclass(frozen=True)
 class _Format:
-    """How torchao lays a moment out, and what its compiled step needs beside it.
+    """How torchao stores a moment, and the temporaries of its compiled step.
 
-    Temporaries were read from the allocator while steps that Inductor had compiled for a CPU ran (torch 2.13, torchao
-    0.18, 2^20 elements, fp32 and bf16 weights): new scales for both moments, and for `adamw-4bit` 26 bytes an element.
+    Temporaries were read from the allocator during steps compiled by Inductor for a CPU (torch 2.13, torchao 0.18, 2^20
+    elements, fp32 and bf16 weights): new scales for both moments, and for `adamw-4bit` 26 bytes per element.
     """
 
     dtype: torch.dtype
@@ -284,7 +265,7 @@ _SMALLEST_LOW_BIT = 4096  # elements: torchao, optim/adam.py, _new_buffer
 
 
 class _LowBitStandIn(TorchOptimizer):
-    """For torchao's optimizers on fake tensors: their state, their temporaries, and the bytes that they touch."""
+    """torchao's optimizers on fake tensors: their state, their temporaries, and the bytes they touch."""
 
     def __init__(self, groups: list[dict[str, Any]], *, lr: float, low: _Format) -> None:
         super().__init__(groups, {"lr": lr})
@@ -300,15 +281,15 @@ class _LowBitStandIn(TorchOptimizer):
     def _step(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
         state, low = self.state[weight], self._low
         quantised = weight.numel() >= _SMALLEST_LOW_BIT and weight.numel() % low.block == 0
-        for moment in ("exp_avg", "exp_avg_sq"):
+        for moment in _MOMENTS:
             if moment not in state:
                 state[moment] = self._moment(weight) if quantised else [torch.zeros_like(weight)]
-        meanwhile = []
+        temporaries = []
         if quantised:
-            meanwhile.append(weight.new_zeros(weight.numel() * low.temporary, dtype=torch.uint8))  # they are written
-            meanwhile += [torch.empty_like(state[moment][1]) for moment in ("exp_avg", "exp_avg_sq")]
+            temporaries.append(weight.new_zeros(weight.numel() * low.temporary, dtype=torch.uint8))  # they are written
+            temporaries += [torch.empty_like(state[moment][1]) for moment in _MOMENTS]
         weight.add_(gradient)
-        for moment in ("exp_avg", "exp_avg_sq"):
+        for moment in _MOMENTS:
             state[moment][0].zero_()
 
     def _moment(self, weight: torch.Tensor) -> list[torch.Tensor]:
@@ -321,7 +302,7 @@ _PAGED = 100_000  # elements: bitsandbytes, optim/optimizer.py, get_state_buffer
 
 
 def _paged_stand_in(setup: Setup) -> type[TorchOptimizer]:
-    """The plain 8-bit AdamW, whose larger state is counted as the host's: CUDA's managed memory is not taken from the
+    """The plain 8-bit AdamW, whose larger state counts as the host's: CUDA's managed memory does not come from the
     device's allocator, and moves to the host when the device is full."""
     from bitsandbytes.optim import AdamW8bit
 
@@ -333,7 +314,3 @@ def _paged_stand_in(setup: Setup) -> type[TorchOptimizer]:
             return buffer
 
     return StandIn
-
-
-def _before_ada(hardware: Hardware) -> bool:
-    return hardware.capability is not None and hardware.capability < _ADA

@@ -1,7 +1,7 @@
-"""optimizer_in_backward: apply each gradient the moment the backward has it, and free it.
+"""optimizer_in_backward: apply and free each gradient as soon as the backward has computed it.
 
-All gradients together are as large as the weights that are trained; this way one or two are alive at a time. Nothing
-may then need all of them at once: no accumulation, no loss scaler, no clipping by the norm of all.
+All gradients together are as large as the trained weights; this way one or two are alive at a time. Nothing may need
+all of them at once: no accumulation, no loss scaler, no clipping by the global norm.
 """
 
 from __future__ import annotations
@@ -13,26 +13,22 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from autofit.core.config import Config, Value
-from autofit.core.errors import InputError, RefusedError
-from autofit.core.hardware import Hardware
-from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique
+from autofit.setup import Config, Hardware, InputError, RefusedError, Setup, Stage, Technique, Value, Workload
 
 
 class OptimizerInBackward(Technique):
-    """`true`: one optimizer for every weight, stepped by a hook when that weight's gradient is complete."""
+    """`true`: one optimizer per weight, stepped by a hook when that weight's gradient is complete.
+
+    No memory order: temporaries of a step (foreach, adafactor) coexist with activations here.
+    """
 
     name = "optimizer_in_backward"
-    stage = Stage.STEP  # after `optimizer`, whose kind and groups it takes over
+    stage = Stage.STEP  # after `optimizer`, whose kind and groups it uses
     off = False
     values = (False, True)
-
-    def exact(self, value: Value, workload: Workload) -> bool:
-        return True
+    all_exact = True
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
-        """No memory order: temporaries of a step (foreach, adafactor) stand beside activations here."""
         if not config[self.name]:
             return None
         if config["gradient_accumulation_steps"] != 1:
@@ -46,12 +42,9 @@ class OptimizerInBackward(Technique):
 
     def apply(self, setup: Setup, value: Value) -> None:
         if setup.hyperparameters.max_grad_norm is not None:
-            raise RefusedError(
-                "clipping by max_grad_norm needs all gradients at once, and optimizer_in_backward frees each; "
-                "leave out max_grad_norm, or set optimizer_in_backward to false."
-            )
-        assert setup.optimizer is not None, "the technique `optimizer` comes before"
-        assert setup.make_optimizer is not None, "the technique `optimizer` comes before"
+            message = "clipping by max_grad_norm needs all gradients at once, and optimizer_in_backward frees each"
+            raise RefusedError(f"{message}; leave out max_grad_norm, or set optimizer_in_backward to false.")
+        assert setup.optimizer and setup.make_optimizer, "the technique `optimizer` comes before"
         names = {parameter: name for name, parameter in setup.trainable()}
         front = SteppedInBackward(setup.optimizer.param_groups, setup.make_optimizer, names)
         setup.on_close(front.remove_hooks)
@@ -60,11 +53,11 @@ class OptimizerInBackward(Technique):
 
 
 class SteppedInBackward(Optimizer):
-    """The front of one optimizer for each weight: their groups, their state, and the hooks that step them.
+    """One optimizer per weight behind the interface of one: their groups and state, and the hooks that step them.
 
     Args:
-        groups: as of the plain optimizer; their weight decay goes on to each weight.
-        names: what a weight is called in a message.
+        groups: of the plain optimizer; each weight gets its group's weight decay.
+        names: of weights, for messages.
     """
 
     def __init__(
@@ -73,36 +66,36 @@ class SteppedInBackward(Optimizer):
         make: Callable[[list[dict[str, Any]]], Optimizer],
         names: dict[nn.Parameter, str],
     ) -> None:
-        self._each: dict[nn.Parameter, Optimizer] = {
+        self._inner: dict[nn.Parameter, Optimizer] = {
             parameter: make([{"params": [parameter], "weight_decay": group["weight_decay"]}])
             for group in groups
             for parameter in group["params"]
         }
-        super().__init__(list(self._each), {})
+        super().__init__(list(self._inner), {})
         self._names = names
         self._applied: set[nn.Parameter] = set()
-        self._show()
+        self._expose()
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(functools.partial(self._apply, inner))
-            for parameter, inner in self._each.items()
+            for parameter, inner in self._inner.items()
         ]
 
-    def _show(self) -> None:
-        """Show the very groups of the inner optimizers, so that a learning rate set here is theirs, and their state."""
-        self.param_groups = [group for inner in self._each.values() for group in inner.param_groups]
+    def _expose(self) -> None:
+        """Expose the inner optimizers' own groups, so that a learning rate set here is theirs, and their state."""
+        self.param_groups = [group for inner in self._inner.values() for group in inner.param_groups]
         self.state.clear()
-        for parameter, inner in self._each.items():
+        for parameter, inner in self._inner.items():
             if parameter in inner.state:
                 self.state[parameter] = inner.state[parameter]
 
     def _apply(self, inner: Optimizer, parameter: nn.Parameter) -> None:
-        """Step one weight. A second gradient in a step would be a second update: that is no longer the same training.
+        """Step one weight; a second gradient in a step would be a second update, which is different training.
 
-        Autograd calls this once a backward, when all uses of a tied weight have added their part.
+        Autograd calls this once per backward, when all uses of a tied weight have added their part.
         """
         if parameter in self._applied:
             raise InputError(
-                f"optimizer_in_backward has applied a gradient of {self._names[parameter]} in this step already: "
+                f"optimizer_in_backward already applied a gradient of {self._names[parameter]} in this step: "
                 "there was more than one backward.",
                 "Set optimizer_in_backward to false.",
             )
@@ -112,31 +105,31 @@ class SteppedInBackward(Optimizer):
         self._applied.add(parameter)
 
     def stepped(self) -> bool:
-        """Whether any gradient has been applied since this was last asked, which ends the step."""
+        """Whether any gradient was applied since the last call, which ends the step."""
         applied, self._applied = bool(self._applied), set()
         return applied
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Apply gradients that came by another way than the backward; none is left after that."""
-        for inner in self._each.values():
+        """Apply gradients that did not come from a backward."""
+        for inner in self._inner.values():
             inner.step()
-        self._show()
+        self._expose()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
         self._applied.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """One of each inner optimizer, as its library lays it out."""
-        return {"each": [inner.state_dict() for inner in self._each.values()]}
+        """The state dicts of the inner optimizers."""
+        return {"each": [inner.state_dict() for inner in self._inner.values()]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for inner, state in zip(self._each.values(), state_dict["each"], strict=True):
+        for inner, state in zip(self._inner.values(), state_dict["each"], strict=True):
             inner.load_state_dict(state)
         self._applied.clear()
-        self._show()
+        self._expose()
 
     def remove_hooks(self) -> None:
-        """Give the weights back; from here on a backward leaves gradients."""
+        """From here on a backward leaves gradients on the weights."""
         for hook in self._hooks:
             hook.remove()

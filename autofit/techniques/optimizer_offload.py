@@ -1,17 +1,17 @@
-"""optimizer_offload: keep the optimizer's state, and do its step, on the host.
+"""optimizer_offload: store the optimizer's state, and run its step, on the host.
 
-torchao's CPUOffloadOptimizer holds for every weight of at least 4096 elements a pinned copy of it and of its gradient
-on the host, and an optimizer of its own there. A hook on the weight copies the gradient over while the backward goes
-on; the step waits for each copy, steps the host's weight, and copies it back. The device keeps weights and gradients;
-the host pays 16 bytes for a trained fp32 weight.
+torchao's CPUOffloadOptimizer has for every weight of at least 4096 elements a pinned copy of it and of its gradient on
+the host, and an optimizer there. A hook copies each gradient over during the backward; the step waits for each copy,
+updates the host's weight, and copies it back. The device keeps weights and gradients; the host pays 16 bytes per
+trained fp32 weight.
 
-What matters about it, and what the front below makes good:
-- its groups hold the host's weights, one each; the front shows those of the device, and passes learning rates on.
-- gradients are copied in the backward, so what changes them afterwards (clipping) would be lost: they are copied again.
-- it copies the weights when it is made, and a checkpoint that is loaded later is not seen: the front copies them again.
-- loading a state makes new groups in the optimizer of the small weights, while it goes on showing the former ones.
-- gradients stay on the device (`offload_gradients` off), because freeing them there would forbid accumulation.
+`SteppedOnHost` makes up for what it lacks:
+- its groups hold the host's weights, one each: the wrapper exposes the device's, and passes learning rates on.
+- it copies gradients in the backward, so later changes (clipping) would be lost: they are copied again.
+- it copies weights when it is made, so a checkpoint loaded later would be lost: they are copied again.
+- loading a state makes new groups in the optimizer of small weights, while it goes on exposing the former ones.
 - it keeps no handles of its hooks, so they are found on the weights when they are to be removed.
+Gradients stay on the device (`offload_gradients` off), because freeing them there would forbid accumulation.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from autofit.core.config import Config, Value
-from autofit.core.hardware import Hardware
-from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique, requirements
+from autofit.setup import Config, Hardware, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.host_copies import pinning
 
 
@@ -35,31 +32,22 @@ class OptimizerOffload(Technique):
     """`cpu`: the state of `adamw` in host memory, stepped by torch's fused AdamW for CPUs."""
 
     name = "optimizer_offload"
-    stage = Stage.STEP  # after `optimizer`, whose groups it takes over
+    stage = Stage.STEP  # after `optimizer`, whose groups it uses
     off = "none"
     values = ("none", "cpu")
-
-    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
-        return ("none",) if hardware.device == "cpu" else self.values
-
-    def package(self, value: Value) -> str:
-        return "torch" if value == self.off else "torchao"
-
-    def keeps_on_host(self, value: Value) -> bool:
-        return value != self.off
-
-    def exact(self, value: Value, workload: Workload) -> bool:
-        return True
+    cuda_values = host_values = ("cpu",)
+    library = "torchao"
+    all_exact = True
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] == self.off:
             return None
         if hardware.device == "cpu":
             return "on a CPU the state is in the host's memory already, so there is nothing to offload; use none."
-        if not requirements.installed("torchao"):
-            return "it needs torchao, which is not installed; pip install torchao, or use none."
+        if lacking := requirements.missing("torchao"):
+            return f"it needs {lacking}, or use none."
         if config["optimizer"] != "adamw":
-            # Small state has no use in the host's large memory; sgd and adafactor have next to none to offload.
+            # The others have little state to offload.
             return f"the step on the host is that of adamw, not of {config['optimizer']}; use optimizer adamw."
         if config["precision"] == "fp16-mixed":
             return "gradients go to the host before the loss scaler of fp16-mixed unscales them; use bf16-mixed."
@@ -71,7 +59,7 @@ class OptimizerOffload(Technique):
         _step_on_host(setup, CPUOffloadOptimizer)
 
     def trace(self, setup: Setup, value: Value) -> None:
-        """By a stand-in for torchao's class, which wants the streams and the pinned memory of a GPU."""
+        """With a stand-in for torchao's class, which needs the streams and pinned memory of a GPU."""
         _step_on_host(setup, functools.partial(_StandIn, note_host=setup.note_host))
 
 
@@ -82,16 +70,16 @@ def _step_on_host(setup: Setup, kind: Callable[..., Any]) -> None:
     front = SteppedOnHost(setup.optimizer.param_groups, make, gradients_change=clipped)
     setup.on_close(front.remove_hooks)
     setup.optimizer = front
-    setup.make_optimizer = None  # another one for weights that this one holds would step them twice
+    setup.make_optimizer = None  # another one for the same weights would step them twice
 
 
 class SteppedOnHost(Optimizer):
-    """The front of torchao's CPUOffloadOptimizer: the groups, weights and state as the loop knows them.
+    """Wraps torchao's CPUOffloadOptimizer: groups, weights and state as the loop expects them.
 
     Args:
-        groups: as of the plain optimizer.
-        make: makes torchao's optimizer of such groups.
-        gradients_change: they are changed between backward and step, so the host's copies are stale by then.
+        groups: of the plain optimizer.
+        make: makes torchao's optimizer from such groups.
+        gradients_change: between backward and step, so that the host's copies are stale by then.
     """
 
     def __init__(self, groups: list[dict[str, Any]], make: Callable[..., Any], *, gradients_change: bool) -> None:
@@ -102,12 +90,12 @@ class SteppedOnHost(Optimizer):
             self._inner = make(given, torch.optim.AdamW, fused=True)
         self._on_host: dict[nn.Parameter, torch.Tensor] = self._inner.param_d2h_map
         on_device = {host: device for device, host in self._on_host.items()}
-        place = {p: index for index, group in enumerate(self.param_groups) for p in group["params"]}
-        self._place: dict[torch.Tensor, int] = place | {host: place[device] for host, device in on_device.items()}
+        index = {p: number for number, group in enumerate(self.param_groups) for p in group["params"]}
+        self._group_of: dict[torch.Tensor, int] = index | {host: index[device] for host, device in on_device.items()}
         self._hooks = {device: next(reversed(_hooks_of(device))) for device in self._on_host}
 
     def _optimizers(self) -> Iterator[Optimizer]:
-        """Those that step: one for each weight on the host, and one for the small ones on the device."""
+        """One optimizer per weight on the host, and one for the small weights on the device."""
         yield from self._inner.optim_dict.values()
         if self._inner.d_opt is not None:
             yield self._inner.d_opt
@@ -115,16 +103,16 @@ class SteppedOnHost(Optimizer):
     def step(self, closure: Any = None) -> Any:
         for optimizer in self._optimizers():
             for group in optimizer.param_groups:
-                own = self.param_groups[self._place[group["params"][0]]]
+                own = self.param_groups[self._group_of[group["params"][0]]]
                 group.update(lr=own["lr"], weight_decay=own["weight_decay"])
         if self._gradients_change:
             for parameter in list(self._inner.queue):
                 _hooks_of(parameter)[self._hooks[parameter]](parameter)
         loss = self._inner.step(closure)
-        self._show_state()
+        self._expose_state()
         return loss
 
-    def _show_state(self) -> None:
+    def _expose_state(self) -> None:
         self.state.clear()
         for device, host in self._on_host.items():
             inner = self._inner.optim_dict[device]
@@ -137,16 +125,16 @@ class SteppedOnHost(Optimizer):
         return self._inner.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state, and take the weights over that the device holds now."""
+        """Load the state, and copy the device's current weights."""
         self._inner.load_state_dict(state_dict)
         self._inner.queue.clear()
         with torch.no_grad():
             for device, host in self._on_host.items():
                 host.copy_(device)
-        self._show_state()
+        self._expose_state()
 
     def remove_hooks(self) -> None:
-        """Give the weights back; from here on a backward copies nothing."""
+        """From here on a backward copies nothing."""
         for parameter, key in self._hooks.items():
             _hooks_of(parameter).pop(key, None)
 
@@ -155,7 +143,7 @@ _SMALLEST = 4096  # elements: CPUOffloadOptimizer's minimal_size
 
 
 class _StandIn:
-    """What of CPUOffloadOptimizer is on the device, on the host, and copied between them, on fake tensors."""
+    """CPUOffloadOptimizer on fake tensors: what is on the device, on the host, and copied between them."""
 
     def __init__(
         self,
@@ -198,14 +186,16 @@ class _StandIn:
     def step(self, closure: Any = None) -> None:
         if self.d_opt is not None:
             self.d_opt.step()
-        for weight in (each for each in self.optim_dict if each.grad is not None):  # as there is no queue at first
+        for weight in (weight for weight in self.optim_dict if weight.grad is not None):  # at first there is no queue
             optimizer, host = self.optim_dict[weight], self.param_d2h_map[weight]
             optimizer.step()
-            self._note_host(optimizer.state[host]["step"])  # made of no other tensor, so nothing else tells where
+            self._note_host(
+                optimizer.state[host]["step"]
+            )  # made from no other tensor, so nothing else shows where it is
             weight.copy_(host)
         self.queue.clear()
 
 
 def _hooks_of(parameter: nn.Parameter) -> dict[int, Callable[[nn.Parameter], None]]:
-    """The hooks that run when a gradient is complete, in the order in which they were registered."""
+    """The hooks that run when a gradient is complete, in order of registration."""
     return parameter._post_accumulate_grad_hooks

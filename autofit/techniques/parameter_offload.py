@@ -1,10 +1,10 @@
 """parameter_offload: frozen weights of the blocks rest in host memory and are streamed to the device when they run.
 
-By hooks of our own, because what libraries offer was tried and does not serve here. accelerate's `cpu_offload` loads a
-module's weights for its forward, and autograd holds on to what was loaded until the backward: in training nothing is
-saved (and trained weights are left without gradients). FSDP2's `fully_shard` with `CPUOffloadPolicy` on one rank puts
-DTensors in the place of a living model's parameters: bitsandbytes' int8 weights then fail in the forward, and NF4
-weights lose their class, and with it their scales in the state dict. Quantised weights are the main use.
+By hooks of our own; these were tried and do not serve: accelerate's `cpu_offload` loads a module's weights for its
+forward, and autograd holds what was loaded until the backward, so in training nothing is saved (and trained weights get
+no gradients). FSDP2's `fully_shard` with `CPUOffloadPolicy` on one rank replaces a living model's parameters by
+DTensors: bitsandbytes' int8 weights then fail in the forward, and NF4 weights lose their class, and with it their
+scales in the state dict. Quantised weights are the main use.
 """
 
 from __future__ import annotations
@@ -15,11 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autofit.core.config import Config, Value
-from autofit.core.errors import RefusedError
-from autofit.core.hardware import Hardware
-from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique
+from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.blocks import repeated_blocks
 from autofit.setup.host_copies import CopyLane
 from autofit.setup.state import Holder
@@ -32,33 +28,26 @@ _TOO_FEW = (
 
 
 class ParameterOffload(Technique):
-    """`cpu`: of the frozen weights of blocks, those of the running block and of the next one are on the device.
+    """`cpu`: only the running block and the next one have their frozen weights on the device.
 
-    Weights that are tied to something outside of their block stay on the device, as do adapters and the constants of
-    quantisation. Pinned host memory is taken in powers of two for each weight. State dicts get the weights from there.
+    Weights tied to something outside their block stay on the device, as do adapters and quantisation constants. Pinned
+    host memory is allocated in powers of two per weight. State dicts read the weights from there.
     """
 
     name = "parameter_offload"
-    stage = Stage.ADAPT  # after LoRA has said what is frozen, before weights exist: building holds no more than a run
+    stage = Stage.ADAPT  # after LoRA froze weights, before weights exist: building needs no more memory than running
     off = "none"
     values = ("none", "cpu")
-
-    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
-        return (self.off,) if hardware.device == "cpu" else self.values
-
-    def keeps_on_host(self, value: Value) -> bool:
-        return value != self.off
-
-    def exact(self, value: Value, workload: Workload) -> bool:
-        return True
+    cuda_values = host_values = ("cpu",)
+    all_exact = True
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] == self.off:
             return None
         if hardware.device == "cpu":
-            return "on a CPU, device and host are the same memory, so nothing would be saved; use none."
+            return "on a CPU, device and host share one memory, so nothing would be saved; use none."
         if not config["lora_rank"]:
-            return "weights that are trained cannot be streamed; set lora_rank, or use optimizer_offload."
+            return "trained weights cannot be streamed; set lora_rank, or use optimizer_offload."
         if workload.traits and workload.traits.blocks < LEAST_BLOCKS:
             return _TOO_FEW
         return None
@@ -71,14 +60,19 @@ class ParameterOffload(Technique):
 
 
 def stream_blocks(setup: Setup, lane: CopyLane, *, smallest: int) -> BlockStreamer:
-    """Let every frozen weight of a block go to the host as soon as it exists.
+    """Send every frozen weight of a block to the host as soon as it exists.
 
     Raises:
-        RefusedError: the model has too few blocks with weights of at least `smallest` bytes, as it is held in 4 bits.
+        RefusedError: too few blocks have weights of at least `smallest` bytes, counted in 4 bits.
     """
+
+    def elements(module: nn.Module, name: str) -> int:
+        weight = module._parameters[name]
+        return 0 if weight is None else weight.numel()
+
     compiled = setup.config.get("compile") not in (None, "none")
     streamer = BlockStreamer(setup.model, repeated_blocks(setup.model), lane, smallest=smallest, whole=compiled)
-    if len({id(block) for block, slot in streamer.slots() if _elements(slot) >= 2 * smallest}) < LEAST_BLOCKS:
+    if len({id(block) for block, slot in streamer.slots() if elements(*slot) >= 2 * smallest}) < LEAST_BLOCKS:
         streamer.close()
         raise RefusedError(_TOO_FEW)
     for block, (module, name) in streamer.slots():
@@ -90,25 +84,16 @@ def stream_blocks(setup: Setup, lane: CopyLane, *, smallest: int) -> BlockStream
 
 
 def _at_rest(
-    streamer: BlockStreamer, place: tuple[Any, Slot], hold: Holder | None, values: torch.Tensor
+    streamer: BlockStreamer, streamed: tuple[Any, Slot], hold: Holder | None, values: torch.Tensor
 ) -> nn.Parameter:
-    """The weight as another technique holds it, else as it is; moved to the host before the next one is made."""
-    block, slot = place
-    parameter = hold(values) if hold else _as_it_is(slot, values)
-    streamer.hold(block, slot, parameter)
-    return parameter
-
-
-def _as_it_is(slot: Slot, values: torch.Tensor) -> nn.Parameter:
-    """A living model's own parameter, which others may hold too; else a new one."""
-    module, name = slot
+    """The weight as another technique stores it, else as it is; moved to the host before the next one is made."""
+    block, (module, name) = streamed
     own = module._parameters[name]
-    if own is not None and own.device == values.device and own.untyped_storage() is values.untyped_storage():
-        return own
-    return nn.Parameter(values, requires_grad=False)
-
-
-def _elements(slot: Slot) -> int:
-    module, name = slot
-    weight = module._parameters[name]
-    return weight.numel() if weight is not None else 0
+    if hold:
+        parameter = hold(values)
+    elif own is not None and own.device == values.device and own.untyped_storage() is values.untyped_storage():
+        parameter = own  # of a living model, which others may hold too
+    else:
+        parameter = nn.Parameter(values, requires_grad=False)
+    streamer.hold(block, (module, name), parameter)
+    return parameter

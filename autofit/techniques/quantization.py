@@ -1,50 +1,45 @@
 """quantization: frozen weights in 8 or 4 bits, dequantised where they are used; the heart of QLoRA.
 
 LLM.int8() (Dettmers et al. 2022, arXiv 2208.07339) and NF4 with or without double quantisation of its block scales
-(Dettmers et al. 2023, arXiv 2305.14314), by bitsandbytes. Layers are exchanged while the model has no weights yet;
-then each weight is made, or taken from the living model, and quantised before the next one is: building never holds
-the whole model unquantised.
+(Dettmers et al. 2023, arXiv 2305.14314), by bitsandbytes. Layers are replaced while the model has no weights yet; then
+each weight is made, or taken from the living model, and quantised before the next one: building never holds the whole
+model unquantised.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from autofit.core.config import Config, Value
-from autofit.core.errors import RefusedError
-from autofit.core.hardware import Hardware
-from autofit.core.workload import Workload
-from autofit.setup import Setup, Stage, Technique, requirements
+from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.layers import is_transposed_linear, output_heads
 
-_OUTLIERS = 6.0  # activations beyond it are multiplied unquantised: LLM.int8()'s own threshold, and transformers'
+_OUTLIERS = 6.0  # larger activations are multiplied unquantised: LLM.int8()'s threshold, and transformers'
 _COMPUTE = {"bf16": torch.bfloat16, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
-_SMALLEST_NESTED = 64  # elements: one block, whose scale is quantised in its turn
+_SMALLEST_NESTED = 64  # elements: one block, whose scale is quantised too
 _NO_LINEARS = "the model has no frozen linear layer to quantise; use none."
 
 
 class Quantization(Technique):
     """`int8`, `nf4`, `nf4-dq` (block scales quantised too: 4.1 bits a weight instead of 4.5) of frozen linear layers.
 
-    The output head, embeddings and norms keep their format, as everywhere. A living model's frozen weights stay
-    quantised after training. Checkpointing saves less beside `int8`: bitsandbytes keeps its inputs out of autograd's
-    sight, so that they live from the forward to the backward. torchao's NF4 is not used: a step of a linear layer was
-    measured 1.7 to 3.3 times slower with it than with bitsandbytes (CPU), and its point is sharding over several ranks.
+    The output head, embeddings and norms keep their format. A living model's frozen weights stay quantised after
+    training. Checkpointing saves less beside `int8`: bitsandbytes holds its inputs outside autograd, from the forward
+    to the backward. torchao's NF4 is not used: a step of a linear layer was 1.7 to 3.3 times slower than with
+    bitsandbytes (CPU), and its point is sharding over several ranks.
     """
 
     name = "quantization"
     stage = Stage.WEIGHTS
     off = "none"
     values = ("none", "int8", "nf4", "nf4-dq")
-
-    def package(self, value: Value) -> str:
-        return "torch" if value == self.off else "bitsandbytes"
+    library = "bitsandbytes"
 
     def fidelity(self, value: Value) -> int:
         return {"none": 3, "int8": 2, "nf4": 1, "nf4-dq": 0}[str(value)]
@@ -53,73 +48,63 @@ class Quantization(Technique):
         value = config[self.name]
         if value == self.off:
             return None
-        if not requirements.installed("bitsandbytes"):
-            return f"{value} needs bitsandbytes, which is not installed; pip install bitsandbytes, or use none."
+        if lacking := requirements.missing("bitsandbytes"):
+            return f"{value} needs {lacking}, or use none."
         if not config["lora_rank"]:
             return "quantised weights cannot be trained; set lora_rank, or use none."
         if workload.traits and not workload.traits.linears:
             return _NO_LINEARS
         if config["precision"] == "fp8":
-            return "fp8 leaves nothing to multiply in fp8 beside quantised weights; use precision bf16."
+            return "quantised weights leave nothing to multiply in fp8; use precision bf16."
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:
-        _quantise(setup, value, _hold_int8 if value == "int8" else _hold_nf4)
+        _quantise(setup, value, _store_int8 if value == "int8" else _store_nf4)
 
     def trace(self, setup: Setup, value: Value) -> None:
-        """The layers are the real ones; what holds their weights is a plain parameter, for bitsandbytes' own are
-        tensor subclasses, and cannot be made of fake tensors."""
-        _quantise(setup, value, _hold_fake_int8 if value == "int8" else _hold_fake_nf4)
-        _keep_tables_real()
+        """The real layers with plain parameters: bitsandbytes' tensor subclasses cannot be made of fake tensors."""
+        from bitsandbytes.functional import quantize_4bit
+
+        _quantise(setup, value, _store_fake_int8 if value == "int8" else _store_fake_nf4)
+        # bitsandbytes makes its tables of values once for good: before there are fake tensors, or they would be fake.
+        quantize_4bit(torch.zeros(_SMALLEST_NESTED), compress_statistics=True, quant_type="nf4")
         if value == "int8" and setup.hardware.device == "cuda":
             _multiply_as_on_cuda(setup)
 
 
-def _quantise(setup: Setup, value: Value, hold: Callable[[Any, bool, torch.Tensor], nn.Parameter]) -> None:
-    """Exchange the layers, and say how their weights are to be held."""
+def _quantise(setup: Setup, value: Value, store: Callable[[Any, bool, torch.Tensor], nn.Parameter]) -> None:
+    """Replace the layers, and register how their weights will be stored."""
     layers = _quantisable(setup.model)
     if not layers:
         raise RefusedError(_NO_LINEARS)
     compute = _COMPUTE.get(str(setup.config["precision"]), torch.float32)
     for parent, name, layer in layers:
         quantised: Any = _int8_layer(layer) if value == "int8" else _nf4_layer(layer, value == "nf4-dq", compute)
-        quantised.stands_for = type(layer)  # what `dequantised` makes of it again
+        quantised.stands_for = type(layer)  # for `dequantised`
         setattr(parent, name, quantised)
-        setup.holders[quantised] = functools.partial(hold, quantised, is_transposed_linear(layer))
-    # What peft goes by to choose the adapters for layers of this kind.
-    flag = "is_loaded_in_8bit" if value == "int8" else "is_loaded_in_4bit"
-    model: Any = setup.model
-    before = model.__dict__.get(flag)
-    setattr(model, flag, True)
-    setup.on_close(lambda: setattr(model, flag, before) if before is not None else delattr(model, flag))
+        setup.holders[quantised] = functools.partial(store, quantised, is_transposed_linear(layer))
+    # peft reads it to choose the adapters for layers of this kind.
+    setup.patch(setup.model, "is_loaded_in_8bit" if value == "int8" else "is_loaded_in_4bit", True)
     if value == "int8":
-        _hush(setup)
-
-
-def _hush(setup: Setup) -> None:
-    """bitsandbytes says at every product, thousands of times a step, that it casts inputs to float16."""
-    logger = logging.getLogger("bitsandbytes.autograd._functions")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    setup.on_close(lambda: logger.setLevel(before))
+        # bitsandbytes logs at every product, thousands of times a step, that it casts inputs to float16.
+        logger = logging.getLogger("bitsandbytes.autograd._functions")
+        setup.on_close(functools.partial(logger.setLevel, logger.level))
+        logger.setLevel(logging.ERROR)
 
 
 def _quantisable(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """(parent, name, layer) of plain linear layers whose weight nobody else holds, the output head left out."""
+    """(parent, name, layer) of plain linear layers that share neither weight nor parent, without the output heads."""
     heads = output_heads(model)
-    holders: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            holders[id(parameter)] = holders.get(id(parameter), 0) + 1
-    found: list[tuple[nn.Module, str, nn.Module]] = []
-    parents: dict[nn.Module, int] = {}
-    for parent in model.modules():
-        for name, child in parent.named_children():
-            plain = type(child) is nn.Linear or is_transposed_linear(child)
-            if plain and child not in heads and holders[id(child.weight)] == 1:
-                found.append((parent, name, child))
-                parents[child] = parents.get(child, 0) + 1
-    return [each for each in found if parents[each[2]] == 1]  # a layer that stands in two places keeps its weight
+    weights = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
+    layers = [(parent, *child) for parent in model.modules() for child in parent.named_children()]
+    parents = Counter(layer for _, _, layer in layers)
+    return [
+        (parent, name, layer)
+        for parent, name, layer in layers
+        if (type(layer) is nn.Linear or is_transposed_linear(layer))
+        and layer not in heads
+        and weights[id(layer.weight)] == parents[layer] == 1
+    ]
 
 
 def _sizes(layer: Any) -> tuple[int, int]:
@@ -131,7 +116,7 @@ def _sizes(layer: Any) -> tuple[int, int]:
 
 
 def _nf4_layer(layer: Any, double: bool, compute: torch.dtype) -> nn.Module:
-    """The layer that will hold its weight in NF4; it keeps the given parameter until that is quantised."""
+    """A layer for a weight in NF4; it holds the given parameter until that is quantised."""
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     quantised = Linear4bit(
@@ -142,7 +127,7 @@ def _nf4_layer(layer: Any, double: bool, compute: torch.dtype) -> nn.Module:
         quant_type="nf4",
         device="meta",
     )
-    # In evaluation it would repack the weight for another kernel, and go on with it in training.
+    # In evaluation it would repack the weight for another kernel, and keep that in training.
     quantised.support_avx512bf16_for_cpu = False
     quantised.weight = Params4bit(
         layer.weight.detach(), requires_grad=False, compress_statistics=double, quant_type="nf4", module=quantised
@@ -152,7 +137,7 @@ def _nf4_layer(layer: Any, double: bool, compute: torch.dtype) -> nn.Module:
 
 
 def _int8_layer(layer: Any) -> nn.Module:
-    """The layer that will hold its weight in int8; it keeps the given parameter until that is quantised."""
+    """A layer for a weight in int8; it holds the given parameter until that is quantised."""
     from bitsandbytes.nn import Int8Params, Linear8bitLt
 
     quantised = Linear8bitLt(
@@ -163,7 +148,7 @@ def _int8_layer(layer: Any) -> nn.Module:
     return quantised  # type: ignore[no-any-return]
 
 
-def _hold_nf4(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Parameter:
+def _store_nf4(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Parameter:
     from bitsandbytes.nn import Params4bit
 
     given = layer.weight
@@ -177,17 +162,17 @@ def _hold_nf4(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Paramete
     return weight._quantize(values.device)  # type: ignore[no-any-return]
 
 
-def _hold_int8(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Parameter:
+def _store_int8(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Parameter:
     from bitsandbytes.nn import Int8Params
 
     weight = Int8Params(values.t().contiguous() if transposed else values, requires_grad=False, has_fp16_weights=False)
     layer.weight = weight._quantize(values.device)
-    # What the layer else does when it is first called: code compiled for that call would not be that of any other.
+    # Otherwise done in the first call, whose compiled code would then fit no other call.
     layer.init_8bit_state()
     return layer.weight  # type: ignore[no-any-return]
 
 
-def _hold_fake_nf4(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Parameter:
+def _store_fake_nf4(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Parameter:
     from bitsandbytes.functional import quantize_4bit
 
     given = layer.weight
@@ -204,7 +189,7 @@ def _hold_fake_nf4(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Par
     return weight  # type: ignore[no-any-return]
 
 
-def _hold_fake_int8(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Parameter:
+def _store_fake_int8(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Parameter:
     from bitsandbytes.functional import int8_vectorwise_quant
 
     rows, scales, _ = int8_vectorwise_quant((values.t().contiguous() if transposed else values).to(torch.float16))
@@ -213,15 +198,8 @@ def _hold_fake_int8(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Pa
     return weight  # type: ignore[no-any-return]
 
 
-def _keep_tables_real() -> None:
-    """bitsandbytes makes its tables of values once for good: before there are fake tensors, or they would be fake."""
-    from bitsandbytes.functional import quantize_4bit
-
-    quantize_4bit(torch.zeros(_SMALLEST_NESTED), compress_statistics=True, quant_type="nf4")
-
-
 def _multiply_as_on_cuda(setup: Setup) -> None:
-    """bitsandbytes goes by the device of its inputs, and fake tensors are on a CPU: there it would dequantise."""
+    """bitsandbytes dispatches on the device of its inputs; on fake tensors, which are on a CPU, it would dequantise."""
     import bitsandbytes
     from bitsandbytes.autograd._functions import MatMul8bitLt, MatmulLtState
 
@@ -230,22 +208,20 @@ def _multiply_as_on_cuda(setup: Setup) -> None:
     ) -> torch.Tensor:
         return MatMul8bitLt.apply(inputs, weight, None, bias, state)  # type: ignore[no-any-return]
 
-    before = bitsandbytes.matmul
-    bitsandbytes.matmul = product
-    setup.on_close(lambda: setattr(bitsandbytes, "matmul", before))
+    setup.patch(bitsandbytes, "matmul", product)
 
 
 def is_quantised(module: nn.Module) -> bool:
-    """Whether a module is a layer that stands for a plain one."""
+    """Whether a module is the quantised form of a plain layer."""
     return hasattr(module, "stands_for")
 
 
 def dequantised(layer: Any, dtype: torch.dtype, delta: torch.Tensor | None = None) -> nn.Module:
-    """The plain layer that a quantised one stands for, with the values that it computes with.
+    """The plain form of a quantised layer, with its weight's dequantised values.
 
     Args:
         dtype: of the weight.
-        delta: what is added to the values, [outputs, inputs], before they are rounded to it.
+        delta: [outputs, inputs], added before the values are rounded to `dtype`.
     """
     from peft.utils.integrations import dequantize_bnb_weight
 

@@ -3,7 +3,7 @@
 from torch import nn
 
 from autofit.models.huggingface import HuggingFaceModel
-from autofit.setup.blocks import block_groups, repeated_blocks
+from autofit.setup.blocks import repeated_blocks
 from tests import tiny
 
 
@@ -61,12 +61,6 @@ def test_encoders_and_decoders_both_count() -> None:
 def test_a_layer_that_stands_there_several_times_is_one_block() -> None:
     layer = Layer()
     assert repeated_blocks(nn.ModuleList([layer, layer, layer])) == [layer]
-
-
-def test_groups_are_of_one_class_and_the_same_shapes() -> None:
-    model = nn.ModuleList([Layer(4), Layer(4), Narrow(4), Layer(6), Narrow(4)])
-    assert block_groups(model) == [[model[0], model[1]], [model[2], model[4]], [model[3]]]
-    assert block_groups(nn.Linear(2, 2)) == []
 
 
 def test_the_stages_of_a_residual_network() -> None:

@@ -161,5 +161,5 @@ def test_only_where_no_valid_label_is_left_there_is_no_number() -> None:
 def test_a_model_that_gives_no_loss_is_refused(changed: dict[str, Any]) -> None:
     given = tiny.llama_workload()
     workload = replace(given, batch=lambda n: {**given.batch(n), **changed})
-    with pytest.raises(RefusedError, match=r"the model gives no loss for these batches .*; use loss standard"):
+    with pytest.raises(RefusedError, match=r"the model returns no loss to compare with .*; use loss standard"):
         build(workload, {"loss": "chunked"}, tiny.CPU)

@@ -35,7 +35,7 @@ def attention_in(workload: Workload, hardware: Any, **knobs: Any) -> set[str]:
 
 def test_without_flash_attn_a_mask_is_refused_as_the_run_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_has_flash_attn", lambda: False)
-    with pytest.raises(RefusedError, match=r"^PyTorch's flash kernel does not take this model's attention"):
+    with pytest.raises(RefusedError, match=r"^PyTorch's flash kernel does not support this model's attention"):
         traced(windowed(), AMPERE, **FLASH)
     assert attention_in(windowed(), AMPERE) == {"efficient_attention", "efficient_attention_backward"}
     assert attention_in(llama_workload(), AMPERE, **FLASH) == {"flash_attention", "flash_attention_backward"}
@@ -86,7 +86,7 @@ def test_a_model_that_has_no_such_attention_is_refused(monkeypatch: pytest.Monke
 
 def test_a_head_that_flash_attn_does_not_take_is_refused() -> None:
     wide = llama_workload(4, 16, hidden_size=512, num_attention_heads=1, num_key_value_heads=1)
-    with pytest.raises(RefusedError, match="flash-attn's kernel does not take this model's attention; use sdpa"):
+    with pytest.raises(RefusedError, match="flash-attn's kernel does not support this model's attention; use sdpa"):
         traced(wide, ELSEWHERE, **FLASH)
 
 

@@ -54,7 +54,7 @@ def test_a_compiler_that_the_environment_names_is_the_one_that_is_taken(
 ) -> None:
     monkeypatch.setenv("CC", "icx")
     monkeypatch.setenv("CXX", "icpx")
-    assert "there is no icx, which CC names; install it or name another in CC" in (lacking("cuda") or "")
+    assert "CC names icx, which does not exist; install it or change CC" in (lacking("cuda") or "")
     assert "there is no icpx; install it or name another in CXX" in (lacking("cpu") or "")
     machine |= {"icx", "icpx"}
     assert lacking("cuda", "cpu") is None

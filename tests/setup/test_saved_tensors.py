@@ -76,7 +76,7 @@ def test_loss_and_gradients_are_the_same_to_the_bit(workload: Workload, knobs: d
     assert offload.packed_bytes > 0
     assert not offload._live
     assert not offload._on_device
-    assert not offload._known
+    assert not offload._by_storage
 
 
 def test_what_is_packed_comes_back_but_for_the_window() -> None:

@@ -145,7 +145,7 @@ def test_alternate_wraps_every_second_block_and_never_the_last(depth: int, wrapp
 def test_a_budget_is_the_compilers_alone_to_keep(value: str) -> None:
     workload = tiny.transformer_workload()
     reason = refuse(canonicalize({"activation_checkpointing": value}, workload, tiny.CPU), workload, tiny.CPU)
-    assert reason == f"activation_checkpointing: {value} is kept by the compiler; set compile default."
+    assert reason == f"activation_checkpointing: {value} is chosen by the compiler; set compile default."
     setup = build(flat_workload(), {"activation_checkpointing": value, "compile": "default"}, tiny.CPU)
     assert accumulate(setup, setup.workload.batch(4)).isfinite()  # it needs no blocks
     with setup.step_context():
@@ -163,7 +163,7 @@ def test_a_budget_is_refused_beside_dropout(traits: Traits | None, knobs: dict[s
     workload = replace(tiny.transformer_workload(), traits=traits)
     config = canonicalize({"activation_checkpointing": "budget-0.5", "compile": "default", **knobs}, workload, tiny.CPU)
     reason = refuse(config, workload, tiny.CPU)
-    assert reason and "other random numbers" in reason
+    assert reason and "different random numbers" in reason
     assert reason.endswith("; use full, alternate or selective.")
 
 
@@ -176,7 +176,7 @@ def test_and_beside_dropout_that_only_the_generator_tells_of() -> None:
     model.blocks = nn.ModuleList(Dropping(32) for _ in range(2))
     config = {"activation_checkpointing": "budget-0.5", "compile": "default"}
     setup = build(tiny.transformer_workload(), config, tiny.CPU, model=model)
-    with pytest.raises(RefusedError, match="other random numbers in the backward"):
+    with pytest.raises(RefusedError, match="different random numbers in the backward"):
         accumulate(setup, setup.workload.batch(4))
     setup.close()
 

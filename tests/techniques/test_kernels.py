@@ -166,7 +166,7 @@ def test_a_function_that_computes_something_else_is_refused(liger: Callable[[Sta
     for parameter in model.parameters():
         parameter.data.mul_(10)  # or the attention of such a model hardly matters to its loss
     before = everything(model)
-    with pytest.raises(RefusedError, match=r"with liger's kernels the loss is .* in the place of .*; use none"):
+    with pytest.raises(RefusedError, match=r"with liger's kernels the loss is .* instead of .*; use none"):
         build(workload, LIGER, tiny.CPU, model=model)
     assert same([everything(model)[0][1:], *everything(model)[1:]], [before[0][1:], *before[1:]])
 
@@ -176,7 +176,7 @@ def test_a_liger_that_does_not_go_with_transformers_is_refused(
 ) -> None:
     liger(StandIn())
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers.monkey_patch", None)
-    with pytest.raises(RefusedError, match="cannot be imported beside this version of transformers"):
+    with pytest.raises(RefusedError, match="cannot be imported with this version of transformers"):
         build(tiny.llama_workload(), LIGER, tiny.CPU)
 
 

@@ -255,6 +255,6 @@ def test_adapters_on_adapters_are_refused_and_those_there_can_be_trained_on() ->
     workload, model = tiny.transformer_workload(), tiny.Transformer()
     build(workload, {"lora_rank": 4}, tiny.CPU, model=model).close()
     before = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    with pytest.raises(RefusedError, match="has adapters already, of an earlier training: use lora_rank 0 to go on"):
+    with pytest.raises(RefusedError, match="already has adapters from an earlier training: use lora_rank 0 to train"):
         build(workload, {"lora_rank": 4}, tiny.CPU, model=model)
     assert trained(build(workload, {}, tiny.CPU, model=model)) == before

@@ -290,7 +290,7 @@ def test_on_cuda_fused_needs_liger_and_a_head_without_adapters(monkeypatch: pyte
         patch.setattr("shutil.which", lambda name: None)
         assert technique.refuse(config, llama, cuda).startswith("fused compiles its kernels: Triton needs a C compiler")
         assert technique.refuse(config, llama, replace(cuda, here=False)) is None
-    assert "would leave out its adapters; use chunked." in technique.refuse(
+    assert "would skip its adapters; use chunked." in technique.refuse(
         canonicalize({"loss": "fused", **HEAD_LORA}, llama, tiny.CPU), llama, cuda
     )
     assert technique.choices(cuda) == technique.values
@@ -386,7 +386,7 @@ def liger_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("liger_kernel", "liger_kernel.transformers"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, functions.__name__, functions)
-    monkeypatch.setattr("autofit.techniques.loss._why_not_fused", lambda config, hardware: None)
+    monkeypatch.setattr("autofit.setup.liger.why_not_liger", lambda *_: None)
 
 
 @pytest.mark.usefixtures("liger_on_the_cpu")
@@ -403,7 +403,7 @@ def test_the_fused_kernel_is_told_everything_about_the_head(kind: str) -> None:
 
 @pytest.mark.usefixtures("liger_on_the_cpu")
 def test_a_head_that_is_more_than_a_linear_layer_is_not_fused() -> None:
-    with pytest.raises(RefusedError, match=r"a linear layer and nothing else; use chunked"):
+    with pytest.raises(RefusedError, match=r"a bare linear layer; use chunked"):
         build(tiny.llama_workload(), {"loss": "fused", **HEAD_LORA}, tiny.CPU)
 
 

@@ -33,7 +33,7 @@ def test_null_stands_for_the_whole_batch() -> None:
 
 def test_a_loss_that_cannot_be_split_keeps_the_whole_batch() -> None:
     workload = replace(tiny.mlp_workload(12), traits=replace(TRAITS, splits=False))
-    reason = "micro_batch_size: this loss cannot be split into slices, so the micro-batch must be the whole 12."
+    reason = "micro_batch_size: this loss cannot be split into slices; set micro_batch_size to the whole 12."
     assert refuse(canonicalize({"micro_batch_size": 6}, workload, tiny.CPU), workload, tiny.CPU) == reason
     assert refuse(canonicalize({}, workload, tiny.CPU), workload, tiny.CPU) is None
 
@@ -68,7 +68,7 @@ class Flat(nn.Module):
 def test_one_value_per_channel_is_refused_with_the_remedy() -> None:
     workload = Workload(model=Flat, batch=lambda n: {"x": torch.randn(n, 8)}, effective_batch_size=4)
     setup = build(workload, {"micro_batch_size": 1}, tiny.CPU)
-    with pytest.raises(RefusedError, match=r"BatchNorm .* of shape \(1, 8\): take micro-batches of 2 or more"):
+    with pytest.raises(RefusedError, match=r"BatchNorm .* of shape \(1, 8\): use micro-batches of 2 or more"):
         accumulate(setup, workload.batch(4))
     assert math.isfinite(evaluate(setup, [workload.batch(4)]))  # by the stored statistics
     setup.close()

@@ -63,7 +63,7 @@ def test_weights_held_in_another_format_meanwhile_are_told_of() -> None:
         return build(replace(tiny.mlp_workload(), keeps=(trained, ())), {"precision": precision}, tiny.CPU).warnings
 
     assert warned("fp32", "float16") == [
-        "weights in float16 are held in another format until the end, and rounded back."
+        "weights in float16 are trained in another format and rounded back at the end."
     ]
     assert warned("fp32", "float32") == []
 
@@ -161,7 +161,7 @@ def test_a_model_in_double_precision_comes_with_its_inputs() -> None:
     )
     setup = build(workload, {}, tiny.CPU)
     assert accumulate(setup, workload.batch(4)).isfinite()
-    assert setup.warnings == ["the model's float64 weights are held and trained in float32."]
+    assert setup.warnings == ["the model's float64 weights are trained in float32."]
 
 
 def shows(effect: Effect) -> None:
