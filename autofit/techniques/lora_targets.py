@@ -14,7 +14,7 @@ class LoraTargets(Technique):
     name = "lora_targets"
     stage = Stage.ADAPT
     off = None
-    values = tuple(_ORDER)
+    values = ("attention", "all-linear", "all-linear+head")
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         if not config["lora_rank"]:

@@ -46,7 +46,7 @@ def test_it_is_searched_only_where_there_are_two_memories() -> None:
     assert TECHNIQUE.choices(CUDA) == ("none", "cpu")
     workload = tiny.mlp_workload()
     assert refuse(canonicalize(OFFLOAD, workload, CUDA), workload, CUDA) is None
-    assert "the same memory" in refuse(canonicalize(OFFLOAD, workload, tiny.CPU), workload, tiny.CPU)
+    assert "share one memory" in refuse(canonicalize(OFFLOAD, workload, tiny.CPU), workload, tiny.CPU)
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -134,7 +134,7 @@ def test_what_the_flash_kernel_does_not_take_is_refused(monkeypatch: pytest.Monk
         functional, "scaled_dot_product_attention", lambda *qkv, **more: original(*qkv, **more, dropout_p=0.5)
     )
     setup = flash(tiny.transformer_workload())
-    with pytest.raises(RefusedError, match=r"flash kernel does not take .* Use attention sdpa\.$"):
+    with pytest.raises(RefusedError, match=r"flash kernel does not support .* Use attention sdpa\.$"):
         accumulate(setup, setup.workload.batch(4))
 
 

@@ -386,7 +386,7 @@ def liger_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("liger_kernel", "liger_kernel.transformers"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, functions.__name__, functions)
-    monkeypatch.setattr("autofit.setup.liger.why_not_liger", lambda *_: None)
+    monkeypatch.setattr("autofit.techniques.loss.Loss.refuse", lambda *_: None)
 
 
 @pytest.mark.usefixtures("liger_on_the_cpu")

@@ -79,7 +79,7 @@ def built(workload: Workload, config: dict[str, Any]) -> Setup:
     ("knobs", "traits", "hardware", "reason"),
     [
         (OFFLOAD, None, tiny.CPU, "parameter_offload: on a CPU, device and host share one memory"),
-        ({"parameter_offload": "cpu"}, None, CUDA, "parameter_offload: weights that are trained cannot be streamed"),
+        ({"parameter_offload": "cpu"}, None, CUDA, "parameter_offload: trained weights cannot be streamed"),
         (OFFLOAD, TRAITS, CUDA, "parameter_offload: fewer than 3 repeated blocks have frozen weights"),
         (OFFLOAD, None, CUDA, None),
         (OFFLOAD | {"parameter_offload": "none"}, TRAITS, tiny.CPU, None),

@@ -181,7 +181,7 @@ def test_what_it_minds() -> None:
         return refuse(canonicalize({"quantization": "nf4", **knobs}, workload, gpu), workload, gpu)
 
     assert reason() == "quantization: quantised weights cannot be trained; set lora_rank, or use none."
-    assert "beside quantised weights; use precision bf16" in reason(lora_rank=8, precision="fp8")
+    assert "leave nothing to multiply in fp8; use precision bf16" in reason(lora_rank=8, precision="fp8")
     assert reason(lora_rank=8) is None
     workload = replace(workload, traits=NO_LINEARS)
     config = canonicalize({"quantization": "nf4", "lora_rank": 0}, workload, tiny.CPU).replace(lora_rank=8)
