@@ -1,6 +1,6 @@
 """The registry of techniques: every module of this package that defines one is a knob, nothing else to edit.
 
-Also what only all techniques together can say: the canonical form of a Config, and whether it is refused.
+Also what takes all techniques together: the canonical form of a Config, and whether it is refused.
 """
 
 from __future__ import annotations
@@ -9,44 +9,31 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from autofit.core.config import Config, Value
 from autofit.core.constraints import Constraints
 from autofit.core.environment import quiet_imports
-from autofit.core.errors import InputError, unknown
-from autofit.core.hardware import Hardware
+from autofit.core.errors import unknown
 from autofit.core.knobs import FIDELITY_ORDER
-from autofit.core.workload import Workload
-from autofit.setup import Technique
+from autofit.setup import Config, Hardware, InputError, Technique, Workload
 
 _registry: dict[str, Technique] = {}
 _built_in: set[str] = set()
 
 
-def _discover() -> None:
-    for info in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{info.name}")
-        for _, kind in inspect.getmembers(module, inspect.isclass):
-            if issubclass(kind, Technique) and kind.__module__ == module.__name__:
-                register(kind())
-                _built_in.add(kind.name)
-
-
 def register(technique: Technique) -> None:
-    """Add a technique of one's own; one of the same name takes the place of the former.
+    """Add a technique; it replaces one of the same name.
 
     Raises:
         InputError: it lacks a name or a stage.
     """
     for part in ("name", "stage"):
         if not hasattr(technique, part):
-            raise InputError(
-                f"the technique {type(technique).__name__} has no {part}.", f"Set {part} = ... in its class."
-            )
+            message = f"the technique {type(technique).__name__} has no {part}."
+            raise InputError(message, f"Set {part} = ... in its class.")
     _registry[technique.name] = technique
-    _built_in.discard(technique.name)  # one that takes the place of a built-in has to be sent to the probes
+    _built_in.discard(technique.name)  # a replaced built-in must be sent to the probes
 
 
 def all_techniques() -> list[Technique]:
@@ -55,7 +42,7 @@ def all_techniques() -> list[Technique]:
 
 
 def added_techniques() -> list[Technique]:
-    """The techniques that `register` added, which a probe process has to be told of."""
+    """The techniques that `register` added, which probe processes must register too."""
     return [technique for technique in all_techniques() if technique.name not in _built_in]
 
 
@@ -74,17 +61,14 @@ def check(knobs: Mapping[str, Any], hardware: Hardware) -> None:
     """Raise an InputError for a knob that does not exist or a value it can never take."""
     for name, value in knobs.items():
         technique = technique_named(name)
-        if not technique.accepts(value, hardware):
-            raise _unacceptable(technique, value, technique.values or technique.choices(hardware))
-
-
-def _unacceptable(technique: Technique, value: Value, known: tuple[Value, ...]) -> InputError:
-    if isinstance(value, str) and not technique.takes:
-        return unknown(f"value for {technique.name}", value, known)
-    given = "null" if value is None else repr(value)
-    choices = ", ".join("null" if each is None else str(each) for each in known)
-    remedy = f"It takes {technique.takes}." if technique.takes else f"Choose from: {choices}." if choices else ""
-    return InputError(f"{technique.name} cannot be {given}.", remedy)
+        if technique.accepts(value, hardware):
+            continue
+        values = technique.values or technique.choices(hardware)
+        if isinstance(value, str) and not technique.takes:
+            raise unknown(f"value for {name}", value, values)
+        choices = ", ".join("null" if each is None else str(each) for each in values)
+        remedy = f"It takes {technique.takes}." if technique.takes else f"Choose from: {choices}." if choices else ""
+        raise InputError(f"{name} cannot be {'null' if value is None else repr(value)}.", remedy)
 
 
 def canonicalize(knobs: Mapping[str, Any], workload: Workload, hardware: Hardware) -> Config:
@@ -98,45 +82,43 @@ def canonicalize(knobs: Mapping[str, Any], workload: Workload, hardware: Hardwar
 
 
 def constraints(workload: Workload, hardware: Hardware) -> Constraints:
-    """What all techniques say of configs of this workload on this hardware, each for itself."""
-    order = all_techniques()
-    settling = [
-        each for each in order if type(each).canonicalize is not Technique.canonicalize
-    ]  # the others keep what is given
+    """The rules of all techniques for configs of this workload on this hardware, one function per knob."""
+    techniques = all_techniques()
+    derived = [each for each in techniques if type(each).canonicalize is not Technique.canonicalize]
     return Constraints(
-        off={each.name: each.off for each in order},
-        canonicalize={each.name: functools.partial(_settled, each, workload, hardware) for each in settling},
-        refuse={each.name: functools.partial(_refused, each, workload, hardware) for each in order},
+        off={each.name: each.off for each in techniques},
+        canonicalize={each.name: functools.partial(_with, each.canonicalize, workload, hardware) for each in derived},
+        refuse={each.name: functools.partial(_with, each.refuse, workload, hardware) for each in techniques},
     )
 
 
-def _settled(technique: Technique, workload: Workload, hardware: Hardware, config: Config) -> Value:
-    return technique.canonicalize(config, workload, hardware)
-
-
-def _refused(technique: Technique, workload: Workload, hardware: Hardware, config: Config) -> str | None:
-    return technique.refuse(config, workload, hardware)
+def _with(rule: Callable[..., Any], workload: Workload, hardware: Hardware, config: Config) -> Any:
+    return rule(config, workload, hardware)
 
 
 def refuse(config: Config, workload: Workload, hardware: Hardware) -> str | None:
     """The first technique's reason why a canonical config cannot be, or None."""
     for technique in all_techniques():
-        reason = technique.refuse(config, workload, hardware)
-        if reason:
+        if reason := technique.refuse(config, workload, hardware):
             return f"{technique.name}: {reason}"
     return None
 
 
 def fidelity(config: Config) -> tuple[int, ...]:
-    """How faithfully a config learns, comparable: DESIGN section 5 names the order of knobs that breaks ties."""
+    """How faithfully a config learns, as a sort key that breaks ties (DESIGN section 5)."""
     full = 0 if config.get("lora_rank") else 1
     return (full, *(_registry[name].fidelity(config.get(name)) for name in FIDELITY_ORDER if name in _registry))
 
 
 def keeps_on_host(config: Config) -> bool:
-    """Whether any of a config's values keeps part of what a GPU trains in the host's memory."""
+    """Whether any value of a config stores in host memory part of what a GPU trains."""
     return any(each.keeps_on_host(config.get(each.name, each.off)) for each in all_techniques())
 
 
 quiet_imports()  # techniques import others' packages where they are applied
-_discover()
+for _info in pkgutil.iter_modules(__path__):
+    _module = importlib.import_module(f"{__name__}.{_info.name}")
+    for _, _kind in inspect.getmembers(_module, inspect.isclass):
+        if issubclass(_kind, Technique) and _kind.__module__ == _module.__name__:
+            register(_kind())
+            _built_in.add(_kind.name)

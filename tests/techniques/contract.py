@@ -27,6 +27,12 @@ from autofit.training.step import accumulate, update
 from tests import tiny
 
 EFFECTIVE_BATCH = 4
+# Values that, without Inductor, run what another value of their knob runs: the same graph, cut at another place or not.
+ALIKE = {
+    ("compile", "max-autotune-no-cudagraphs"),
+    ("activation_checkpointing", "budget-0.25"),
+    ("activation_checkpointing", "budget-0.75"),
+}
 WORKLOADS = {
     "llama": tiny.llama_workload(EFFECTIVE_BATCH),
     "plain module": tiny.transformer_workload(EFFECTIVE_BATCH),
