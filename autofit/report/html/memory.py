@@ -53,9 +53,9 @@ def timeline_picture(record: Record, name: str, width: int = 720) -> Picture | N
     picture.root.set("data-across", f"{across.start:g} {across.end:g}")
     top = max(max(map(sum, timeline.moments)), timeline.peak_bytes)
     up = Scale(0.0, top / GIB * 1.06, height - 26, 16)
-    moments = _thinned(timeline, None if wide else _NARROW)
+    shown = _thinned(timeline, None if wide else _NARROW)
     for level in range(len(KINDS), 0, -1):  # the highest first, so that each lower one covers it
-        points = [(across(at), up(sum(moment[:level]) / GIB)) for at, moment in moments]
+        points = [(across(at), up(sum(moment[:level]) / GIB)) for at, moment in shown]
         area = f"M{points[0][0]:.1f},{up.start:.1f}L{steps(points)[1:]}H{across.end:.1f}V{up.start:.1f}z"
         picture.draw("path", d=area, kind=f"band {KINDS[level - 1]}")
     picture.line((across.start, up.start), (across.end, up.start), "axis")
@@ -80,7 +80,7 @@ def timeline_picture(record: Record, name: str, width: int = 720) -> Picture | N
     return picture
 
 
-def moments_json(timeline: Timeline) -> str:
+def moments(timeline: Timeline) -> str:
     """The moments as numbers of GiB, for the tooltip."""
     gibs = [[float(f"{size / GIB:.3g}") for size in moment] for moment in timeline.moments]
     return json.dumps({"kinds": list(KIND_WORDS.values()), "at": timeline.at, "gib": gibs}, separators=(",", ":"))

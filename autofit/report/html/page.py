@@ -20,8 +20,9 @@ from autofit.core.result import Result, tier
 from autofit.report import formatting
 from autofit.report.explain import nothing_fits_lines, summary
 from autofit.report.formatting import describe, gib, interval, knobs_that_differ, peak_bytes, throughput
-from autofit.report.html import charts, memory
+from autofit.report.html.charts import error_picture, error_words, knob_picture, progress
 from autofit.report.html.knob_names import config_rows, off_knobs
+from autofit.report.html.memory import KIND_WORDS, breakdown, moments, timeline_picture, timeline_words, traced_tiers
 from autofit.report.html.scatter import scatter
 from autofit.report.html.scatter import unit as trials_unit
 from autofit.report.html.svg import Picture
@@ -55,7 +56,7 @@ def report_page(record: Record, directory: Path) -> str:
         unit=unit,
         amount=1_000_000_000 if unit == "tokens" else 1_000_000,  # to begin with
         tiers=_tiers(result),
-        timelines=memory.traced_tiers(record),
+        timelines=traced_tiers(record),
         directory=directory,
         exports=_exports(directory / "exports"),
         trials=_trials(record, directory),
@@ -68,13 +69,13 @@ def pictures(record: Record) -> dict[str, Picture]:
     """Every picture of the page by the name of its file, without the empty ones."""
     drawn = {
         "throughput-against-memory": scatter(record),
-        "memory-breakdown": memory.breakdown(record),
-        "what-knobs-buy": charts.knob_picture(record),
-        **{f"memory-timeline-{name}": memory.timeline_picture(record, name) for name in memory.traced_tiers(record)},
-        "memory-predictions": charts.error_picture(record, "memory"),
-        "step-predictions": charts.error_picture(record, "step"),
-        "progress-by-probe": charts.progress(record, by="probe"),
-        "progress-by-time": charts.progress(record, by="minute"),
+        "memory-breakdown": breakdown(record),
+        "what-knobs-buy": knob_picture(record),
+        **{f"memory-timeline-{name}": timeline_picture(record, name) for name in traced_tiers(record)},
+        "memory-predictions": error_picture(record, "memory"),
+        "step-predictions": error_picture(record, "step"),
+        "progress-by-probe": progress(record, by="probe"),
+        "progress-by-time": progress(record, by="minute"),
     }
     return {name: picture for name, picture in drawn.items() if picture is not None}
 
@@ -180,9 +181,10 @@ def _template() -> jinja2.Template:
     )
     functions: tuple[Callable[..., Any], ...] = (
         *(memory_used, step_words, proof, training_time, shared_knobs, tier, config_rows, off_knobs, counted, summary),
-        *(commands, knob_lines, other_budget_lines, explored_at, scatter),
+        *(commands, knob_lines, other_budget_lines, explored_at, scatter, breakdown, timeline_picture, timeline_words),
+        *(moments, knob_picture, progress, error_picture, error_words),
     )
     environment.globals |= {function.__name__: function for function in functions}
-    environment.globals |= {"text": formatting, "charts": charts, "memory": memory}
+    environment.globals |= {"text": formatting, "kinds": KIND_WORDS}
     environment.globals |= {"picture": _inline, "pictures": _both}
     return environment.from_string(_read("page.html"))
