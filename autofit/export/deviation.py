@@ -1,7 +1,5 @@
 """Deviation: one knob that a tool runs differently from what was measured."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ The names of layers that get adapters come from the model's structure, built aga
 weights, from the preset or directory that was searched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any

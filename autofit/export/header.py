@@ -3,8 +3,6 @@
 These are plain lines; each file format makes its own comments of them.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ It repeats what `training` does with the same config, in plain torch and the lib
 importing autofit. What a knob adds is in `knobs`, what a task adds in `tasks`.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from keyword import iskeyword

@@ -1,7 +1,5 @@
 """Keys that several tools share: each function makes the share of one knob, with names and words filled in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,24 +29,33 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adafactor": ("torch.optim.Adafactor", {}),
     "sgd": ("torch.optim.SGD", {}),
 }
+_MISSING = {  # what many tools do without a knob; after the title
+    "activation_offload": "keeps activations on the device",
+    "optimizer_offload": "keeps the optimizer's state on the device",
+    "optimizer_in_backward": "holds all gradients until the update",
+    "parameter_offload": "keeps frozen weights on the device",
+    "attention": "calls PyTorch's fused attention, which chooses by itself",
+    "kernels": "has none of Liger's, and keeps more for the backward",
+}
 
 
-def value_of(knob: str, path: str) -> Share:
-    """The knob's value, as it is."""
-    return lambda request: ToolKeys({path: request.config[knob]})
+def value_of(knob: str, path: str | None = None) -> Share:
+    """The knob's value, as it is; `path`: default: the knob's own name."""
+    return lambda request: ToolKeys({path or knob: request.config[knob]})
 
 
-def missing(instead: Mapping[str, str], *, may_not_fit: bool = True) -> dict[str, Share]:
-    """The rows of knobs that the tool has nothing for: knob -> what it does instead."""
+def missing(title: str, *knobs: str, may_not_fit: bool = True, **instead: str) -> dict[str, Share]:
+    """The rows of knobs that the tool has nothing for; `instead` is what it does, if not what many tools do."""
 
-    def row(knob: str) -> Share:
+    def row(knob: str, what: str) -> Share:
         def share(request: Request) -> ToolKeys:
             on = request.config[knob] not in (None, request.source.off.get(knob))
-            return request.keys(knob, {}, instead[knob] if on else None, may_not_fit=may_not_fit)
+            return request.keys(knob, {}, what if on else None, may_not_fit=may_not_fit)
 
         return share
 
-    return {knob: row(knob) for knob in instead}
+    whats = {**{knob: f"{title} {_MISSING[knob]}" for knob in knobs}, **instead}
+    return {knob: row(knob, what) for knob, what in whats.items()}
 
 
 def global_batch(path: str) -> Share:
@@ -136,8 +143,14 @@ def adapter(path: str, value: Callable[[Request], Any]) -> Share:
     return lambda request: ToolKeys({path: value(request)} if request.config["lora_rank"] else {})
 
 
-def lora_rank(request: Request) -> Any:
-    return request.config["lora_rank"]
+def lora_rank(path: str, *, beside: Mapping[str, Any] | None = None, without: Mapping[str, Any] | None = None) -> Share:
+    """`lora_rank`, with further keys beside adapters and without them."""
+
+    def share(request: Request) -> ToolKeys:
+        rank = request.config["lora_rank"]
+        return ToolKeys({**(beside or {}), path: rank} if rank else without or {})
+
+    return share
 
 
 def lora_alpha(request: Request) -> Any:

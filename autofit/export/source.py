@@ -1,7 +1,5 @@
 """ExportSource: a result's config, and what other tools must know of its model, as plain data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

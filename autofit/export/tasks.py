@@ -1,8 +1,8 @@
 """What every task adds to train.py: the model's class, how data is read, and what the loss averages over."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+
+from autofit.export.template import template
 
 
 @dataclass(frozen=True)
@@ -77,23 +77,10 @@ def random_model(task: Task, use: str) -> list[str]:
     return [*padding, use.format(f"{task.auto_class}.from_config(ARCHITECTURE)")]
 
 
-def tokenizer(task: Task) -> list[str]:
+def tokenizer(task: Task) -> str:
     """Lines of `main` that find the tokenizer of a task that reads text."""
-    if not task.text:
-        return []
-    lines = [
-        'beside = args.weights and Path(args.weights, "tokenizer_config.json").exists()',
-        "name = args.tokenizer or (args.weights if beside else None)",
-        "tokenizer = AutoTokenizer.from_pretrained(name) if name else None",
-        "print(f\"tokenizer: {name or 'none, the bytes of a text are its token ids'}\")",
-    ]
-    if task.mask_argument:
-        lines += [
-            "mask_id = tokenizer.mask_token_id if tokenizer else 1  # a byte that no text has",
-            "if mask_id is None:",
-            '    raise SystemExit("this tokenizer has no mask token: give another --tokenizer")',
-        ]
-    return lines
+    lines = template("tokenizer") if task.text else ""
+    return lines + (template("mask_id") if task.mask_argument else "")
 
 
 def checks(task: Task) -> list[str]:

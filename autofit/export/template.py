@@ -4,8 +4,6 @@ A slot alone on its line takes any number of lines, indented like the slot; none
 is replaced in place. Templates hold no conditions and no loops.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files

@@ -4,8 +4,6 @@ A tool maps each knob to its own keys, and states where it deviates from what wa
 keys with those of its off value, and reports a knob without any effect as a deviation: no exporter drops one silently.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -69,15 +67,8 @@ class Request:
 
 
 Share = Callable[[Request], ToolKeys]
-
-
-@dataclass(frozen=True)
-class Document:
-    """What the files of an export are made from: all keys, nested as the tool has them, and the header's lines."""
-
-    request: Request
-    keys: Mapping[str, Any]
-    header: tuple[str, ...]
+Header = tuple[str, ...]  # lines
+Files = Callable[[ExportSource, Mapping[str, Any], Header], dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -90,7 +81,8 @@ class Tool:
         run: how the export is used, one line.
         knobs: the keys of each knob, written out also when it is off.
         fixed: keys that no knob decides: the model, the data, how to learn.
-        files: the text of every file by name, the most important first; default: one YAML file of all keys.
+        files: the text of every file by name, the most important first, from all keys, nested as the tool has them, and
+            the header; default: one YAML file of all keys.
         without: what the tool does with a knob that is not in `knobs`, as half a sentence.
         without_may_not_fit: whether that may take more memory than was measured.
         tasks: what the tool can train; empty: anything.
@@ -103,7 +95,7 @@ class Tool:
     run: str
     knobs: Mapping[str, Share]
     fixed: Callable[[Request], Mapping[str, Any]]
-    files: Callable[[Document], dict[str, str]] | None = None
+    files: Files | None = None
     without: str = ""
     without_may_not_fit: bool = True
     tasks: tuple[str, ...] = ()
@@ -187,11 +179,11 @@ def write(tool: Tool, source: ExportSource, version: str | None = None) -> Expor
     for share in shares.values():
         keys |= share.keys
     header = export_header(f"{tool.title} {request.version}", source, deviations=deviations, run=tool.run)
-    document = Document(request, nested(keys), header)
+    tree = nested(keys)
     return Export(
         tool.name,
         request.version,
-        tool.files(document) if tool.files else {f"{tool.name}.yaml": yaml_file(header, document.keys)},
+        tool.files(source, tree, header) if tool.files else {f"{tool.name}.yaml": yaml_file(header, tree)},
         deviations,
         {knob: share.keys for knob, share in shares.items()},
         bool(source.predicted),

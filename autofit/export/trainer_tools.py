@@ -4,8 +4,6 @@ Off values are written out, because the defaults of these tools differ: TRL and 
 TRL loads weights in float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

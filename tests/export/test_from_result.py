@@ -9,8 +9,10 @@ import yaml
 
 import autofit
 from autofit.cli import main
+from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError, NothingFitsError
+from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import Result, SavedResult
 from autofit.export.from_result import export_all, short_names
 from autofit.techniques import all_techniques
@@ -128,15 +130,16 @@ def test_older_tools_are_told_by_their_own_keys(tmp_path: Path) -> None:
     assert "offloads nothing before transformers 5.17" in " ".join(map(str, made.departures))
 
 
-def test_a_result_without_a_best_config_is_not_exported() -> None:
-    empty = Result(
+def result_of(best: Measurement | None) -> Result:
+    """A search's result in memory."""
+    return Result(
         model="tiny",
-        workload={},
+        workload={"task": "causal-lm", "sequence_length": 16, "effective_batch_size": 2},
         source={},
         hardware=tiny.CPU,
-        budget=autofit.core.budget.Budget(2**30, 2**30),
+        budget=Budget(2**30, 2**30),
         versions={},
-        best=None,
+        best=best,
         tiers={},
         trials=(),
         skipped={},
@@ -144,8 +147,11 @@ def test_a_result_without_a_best_config_is_not_exported() -> None:
         space_size=0,
         search_seconds=0.0,
     )
+
+
+def test_a_result_without_a_best_config_is_not_exported() -> None:
     with pytest.raises(NothingFitsError):
-        autofit.export(empty, to="trl")
+        autofit.export(result_of(None), to="trl")
 
 
 def test_a_saved_result_keeps_the_versions_it_was_measured_with(tmp_path: Path) -> None:
@@ -200,22 +206,24 @@ def test_the_list_of_tools(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert {"name", "title", "versions", "tasks", "run"} == set(rows[0])
 
 
-def test_a_search_leaves_every_export_that_applies(tmp_path: Path, executor: Any, shared_zygote: None) -> None:
-    result = autofit.search(
-        "tiny-llama",
-        seq_len=16,
-        effective_batch=2,
-        device="cpu",
-        mem=2,
-        trials=1,
-        out=tmp_path / "run",
-        set={"lora_rank": 8, "precision": "fp32", "optimizer": "adamw", "quantization": "none"},
-    )
-    exports = tmp_path / "run" / "exports"
-    assert result.files["exports"] == str(exports)
-    names = {str(path.relative_to(exports)) for path in exports.rglob("*") if path.is_file()}
+def test_a_result_is_exported_for_every_tool_that_can_train_it(tmp_path: Path) -> None:
+    knobs = {**OFF, "micro_batch_size": 2, "gradient_accumulation_steps": 1, "lora_rank": 8}
+    result = result_of(Measurement(Config({**knobs, "lora_targets": "all-linear"}), Outcome.FITS))
+    messages: list[str] = []
+    export_all(result, tiny.llama(), tmp_path, notify=messages.append)
+    assert not messages
+    names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert {"trl.yaml", "accelerate.yaml", "peft/adapter_config.json", "train_transformers.py"} <= names
-    told: list[str] = []
-    export_all(result, tiny.llama(), tmp_path / "again", notify=told.append)
-    assert not told
-    assert Config(result.best.config if result.best else {})
+    assert not {"torchtune.yaml", "torchtitan_config.py"} & names  # which know only models by name
+    adapters = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert set(adapters["target_modules"]) == {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    }
+
+
+def test_a_tool_that_refuses_a_result_is_reported(tmp_path: Path) -> None:
+    knobs = {**OFF, "micro_batch_size": 2, "gradient_accumulation_steps": 1, "precision": "fp16-mixed"}
+    messages: list[str] = []
+    result = result_of(Measurement(Config(knobs), Outcome.FITS))
+    export_all(result, tiny.llama(), tmp_path, notify=messages.append)
+    assert "not exported to transformers: Trainer runs fp16-mixed on a GPU only." in messages

@@ -26,16 +26,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("task", "knobs"),
     [
-        ("causal-lm", {**SPLIT}),
-        ("causal-lm", {"precision": "bf16"}),
-        ("causal-lm", {**HALF, "attention": "eager", **SPLIT}),
         ("causal-lm", {**HALF, **LORA, **SPLIT, "activation_checkpointing": "full"}),
-        ("causal-lm", {**LORA, "precision": "bf16", "lora_targets": "attention", "lora_alpha": 64}),
-        ("causal-lm", {**LORA, "lora_targets": "all-linear+head", "optimizer": "adamw-foreach"}),
         ("causal-lm", {**LORA, **SPLIT, "precision": "fp16-mixed"}),
-        ("masked-lm", {**HALF, **LORA}),
         ("masked-lm", {**SPLIT, "optimizer": "sgd", "activation_checkpointing": "full"}),
-        ("sequence-classification", {**HALF, **LORA, **SPLIT}),
         ("sequence-classification", {**LORA, "precision": "bf16", "lora_targets": "all-linear+head"}),
         ("image-classification", {"precision": "bf16", **SPLIT}),
         ("image-classification", {**HALF, **LORA, "lora_targets": "attention", "optimizer": "adamw-8bit"}),

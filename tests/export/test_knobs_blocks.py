@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.export.architectures import ARCHITECTURES
 from tests.export.emitted import check_same_steps, losses_of, model_of, module_of, saved_weights, setup_for
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -151,7 +152,8 @@ def test_the_compilers_budget_is_set_before_it_runs(emit: Emit) -> None:
 
 @pytest.mark.slow
 def test_a_compiled_script_trains(emit: Emit) -> None:
-    script = module_of(emit(compile="default", activation_checkpointing="budget-0.5"))
+    one = {"model_config": {**ARCHITECTURES["causal-lm"], "num_hidden_layers": 1}}  # each is compiled
+    script = module_of(emit("causal-lm", one, compile="default", activation_checkpointing="budget-0.5"))
     torch._functorch.config.activation_memory_budget = 0.5
     ids = torch.randint(256, (8, 64), generator=torch.Generator().manual_seed(0))
     try:

@@ -54,13 +54,7 @@ def small(kind: str, architectures: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "knobs"),
     [
-        ("causal-lm", {}),
-        ("causal-lm", {"precision": "bf16-mixed", "micro_batch_size": 2}),
-        ("causal-lm", {"precision": "bf16", "activation_checkpointing": "full"}),
-        ("causal-lm", {**LORA, "precision": "bf16-mixed"}),
-        ("causal-lm", {**LORA, "lora_targets": "all-linear+head", "micro_batch_size": 2}),
         ("causal-lm", {**LORA, "precision": "fp16-mixed", "optimizer": "adamw-foreach"}),
-        ("gpt2", {}),
         ("gpt2", {**LORA}),
     ],
 )

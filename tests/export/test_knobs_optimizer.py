@@ -20,9 +20,7 @@ Emit = Callable[..., str]
 @pytest.mark.parametrize(
     ("task", "kind", "knobs"),
     [
-        ("causal-lm", None, {"optimizer": "adafactor"}),
         ("causal-lm", None, {"optimizer": "adafactor", "precision": "bf16", **LORA}),
-        ("causal-lm", None, {"optimizer_in_backward": True}),
         ("causal-lm", "gpt2", {"optimizer_in_backward": True, "loss": "chunked", "optimizer": "adamw-8bit"}),
         ("causal-lm", None, {"optimizer_in_backward": True, "quantization": "nf4", "optimizer": "adafactor", **LORA}),
         ("masked-lm", None, {"optimizer_in_backward": True, "optimizer": "sgd", "precision": "bf16-mixed"}),

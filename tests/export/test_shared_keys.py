@@ -23,7 +23,8 @@ def test_an_alpha_that_is_rounded_is_a_deviation() -> None:
 
 
 def test_a_knob_that_a_tool_has_nothing_for_is_a_deviation_when_it_is_on() -> None:
-    share = missing({"kernels": "it has none"}, may_not_fit=False)["kernels"]
+    share = missing("Tool", "kernels", may_not_fit=False)["kernels"]
     assert not share(request()).deviations
     (deviation,) = share(request(kernels="liger")).deviations
+    assert str(deviation) == "kernels liger: Tool has none of Liger's, and keeps more for the backward."
     assert not deviation.may_not_fit

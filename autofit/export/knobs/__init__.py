@@ -5,8 +5,6 @@ would be those of another run. activation_offload and parameter_offload have no 
 copies on a stream of their own, which a few plain lines do not have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from autofit.export.fragments import Case, Fragments

@@ -1,7 +1,5 @@
 """attention, kernels, activation_checkpointing, compile: how the blocks run."""
 
-from __future__ import annotations
-
 from autofit.export.fragments import Case, Fragments
 from autofit.export.template import import_from, template
 

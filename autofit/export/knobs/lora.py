@@ -1,7 +1,5 @@
 """lora_rank, lora_targets, lora_alpha and lora_dropout: LoRA by peft."""
 
-from __future__ import annotations
-
 from autofit.export.fragments import Case, Fragments
 
 # Kinds of models with transposed linear layers, a class of their own in transformers.

@@ -1,7 +1,5 @@
 """loss: the cross-entropy of a causal language model that never holds the logits of all tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from autofit.export.fragments import Case, Fragments

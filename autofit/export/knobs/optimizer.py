@@ -1,7 +1,5 @@
 """optimizer, optimizer_offload, optimizer_in_backward: how, where and when gradients become updates."""
 
-from __future__ import annotations
-
 from autofit.export.fragments import Case, Fragments
 
 _OPTIMIZERS = {

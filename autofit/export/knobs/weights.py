@@ -1,7 +1,5 @@
 """precision and quantization: how weights are held and multiplied."""
 
-from __future__ import annotations
-
 from autofit.export.fragments import Case, Fragments
 from autofit.export.template import fill, template
 

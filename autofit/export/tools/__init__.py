@@ -1,7 +1,5 @@
 """The registry of tools: every module of this package that makes a TOOL is one, nothing else to edit."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import pkgutil

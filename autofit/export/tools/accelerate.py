@@ -3,8 +3,6 @@
 It knows nothing of the model, the batch and the optimizer: those belong to the script that it launches.
 """
 
-from __future__ import annotations
-
 from autofit.export.shared_keys import convolutions
 from autofit.export.tool import Request, Tool, ToolKeys
 

@@ -5,8 +5,6 @@ an attention without float32. Such a model fails at its first linear layer witho
 bfloat16 is exported as autocast. Keys of plugins count only if the plugin is named.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from autofit.export.shared_keys import adapter, lora_dropout, offload_of_blocks, whole_alpha
@@ -131,8 +129,14 @@ def _loss(request: Request) -> ToolKeys:
     return request.keys("loss", _liger(request), why if chunked else None, may_not_fit=True)
 
 
-def _fixed(request: Request) -> dict[str, Any]:
-    return {
+TOOL = Tool(
+    name="axolotl",
+    title="axolotl",
+    versions=("0.19.0",),
+    run="axolotl train axolotl.yaml",
+    tasks=("causal-lm",),
+    refuse=batches_fit,
+    fixed=lambda request: {
         "base_model": request.source.weights,
         "datasets": [{"path": "path/to/dataset", "type": "completion"}],
         "output_dir": "output",
@@ -141,17 +145,7 @@ def _fixed(request: Request) -> dict[str, Any]:
         "val_set_size": 0.0,
         "num_epochs": 1,
         **learning("lr_scheduler"),
-    }
-
-
-TOOL = Tool(
-    name="axolotl",
-    title="axolotl",
-    versions=("0.19.0",),
-    run="axolotl train axolotl.yaml",
-    tasks=("causal-lm",),
-    refuse=batches_fit,
-    fixed=_fixed,
+    },
     knobs={
         **trainer_arguments("gradient_accumulation_steps", "optimizer_offload", "optimizer_in_backward"),
         "precision": _precision,

@@ -4,15 +4,17 @@ JSON has no comments, and DeepSpeed ignores unknown keys at the top level. Every
 that all of them together need.
 """
 
-from __future__ import annotations
-
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from autofit.core.workload import Hyperparameters
 from autofit.export.shared_keys import convolutions, missing, value_of
-from autofit.export.tool import Document, Request, Tool, ToolKeys
+from autofit.export.source import ExportSource
+from autofit.export.tool import Header, Request, Tool, ToolKeys
 from autofit.export.trainer_tools import batches_fit
 
+_CHECKPOINTING = "DeepSpeed's serves only models that call its own checkpoint function; switch on that of the model"
 _STAGE = "zero_optimization.stage"
 _AUTOCAST = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 _OPTIMIZERS = {"adamw": "AdamW", "adamw-foreach": "AdamW", "adafactor": "Adafactor", "sgd": "SGD"}
@@ -76,8 +78,8 @@ def _parameter_offload(request: Request) -> ToolKeys:
     return _offload(request, "parameter_offload", "offload_param", why)
 
 
-def _files(document: Document) -> dict[str, str]:
-    return {"deepspeed.json": json.dumps({"_comment": list(document.header), **document.keys}, indent=2) + "\n"}
+def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dict[str, str]:
+    return {"deepspeed.json": json.dumps({"_comment": list(header), **keys}, indent=2) + "\n"}
 
 
 TOOL = Tool(
@@ -90,16 +92,11 @@ TOOL = Tool(
     files=_files,
     without="DeepSpeed's config holds none; the script that makes the model has to",
     knobs={
-        **missing(
-            {
-                "activation_checkpointing": "DeepSpeed's serves only models that call its own checkpoint function; "
-                "switch on that of the model"
-            }
-        ),
-        **missing({"compile": "DeepSpeed compiles when the script calls engine.compile()"}, may_not_fit=False),
+        **missing("DeepSpeed", activation_checkpointing=_CHECKPOINTING),
+        **missing("DeepSpeed", may_not_fit=False, compile="DeepSpeed compiles when the script calls engine.compile()"),
         "precision": _precision,
         "micro_batch_size": value_of("micro_batch_size", "train_micro_batch_size_per_gpu"),
-        "gradient_accumulation_steps": value_of("gradient_accumulation_steps", "gradient_accumulation_steps"),
+        "gradient_accumulation_steps": value_of("gradient_accumulation_steps"),
         "optimizer": _optimizer,
         "optimizer_offload": lambda request: _offload(request, "optimizer_offload", "offload_optimizer"),
         "parameter_offload": _parameter_offload,

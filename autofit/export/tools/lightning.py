@@ -3,8 +3,6 @@
 The model, its data and its optimizer belong to the user's LightningModule.
 """
 
-from __future__ import annotations
-
 from autofit.core.workload import Hyperparameters
 from autofit.export.shared_keys import FP8, LIGHTNING_PRECISION, TF32, convolutions, value_of
 from autofit.export.tool import Request, Tool, ToolKeys

@@ -3,28 +3,12 @@
 On one device its finetuning neither checkpoints activations nor compiles; its loss widens the logits in chunks.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 from autofit.core.workload import Hyperparameters
-from autofit.export.shared_keys import (
-    FP8,
-    LIGHTNING_PRECISION,
-    TF32,
-    adapter,
-    global_batch,
-    lora_dropout,
-    lora_rank,
-    missing,
-    optimizer_class,
-    value_of,
-    whole_alpha,
-)
+from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys
 from autofit.export.trainer_tools import batches_fit
 
-_INSTEAD = {"tf32": TF32.format("litgpt"), "fp8": FP8.format("litgpt")}
+_INSTEAD = {"tf32": shared.TF32.format("litgpt"), "fp8": shared.FP8.format("litgpt")}
 _QUANTIZED = {"int8": "bnb.int8-training", "nf4": "bnb.nf4", "nf4-dq": "bnb.nf4-dq"}
 
 
@@ -37,7 +21,7 @@ def _precision(request: Request) -> ToolKeys:
         return request.keys("precision", {"precision": "bf16-true"}, why)
     frozen = mixed and bool(request.config["lora_rank"])
     more = "litgpt holds frozen weights in float32, in more memory than measured"
-    keys = {"precision": LIGHTNING_PRECISION[value]}
+    keys = {"precision": shared.LIGHTNING_PRECISION[value]}
     return request.keys("precision", keys, more if frozen else _INSTEAD.get(value), may_not_fit=frozen)
 
 
@@ -49,8 +33,14 @@ def _targets(request: Request) -> ToolKeys:
     return ToolKeys({**attention, "lora_mlp": targets != "attention", "lora_head": targets == "all-linear+head"})
 
 
-def _fixed(request: Request) -> dict[str, Any]:
-    return {
+TOOL = Tool(
+    name="litgpt",
+    title="litgpt",
+    versions=("0.5.13",),
+    run="litgpt {finetune_full,finetune_lora} --config litgpt.yaml (finetune_lora where there are adapters)",
+    tasks=("causal-lm",),
+    refuse=batches_fit,
+    fixed=lambda request: {
         "checkpoint_dir": f"checkpoints/{request.source.weights}",
         "out_dir": "output",
         "devices": 1,
@@ -62,40 +52,24 @@ def _fixed(request: Request) -> dict[str, Any]:
         "train.lr_warmup_steps": 1,
         "train.max_norm": Hyperparameters().max_grad_norm,
         "seed": 0,
-    }
-
-
-TOOL = Tool(
-    name="litgpt",
-    title="litgpt",
-    versions=("0.5.13",),
-    run="litgpt {finetune_full,finetune_lora} --config litgpt.yaml (finetune_lora where there are adapters)",
-    tasks=("causal-lm",),
-    refuse=batches_fit,
-    fixed=_fixed,
+    },
     knobs={
-        **missing(
-            {
-                "activation_checkpointing": "litgpt checkpoints on several devices only, and keeps all for the "
-                "backward here",
-                "activation_offload": "litgpt keeps activations on the device",
-                "optimizer_offload": "litgpt keeps the optimizer's state on the device",
-                "optimizer_in_backward": "litgpt holds all gradients until the update",
-                "parameter_offload": "litgpt keeps frozen weights on the device",
-                "compile": "litgpt does not compile when it finetunes, which is slower than measured",
-                "attention": "litgpt calls PyTorch's fused attention, which chooses by itself",
-                "loss": "litgpt holds the logits of all tokens, and widens them in chunks",
-                "kernels": "litgpt has none of Liger's, and keeps more for the backward",
-            }
+        **shared.missing(
+            "litgpt",
+            *("activation_offload", "optimizer_offload", "optimizer_in_backward", "parameter_offload", "attention"),
+            "kernels",
+            activation_checkpointing="litgpt checkpoints on several devices only, and keeps all for the backward here",
+            compile="litgpt does not compile when it finetunes, which is slower than measured",
+            loss="litgpt holds the logits of all tokens, and widens them in chunks",
         ),
         "precision": _precision,
-        "micro_batch_size": value_of("micro_batch_size", "train.micro_batch_size"),
-        "gradient_accumulation_steps": global_batch("train.global_batch_size"),
-        "lora_rank": adapter("lora_r", lora_rank),
-        "lora_alpha": whole_alpha("litgpt"),
-        "lora_dropout": adapter("lora_dropout", lora_dropout),
+        "micro_batch_size": shared.value_of("micro_batch_size", "train.micro_batch_size"),
+        "gradient_accumulation_steps": shared.global_batch("train.global_batch_size"),
+        "lora_rank": shared.lora_rank("lora_r"),
+        "lora_alpha": shared.whole_alpha("litgpt"),
+        "lora_dropout": shared.adapter("lora_dropout", shared.lora_dropout),
         "lora_targets": _targets,
-        "quantization": adapter("quantize", lambda request: _QUANTIZED.get(request.text("quantization"))),
-        "optimizer": optimizer_class("optimizer.class_path", "optimizer.init_args"),
+        "quantization": shared.adapter("quantize", lambda request: _QUANTIZED.get(request.text("quantization"))),
+        "optimizer": shared.optimizer_class("optimizer.class_path", "optimizer.init_args"),
     },
 )

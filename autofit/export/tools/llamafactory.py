@@ -4,11 +4,9 @@ It checkpoints unless a key of opposite meaning says otherwise, in its own way w
 Weights come in the dtype of the checkpoint unless another is named.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
-from autofit.export.shared_keys import FP8, WHOLE_BLOCKS, adapter, lora_dropout, offload_of_blocks, whole_alpha
+from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, learning
 from autofit.export.trainer_tools import arguments, batches_fit, trainer_arguments
@@ -28,7 +26,7 @@ def _precision(request: Request) -> ToolKeys:
     }
     deviations = []
     if value == "fp8":
-        deviations.append(request.deviation("precision", FP8.format("LLaMA-Factory")))
+        deviations.append(request.deviation("precision", shared.FP8.format("LLaMA-Factory")))
     if keys["pure_bf16"] and request.config["lora_rank"]:
         why = "LLaMA-Factory leaves adapters in peft's float32, in more memory than measured"
         deviations.append(request.deviation("precision", why, may_not_fit=True))
@@ -40,13 +38,8 @@ def _checkpointing(request: Request) -> ToolKeys:
     keys = {"disable_gradient_checkpointing": value not in CHECKPOINTED, "use_reentrant_gc": False}
     if value.startswith("budget-"):
         return ToolKeys(keys, arguments("activation_checkpointing")(request).deviations)
-    whole = WHOLE_BLOCKS.format("LLaMA-Factory")
+    whole = shared.WHOLE_BLOCKS.format("LLaMA-Factory")
     return request.keys("activation_checkpointing", keys, whole if value in ("alternate", "selective") else None)
-
-
-def _rank(request: Request) -> ToolKeys:
-    rank = request.config["lora_rank"]
-    return ToolKeys({"finetuning_type": "lora", "lora_rank": rank} if rank else {"finetuning_type": "full"})
 
 
 def _quantization(request: Request) -> ToolKeys:
@@ -83,8 +76,14 @@ def _loss(request: Request) -> ToolKeys:
     return ToolKeys(_liger(request), as_measured=kernels)
 
 
-def _fixed(request: Request) -> dict[str, Any]:
-    return {
+TOOL = Tool(
+    name="llamafactory",
+    title="LLaMA-Factory",
+    versions=("0.9.5",),
+    run="llamafactory-cli train llamafactory.yaml",
+    tasks=("causal-lm",),
+    refuse=batches_fit,
+    fixed=lambda request: {
         "model_name_or_path": request.source.weights,
         "stage": "sft",
         "do_train": True,
@@ -95,32 +94,24 @@ def _fixed(request: Request) -> dict[str, Any]:
         "output_dir": "output",
         **learning(),
         "use_cpu": request.source.device == "cpu",
-    }
-
-
-TOOL = Tool(
-    name="llamafactory",
-    title="LLaMA-Factory",
-    versions=("0.9.5",),
-    run="llamafactory-cli train llamafactory.yaml",
-    tasks=("causal-lm",),
-    refuse=batches_fit,
-    fixed=_fixed,
+    },
     knobs={
         **trainer_arguments("micro_batch_size", "gradient_accumulation_steps", "optimizer", "optimizer_offload"),
         **trainer_arguments("optimizer_in_backward", "parameter_offload", "compile"),
         "precision": _precision,
         "activation_checkpointing": _checkpointing,
-        "activation_offload": offload_of_blocks(  # Unsloth's way, on the computing stream
+        "activation_offload": shared.offload_of_blocks(  # Unsloth's way, on the computing stream
             {"use_unsloth_gc": False},
             {"use_unsloth_gc": True},
             "LLaMA-Factory offloads the inputs of checkpointed blocks only, and needs more memory than measured",
             slower="LLaMA-Factory copies between the computations, not beside them, which is slower than measured",
         ),
-        "lora_rank": _rank,
-        "lora_alpha": whole_alpha("LLaMA-Factory"),
-        "lora_dropout": adapter("lora_dropout", lora_dropout),
-        "lora_targets": adapter("lora_target", lambda request: ",".join(request.source.targets) or "all"),
+        "lora_rank": shared.lora_rank(
+            "lora_rank", beside={"finetuning_type": "lora"}, without={"finetuning_type": "full"}
+        ),
+        "lora_alpha": shared.whole_alpha("LLaMA-Factory"),
+        "lora_dropout": shared.adapter("lora_dropout", shared.lora_dropout),
+        "lora_targets": shared.adapter("lora_target", lambda request: ",".join(request.source.targets) or "all"),
         "quantization": _quantization,
         "attention": lambda request: ToolKeys({"flash_attn": _ATTENTION.get(request.text("attention"), "auto")}),
         "loss": _loss,

@@ -4,12 +4,8 @@ It trains weights in the dtype of the checkpoint, mixes precision by one switch,
 without the logits.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 from autofit.core.workload import Hyperparameters
-from autofit.export.shared_keys import adapter, lora_dropout, missing, value_of, whole_alpha, whole_blocks
+from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys
 from autofit.export.trainer_tools import batches_fit
 
@@ -28,11 +24,6 @@ def _precision(request: Request) -> ToolKeys:
     why = "Ludwig leaves weights in the format of the checkpoint, and mixes in the one that the device prefers"
     keys = {"trainer.use_mixed_precision": value.endswith("-mixed")}
     return request.keys("precision", keys, None if value == "fp32" else why, may_not_fit=True)
-
-
-def _rank(request: Request) -> ToolKeys:
-    rank = request.config["lora_rank"]
-    return ToolKeys({"adapter.type": "lora", "adapter.r": rank} if rank else {})
 
 
 def _targets(request: Request) -> ToolKeys:
@@ -77,8 +68,14 @@ def _compile(request: Request) -> ToolKeys:
     return request.keys("compile", {"trainer.compile": on}, why if on else None)
 
 
-def _fixed(request: Request) -> dict[str, Any]:
-    return {
+TOOL = Tool(
+    name="ludwig",
+    title="Ludwig",
+    versions=("0.17.10",),
+    run="ludwig train --config ludwig.yaml --dataset DATA",
+    tasks=("causal-lm",),
+    refuse=batches_fit,
+    fixed=lambda request: {
         "model_type": "llm",
         "base_model": request.source.weights,
         "input_features": [{"name": "prompt", "type": "text"}],
@@ -87,36 +84,23 @@ def _fixed(request: Request) -> dict[str, Any]:
         "trainer.type": "finetune",
         "trainer.epochs": 1,
         "trainer.learning_rate": Hyperparameters().lr,
-    }
-
-
-TOOL = Tool(
-    name="ludwig",
-    title="Ludwig",
-    versions=("0.17.10",),
-    run="ludwig train --config ludwig.yaml --dataset DATA",
-    tasks=("causal-lm",),
-    refuse=batches_fit,
-    fixed=_fixed,
+    },
     knobs={
-        **missing(
-            {
-                "activation_offload": "Ludwig keeps activations on the device",
-                "optimizer_offload": "Ludwig keeps the optimizer's state on the device",
-                "optimizer_in_backward": "Ludwig holds all gradients until the update",
-                "parameter_offload": "Ludwig keeps frozen weights on the device",
-                "attention": "Ludwig takes the attention that transformers chooses",
-                "loss": "Ludwig holds the logits of all tokens",
-                "kernels": "Ludwig has none of Liger's, and keeps more for the backward",
-            }
+        **shared.missing(
+            "Ludwig",
+            *("activation_offload", "optimizer_offload", "optimizer_in_backward", "parameter_offload", "kernels"),
+            attention="Ludwig takes the attention that transformers chooses",
+            loss="Ludwig holds the logits of all tokens",
         ),
         "precision": _precision,
-        "micro_batch_size": value_of("micro_batch_size", "trainer.batch_size"),
-        "gradient_accumulation_steps": value_of("gradient_accumulation_steps", "trainer.gradient_accumulation_steps"),
-        "activation_checkpointing": whole_blocks("Ludwig", "trainer.enable_gradient_checkpointing"),
-        "lora_rank": _rank,
-        "lora_alpha": whole_alpha("Ludwig", "adapter.alpha"),
-        "lora_dropout": adapter("adapter.dropout", lora_dropout),
+        "micro_batch_size": shared.value_of("micro_batch_size", "trainer.batch_size"),
+        "gradient_accumulation_steps": shared.value_of(
+            "gradient_accumulation_steps", "trainer.gradient_accumulation_steps"
+        ),
+        "activation_checkpointing": shared.whole_blocks("Ludwig", "trainer.enable_gradient_checkpointing"),
+        "lora_rank": shared.lora_rank("adapter.r", beside={"adapter.type": "lora"}),
+        "lora_alpha": shared.whole_alpha("Ludwig", "adapter.alpha"),
+        "lora_dropout": shared.adapter("adapter.dropout", shared.lora_dropout),
         "lora_targets": _targets,
         "quantization": _quantization,
         "optimizer": _optimizer,

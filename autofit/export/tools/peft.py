@@ -3,13 +3,13 @@
 JSON has no comments, and peft warns of unknown keys: the README holds the header.
 """
 
-from __future__ import annotations
-
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from autofit.export.shared_keys import lora_alpha, lora_dropout, value_of
 from autofit.export.source import ExportSource
-from autofit.export.tool import HUGGING_FACE, Document, Request, Tool, ToolKeys
+from autofit.export.tool import HUGGING_FACE, Header, Tool, ToolKeys
 
 _TASKS = {"causal-lm": "CAUSAL_LM", "sequence-classification": "SEQ_CLS"}
 
@@ -18,23 +18,9 @@ def _refuse(source: ExportSource) -> str | None:
     return None if source.config.get("lora_rank") else "peft is about adapters, and this config trains all weights."
 
 
-def _fixed(request: Request) -> dict[str, object]:
-    source = request.source
-    return {
-        "peft_type": "LORA",
-        "task_type": _TASKS.get(source.task),
-        "base_model_name_or_path": source.weights,
-        "bias": "none",
-        "use_rslora": False,
-        "use_dora": False,
-        "init_lora_weights": True,
-        "modules_to_save": list(source.heads) or None,
-    }
-
-
-def _files(document: Document) -> dict[str, str]:
-    text = json.dumps(dict(document.keys), indent=2)
-    return {"peft/adapter_config.json": f"{text}\n", "peft/README.md": "\n".join(document.header) + "\n"}
+def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dict[str, str]:
+    text = json.dumps(dict(keys), indent=2)
+    return {"peft/adapter_config.json": f"{text}\n", "peft/README.md": "\n".join(header) + "\n"}
 
 
 TOOL = Tool(
@@ -44,7 +30,16 @@ TOOL = Tool(
     run='get_peft_model(model, PeftConfig.from_pretrained("peft"))',
     tasks=HUGGING_FACE,
     refuse=_refuse,
-    fixed=_fixed,
+    fixed=lambda request: {
+        "peft_type": "LORA",
+        "task_type": _TASKS.get(request.source.task),
+        "base_model_name_or_path": request.source.weights,
+        "bias": "none",
+        "use_rslora": False,
+        "use_dora": False,
+        "init_lora_weights": True,
+        "modules_to_save": list(request.source.heads) or None,
+    },
     files=_files,
     without="an adapter's config says nothing of it; the code that trains has to",
     without_may_not_fit=False,

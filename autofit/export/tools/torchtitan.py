@@ -4,26 +4,14 @@ Models are torchtitan's own, by flavour. Adapters go beside fused products, whos
 in transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
 from autofit.core.workload import Hyperparameters
-from autofit.export.shared_keys import (
-    TF32,
-    WHOLE_BLOCKS,
-    adapter,
-    compile_by_default,
-    global_batch,
-    lora_alpha,
-    lora_rank,
-    missing,
-    value_of,
-)
+from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
 from autofit.export.template import call, comment, fill, keyword_arguments, literal, template
-from autofit.export.tool import Document, Request, Tool, ToolKeys
+from autofit.export.tool import Header, Request, Tool, ToolKeys
 from autofit.export.trainer_tools import batches_fit
 
 _FLAVOURS = {
@@ -41,7 +29,7 @@ _TARGETS = {
 }
 _CHECKPOINTING = {"full": "FullAC.Config()", "selective": "SelectiveAC.Config()", "alternate": "FullAC.Config()"}
 _CHECKPOINTING_INSTEAD = {
-    "alternate": WHOLE_BLOCKS.format("torchtitan"),
+    "alternate": shared.WHOLE_BLOCKS.format("torchtitan"),
     "selective": "torchtitan computes every second product again, with less memory and more time than measured",
 }
 _CROSS_ENTROPY = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
@@ -61,7 +49,7 @@ def _precision(request: Request) -> ToolKeys:
         "float8": value == "fp8",
     }
     instead = {
-        "tf32": TF32.format("torchtitan"),
+        "tf32": shared.TF32.format("torchtitan"),
         "fp16-mixed": "torchtitan has no float16, and computes in bfloat16",
     }.get(value)
     frozen = value.endswith("-mixed") and bool(request.config["lora_rank"])
@@ -109,13 +97,20 @@ def _fixed(request: Request) -> dict[str, Any]:
     }
 
 
-def _files(document: Document) -> dict[str, str]:
-    keys, learning = document.keys, Hyperparameters()
+def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dict[str, str]:
+    learning = Hyperparameters()
     *training, last = call("training=TrainingConfig", keyword_arguments(keys["training"]), indent=8)
+    quantization = "from torchtitan.components.quantization"
+    checkpoint = "from torchtitan.distributed.activation_checkpoint"
+    kind = str(keys["activation_checkpointing"]).partition(".")[0]
     adamw = f"default_adamw(lr={learning.lr}, weight_decay={learning.weight_decay})"
     slots = {
-        "head": comment(document.header),
-        "imports": _imports(keys),
+        "head": comment(header),
+        "losses": f"{'ChunkedLossWrapper, ' if 'Chunked' in keys['loss'] else ''}CrossEntropyLoss",
+        "lora": ["from torchtitan.components.lora import LoRAConverter"] if "lora" in keys else [],
+        "float_eight": [f"{quantization} import Float8LinearConverter"] if keys["float8"] else [],
+        "checkpointing_import": [f"{checkpoint} import {kind}"] if keys["activation_checkpointing"] else [],
+        "module": keys["spec"]["module"],
         "spec": _spec(keys),
         "loss": str(keys["loss"]),
         "optimizer": [f'        optimizer=replace({adamw}, implementation="{keys["implementation"]}"),'],
@@ -124,26 +119,6 @@ def _files(document: Document) -> dict[str, str]:
         "checkpointing": str(keys["activation_checkpointing"]),
     }
     return {"torchtitan_config.py": fill(template("torchtitan"), slots)}
-
-
-def _imports(keys: Mapping[str, Any]) -> list[str]:
-    chunked = ["ChunkedLossWrapper"] if "Chunked" in keys["loss"] else []
-    kind = str(keys["activation_checkpointing"]).partition(".")[0]
-    checkpointing = f"from torchtitan.distributed.activation_checkpoint import {kind}"
-    return [
-        "from dataclasses import replace",
-        "",
-        f"from torchtitan.components.loss import {', '.join([*chunked, 'CrossEntropyLoss'])}",
-        *(["from torchtitan.components.lora import LoRAConverter"] if "lora" in keys else []),
-        "from torchtitan.components.optimizer import default_adamw",
-        *(["from torchtitan.components.quantization import Float8LinearConverter"] if keys["float8"] else []),
-        "from torchtitan.config import CompileConfig, TrainingConfig",
-        *([checkpointing] if keys["activation_checkpointing"] else []),
-        "from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader",
-        "from torchtitan.models.common.config_utils import decoder_vocab_size",
-        f"from torchtitan.models.{keys['spec']['module']} import model_registry",
-        "from torchtitan.trainer import Trainer",
-    ]
 
 
 def _spec(keys: Mapping[str, Any]) -> list[str]:
@@ -167,27 +142,23 @@ TOOL = Tool(
     fixed=_fixed,
     files=_files,
     knobs={
-        **missing(
-            {
-                "activation_offload": "torchtitan keeps activations on the device",
-                "quantization": "torchtitan has no quantised weights, and holds them as it trains",
-                "optimizer_offload": "torchtitan offloads with FSDP on several devices only",
-                "optimizer_in_backward": "torchtitan holds all gradients until the update",
-                "parameter_offload": "torchtitan offloads with FSDP on several devices only",
-                "attention": "torchtitan takes the attention of the flavour, PyTorch's flex attention",
-                "kernels": "torchtitan has none of Liger's, and keeps more for the backward",
-            }
+        **shared.missing(
+            *("torchtitan", "activation_offload", "optimizer_in_backward", "kernels"),
+            quantization="torchtitan has no quantised weights, and holds them as it trains",
+            optimizer_offload="torchtitan offloads with FSDP on several devices only",
+            parameter_offload="torchtitan offloads with FSDP on several devices only",
+            attention="torchtitan takes the attention of the flavour, PyTorch's flex attention",
         ),
         "precision": _precision,
-        "micro_batch_size": value_of("micro_batch_size", "training.local_batch_size"),
-        "gradient_accumulation_steps": global_batch("training.global_batch_size"),
+        "micro_batch_size": shared.value_of("micro_batch_size", "training.local_batch_size"),
+        "gradient_accumulation_steps": shared.global_batch("training.global_batch_size"),
         "activation_checkpointing": _checkpointing,
-        "lora_rank": adapter("lora.rank", lora_rank),
-        "lora_alpha": adapter("lora.alpha", lambda request: float(lora_alpha(request))),
+        "lora_rank": shared.lora_rank("lora.rank"),
+        "lora_alpha": shared.adapter("lora.alpha", lambda request: float(shared.lora_alpha(request))),
         "lora_dropout": _dropout,
-        "lora_targets": adapter("lora.target_modules", lambda request: _TARGETS.get(request.text("lora_targets"))),
+        "lora_targets": shared.adapter("lora.target_modules", lambda each: _TARGETS.get(each.text("lora_targets"))),
         "optimizer": _optimizer,
-        "compile": compile_by_default("torchtitan"),
+        "compile": shared.compile_by_default("torchtitan"),
         "loss": _loss,
     },
 )

@@ -4,34 +4,20 @@ A recipe takes one of torchtune's own builders; this file names those of the pre
 in chunks, but holds them all.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.workload import Hyperparameters
-from autofit.export.shared_keys import (
-    FP8,
-    TF32,
-    adapter,
-    compile_by_default,
-    lora_alpha,
-    lora_dropout,
-    missing,
-    offload_of_blocks,
-    optimizer_class,
-    value_of,
-    whole_blocks,
-)
+from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
 from autofit.export.tool import Request, Tool, ToolKeys
 from autofit.export.trainer_tools import batches_fit
 
 _PRECISION_INSTEAD = {
-    "tf32": TF32.format("torchtune"),
+    "tf32": shared.TF32.format("torchtune"),
     "bf16-mixed": "torchtune holds trained weights in bfloat16 too, with less memory and precision than measured",
     "fp16-mixed": "torchtune trains in bfloat16 throughout, with less memory and precision than measured",
-    "fp8": FP8.format("torchtune"),
+    "fp8": shared.FP8.format("torchtune"),
 }
 
 
@@ -181,32 +167,26 @@ TOOL = Tool(
     refuse=_refuse,
     fixed=_fixed,
     knobs={
-        **missing(
-            {
-                "optimizer_offload": "torchtune's recipes keep the optimizer's state on the device",
-                "parameter_offload": "torchtune's recipes keep frozen weights on the device",
-                "attention": "torchtune calls PyTorch's fused attention, which chooses by itself",
-                "kernels": "torchtune has none of Liger's, and keeps more for the backward",
-            }
-        ),
+        **shared.missing("torchtune", "attention", "kernels"),
+        **shared.missing("torchtune's recipe", "optimizer_offload", "parameter_offload"),
         "precision": _precision,
-        "micro_batch_size": value_of("micro_batch_size", "batch_size"),
-        "gradient_accumulation_steps": value_of("gradient_accumulation_steps", "gradient_accumulation_steps"),
-        "activation_checkpointing": whole_blocks("torchtune", "enable_activation_checkpointing"),
-        "activation_offload": offload_of_blocks(
+        "micro_batch_size": shared.value_of("micro_batch_size", "batch_size"),
+        "gradient_accumulation_steps": shared.value_of("gradient_accumulation_steps"),
+        "activation_checkpointing": shared.whole_blocks("torchtune", "enable_activation_checkpointing"),
+        "activation_offload": shared.offload_of_blocks(
             {"enable_activation_offloading": False},
             {"enable_activation_offloading": True},
             # Without checkpointing torchtune refuses to offload.
             "torchtune offloads with activation checkpointing only, and keeps activations on the device",
         ),
         "lora_rank": _rank,
-        "lora_alpha": adapter("model.lora_alpha", lora_alpha),
-        "lora_dropout": adapter("model.lora_dropout", lora_dropout),
+        "lora_alpha": shared.adapter("model.lora_alpha", shared.lora_alpha),
+        "lora_dropout": shared.adapter("model.lora_dropout", shared.lora_dropout),
         "lora_targets": _targets,
         "quantization": _quantization,
-        "optimizer": optimizer_class("optimizer._component_", "optimizer", foreach={"fused": False}),
+        "optimizer": shared.optimizer_class("optimizer._component_", "optimizer", foreach={"fused": False}),
         "optimizer_in_backward": _in_backward,
-        "compile": compile_by_default("torchtune"),
+        "compile": shared.compile_by_default("torchtune"),
         "loss": _loss,
     },
 )

@@ -4,15 +4,14 @@ The script holds what TrainingArguments have no names for: the dtype of weights,
 by block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
 from autofit.export.shared_keys import adapter, lora_alpha, lora_dropout, lora_rank
+from autofit.export.source import ExportSource
 from autofit.export.tasks import TASKS
 from autofit.export.template import call, comment, fill, import_from, keyword_arguments, literal, template, yaml_file
-from autofit.export.tool import HUGGING_FACE, Document, Request, Share, Tool, ToolKeys
+from autofit.export.tool import HUGGING_FACE, Header, Request, Share, Tool, ToolKeys
 from autofit.export.trainer import learning
 from autofit.export.trainer_tools import OFFLOADS, RENAMED, arguments, attention, batches_fit, keywords, named_before
 
@@ -84,8 +83,7 @@ def _fixed(request: Request) -> dict[str, Any]:
     return _under("arguments", {"output_dir": "output", **learning(), **others})
 
 
-def _files(document: Document) -> dict[str, str]:
-    keys, source = document.keys, document.request.source
+def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dict[str, str]:
     lora, quantization, task = keys.get("lora"), keys.get("quantization"), TASKS[source.task]
     classes = (*(("BitsAndBytesConfig",) if quantization else ()), "HfArgumentParser", "Trainer", "TrainingArguments")
     environment = [f'os.environ["{name}"] = "{value}"' for name, value in keys.get("environment", {}).items()]
@@ -96,7 +94,7 @@ def _files(document: Document) -> dict[str, str]:
         model = call("quantization = BitsAndBytesConfig", keyword_arguments(quantization), indent=0)
         given += ["quantization_config=quantization"]
     slots = {
-        "head": comment(document.header),
+        "head": comment(header),
         "os": ["import os"] if environment else [],
         "environment": [*environment, ""] if environment else [],
         "peft": ["from peft import LoraConfig, get_peft_model"] if lora else [],
@@ -109,7 +107,7 @@ def _files(document: Document) -> dict[str, str]:
         "adapters": _adapters(lora, keys["trained"]["dtype"]) if lora else [],
         "agree": [] if source.task == "causal-lm" else ["model.accepts_loss_kwargs = False  # its loss takes no count"],
     }
-    return {_YAML: yaml_file(document.header, keys["arguments"]), _SCRIPT: fill(template("transformers"), slots)}
+    return {_YAML: yaml_file(header, keys["arguments"]), _SCRIPT: fill(template("transformers"), slots)}
 
 
 def _adapters(lora: Mapping[str, Any], dtype: str) -> list[str]:
@@ -140,7 +138,7 @@ TOOL = Tool(
         "precision": _precision,
         "activation_checkpointing": _checkpointing,
         "activation_offload": _offload,
-        "lora_rank": adapter("lora.r", lora_rank),
+        "lora_rank": lora_rank("lora.r"),
         "lora_alpha": adapter("lora.lora_alpha", lora_alpha),
         "lora_dropout": adapter("lora.lora_dropout", lora_dropout),
         "lora_targets": _targets,

@@ -4,9 +4,7 @@ Its loss always goes through a fused output head in chunks: the logits of all to
 the head is refused. Adapters are held in float32 (peft's default), beside quantised weights in bfloat16.
 """
 
-from __future__ import annotations
-
-from autofit.export.shared_keys import adapter, lora_dropout, whole_alpha
+from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, learning
 from autofit.export.trainer_tools import (
@@ -69,11 +67,6 @@ def _quantization(request: Request) -> ToolKeys:
     )
 
 
-def _rank(request: Request) -> ToolKeys:
-    rank = request.config["lora_rank"]
-    return ToolKeys({"use_peft": True, "lora_r": rank} if rank else {"use_peft": False})
-
-
 def _targets(request: Request) -> ToolKeys:
     if not request.config["lora_rank"]:
         return ToolKeys()
@@ -104,18 +97,6 @@ def _kernels(request: Request) -> ToolKeys:
     return ToolKeys({"use_liger_kernel": True, "liger_kernel_config": without})
 
 
-def _fixed(request: Request) -> dict[str, object]:
-    return {
-        "model_name_or_path": request.source.weights,
-        "dataset_name": "path/to/dataset",
-        "output_dir": "output",
-        "max_length": request.source.sequence_length,
-        "packing": False,
-        **learning(),
-        "use_cpu": request.source.device == "cpu",
-    }
-
-
 TOOL = Tool(
     name="trl",
     title="TRL",
@@ -123,16 +104,24 @@ TOOL = Tool(
     run="trl sft --config trl.yaml (with the transformers that it was measured with, or a later 5.x)",
     tasks=("causal-lm",),
     refuse=batches_fit,
-    fixed=_fixed,
+    fixed=lambda request: {
+        "model_name_or_path": request.source.weights,
+        "dataset_name": "path/to/dataset",
+        "output_dir": "output",
+        "max_length": request.source.sequence_length,
+        "packing": False,
+        **learning(),
+        "use_cpu": request.source.device == "cpu",
+    },
     knobs={
         **trainer_arguments("micro_batch_size", "gradient_accumulation_steps", "optimizer", "optimizer_offload"),
         **trainer_arguments("optimizer_in_backward", "parameter_offload"),
         "precision": _precision,
         "activation_checkpointing": _checkpointing,
         "activation_offload": _offload,
-        "lora_rank": _rank,
-        "lora_alpha": whole_alpha("TRL"),
-        "lora_dropout": adapter("lora_dropout", lora_dropout),
+        "lora_rank": shared.lora_rank("lora_r", beside={"use_peft": True}, without={"use_peft": False}),
+        "lora_alpha": shared.whole_alpha("TRL"),
+        "lora_dropout": shared.adapter("lora_dropout", shared.lora_dropout),
         "lora_targets": _targets,
         "quantization": _quantization,
         "compile": _compile,

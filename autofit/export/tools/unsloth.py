@@ -4,21 +4,13 @@ Unsloth always replaces the model's kernels with its own. Its YAML has no optimi
 quantisation but 4 bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
-from autofit.export.shared_keys import (
-    WHOLE_BLOCKS,
-    adapter,
-    lora_alpha,
-    lora_dropout,
-    missing,
-    offload_of_blocks,
-)
+from autofit.export import shared_keys as shared
+from autofit.export.source import ExportSource
 from autofit.export.template import call, comment, fill, keyword_arguments, template, yaml_file
-from autofit.export.tool import Document, Request, Tool, ToolKeys
+from autofit.export.tool import Header, Request, Tool, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, learning
 from autofit.export.trainer_tools import arguments, batches_fit, keywords, trainer_arguments
 
@@ -50,13 +42,8 @@ def _checkpointing(request: Request) -> ToolKeys:
     keys = {"model.use_gradient_checkpointing": "unsloth" if offloads else on}
     if value.startswith("budget-"):
         return ToolKeys(keys, keywords(request, "activation_checkpointing").deviations)
-    whole = WHOLE_BLOCKS.format("Unsloth")
+    whole = shared.WHOLE_BLOCKS.format("Unsloth")
     return request.keys("activation_checkpointing", keys, whole if value in ("alternate", "selective") else None)
-
-
-def _rank(request: Request) -> ToolKeys:
-    rank = request.config["lora_rank"]
-    return ToolKeys({"model.full_finetuning": not rank, **({"lora.r": rank} if rank else {})})
 
 
 def _targets(request: Request) -> ToolKeys:
@@ -90,20 +77,19 @@ def _fixed(request: Request) -> dict[str, Any]:
     }
 
 
-def _files(document: Document) -> dict[str, str]:
-    keys = document.keys
+def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dict[str, str]:
     model, lora = keys["model"], keys.get("lora")
     loaded = keyword_arguments({name: value for name, value in model.items() if name != "dtype"})
     loaded.insert(list(model).index("dtype"), f"dtype=torch.{model['dtype']}")
     checkpointing = {"use_gradient_checkpointing": model["use_gradient_checkpointing"]}
     adapted = ["model", *keyword_arguments({**(lora or {}), **checkpointing})]
     slots = {
-        "head": comment(document.header),
+        "head": comment(header),
         "model": call("model, tokenizer = FastLanguageModel.from_pretrained", loaded, indent=0),
         "adapters": call("model = FastLanguageModel.get_peft_model", adapted, indent=0) if lora else [],
         "arguments": call("arguments = SFTConfig", keyword_arguments(keys["arguments"]), indent=0),
     }
-    return {_SCRIPT: fill(template("unsloth"), slots), _YAML: yaml_file((*document.header, *_LESS), _yaml(keys))}
+    return {_SCRIPT: fill(template("unsloth"), slots), _YAML: yaml_file((*header, *_LESS), _yaml(keys))}
 
 
 def _yaml(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,25 +139,28 @@ TOOL = Tool(
             *("optimizer_in_backward", "parameter_offload"),
             prefix="arguments.",
         ),
-        **missing(
-            {
-                "attention": "Unsloth chooses the attention by itself",
-                "loss": "Unsloth computes the loss in its own way, whose memory was not measured",
-            }
+        **shared.missing(
+            "Unsloth",
+            attention="Unsloth chooses the attention by itself",
+            loss="Unsloth computes the loss in its own way, whose memory was not measured",
         ),
-        **missing(
-            {"compile": "Unsloth compiles parts of the model in its own way, which was not measured"}, may_not_fit=False
+        **shared.missing(
+            "Unsloth",
+            may_not_fit=False,
+            compile="Unsloth compiles parts of the model in its own way, which was not measured",
         ),
         "precision": _precision,
         "activation_checkpointing": _checkpointing,
-        "activation_offload": offload_of_blocks(  # by the value of the other key
+        "activation_offload": shared.offload_of_blocks(  # by the value of the other key
             {},
             {"model.use_gradient_checkpointing": "unsloth"},
             "Unsloth offloads the inputs of checkpointed blocks only, and needs more memory than measured",
         ),
-        "lora_rank": _rank,
-        "lora_alpha": adapter("lora.lora_alpha", lora_alpha),
-        "lora_dropout": adapter("lora.lora_dropout", lora_dropout),
+        "lora_rank": shared.lora_rank(
+            "lora.r", beside={"model.full_finetuning": False}, without={"model.full_finetuning": True}
+        ),
+        "lora_alpha": shared.adapter("lora.lora_alpha", shared.lora_alpha),
+        "lora_dropout": shared.adapter("lora.lora_dropout", shared.lora_dropout),
         "lora_targets": _targets,
         "quantization": _quantization,
         "kernels": _kernels,

@@ -1,8 +1,7 @@
 """transformers: its own parser takes the YAML, and the script trains a tiny model as it stands."""
 
 import json
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,8 @@ def test_a_config_that_trainer_refuses_is_refused() -> None:
         exported(precision="fp16-mixed")
 
 
-def test_the_script_trains(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")
+def test_the_script_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = tmp_path / "weights"
     from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -110,14 +110,8 @@ def test_the_script_trains(tmp_path: Path) -> None:
     settings = yaml.safe_load((tmp_path / "training_arguments.yaml").read_text())
     settings |= {"num_train_epochs": 1, "output_dir": str(tmp_path / "output")}
     (tmp_path / "training_arguments.yaml").write_text(yaml.safe_dump(settings))
-    done = subprocess.run(
-        [sys.executable, "train_transformers.py", "data"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ,
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train_transformers.py", "data"])
+    runpy.run_path("train_transformers.py", run_name="__main__")
     adapters = json.loads((tmp_path / "output" / "adapter_config.json").read_text())
     assert set(adapters["target_modules"]) == {"q_proj", "k_proj", "v_proj", "o_proj"}
