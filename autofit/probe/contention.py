@@ -1,7 +1,7 @@
-"""How much of the time something waited for a processor: on a machine that others use, steps are slow without a sign.
+"""CPU contention: the share of time in which some task waited for a processor. Steps on a busy machine are slow.
 
-Linux counts that itself (`/proc/pressure/cpu`, "some": at least one task could run and had no processor). Where it does
-not say, the load of the last minute beyond the number of processors stands for it.
+Linux counts it (`/proc/pressure/cpu`, "some"); where it does not, the load of the last minute beyond the number of
+processors stands for it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ _MICROSECONDS = 1e6
 
 
 class Contention:
-    """Looks from when it is made on."""
+    """Counts from its creation on."""
 
     def __init__(self, pressure: Path = _PRESSURE, clock: Callable[[], float] = time.monotonic) -> None:
         self._pressure, self._clock = pressure, clock
         self._start, self._waited = clock(), self._seconds_waited()
 
     def share(self) -> float:
-        """The share of the time so far in which something waited, between 0 and 1."""
+        """The share of the time so far, between 0 and 1."""
         waited, took = self._seconds_waited(), self._clock() - self._start
         if waited is None or self._waited is None or took <= 0:
-            return _beyond_processors()
+            load, processors = os.getloadavg()[0], os.cpu_count() or 1
+            return max(load - processors, 0.0) / max(load, 1.0)
         return min(max((waited - self._waited) / took, 0.0), 1.0)
 
     def _seconds_waited(self) -> float | None:
@@ -37,8 +38,3 @@ class Contention:
         except OSError:
             return None
         return int(found[1]) / _MICROSECONDS if found else None
-
-
-def _beyond_processors() -> float:
-    load, processors = os.getloadavg()[0], os.cpu_count() or 1
-    return max(load - processors, 0.0) / max(load, 1.0)

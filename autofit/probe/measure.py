@@ -1,4 +1,4 @@
-"""What a probe's child process does: open what the parent sent, measure one Config, and say how it ended."""
+"""What the child processes of an executor run: measure or trace one Config, inspect the workload and the hardware."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import pickle
 import time
 import traceback
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,44 +19,50 @@ from autofit.core.workload import Traits, Workload
 from autofit.hardware.device import detect, used_bytes_without_context, visible_cards
 from autofit.hardware.out_of_memory import is_device_out_of_memory, is_host_out_of_memory, is_out_of_memory
 from autofit.probe.on_cpu import CpuProbe
-from autofit.probe.on_cuda import CudaProbe, check_room, open_card
-from autofit.probe.steps import LossDivergedError, Probe, Request
+from autofit.probe.on_cuda import CudaProbe, open_card, require_free_memory
+from autofit.probe.steps import COMPOSED_MICRO_BATCHES, LossDivergedError, Probe, Request
 from autofit.techniques import register
 from autofit.training.inspect import inspect_workload
+from autofit.training.step import train_step
+from autofit.training.step_trace import StepTrace
 
-_IDLE = GIB  # of a card in use by others, such as a desktop: what computes takes more
+_IDLE = GIB  # a desktop takes less of a card, a process that computes takes more
 
 
-def serve(function: Callable[..., Any], workload: bytes, arguments: bytes) -> Any:
-    """Open what the parent sent, here, where the user's modules are imported, and call `function` with it.
+def serve(workload: bytes, call: bytes) -> Any:
+    """Call the pickled function with the workload and its arguments, unpickled here, where user modules are imported.
 
-    Errors that are the user's to mend come back as values.
+    Errors of autofit's own kinds are returned, not raised.
     """
     try:
-        opened = pickle.loads(workload)
-        rest = pickle.loads(arguments)
+        unpickled = pickle.loads(workload)
+        function, arguments = pickle.loads(call)
     except Exception as error:
         message = f"the workload cannot be opened in a probe process: {type(error).__name__}: {error}."
         remedy = "Define its functions in a module that can be imported, or in the notebook or script itself."
         return InputError(message, remedy)
     try:
-        return function(opened, *rest)
+        return function(unpickled, *arguments)
     except AutofitError as error:
         return error
 
 
-def look_around(_: Workload | None, device: str | None) -> Hardware:
+def detect_hardware(_: Workload | None, device: str | None) -> Hardware:
     """The hardware alone."""
     return detect(device)
 
 
-def look_for_cards(_: Workload | None) -> tuple[str, ...]:
-    """What CUDA_VISIBLE_DEVICES calls the cards that are visible."""
+def list_cards(_: Workload | None) -> tuple[str, ...]:
+    """The names of the visible cards, as CUDA_VISIBLE_DEVICES calls them."""
     return visible_cards()
 
 
-def look_at_card(_: Workload | None, card: str) -> Hardware:
-    """One of the visible cards; a ProbeError where others use it."""
+def detect_idle_card(_: Workload | None, card: str) -> Hardware:
+    """One visible card, which becomes the only one of this process.
+
+    Raises:
+        ProbeError: other processes use it.
+    """
     os.environ["CUDA_VISIBLE_DEVICES"] = card
     used = used_bytes_without_context()
     if used > _IDLE:
@@ -64,17 +70,17 @@ def look_at_card(_: Workload | None, card: str) -> Hardware:
     return detect("cuda")
 
 
-def look(workload: Workload, device: str | None, budget_bytes: int | None) -> tuple[Hardware, Traits]:
-    """The hardware, and the traits of the workload on it."""
+def inspect(workload: Workload, device: str | None, budget_bytes: int | None) -> tuple[Hardware, Traits]:
+    """The hardware, and the workload's traits on it."""
     hardware = detect(device)
     on_cpu = hardware.device == "cpu"
     free = hardware.host_free_bytes if on_cpu else hardware.memory_bytes - hardware.used_bytes
     return hardware, inspect_workload(workload, hardware, min(budget_bytes or free, free))
 
 
-def look_for_room(_: Workload | None, budget: Budget, hardware: Hardware) -> None:
-    """A ProbeError where others leave the card less than the budget allows."""
-    check_room(open_card(), budget, hardware)
+def check_free_memory(_: Workload | None, budget: Budget, hardware: Hardware) -> None:
+    """Raise a ProbeError where other processes leave the card less than the budget."""
+    require_free_memory(open_card(), budget, hardware)
 
 
 def measure(workload: Workload, request: Request) -> Measurement:
@@ -84,9 +90,7 @@ def measure(workload: Workload, request: Request) -> Measurement:
         ProbeError: the device cannot be used, or had less memory than the budget allows, so that nothing was measured.
     """
     start = time.monotonic()
-    for technique in request.techniques:
-        register(technique)
-    probe = probe_of(workload, request)
+    probe = _probe(workload, request)
     outcome, reason = Outcome.FITS, None
     try:
         probe.run()
@@ -98,28 +102,42 @@ def measure(workload: Workload, request: Request) -> Measurement:
     except AutofitError as error:
         outcome, reason = Outcome.FAILED, str(error)
     except Exception as error:
-        outcome, reason = _classify(_first(error), request)
+        outcome, reason = _classify(_root_cause(error), request)
     if outcome is Outcome.OUT_OF_MEMORY:
-        probe.check_room()
+        probe.check_free_memory()
     return probe.measurement(outcome, reason, time.monotonic() - start)
 
 
-def probe_of(workload: Workload, request: Request) -> Probe:
-    """The probe of the device that was asked for; it puts this process under the cap.
+def trace_step(workload: Workload, request: Request, directory: Path) -> dict[str, str]:
+    """Record the third step of a Config under the cap of its budget; the paths of the files by what they hold.
 
-    Raises:
-        ProbeError: the device cannot be used.
+    A step of many micro-batches is cut to the first few and the update: a trace of 32 would be slow to open and show
+    nothing more.
     """
+    trace = StepTrace(directory, request.hardware.device)
+    with trace.recording_allocations():
+        probe = _probe(workload, request)
+        setup = probe.prepare()
+        trace.begin()
+        train_step(setup, probe.part(setup, COMPOSED_MICRO_BATCHES))
+        trace.end()
+    return {name: str(path) for name, path in trace.files.items()}
+
+
+def _probe(workload: Workload, request: Request) -> Probe:
+    """The probe of the requested device, which puts this process under the cap; a ProbeError if it is unusable."""
+    for technique in request.techniques:
+        register(technique)
     return (CudaProbe if request.hardware.device == "cuda" else CpuProbe)(workload, request)
 
 
-def _first(error: BaseException) -> BaseException:
-    """The error by which a device ended, where one did: after it every call fails, and what cleans up reports that."""
+def _root_cause(error: BaseException) -> BaseException:
+    """The error that ended the device, if any: every later call fails too, and clean-up code reports that instead."""
     chain = [error]
     while chain[-1].__context__:
         chain.append(chain[-1].__context__)
-    ends = [each for each in chain if isinstance(each, torch.AcceleratorError) and not is_out_of_memory(each)]
-    return ends[-1] if ends else error
+    fatal = [each for each in chain if isinstance(each, torch.AcceleratorError) and not is_out_of_memory(each)]
+    return fatal[-1] if fatal else error
 
 
 def _classify(error: BaseException, request: Request) -> tuple[Outcome, str]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+from autofit.core.hardware import GIB
 from autofit.core.measurement import PeakBytes
 from autofit.core.workload import Workload
 from autofit.hardware.tracker import AllocationRecord, StorageTracker
-from autofit.probe.limits import guard_cpu, peak_resident_bytes
-from autofit.probe.steps import Probe, Request
+from autofit.probe.steps import Probe, Request, peak_resident_bytes
 
-_NEAR_MISS = 1.5  # a run over budget goes on up to here, so that the nearest miss can be told in bytes
+_NEAR_MISS = 1.5  # a run over budget goes on up to here, so that the nearest miss has a size
+_GUARD_SLACK = 1.25  # kernels and libraries use memory that no tensor shows
 
 
 class CpuProbe(Probe):
-    """The peak of tensor storage decides, which is the same on every run; a resource limit only guards the machine.
+    """The peak of tensor storage decides: it is the same on every run. A resource limit only guards the machine.
 
-    What compiles is watched through the allocator, which cannot stop a run that is far over budget: the guard does.
+    Compiled steps are watched through the allocator, which cannot stop a run far over budget; the guard does.
     """
 
     def __init__(self, workload: Workload, request: Request) -> None:
@@ -38,3 +41,22 @@ class CpuProbe(Probe):
 
     def peak(self) -> PeakBytes:
         return PeakBytes(allocated=self.watch.peak, resident=peak_resident_bytes())
+
+
+def guard_cpu(budget_bytes: int) -> None:
+    """Bound this process's data segment well above the budget: a guard for the machine, not the verdict.
+
+    Near such a limit the outcome of a run was measured not to be repeatable; the verdict is the tracker's.
+    """
+    limit = _data_segment_bytes() + int(budget_bytes * _GUARD_SLACK) + GIB
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def _data_segment_bytes() -> int:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmData:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status has no VmData")

@@ -13,49 +13,43 @@ from autofit.core.measurement import Outcome, PeakBytes
 from autofit.core.workload import Workload
 from autofit.hardware import segments
 from autofit.hardware.device import END_OTHERS, opening
-from autofit.probe.limits import peak_resident_bytes
-from autofit.probe.steps import Probe, Request
+from autofit.probe.steps import Probe, Request, peak_resident_bytes
 from autofit.setup import Setup
 from autofit.training.step import accumulate, update
 
-_UNEVEN = 256 * MIB  # contexts are not of the same size in every process, nor is what a desktop takes at all times
+_UNEVEN = 256 * MIB  # the size of a context differs between processes, and what a desktop takes changes
 
 
 def open_card() -> int:
-    """Compute something on the card, as where its context was measured; the bytes that are free then.
+    """Free bytes of the card, once its context is created by the same small computation as where it was measured.
 
     Raises:
-        ProbeError: it cannot be opened, as when it is full.
+        ProbeError: it cannot be opened, for instance because it is full.
     """
     with opening():
-        _compute()
+        torch.ones(1, device="cuda").add_(1)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(0)[0]
 
 
-def _compute() -> None:
-    torch.ones(1, device="cuda").add_(1)
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-
-
-def check_room(free_bytes: int, budget: Budget, hardware: Hardware) -> None:
-    """See whether a card on which so much is free has what the budget allows.
+def require_free_memory(free_bytes: int, budget: Budget, hardware: Hardware) -> None:
+    """Check that the free bytes of a card cover the budget.
 
     Raises:
-        ProbeError: it has not, so that running out of memory there says nothing about a config.
+        ProbeError: they do not, so that running out of memory there says nothing about a config.
     """
     cap = budget.cap_bytes(hardware.device, hardware.context_bytes)
     if free_bytes < cap - _UNEVEN:
-        has = f"{free_bytes / GIB:.1f} GiB of the card are free where the budget lets tensors take {cap / GIB:.1f}"
-        raise ProbeError(f"others use the card, so that what does not fit cannot be told: {has}.", END_OTHERS)
+        free = f"{free_bytes / GIB:.1f} GiB of the card are free where the budget lets tensors take {cap / GIB:.1f}"
+        raise ProbeError(f"others use the card, so an out-of-memory there proves nothing: {free}.", END_OTHERS)
 
 
 class CudaProbe(Probe):
     """The caching allocator under a hard cap, which fails where the smaller card would.
 
-    What lies beside the allocator counts too: by what it has grown once steps have run, the cap is lowered for those
-    that are timed. Managed memory alone (`pages`) is not counted, since it gives way: there the card is made as small
-    as the budget instead.
+    Memory beside the allocator counts too: its growth in the first steps lowers the cap of the timed ones. Managed
+    memory (`pages`) is not counted, since it gives way: there the card is made as small as the budget instead.
     """
 
     def __init__(self, workload: Workload, request: Request) -> None:
@@ -79,27 +73,27 @@ class CudaProbe(Probe):
         return super().prepare()
 
     def _shrink_card(self) -> None:
-        """Hold what the card has above the budget, for pages to go to the host where those of the smaller card would.
+        """Occupy the card's memory above the budget, so that pages move to the host where a smaller card's would.
 
-        Counting them against the budget instead would call every such config too large: they take all that is free,
-        and fit nonetheless. Refusing them would keep them from the cards that they are made for.
+        Counting pages against the budget would call every such config too large: they take all that is free, and fit
+        nonetheless. Refusing them would keep them from the cards that they are made for.
         """
         above = self.free_bytes - (self.request.budget.device_bytes - self.request.hardware.context_bytes)
         if above > 0:
             _hold(above)
 
     def built(self) -> None:
-        self._ask_for_context()
+        self._update_context()
         self.built_peak = self.peak()
 
     def warmed_up(self, setup: Setup) -> None:
-        """One more step where the steps before do not tell what all later ones need.
+        """Run one more step where the peak so far is not that of later steps.
 
-        Compiling needs buffers of its own, to try kernels on; and what was reserved before the cap was lowered may be
-        more than now is allowed, though much of it is not in use.
+        Compiling tries kernels on buffers of its own; and memory reserved before the cap was lowered may exceed it,
+        though much of it is not in use.
         """
         self.synchronize()
-        self._ask_for_context()
+        self._update_context()
         self._allow(self.usable - self.context)
         if self.compiles or torch.cuda.max_memory_reserved(0) > self.cap:
             torch.cuda.empty_cache()
@@ -107,10 +101,10 @@ class CudaProbe(Probe):
             accumulate(setup, self.part(setup, 2))
             update(setup)
 
-    def _ask_for_context(self) -> None:
-        """What this process holds beside the allocator, which grows as kernels are loaded."""
+    def _update_context(self) -> None:
+        """Measure what this process holds beside the allocator, which grows as kernels are loaded."""
         if self.pages:
-            return  # which cannot be told from it
+            return  # pages would count as context
         taken = self.free_bytes - torch.cuda.mem_get_info(0)[0] - torch.cuda.memory_reserved(0)
         self.context = self.request.hardware.context_bytes + max(0, taken)
 
@@ -133,31 +127,28 @@ class CudaProbe(Probe):
         return super().verdict()
 
     def peak(self) -> PeakBytes:
-        """Nothing here asks the device, which answers no more after an assert in a kernel."""
+        """Peaks of the allocator, and the context. Nothing asks the device: it is dead after an assert in a kernel."""
         reserved = torch.cuda.max_memory_reserved(0)
-        seen = PeakBytes(
+        peak = PeakBytes(
             allocated=torch.cuda.max_memory_allocated(0),
             reserved=reserved,
             device=reserved + self.context,
             resident=peak_resident_bytes(),
         )
-        return seen.larger(self.built_peak) if self.built_peak else seen
+        return peak.larger(self.built_peak) if self.built_peak else peak
 
-    def check_room(self) -> None:
-        check_room(self.free_bytes, self.request.budget, self.request.hardware)
+    def check_free_memory(self) -> None:
+        require_free_memory(self.free_bytes, self.request.budget, self.request.hardware)
 
     def _retries(self) -> int:
         return int(torch.cuda.memory_stats(0).get("num_alloc_retries", 0))
 
 
 def _hold(nbytes: int) -> None:
-    """Take memory of the card until this process ends.
+    """Occupy memory of the card until this process ends; a ProbeError where the card does not give it.
 
     By the runtime's own function, which PyTorch loads for all to see: PyTorch's allocator would count it as tensors. It
     is plain memory, since managed memory would give way itself.
-
-    Raises:
-        ProbeError: the card does not give it.
     """
     allocate = getattr(ctypes.CDLL(None), "cudaMalloc", None)
     if allocate is None or allocate(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(nbytes)):

@@ -1,18 +1,20 @@
-"""Where a worker's probes run when several run side by side: on a card of its own, or on cores of its own.
+"""Where probes run when several run at once: each on a card of its own, or on cores of its own.
 
-A place is laid down for the worker's zygote before that starts, because OpenMP, MKL and CUDA look around once, when
-they are loaded. All places of a search are alike, so that what is measured in one can be compared with another's.
+A zygote is placed before it starts, because OpenMP, MKL and CUDA read their settings once, when they are loaded. All
+places of a search are alike, so that measurements in one can be compared with another's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from autofit.core.errors import InputError, counted
+from autofit.core.hardware import Hardware
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -34,8 +36,8 @@ class Place:
     processors: frozenset[int] = frozenset()
     cores: int = 0
 
-    def lay_down(self, environment: MutableMapping[str, str]) -> None:
-        """Set what the libraries of a process that starts here read."""
+    def set_environment(self, environment: MutableMapping[str, str]) -> None:
+        """Set the variables that a process placed here reads."""
         if self.card is not None:
             environment["CUDA_VISIBLE_DEVICES"] = self.card
         if self.cores:
@@ -45,7 +47,7 @@ class Place:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """What the calling thread starts meanwhile is bound to the processors from its first instruction on."""
+        """Bind the calling thread to the processors, so that a process started inside is bound from the start."""
         if not self.processors:
             yield
             return
@@ -57,42 +59,94 @@ class Place:
             os.sched_setaffinity(0, before)
 
 
-def on_cards(cards: Sequence[str]) -> tuple[Place, ...]:
-    """A place on each of some cards, called as CUDA_VISIBLE_DEVICES calls them."""
-    return tuple(Place(number, card=card) for number, card in enumerate(cards))
+@dataclass(frozen=True)
+class Placement:
+    """Where the probes of a search run: one at a time in each of some places; no places: one at a time, anywhere."""
+
+    places: tuple[Place, ...] = ()
+
+    @property
+    def cores_of_each(self) -> int | None:
+        """The cores of each place's probes; None where they have all that there are."""
+        return self.places[0].cores or None if self.places else None
+
+    def hardware(self, whole: Hardware) -> Hardware:
+        """The hardware as a probe sees it."""
+        processors = len(self.places[0].processors) if self.places else 0
+        return dataclasses.replace(whole, cores=processors or whole.cores)
+
+    def describe(self, hardware: Hardware) -> str | None:
+        """A sentence on where probes run; None where that is anywhere."""
+        if not self.places:
+            return None
+        if self.cores_of_each is None:
+            return f"{len(self.places)} probes run at a time, each on a card of its own ({hardware.name})."
+        return (
+            f"{len(self.places)} probes run at a time, each on {self.cores_of_each} of {len(physical_cores())} cores; "
+            "whatever may be the best is measured again on all of them, alone."
+        )
+
+    def describe_measurements(self) -> str | None:
+        """A sentence on what explored measurements mean beside verified ones; None where both had all cores."""
+        if self.cores_of_each is None:
+            return None
+        return (
+            f"Explored {len(self.places)} probes at a time, each on {self.cores_of_each} of {len(physical_cores())} "
+            "cores; verified measurements are on all cores."
+        )
 
 
-def on_cores(count: int) -> tuple[Place, ...]:
-    """So many places, each with as many whole cores of this process; those that are left over stay idle.
+def place_probes(workers: int | None, hardware: Hardware, idle_cards: Callable[[], Sequence[str]]) -> Placement:
+    """The placement that the user's number of workers means on this hardware.
+
+    Args:
+        workers: None: one on each of the idle cards, one on a CPU.
+        idle_cards: the cards like card 0 that a probe can use, as CUDA_VISIBLE_DEVICES calls them, that one first.
 
     Raises:
-        InputError: there are fewer cores than places.
+        InputError: there are fewer cards or cores than workers.
     """
+    if hardware.device == "cpu":
+        return _on_cores(workers) if workers and workers > 1 else Placement()
+    if workers == 1:
+        return Placement()
+    cards = idle_cards()
+    if workers and workers > len(cards):
+        found = f"{len(cards)} of the visible cards {'is' if len(cards) == 1 else 'are'} an idle {hardware.name}"
+        raise InputError(f"{workers} workers need a card each like card 0, and {found}.", "Give fewer workers.")
+    if len(cards) == 1:
+        return Placement()
+    return Placement(tuple(Place(number, card=card) for number, card in enumerate(cards[:workers])))
+
+
+def _on_cores(workers: int) -> Placement:
+    """As many whole cores for each worker; those that are left over stay idle."""
     cores = physical_cores()
-    share = len(cores) // count
+    share = len(cores) // workers
     if not share:
-        have = counted(len(cores), "core")
-        raise InputError(f"{count} workers need a core each, and this process may use {have}.", "Give fewer workers.")
-    return tuple(
-        Place(number, processors=frozenset().union(*cores[number * share : (number + 1) * share]), cores=share)
-        for number in range(count)
+        available = counted(len(cores), "core")
+        message = f"{workers} workers need a core each, and this process may use {available}."
+        raise InputError(message, "Give fewer workers.")
+    shares = [cores[number * share : (number + 1) * share] for number in range(workers)]
+    return Placement(
+        tuple(Place(number, processors=frozenset().union(*each), cores=share) for number, each in enumerate(shares))
     )
 
 
 def physical_cores(topology: Path = _TOPOLOGY) -> list[frozenset[int]]:
     """The processors of each core that this process may use, socket by socket."""
     allowed = os.sched_getaffinity(0)
+
+    def socket_and_number(core: frozenset[int]) -> tuple[int, int]:
+        text = _read(topology / f"cpu{min(core)}" / "topology" / "physical_package_id")
+        return int(text) if text.isdecimal() else 0, min(core)
+
     cores = {_siblings(topology, each) & allowed for each in allowed}
-    return sorted(cores, key=lambda core: (_socket(topology, min(core)), min(core)))
-
-
-def _socket(topology: Path, processor: int) -> int:
-    text = _read(topology / f"cpu{processor}" / "topology" / "physical_package_id")
-    return int(text) if text.isdecimal() else 0
+    return sorted(cores, key=socket_and_number)
 
 
 def _siblings(topology: Path, processor: int) -> frozenset[int]:
-    """The processors of the same core, from text such as `0,64` or `0-1`; itself alone where the system tells none."""
+    """The processors of the same core, from text such as `0,64` or `0-1`; itself alone where the system is silent."""
     text = _read(topology / f"cpu{processor}" / "topology" / "thread_siblings_list")
     found = {processor}
     for part in filter(None, text.split(",")):
@@ -104,5 +158,5 @@ def _siblings(topology: Path, processor: int) -> frozenset[int]:
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii").strip()
-    except OSError:  # not every system tells
+    except OSError:  # not every system has the file
         return ""

@@ -1,8 +1,9 @@
-"""The steps of a probe that are the same on every device: build one Config, run real steps, say what was seen."""
+"""The part of a probe that is the same on every device: build one Config, run real steps, report what was measured."""
 
 from __future__ import annotations
 
 import math
+import resource
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from autofit.techniques import added_techniques, all_techniques
 from autofit.training.build import build
 from autofit.training.step import accumulate, train_step, update
 
-_TREND_TOLD = 0.05
+_TREND = 0.05  # a smaller slowdown within a probe is not worth a warning
 COMPOSED_MICRO_BATCHES = 4
 _WARM_STEPS = 2  # optimizer state exists only after the first
 
@@ -40,18 +41,24 @@ class Request:
     techniques: tuple[Technique, ...] = field(default_factory=lambda: tuple(added_techniques()))
 
 
+def peak_resident_bytes() -> int:
+    """The largest resident set of this process since it was forked."""
+    # Not VmHWM of /proc/self/status, which gVisor's kernel does not report.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 class LossDivergedError(Exception):
     """The loss is not finite."""
 
 
 class Probe(ABC):
-    """The steps of a probe that are the same on every device, and what it has seen so far."""
+    """The steps of a probe that are the same on every device, and its measurements so far."""
 
     def __init__(self, workload: Workload, request: Request) -> None:
         self.workload = workload
         self.request = request
-        self.usable = request.budget.cap_bytes(request.hardware.device)  # by all that the process holds of the device
-        self.cap = request.budget.cap_bytes(request.hardware.device, request.hardware.context_bytes)  # by tensors
+        self.usable = request.budget.cap_bytes(request.hardware.device)  # of the device, the context included
+        self.cap = request.budget.cap_bytes(request.hardware.device, request.hardware.context_bytes)  # of tensors
         self.setup: Setup | None = None
         self.batch: Any = None
         self.loss: float | None = None
@@ -73,28 +80,25 @@ class Probe(ABC):
         self.samples, self.hopeless = time_steps(self._stepper(setup), self.request.plan, time.monotonic)
 
     def prepare(self) -> Setup:
-        """Build, and warm up: what comes next is a step as any later one."""
+        """Build and warm up: every step from then on is like any later one."""
         start = time.monotonic()
         self.setup = build(self.workload, self.request.config, self.request.hardware)
         self.build_seconds = time.monotonic() - start
         self.built()
         self.batch = self.workload.batch(self.workload.effective_batch_size)
-        self._warm_up(self.setup)
+        # Two micro-batches: the second runs with gradients alive, so no later one needs more memory.
+        part = self.part(self.setup, 2)
+        stepped = tried = 0
+        while stepped < _WARM_STEPS and tried < 50:  # a scaler may skip the first steps until its scale is low enough
+            self._check(accumulate(self.setup, part))
+            stepped += update(self.setup)
+            tried += 1
+        if stepped < _WARM_STEPS:
+            raise LossDivergedError(f"the loss scaler skipped {tried} steps: gradients overflow")
         self.warmed_up(self.setup)
         self.synchronize()
         self.warmup_seconds = time.monotonic() - start - self.build_seconds
         return self.setup
-
-    def _warm_up(self, setup: Setup) -> None:
-        """Steps of two micro-batches: the second runs with gradients alive, so no later one needs more memory."""
-        part = self.part(setup, 2)
-        stepped = tried = 0
-        while stepped < _WARM_STEPS and tried < 50:  # a scaler may skip the first steps until its scale is low enough
-            self._check(accumulate(setup, part))
-            stepped += update(setup)
-            tried += 1
-        if stepped < _WARM_STEPS:
-            raise LossDivergedError(f"the loss scaler skipped {tried} steps: gradients overflow")
 
     def part(self, setup: Setup, micro_batches: int) -> Any:
         """The first few micro-batches of the effective batch, as a view of it."""
@@ -140,11 +144,13 @@ class Probe(ABC):
         return Outcome.FITS, None
 
     def measurement(self, outcome: Outcome, reason: str | None, seconds: float) -> Measurement:
-        """Everything seen, as data."""
+        """Everything measured, as data."""
         workload = self.workload
         steps = interval_of_median(self.samples) if self.samples and outcome is Outcome.FITS else None
         per_second = workload.effective_batch_size / steps.median if steps else None
         tokens = workload.sequence_length if workload.unit == "tokens" else None
+        slower = slowed_by(self.samples)
+        trend = [f"steps took {slower:.0%} longer at the end of the measurement than at its beginning."]
         return Measurement(
             config=self.request.config,
             outcome=outcome,
@@ -160,13 +166,8 @@ class Probe(ABC):
             compile_seconds=self._compiled() - self.compiled_before,
             steps=len(self.samples),
             composed=self.composed,
-            warnings=(*(self.setup.warnings if self.setup else ()), *self._trend()),
+            warnings=(*(self.setup.warnings if self.setup else ()), *(trend if slower > _TREND else ())),
         )
-
-    def _trend(self) -> Iterator[str]:
-        slower = slowed_by(self.samples)
-        if slower > _TREND_TOLD:
-            yield f"steps took {slower:.0%} longer at the end of the measurement than at its beginning."
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -176,17 +177,17 @@ class Probe(ABC):
     def synchronize(self) -> None:  # noqa: B027 - the CPU has nothing to wait for
         """Wait for the device."""
 
-    def built(self) -> None:  # noqa: B027 - nor anything to be told
-        """Called when the training run has been built."""
+    def built(self) -> None:  # noqa: B027
+        """Called when the training run is built."""
 
     def warmed_up(self, setup: Setup) -> None:  # noqa: B027
-        """Called when its first steps have run."""
+        """Called after the first steps."""
 
     def before_timing(self) -> None:  # noqa: B027
         """Called just before the timed steps."""
 
-    def check_room(self) -> None:  # noqa: B027 - its budget is of what it counts, whatever else the machine holds
-        """See whether the device had what the budget allows when it was opened; else a ProbeError."""
+    def check_free_memory(self) -> None:  # noqa: B027 - a CPU's budget is of tensors, whatever else the machine holds
+        """Raise a ProbeError unless the device had the budget free when it was opened."""
 
     @abstractmethod
     def over_budget(self) -> bool:

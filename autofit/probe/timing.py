@@ -1,4 +1,4 @@
-"""Step times: when enough of them have been seen, and the interval of their median."""
+"""Step times: how many are enough, and the interval of their median."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _TREND_STEPS = 3  # that all later ones are slower than all earlier ones by chan
 class Plan:
     """How long a probe times steps.
 
-    It goes on until the median's interval is within `tightness` of the median, but at least `min_steps`, and stops at
-    `max_steps` or after `max_seconds`. After two steps that are `hopeless` times slower than `best_seconds` it stops
-    too. `compose` allows a step time to be put together from 4 micro-batches and one update.
+    It stops once the median's interval is within `tightness` of the median, after at least `min_steps` and at most
+    `max_steps` or `max_seconds`; or after two steps that are `hopeless` times slower than `best_seconds`. `compose`
+    allows step times composed of 4 micro-batches and one update.
     """
 
     min_steps: int = 3
@@ -48,9 +48,9 @@ def interval_of_median(samples: list[float]) -> StepSeconds:
 
 
 def slowed_by(samples: list[float]) -> float:
-    """By what share the last third of the steps took longer than the first; 0 where that is no more than their noise.
+    """By what share the last third of the steps took longer than the first; 0 where that may be noise.
 
-    A device that grows warm clocks down within a probe; then its later steps are the ones that a training will see.
+    A warm device clocks down within a probe; a training runs at the speed of the later steps.
     """
     third = len(samples) // 3
     if third < _TREND_STEPS:
@@ -60,7 +60,7 @@ def slowed_by(samples: list[float]) -> float:
 
 
 def time_steps(step: Callable[[], float], plan: Plan, clock: Callable[[], float]) -> tuple[list[float], bool]:
-    """Call `step`, which returns the seconds of one step, as the plan says; returns (samples, given up as hopeless)."""
+    """Call `step`, which returns its seconds, as the plan says; returns (samples, stopped as hopeless)."""
     samples: list[float] = []
     start = clock()
     while len(samples) < plan.max_steps:
@@ -69,7 +69,9 @@ def time_steps(step: Callable[[], float], plan: Plan, clock: Callable[[], float]
             return samples, True
         if len(samples) < plan.min_steps:
             continue
-        seen = interval_of_median(samples)
-        if (seen.high - seen.low) / 2 <= plan.tightness * seen.median or clock() - start >= plan.max_seconds:
+        interval = interval_of_median(samples)
+        if (
+            interval.high - interval.low
+        ) / 2 <= plan.tightness * interval.median or clock() - start >= plan.max_seconds:
             break
     return samples, False

@@ -4,7 +4,7 @@ Importing them costs about five seconds; forking costs a tenth of one. It does n
 that has computed with several threads deadlocks its forked children, and it never opens the CUDA driver, which does
 not survive a fork. Run as `python -m autofit.probe.zygote FD`, so no `__main__` of the user's is run again.
 
-It ends, and its child with it, when the parent does, however that ends: the socket between them closes.
+It ends, and its child with it, however the parent ends: the socket between them closes.
 """
 
 from __future__ import annotations
@@ -16,43 +16,40 @@ import os
 import pickle
 import select
 import signal
-import socket
 import sys
 import time
 import traceback
+from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from autofit.core.environment import die_with_parent
-from autofit.probe.messages import Died, Job, Ready, Returned, TimedOut, receive, send
+from autofit.probe.messages import Died, Job, Ready, Returned, TimedOut
 from autofit.probe.preload import preload
 
 _PRELOADED = ("transformers", "transformers.modeling_utils", "autofit.probe.measure", "peft")
-_BARE = "--bare"  # import only what is autofit's own
+_BARE = "--bare"  # import autofit's own modules only
 
 
 def main() -> None:
     """Serve jobs from the socket whose file descriptor is the first argument."""
-    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection = Connection(int(sys.argv[1]))
     if _BARE in sys.argv:
         importlib.import_module("autofit.probe.measure")
-    elif not preload(_PRELOADED):  # a library opened CUDA after all, which no forked child could use
+    elif not preload(_PRELOADED):  # a library opened CUDA after all: no forked child could use it
         os.execv(sys.executable, [sys.executable, "-P", "-m", "autofit.probe.zygote", sys.argv[1], _BARE])
     gc.collect()
     gc.freeze()  # children then leave the pages of these objects shared
     deaths = _Deaths()
-    send(connection, Ready())
-    while True:
-        try:
-            job = receive(connection)
-        except EOFError:
-            return
-        send(connection, _run(job, connection, deaths))
+    with contextlib.suppress(EOFError, OSError):  # the parent has ended
+        connection.send(Ready())
+        while True:
+            connection.send(_run(connection.recv(), connection, deaths))
 
 
 class _Deaths:
-    """A file that can be read once a child has ended, or stopped.
+    """A file that becomes readable when a child ends or stops.
 
-    By SIGCHLD, because pidfd_open is missing from some of the kernels that containers run on (gVisor's).
+    By SIGCHLD, because pidfd_open is missing from some kernels that containers run on (gVisor's).
     """
 
     def __init__(self) -> None:
@@ -60,26 +57,26 @@ class _Deaths:
         for end in (self._reader, self._writer):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # what is ignored wakes nobody
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # an ignored signal would not write to the file
 
     def fileno(self) -> int:
         return self._reader
 
-    def look(self, child: int) -> bool:
-        """Whether this child is dead, after something was heard."""
-        os.read(self._reader, 1 << 16)  # before the look, so that what comes after it is heard
+    def includes(self, child: int) -> bool:
+        """Whether this child is dead; call it once the file is readable."""
+        os.read(self._reader, 1 << 16)  # first, so that a later death makes the file readable again
         return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def forget(self) -> None:
-        """In a child that was forked, whose own children are nobody's business here."""
+        """Undo it in a forked child, whose own children do not count."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(self._reader)
         os.close(self._writer)
 
 
-def _run(job: Job, connection: socket.socket, deaths: _Deaths) -> Returned | Died | TimedOut:
-    """Fork a child for the job and wait for its answer, its death, the end of its time or of the parent."""
+def _run(job: Job, connection: Connection, deaths: _Deaths) -> Returned | Died | TimedOut:
+    """Fork a child for the job and wait for its answer, its death, its timeout or the parent's end."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -106,30 +103,37 @@ def _run(job: Job, connection: socket.socket, deaths: _Deaths) -> Returned | Die
     return Died(signal=-code, code=None) if code < 0 else Died(signal=None, code=code)
 
 
-def _collect(reader: int, child: int, deaths: _Deaths, connection: socket.socket, deadline: float) -> bytes | None:
-    """What the child wrote before it ended; None when the time is up. Exits when the parent is gone."""
+def _collect(reader: int, child: int, deaths: _Deaths, connection: Connection, deadline: float) -> bytes | None:
+    """What the child wrote before it ended; None when the time is up. Exits when the parent is gone.
+
+    The pipe is read in parts, not as a `Connection`: a child that is killed halfway through its answer, leaving a
+    process that holds the pipe open, would keep `Connection.recv` waiting for the rest past the deadline.
+    """
     parts = bytearray()
     while (left := deadline - time.monotonic()) > 0:
         ready, _, _ = select.select([reader, deaths.fileno(), connection.fileno()], [], [], left)
-        if connection.fileno() in ready:  # the parent sends nothing while a job runs: this is its end
+        if connection.fileno() in ready:  # the parent sends nothing while a job runs: so it has ended
             raise SystemExit(0)
         if reader in ready:
             part = os.read(reader, 1 << 16)
             if not part:
                 return bytes(parts)
             parts += part
-        elif deaths.fileno() in ready and deaths.look(child):
-            return bytes(parts)  # the pipe is empty; a process that the child left behind may keep it open
+        elif deaths.fileno() in ready and deaths.includes(child):
+            return bytes(parts)  # the pipe is empty, though a process the child left behind may hold it open
     return None
 
 
 def _child(job: Job, writer: int) -> NoReturn:
-    """Run the job in this forked process and leave without any of the zygote's clean-up."""
+    """Run the job in this forked process, and exit without the zygote's clean-up."""
     code = 1
     try:
         os.setsid()
         die_with_parent()
-        _redirect_output(job.log)
+        log = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        os.close(log)
         function, arguments = pickle.loads(job.payload)
         answer: Any = function(*arguments)
         with os.fdopen(writer, "wb") as pipe:
@@ -141,13 +145,6 @@ def _child(job: Job, writer: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _redirect_output(log: str) -> None:
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (1, 2):
-        os.dup2(target, stream)
-    os.close(target)
 
 
 if __name__ == "__main__":

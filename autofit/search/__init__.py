@@ -1,16 +1,14 @@
 """Searching: which Config to measure next, what a measurement proves about others, and which one to recommend.
 
-This room knows optuna and never torch. It is handed functions by tune (`SearchProblem`, `KnobChoices`), so that a whole
-search runs
-in a test against a formula.
+This room knows optuna and never torch. The tuning room hands it functions (`SearchProblem`, `KnobChoices`), so that a
+whole search runs in a test against a formula.
 """
 
-from autofit.search.concurrency import Alone, Crew, Probe, Threads
+from autofit.search.concurrency import Concurrency, Probe, Threaded
 from autofit.search.enumeration import Count, Enumeration
-from autofit.search.foresight import Evidence
 from autofit.search.journal import Journal, begun_with
 from autofit.search.linear_model import Features, LinearModel
-from autofit.search.pareto import Outlook, outlook
+from autofit.search.pareto import Evidence, Outlook, outlook
 from autofit.search.predictions import Predictions
 from autofit.search.prior_measurements import PriorMeasurement, prior_measurement
 from autofit.search.pruning import rules_out
@@ -26,9 +24,8 @@ __all__ = [
     "SearchProblem",
     "Limits",
     "Probe",
-    "Crew",
-    "Alone",
-    "Threads",
+    "Concurrency",
+    "Threaded",
     "Journal",
     "begun_with",
     "PriorMeasurement",

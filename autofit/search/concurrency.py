@@ -1,7 +1,6 @@
-"""Who measures for a search: itself, one probe after the other, or several at a time in threads of their own.
+"""Probes at the same time: each in a thread of its own, started and awaited by the thread of the search.
 
-The search starts probes and waits for whichever ends first, always from its own thread: what it knows is never touched
-by another one.
+Only that thread touches what the search knows.
 """
 
 from __future__ import annotations
@@ -16,64 +15,46 @@ from autofit.core.measurement import Measurement
 Probe = Callable[[int, Config, float | None], Measurement]
 
 
-class Crew(Protocol):
-    """At most `size` probes at a time, each known by its number."""
+class Concurrency(Protocol):
+    """At most `places` probes at a time, each known by its number."""
 
-    size: int
+    places: int
 
-    def start(self, number: int, config: Config, best_seconds: float | None) -> None:
-        """Begin to measure a config; fewer than `size` are being measured."""
-
-    def wait(self) -> tuple[int, Measurement]:
-        """The next that ends; at least one is being measured. Raises what its probe raised."""
-
-    def end(self) -> list[tuple[int, Measurement]]:
-        """Stop whatever is still measured; what came to its end before that."""
-
-
-class Alone:
-    """One probe at a time, in the thread that waits for it."""
-
-    size = 1
-
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
-
-    def start(self, number: int, config: Config, best_seconds: float | None) -> None:
-        self._next = number, config, best_seconds
+    def submit(self, number: int, config: Config, best_seconds: float | None) -> None:
+        """Start to measure a config; fewer than `places` are being measured."""
 
     def wait(self) -> tuple[int, Measurement]:
-        return self._next[0], self._probe(*self._next)
+        """The next probe to finish, or what it raised; at least one is being measured."""
 
-    def end(self) -> list[tuple[int, Measurement]]:
-        return []
+    def shutdown(self) -> list[tuple[int, Measurement]]:
+        """Stop the probes that still run; returns those that had finished before."""
 
 
-class Threads:
-    """Several probes at a time.
+class Threaded:
+    """Probes in threads; also one alone, so that Ctrl-C finds the search waiting and not halfway through a message.
 
     Args:
-        probe: is called in several threads.
-        stop: makes every call of it that has not returned return or raise soon, and every later one.
+        probe: called in several threads if `places` allow it.
+        give_up: makes every call of `probe` that has not returned return or raise soon.
     """
 
-    def __init__(self, probe: Probe, size: int, stop: Callable[[], None]) -> None:
-        self.size = size
-        self._probe, self._stop = probe, stop
-        self._pool = ThreadPoolExecutor(size, thread_name_prefix="autofit-probe")
-        self._running: dict[Future[Measurement], int] = {}  # in the order in which they were started
+    def __init__(self, probe: Probe, places: int = 1, give_up: Callable[[], None] = lambda: None) -> None:
+        self.places = places
+        self._probe, self._give_up = probe, give_up
+        self._pool = ThreadPoolExecutor(places, thread_name_prefix="autofit-probe")
+        self._running: dict[Future[Measurement], int] = {}  # in the order of their start
 
-    def start(self, number: int, config: Config, best_seconds: float | None) -> None:
+    def submit(self, number: int, config: Config, best_seconds: float | None) -> None:
         self._running[self._pool.submit(self._probe, number, config, best_seconds)] = number
 
     def wait(self) -> tuple[int, Measurement]:
         done = wait(self._running, return_when=FIRST_COMPLETED).done
-        first = next(each for each in self._running if each in done)
+        first = next(future for future in self._running if future in done)
         return self._running.pop(first), first.result()
 
-    def end(self) -> list[tuple[int, Measurement]]:
-        done = [each for each in self._running if each.done() and not each.exception()]
+    def shutdown(self) -> list[tuple[int, Measurement]]:
+        finished = [future for future in self._running if future.done() and not future.exception()]
         if self._running:
-            self._stop()
+            self._give_up()
         self._pool.shutdown(cancel_futures=True)
-        return [(self._running[each], each.result()) for each in done]
+        return [(self._running[future], future.result()) for future in finished]

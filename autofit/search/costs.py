@@ -1,7 +1,7 @@
-"""What a probe of a config is expected to cost, so that of two that promise the same the cheaper one comes first.
+"""The cost of probes: of two configs that promise the same, the cheaper one is measured first.
 
-The logarithm of a probe's seconds is taken to be a sum of effects of its knobs (see `effects`), learnt from the probes
-of the search so far: deep models are built for longer, quantised ones are quantised first, compiled ones compiled.
+The logarithm of a probe's seconds is a sum of effects of its knobs (`linear_model`), learnt from the search so far:
+deep models take longer to build, others are quantised or compiled first.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from autofit.core.measurement import Measurement
 from autofit.search.linear_model import Array, Features, LinearModel
 
 _COMPILE, _UNCOMPILED = "compile", "none"
-# Before anything compiled was measured: a small Llama's first compiled step took 40 s where a whole probe takes 3 s.
+# The prior: a small Llama's first compiled step took 40 s where a whole probe takes 3 s.
 _COMPILED = math.log(8)
 _VALUE, _SLOPE, _NOISE = 0.3, 0.15, 0.2  # standard deviations; on the recorded tables knobs cost up to a factor of 1.6
-_FAR = 1.5  # a probe that another process held up tells no more than one that took so much longer (in logarithms)
+_FAR = 1.5  # outliers are cut to this (in logarithms): another process may have held a probe up
 
 
 class Costs:
-    """Of configs with these features."""
+    """Costs of configs with these features."""
 
     def __init__(self, features: Features) -> None:
         self._features = features
@@ -32,10 +32,10 @@ class Costs:
         self._prior = LinearModel.prior(mean, slope=_SLOPE, value=_VALUE)
 
     def seconds(self, measurements: Sequence[Measurement], rows: Array) -> Array:
-        """Expected seconds of a probe of each config, up to a factor of all as long as nothing is measured.
+        """Expected seconds of a probe of each config; up to a common factor until something is measured.
 
         Args:
-            rows: of the configs, as the features have them.
+            rows: the configs' features.
         """
         whole = [each for each in measurements if each.fits and each.seconds > 0]  # others end early
         if not whole:

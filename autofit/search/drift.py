@@ -1,9 +1,8 @@
-"""How the speed of the machine itself changed during a search: seen where one config was measured more than once.
+"""Drift: how the speed of the machine changed during a search, inferred from configs measured more than once.
 
-Other work begins and ends beside a search, and devices grow warm and clock down: a config measured late is then slower
-than one measured early, for no reason of its own. The search measures its leader again now and then, and what such
-repeats have in common is taken out of all measurements. The change is taken to be a random walk over time, so that two
-repeats that differ by no more than measurements do anyway say little, and several that agree say much.
+Other work starts and ends, and warm devices clock down: a config measured late is then slower for no reason of its own.
+The search repeats its leader now and then, and the drift that repeats have in common is removed from all measurements.
+It is modelled as a random walk over time, so one pair that differs within noise says little, several that agree much.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ import numpy as np
 from autofit.core.measurement import Measurement
 from autofit.search.linear_model import Array
 
-AGAIN_AFTER_SECONDS = 300.0  # of probing since one last repeated another: a short search has no time to drift
-AGAIN_AFTER_PROBES = 8  # at least: what is slow to measure shall not be measured again and again
-# Of the walk, in five minutes, as standard deviations of logarithms; what repeats show makes one likelier than others.
+AGAIN_AFTER_SECONDS = 300.0  # of probing since the last repeat: a short search has no time to drift
+AGAIN_AFTER_PROBES = 8  # at least, so that slow probes are not repeated again and again
+# Of the walk in five minutes, as standard deviations of logarithms, weighted by their evidence.
 _STEPS = (0.01, 0.04, 0.16)
-_WIDE = 10.0  # nothing is known beforehand of how long a config takes
+_WIDE = 10.0  # the prior of how long a config takes
 
 
 def slowdown(measurements: Sequence[Measurement], *, noise: float) -> Array:
-    """The logarithm of how much longer everything took at each measurement than at the last: 0 where nothing tells.
+    """The logarithm of how much slower the machine was at each measurement than at the last; 0 without repeats.
 
     The mean of a Gaussian process (Rasmussen and Williams, "Gaussian Processes for Machine Learning", algorithm 2.1):
     a config's own time, the walk back from the last measurement, and the noise of a measurement.
@@ -35,8 +34,8 @@ def slowdown(measurements: Sequence[Measurement], *, noise: float) -> Array:
     """
     spent = np.cumsum([each.seconds for each in measurements])
     ago = (spent[-1:] - spent) / AGAIN_AFTER_SECONDS
-    timed = [place for place, each in enumerate(measurements) if each.fits and each.step_seconds]
-    configs = [measurements[place].config for place in timed]
+    timed = [index for index, each in enumerate(measurements) if each.fits and each.step_seconds]
+    configs = [measurements[index].config for index in timed]
     if len(set(configs)) == len(configs):
         return np.zeros(len(measurements))
     values = np.log([each.step_seconds.median for each in map(measurements.__getitem__, timed) if each.step_seconds])
@@ -46,31 +45,31 @@ def slowdown(measurements: Sequence[Measurement], *, noise: float) -> Array:
     evidence, means = [], []
     for step in _STEPS:
         lower = np.linalg.cholesky(step**2 * walk[timed] + still)
-        known = np.linalg.solve(lower, values)
-        evidence.append(-0.5 * known @ known - np.log(np.diag(lower)).sum())
-        means.append(step**2 * walk @ np.linalg.solve(lower.T, known))
+        solved = np.linalg.solve(lower, values)
+        evidence.append(-0.5 * solved @ solved - np.log(np.diag(lower)).sum())
+        means.append(step**2 * walk @ np.linalg.solve(lower.T, solved))
     weights = np.exp(np.array(evidence) - max(evidence))
     return np.asarray(weights @ np.array(means) / weights.sum())
 
 
 def as_now(measurements: Sequence[Measurement], *, noise: float) -> list[Measurement]:
-    """The measurements as they would be had the machine always been as fast as at the last of them."""
+    """The measurements, corrected to the machine's speed at the last of them."""
     slower = slowdown(measurements, noise=noise)
     if not slower.any():
         return list(measurements)
     return [
-        each.taking(each.step_seconds.median / math.exp(by)) if each.fits and each.step_seconds else each
-        for each, by in zip(measurements, slower.tolist(), strict=True)
+        each.taking(each.step_seconds.median / math.exp(log)) if each.fits and each.step_seconds else each
+        for each, log in zip(measurements, slower.tolist(), strict=True)
     ]
 
 
 def is_due(measurements: Sequence[Measurement]) -> bool:
-    """Whether it is time to measure something again, to see whether the machine is still as fast as it was."""
-    seen, since = set(), 0
-    for place, each in enumerate(measurements):
-        if each.config in seen:
-            since = place
-        seen.add(each.config)
-    later = measurements[since + 1 :]
+    """Whether it is time to repeat a measurement, to see the machine drift."""
+    configs, repeat = set(), 0
+    for index, each in enumerate(measurements):
+        if each.config in configs:
+            repeat = index
+        configs.add(each.config)
+    later = measurements[repeat + 1 :]
     long = len(later) >= AGAIN_AFTER_PROBES and sum(each.seconds for each in later) >= AGAIN_AFTER_SECONDS
     return long and any(each.fits for each in measurements)

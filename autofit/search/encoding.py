@@ -1,4 +1,4 @@
-"""Columns: many configs as one table of small numbers, so that each question is asked of all of them at once."""
+"""Encoding: many configs as one table of small numbers, so that a question is answered for all of them at once."""
 
 from __future__ import annotations
 
@@ -11,49 +11,48 @@ import numpy.typing as npt
 from autofit.core.config import Value
 
 Mask = npt.NDArray[np.bool_]
-Places = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]
 
 MICRO_BATCH = "micro_batch_size"
 
 
-class Columns:
+class Encoding:
     """The values of some configs by knob.
 
     Attributes:
         knobs: all that any of them has.
-        values: by knob, the distinct values, where a code is the place of one.
+        values: by knob, the distinct values; a code is the index of one.
         codes: [configs, knobs].
         doublings: log2 of the micro-batch, 0 where there is none.
     """
 
     def __init__(self, configs: Sequence[Mapping[str, Value]]) -> None:
         self.knobs = tuple(dict.fromkeys(knob for config in configs for knob in config))
-        known: dict[str, dict[tuple[type, Value], int]] = {knob: {} for knob in self.knobs}
+        self._codes: dict[str, dict[tuple[type, Value], int]] = {knob: {} for knob in self.knobs}
         self.codes: Codes = np.empty((len(configs), len(self.knobs)), dtype=np.int32)
         for column, knob in enumerate(self.knobs):
-            codes = known[knob]
+            codes = self._codes[knob]
             for row, config in enumerate(configs):
                 value = config.get(knob)
                 self.codes[row, column] = codes.setdefault((type(value), value), len(codes))  # True is not 1
-        self.values = {knob: tuple(value for _, value in codes) for knob, codes in known.items()}
+        self.values = {knob: tuple(value for _, value in codes) for knob, codes in self._codes.items()}
         self.doublings = doublings(configs)
-        self._known = known
 
     def encoded(self, configs: Sequence[Mapping[str, Value]]) -> Codes:
         """Other configs by the same codes: [configs, knobs], -1 for a value that none of these has."""
         rows = [
-            [codes.get((type(value := config.get(knob)), value), -1) for knob, codes in self._known.items()]
+            [codes.get((type(value := config.get(knob)), value), -1) for knob, codes in self._codes.items()]
             for config in configs
         ]
         return np.array(rows, dtype=np.int32).reshape(len(configs), len(self.knobs))
 
     def where(self, knob: str, holds: Callable[[Value], bool]) -> Mask:
-        """Which configs have a value of the knob for which something holds; None where they have none."""
+        """Which configs have a value of the knob for which a condition holds; a missing knob is None."""
         if knob not in self.values:
             return np.full(len(self.codes), holds(None))
-        told = np.array([holds(value) for value in self.values[knob]], dtype=bool)
-        return np.asarray(told[self.codes[:, self.knobs.index(knob)]])
+        holding = np.array([holds(value) for value in self.values[knob]], dtype=bool)
+        return np.asarray(holding[self.codes[:, self.knobs.index(knob)]])
 
 
 def doublings(configs: Sequence[Mapping[str, Value]]) -> npt.NDArray[np.float64]:

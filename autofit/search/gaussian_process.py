@@ -1,12 +1,12 @@
-"""How far off predictions of speed are, config by config, as the measurements so far tell.
+"""The Gaussian process: errors of predicted speeds, config by config, learnt from the measurements so far.
 
-A Gaussian process (Rasmussen and Williams, "Gaussian Processes for Machine Learning", algorithm 2.1) over the logarithm
-of measured / predicted. Configs are the more alike the fewer knobs they differ in, so that what a knob is off by may
-depend on the others; what all predictions are off by together is learnt from the first probe. How good predictions are
-on this device at all is learnt too: several scales of their errors are kept, each as likely as what was seen makes it.
+It models the logarithm of measured / predicted (Rasmussen and Williams, "Gaussian Processes for Machine Learning",
+algorithm 2.1). Configs are the more alike the fewer knobs they differ in, so a knob's error may depend on the others;
+the error that all share is learnt from the first probe. The scale of the errors on this device is learnt too: a mixture
+of several scales, weighted by their evidence.
 
-Chosen on four recorded tables (benchmarks.replay) over effects of knobs that add: for 3, 6, 12 and 24 measured configs
-its predictions of the others were nearer in each, and what it says of its own doubt was right more often.
+Chosen over additive effects on four recorded tables (benchmarks/searches/tables): for 3, 6, 12 and 24 measured configs
+its predictions of the others were nearer in each, and its uncertainty was right more often.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from autofit.core.config import Config
-from autofit.search.encoding import MICRO_BATCH, Codes, Columns, doublings
+from autofit.search.encoding import MICRO_BATCH, Codes, Encoding, doublings
 from autofit.search.linear_model import Array
 
-# Standard deviations of errors, and how likely each is before any probe: 0.09 to 0.14 were seen on recorded tables; on
-# a device that was never measured, and for techniques whose cost is assumed, they may be a few times larger.
+# Standard deviations of errors with their prior probabilities: recorded tables had 0.09 to 0.14; on a device that was
+# never measured, and for techniques whose cost is assumed, they may be a few times larger.
 _SCALES, _LIKELY = np.array([0.06, 0.13, 0.26, 0.52]), np.array([0.15, 0.55, 0.2, 0.1])
-_ALIKE, _ALIKE_PER_DOUBLING = 0.75, 0.85  # 0.5 to 0.8 did within a few per cent as well
-_COMMON = 0.4  # what all are off by together: 0.3 was seen; more would hide that the first probe was chosen too well
+_ALIKE, _ALIKE_PER_DOUBLING = 0.75, 0.85  # 0.5 to 0.8 did as well within a few per cent
+_COMMON = 0.4  # of the shared error: tables had 0.3; more would hide that the first probe was chosen too well
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Normal distributions for each config, one for each scale: weights [scales], the others [scales, configs]."""
+    """A mixture of normal distributions per config: weights [scales], means and deviations [scales, configs]."""
 
     weights: Array
     means: Array
@@ -42,19 +42,19 @@ class Mixture:
 
 
 class GaussianProcess:
-    """What is learnt for the configs of a pool.
+    """The process over the configs of a pool.
 
     Args:
-        knobs: those that the configs may differ in; the micro-batch counts by its doublings in any case.
+        knobs: those that the configs may differ in; the micro-batch counts by its doublings.
         noise: of measurements, as a standard deviation of logarithms.
     """
 
-    def __init__(self, knobs: Sequence[str], pool: Columns, *, noise: float) -> None:
+    def __init__(self, knobs: Sequence[str], pool: Encoding, *, noise: float) -> None:
         self._noise = noise
         self._pool = pool
-        self._columns = [place for place, knob in enumerate(pool.knobs) if knob in knobs and knob != MICRO_BATCH]
-        self._all = _Places(pool.codes[:, self._columns], pool.doublings)
-        self._likeness: dict[Config, Array] = {}  # of a measured config to each of the pool
+        self._columns = [index for index, knob in enumerate(pool.knobs) if knob in knobs and knob != MICRO_BATCH]
+        self._all = _Points(pool.codes[:, self._columns], pool.doublings)
+        self._correlations: dict[Config, Array] = {}  # of a measured config with each of the pool
 
     def predict(
         self,
@@ -64,10 +64,10 @@ class GaussianProcess:
         *,
         noise: Array | None = None,
     ) -> Mixture:
-        """What is expected at some configs, given what was measured.
+        """The posterior at some configs, given measured ones.
 
         The systems of all scales are solved through one decomposition, as there may be tens of thousands of configs:
-        with N the covariance of what does not depend on the scale s, and A how alike the measured are,
+        with N the covariance that does not depend on the scale s, and A the correlations of the measured configs,
         N^-1/2 A N^-T/2 = Q L Q^T, so that (s^2 A + N)^-1 = N^-T/2 Q (s^2 L + 1)^-1 Q^T N^-1/2.
 
         Args:
@@ -79,44 +79,46 @@ class GaussianProcess:
         if not len(values):
             none = np.zeros((len(_SCALES), count))
             return Mixture(_LIKELY, none, none + _SCALES[:, None])
-        there = self._like_pool(measured) if at is None else self._places(measured).alike(self._places(at))
-        among = self._places(measured).alike(self._places(measured))
+        with_others = (
+            self._correlate_pool(measured) if at is None else self._points(measured).correlate(self._points(at))
+        )
+        among = self._points(measured).correlate(self._points(measured))
         errors = np.eye(len(values)) * self._noise**2 if noise is None else noise
         lower = np.linalg.cholesky(errors + _COMMON**2)
         half = np.linalg.solve(lower, among)
         spread, turned = np.linalg.eigh(np.linalg.solve(lower, half.T))
         spread = np.maximum(spread, 0.0)  # of a matrix that is positive but for rounding
         whole = turned.T @ np.linalg.inv(lower)
-        apart, common, known = whole @ there, whole @ np.full(len(values), _COMMON**2), whole @ values
+        apart, common, observed = whole @ with_others, whole @ np.full(len(values), _COMMON**2), whole @ values
         scales = 1 / (_SCALES[:, None] ** 2 * spread + 1)
         squares = _SCALES[:, None] ** 2
-        means = squares * ((scales * known) @ apart) + ((scales * known) @ common)[:, None]
+        means = squares * ((scales * observed) @ apart) + ((scales * observed) @ common)[:, None]
         explained = squares**2 * (scales @ np.square(apart)) + 2 * squares * ((scales * common) @ apart)
         variances = squares + _COMMON**2 - explained - (scales @ np.square(common))[:, None]
-        evidence = 0.5 * (np.log(scales).sum(axis=1) - scales @ np.square(known))
+        evidence = 0.5 * (np.log(scales).sum(axis=1) - scales @ np.square(observed))
         weights = _LIKELY * np.exp(evidence - evidence.max())
         return Mixture(weights / weights.sum(), means, np.sqrt(np.maximum(variances, 1e-12)))
 
-    def _like_pool(self, measured: Sequence[Config]) -> Array:
-        """How alike each config of the pool is to each measured one: [measured, pool]."""
-        new = [config for config in measured if config not in self._likeness]
+    def _correlate_pool(self, measured: Sequence[Config]) -> Array:
+        """Correlations of measured configs with the pool: [measured, pool]."""
+        new = [config for config in measured if config not in self._correlations]
         for config in new:
-            self._likeness[config] = self._places([config]).alike(self._all)[0]
-        return np.array([self._likeness[config] for config in measured])
+            self._correlations[config] = self._points([config]).correlate(self._all)[0]
+        return np.array([self._correlations[config] for config in measured])
 
-    def _places(self, configs: Sequence[Config]) -> _Places:
-        return _Places(self._pool.encoded(configs)[:, self._columns], doublings(configs))
+    def _points(self, configs: Sequence[Config]) -> _Points:
+        return _Points(self._pool.encoded(configs)[:, self._columns], doublings(configs))
 
 
 @dataclass(frozen=True)
-class _Places:
-    """Configs by the codes of what they may differ in, and the doublings of their micro-batches."""
+class _Points:
+    """Configs by the codes of the knobs they may differ in, and the doublings of their micro-batches."""
 
     codes: Codes
     doublings: Array
 
-    def alike(self, others: _Places) -> Array:
-        """How alike each is to each of others, 1 for the same: [these, others]."""
+    def correlate(self, others: _Points) -> Array:
+        """Correlations with others, 1 for the same config: [these, others]."""
         rows = []
         for codes, size in zip(self.codes, self.doublings, strict=True):
             differences = np.count_nonzero(others.codes != codes, axis=1)

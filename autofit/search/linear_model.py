@@ -1,12 +1,9 @@
-"""What the measurements so far say about configs not measured yet.
+"""Bayesian linear regression over knobs: a quantity's logarithm is a sum of effects, one for each value of each knob,
+and a slope over log2(micro_batch_size).
 
-A quantity's logarithm is taken to be a sum of effects, one for each value of each knob, and a slope over
-log2(micro_batch_size): knobs mostly multiply time and memory (checkpointing costs about a third more time whatever the
-precision), so they add in logarithms. The effects are learnt by Bayesian linear regression (Bishop, "Pattern
-Recognition and Machine Learning", 3.49 - 3.59), which knows how sure it is: a value never measured keeps its prior.
-
-The model is rough (memory is really a sum, not a product), but it learns from a handful of probes, and only chooses
-what to measure next: it never excludes a config and no figure of it reaches the user.
+Knobs mostly multiply time and memory (checkpointing costs about a third more time whatever the precision), so they add
+in logarithms. A value that was never measured keeps its prior (Bishop, "Pattern Recognition and Machine Learning", 3.49
+- 3.59). The model is rough (memory is really a sum, not a product), but learns from a handful of probes.
 """
 
 from __future__ import annotations
@@ -29,12 +26,12 @@ _INTERCEPT_DEVIATION = 30.0  # wide: logarithms of bytes lie near 23, of samples
 class Features:
     """A Config as a row of numbers: an intercept, the slope over the micro-batch, then 0 or 1 for each value of a knob.
 
-    A value that was not announced is a row of zeros for its knob: nothing is known of it.
+    An unknown value is a row of zeros for its knob.
     """
 
     def __init__(self, values: Mapping[str, Sequence[Value]]) -> None:
         self.names = tuple((knob, value) for knob, each in values.items() for value in each)
-        self._column = {name: place for place, name in enumerate(self.names, start=2)}
+        self._column = {name: column for column, name in enumerate(self.names, start=2)}
         sizes = [_log2(value) for value in values.get(MICRO_BATCH, ())]
         self._middle = sum(sizes) / len(sizes) if sizes else 0.0
 
@@ -58,18 +55,18 @@ class Features:
 
 @dataclass(frozen=True)
 class LinearModel:
-    """What is known of all effects on one quantity, before or after measurements: as good as a mean and a covariance.
+    """The effects on one quantity, before or after measurements: a mean and a covariance.
 
     Attributes:
         mean: [columns].
-        prior_variances: [columns], the variances before anything was measured.
-        known: [measurements, columns], K with covariance = diag(prior_variances) - K^T K: there are few measurements,
-            and very many rows to predict.
+        prior_variances: [columns].
+        gain: [measurements, columns], K with covariance = diag(prior_variances) - K^T K: measurements are few, rows to
+            predict very many.
     """
 
     mean: Array
     prior_variances: Array
-    known: Array
+    gain: Array
 
     @classmethod
     def prior(cls, mean: Array, *, intercept: float = _INTERCEPT_DEVIATION, slope: float, value: float) -> LinearModel:
@@ -79,20 +76,19 @@ class LinearModel:
         return cls(mean, deviations**2, np.zeros((0, len(mean))))
 
     def learn(self, rows: Array, values: Array, noise: Array | float) -> LinearModel:
-        """The effects after measuring `values` at `rows`, with the covariance of their noise or its standard deviation
-        in each."""
+        """The effects given `values` at `rows`; `noise` is the covariance of their errors or a standard deviation."""
         if not len(values):
             return self
         # The gain form needs one small system of the size of the measurements, and keeps a zero variance zero.
-        spread = rows * self.prior_variances - (rows @ self.known.T) @ self.known
+        spread = rows * self.prior_variances - (rows @ self.gain.T) @ self.gain
         errors = noise if np.ndim(noise) == 2 else np.diag(np.broadcast_to(np.square(noise), len(values)))
         lower = np.linalg.cholesky(spread @ rows.T + errors)
         gain = np.linalg.solve(lower, spread)
         mean = self.mean + np.linalg.solve(lower, values - rows @ self.mean) @ gain
-        known = np.vstack([self.known, gain])
-        if len(known) > len(mean):  # as many rows as columns say the same
-            known = np.asarray(np.linalg.qr(known, mode="r"))
-        return LinearModel(mean, self.prior_variances, known)
+        gain = np.vstack([self.gain, gain])
+        if len(gain) > len(mean):  # as many rows as columns suffice
+            gain = np.asarray(np.linalg.qr(gain, mode="r"))
+        return LinearModel(mean, self.prior_variances, gain)
 
     def expect(self, rows: Array) -> Array:
         """The mean of the quantity at each row."""
@@ -100,11 +96,11 @@ class LinearModel:
 
     def predict(self, rows: Array) -> tuple[Array, Array]:
         """Mean and standard deviation of the quantity at each row, without the noise of a measurement."""
-        slopes = rows[:, 1]  # all others are 0 or 1, so their squares are they themselves
-        # One product instead of three: what takes time is to go through all rows.
-        mean, before, *known = np.vstack([self.mean, self.prior_variances, self.known]) @ rows.T
+        slopes = rows[:, 1]  # other features are 0 or 1, their own squares
+        # One product instead of three, since passing over all rows takes the time.
+        mean, before, *gain = np.vstack([self.mean, self.prior_variances, self.gain]) @ rows.T
         variance = before + (np.square(slopes) - slopes) * self.prior_variances[1]
-        variance -= np.square(known).sum(axis=0) if known else 0.0
+        variance -= np.square(gain).sum(axis=0) if gain else 0.0
         return mean, np.sqrt(np.maximum(variance, 0.0))
 
 

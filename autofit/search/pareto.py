@@ -1,29 +1,84 @@
-"""What lies around the answer of a search: the frontier of each tier, and what every knob does to the best config.
+"""The Pareto front of memory and throughput in each tier, and what every knob does to the best config.
 
-What was measured counts as it was measured; of the rest it is told what is believed of it, and marked so.
+Measured configs count as measured. Others count by the surrogate's posterior, and are marked as predicted; only where
+the space was predicted, so no figure rests on additive effects alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
+
+from autofit.core.budget import Budget
 from autofit.core.config import Config
+from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.pareto import Alternative, OtherBudget, Point, fastest_within, frontier, thinned
 from autofit.core.result import TIERS, tier
-from autofit.search.foresight import Evidence, believed, leading
-from autofit.search.pruning import ACCUMULATION
+from autofit.core.workload import Workload
+from autofit.search.encoding import Encoding
+from autofit.search.linear_model import Array
+from autofit.search.predictions import Predictions
+from autofit.search.pruning import ACCUMULATION, ruled_out
+from autofit.search.surrogate import Surrogate
 
-_FOLLOWING = 5  # knobs may differ in what is a single change: the others follow from it
-_LOOKED_AT = 3000  # of each tier, the nearest to its predicted frontier
+_DERIVED = 5  # a single change may alter up to so many knobs: the others are derived from it
+_MOST_PREDICTED = 3000  # configs of each tier, the nearest to its predicted front
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a search measured and predicted.
+
+    Attributes:
+        best: None where nothing fits.
+        measurements: in their order, the verified ones last.
+        failed: configs that fitted at first and did not when verified.
+        surrogate, predictions: None without predictions.
+    """
+
+    best: Measurement | None
+    measurements: Sequence[Measurement]
+    failed: Sequence[Config]
+    surrogate: Surrogate | None
+    predictions: Predictions | None
+    budget: Budget
+    hardware: Hardware
+    workload: Workload
+
+    @cached_property
+    def levelled(self) -> list[Measurement]:
+        """All measurements, the explored ones scaled by the best's speed when verified against when explored: the
+        machine may have become faster or slower in between."""
+        best = self.best
+        explored = next((each for each in self.measurements if best and each.config == best.config), best)
+        level = best.throughput / explored.throughput if best and explored and explored.throughput else 1.0
+        return [
+            each.taking(each.step_seconds.median / level)
+            if each.step_seconds and each.fits and not each.verified
+            else each
+            for each in self.measurements
+        ]
+
+    @cached_property
+    def latest(self) -> dict[Config, Measurement]:
+        """By config its last measurement, without configs that failed when verified."""
+        return {each.config: each for each in self.levelled if each.config not in self.failed}
+
+    @property
+    def usable_bytes(self) -> int:
+        """What a config may take of the device, the context included."""
+        return self.budget.cap_bytes(self.hardware.device)
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """By tier its frontier; the single changes of the best config, knob by knob; the other budgets worth a word."""
+    """The front of each tier, the single changes of the best config knob by knob, and other budgets worth a mention."""
 
     frontier: dict[str, tuple[Point, ...]]
     alternatives: tuple[Alternative, ...] = ()
@@ -31,99 +86,153 @@ class Outlook:
 
 
 def outlook(evidence: Evidence, *, others: Sequence[OtherBudget] = (), tolerance: float = 0.0) -> Outlook:
-    """What lies around the best config, if there is one.
+    """The alternatives to the best config.
 
-    A frontier is thinned out, but what the budget and the others would run of it stays. Another budget is worth a word
-    where it is that of a card, or would run something else: beside a small model most sizes run the same.
+    Fronts are thinned, but keep what this budget and the others would run. Another budget is worth a mention where it
+    is that of a card, or would run something else: with a small model most sizes run the same.
     """
-    changed = _single_changes(evidence.best.config, evidence) if evidence.best else {}
-    asked = dict.fromkeys((*(leading(evidence.expected, _LOOKED_AT) if evidence.expected else ()), *changed))
-    predicted = believed(asked, evidence)
-    points = [*_measured_points(evidence), *predicted.values()]
-    budgets = (dataclasses.replace(evidence.budget, device_bytes=each.device_bytes) for each in others)
-    limits = [each.cap_bytes(evidence.hardware.device) for each in (evidence.budget, *budgets)]
-    wholes = {
-        name: frontier([each for each in points if tier(each.config) == name], tolerance=tolerance) for name in TIERS
-    }
-    here, *there = ([fastest_within(whole, limit) for whole in wholes.values()] for limit in limits)
-    answers = [point for each in (here, *there) for point in each if point]
-    return Outlook(
-        {name: thinned(whole, [each for each in answers if each in whole]) for name, whole in wholes.items()},
-        _alternatives(changed, predicted, evidence),
-        tuple(other for other, each in zip(others, there, strict=True) if other.card or each != here),
-    )
-
-
-def _measured_points(evidence: Evidence) -> list[Point]:
-    return [
+    knobs = _single_changes(evidence.best.config, evidence) if evidence.best else {}
+    asked = dict.fromkeys((*(leading(evidence.predictions, _MOST_PREDICTED) if evidence.predictions else ()), *knobs))
+    predicted = predicted_points(asked, evidence)
+    measured = [
         Point(each.config, each.peak_bytes.held_bytes, each.throughput, each.tokens_per_second, measured=True)
         for each in evidence.latest.values()
         if each.fits and each.throughput and each.peak_bytes
     ]
+    points = [*measured, *predicted.values()]
+    budgets = (dataclasses.replace(evidence.budget, device_bytes=each.device_bytes) for each in others)
+    limits = [each.cap_bytes(evidence.hardware.device) for each in (evidence.budget, *budgets)]
+    fronts = {
+        name: frontier([each for each in points if tier(each.config) == name], tolerance=tolerance) for name in TIERS
+    }
+    own, *by_budget = ([fastest_within(front, limit) for front in fronts.values()] for limit in limits)
+    answers = [point for each in (own, *by_budget) for point in each if point]
+    return Outlook(
+        {name: thinned(front, [each for each in answers if each in front]) for name, front in fronts.items()},
+        _alternatives(knobs, predicted, evidence),
+        tuple(other for other, each in zip(others, by_budget, strict=True) if other.card or each != own),
+    )
 
 
 def _single_changes(best: Config, evidence: Evidence) -> dict[Config, str]:
-    """The configs, measured or only predicted, that differ from the best in one knob; and which."""
+    """The configs, measured or only predicted, that differ from the best in one knob, and that knob."""
     values = tuple(best.values())
-    every = evidence.expected.nbytes if evidence.expected else {}
-    # There may be 232,224, all with their knobs in one order; few come near, and those are looked at closely.
-    near = (config for config in every if sum(map(operator.ne, values, config.values())) <= _FOLLOWING)
+    every = evidence.predictions.nbytes if evidence.predictions else {}
+    # Up to 300,000, all with their knobs in one order; the few near ones are compared knob by knob.
+    near = (config for config in every if sum(map(operator.ne, values, config.values())) <= _DERIVED)
     return {config: knob for config in (*evidence.latest, *near) if (knob := _only_change(best, config))}
 
 
 def _only_change(best: Config, config: Config) -> str | None:
-    """The one knob that differs; what follows from others, and what has no meaning beside them, does not count."""
-    changed = None
-    for knob, value in best.items():
-        other = config.get(knob)
-        if value != other and knob != ACCUMULATION and value is not None and other is not None:
-            if changed is not None:
-                return None
-            changed = knob
-    return changed
+    """The only knob that differs, ignoring derived and null knobs."""
+    pairs = ((knob, value, config.get(knob)) for knob, value in best.items() if knob != ACCUMULATION)
+    changed = [knob for knob, one, two in pairs if one != two and one is not None and two is not None]
+    return changed[0] if len(changed) == 1 else None
 
 
 def _alternatives(
-    changed: dict[Config, str], predicted: dict[Config, Point], evidence: Evidence
+    knobs: dict[Config, str], predicted: dict[Config, Point], evidence: Evidence
 ) -> tuple[Alternative, ...]:
     """One for each value of each knob, knobs in the order of a config and of each the fastest first."""
-    measured = evidence.latest
-    found = [
-        *(_as_measured(knob, measured[config], evidence) for config, knob in changed.items() if config in measured),
-        *(
-            _as_believed(knob, predicted[config], evidence)
-            for config, knob in changed.items()
-            if config in predicted and config not in measured
-        ),
-    ]
-    found.sort(key=lambda each: (list(each.config).index(each.knob), not each.fits, -(each.samples_per_second or 0.0)))
-    kept: dict[tuple[str, object], Alternative] = {}
-    for each in found:  # some differ, too, in what has a meaning only beside the new value
-        kept.setdefault((each.knob, each.value), each)
-    return tuple(kept.values())
-
-
-def _as_measured(knob: str, measurement: Measurement, evidence: Evidence) -> Alternative:
-    size = measurement.peak_bytes.held_bytes if measurement.peak_bytes else None
-    told = measurement.fits or (size is not None and size > evidence.usable_bytes)
-    return Alternative(
-        knob,
-        measurement.config,
-        measurement.outcome,
-        peak_bytes=size if told else None,
-        samples_per_second=measurement.samples_per_second,
-        tokens_per_second=measurement.tokens_per_second,
-        measured=True,
+    found = []
+    for config, knob in knobs.items():
+        source = evidence.latest.get(config) or predicted.get(config)
+        if isinstance(source, Measurement):
+            size = source.peak_bytes.held_bytes if source.peak_bytes else None
+            whole = source.fits or (size is not None and size > evidence.usable_bytes)
+            size = size if whole else None  # a run that ended early has not reached its peak
+            outcome = source.outcome
+        elif source:
+            size = source.peak_bytes
+            outcome = Outcome.FITS if size <= evidence.usable_bytes else Outcome.OUT_OF_MEMORY
+        else:
+            continue
+        found.append(
+            Alternative(
+                knob,
+                config,
+                outcome,
+                peak_bytes=size,
+                samples_per_second=source.samples_per_second,
+                tokens_per_second=source.tokens_per_second,
+                measured=isinstance(source, Measurement),
+            )
+        )
+    found.sort(
+        key=lambda each: (
+            list(each.config).index(each.knob),
+            not each.fits,
+            -(each.samples_per_second or 0.0),
+            not each.measured,
+        )
     )
+    by_value: dict[tuple[str, object], Alternative] = {}
+    for each in found:  # some also differ in a knob that has a meaning only beside the new value
+        by_value.setdefault((each.knob, each.value), each)
+    return tuple(by_value.values())
 
 
-def _as_believed(knob: str, point: Point, evidence: Evidence) -> Alternative:
-    return Alternative(
-        knob,
-        point.config,
-        Outcome.FITS if point.peak_bytes <= evidence.usable_bytes else Outcome.OUT_OF_MEMORY,
-        peak_bytes=point.peak_bytes,
-        samples_per_second=point.samples_per_second,
-        tokens_per_second=point.tokens_per_second,
-        measured=False,
-    )
+def leading(predictions: Predictions, most: int) -> list[Config]:
+    """The configs predicted to be the nearest to the front of their tier, at most `most` of each."""
+    configs = list(predictions.nbytes)
+    nbytes = np.fromiter(predictions.nbytes.values(), dtype=float, count=len(configs))
+    seconds = np.array([predictions.seconds.get(config, np.nan) for config in configs], dtype=float)
+    known = np.isfinite(nbytes) & np.isfinite(seconds) & (nbytes > 0) & (seconds > 0)
+    tiers = np.array([TIERS.index(tier(config)) for config in configs])
+    found: list[Config] = []
+    for number in range(len(TIERS)):
+        indices = np.flatnonzero(known & (tiers == number))
+        indices = indices[np.lexsort((seconds[indices], nbytes[indices]))]
+        behind = seconds[indices] / np.minimum.accumulate(seconds[indices])
+        found += [configs[index] for index in indices[np.argsort(behind, kind="stable")[:most]].tolist()]
+    return found
+
+
+def predicted_points(configs: Iterable[Config], evidence: Evidence) -> dict[Config, Point]:
+    """The expected memory and speed of configs: those that are predicted, likely to work, and not measured but for
+    running out of memory."""
+    surrogate, measurements, workload = evidence.surrogate, evidence.levelled, evidence.workload
+    asked = [config for config in configs if _is_open(config, evidence)]
+    if surrogate is None or not asked:
+        return {}
+    group = surrogate.group(asked)
+    nbytes = _held_bytes(np.exp(surrogate.memory(measurements, group)[0]), evidence)
+    missed = [each for each in evidence.latest.values() if each.outcome is Outcome.OUT_OF_MEMORY]
+    encoding = Encoding(asked if missed else ())
+    for each in missed:  # it needs more than there is, and so does what needs as much
+        least = max(each.peak_bytes.held_bytes if each.peak_bytes else 0, evidence.usable_bytes + 1)
+        as_much = ruled_out(each.config, encoding, surrogate.memory_order)
+        nbytes[as_much] = np.maximum(nbytes[as_much], least)
+    speeds = np.exp(surrogate.speeds(measurements, group).posterior.mean)
+    best = evidence.best
+    if best is not None and best.step_seconds is not None:  # as fast relative to the best as expected
+        (expected,) = np.exp(surrogate.speeds(measurements, surrogate.group([best.config])).posterior.mean)
+        speeds = speeds * float(1 / best.step_seconds.median / expected)
+    works = surrogate.works(measurements, group) > 0.5
+    length = workload.sequence_length if workload.unit == "tokens" else None
+    points = {}
+    for config, size, speed, work in zip(asked, nbytes.tolist(), speeds.tolist(), works.tolist(), strict=True):
+        if work:
+            rate = speed * workload.effective_batch_size
+            points[config] = Point(config, int(size), rate, rate * length if length else None, measured=False)
+    return points
+
+
+def _is_open(config: Config, evidence: Evidence) -> bool:
+    """Whether a config is predicted, and its measurements leave its memory and speed open."""
+    measured, predictions = evidence.latest.get(config), evidence.predictions
+    if config in evidence.failed or (measured and measured.outcome is not Outcome.OUT_OF_MEMORY):
+        return False
+    figures = [each.get(config, np.nan) for each in (predictions.nbytes, predictions.seconds)] if predictions else [0.0]
+    return all(np.isfinite(each) and each > 0 for each in figures)
+
+
+def _held_bytes(allocated: Array, evidence: Evidence) -> Array:
+    """As the budget counts them: on a GPU the bytes that the allocator reserves for the tensors, and the context."""
+    if evidence.hardware.device == "cpu":
+        return allocated
+    peaks = [each.peak_bytes for each in evidence.latest.values() if each.fits and each.peak_bytes]
+    shares = [peak.reserved / peak.allocated for peak in peaks if peak.reserved and peak.allocated]
+    contexts = [peak.device - peak.reserved for peak in peaks if peak.device and peak.reserved]
+    context = float(np.median(contexts)) if contexts else evidence.hardware.context_bytes
+    return allocated * (float(np.median(shares)) if shares else 1.0) + context

@@ -1,4 +1,4 @@
-"""What one out-of-memory proves about other configs. Nothing here is a guess: guesses belong in `effects`."""
+"""Pruning: what one out-of-memory proves about other configs. Proofs only; the surrogate guesses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 from autofit.core.config import Value
-from autofit.search.encoding import Columns, Mask
+from autofit.search.encoding import Encoding, Mask
 
 MemoryOrder = Callable[[str, Value], int | None]
 
@@ -14,22 +14,22 @@ ACCUMULATION = "gradient_accumulation_steps"
 
 
 def rules_out(failed: Mapping[str, Value], candidate: Mapping[str, Value], memory_order: MemoryOrder) -> bool:
-    """Whether `candidate` needs at least the memory of `failed`, which ran out of it.
+    """Whether `candidate` needs at least the memory of `failed`, which ran out of memory.
 
     It does when every knob is equal or ranks at least as high by `memory_order`, and both accumulate gradients or
-    neither does: without accumulation gradients may live shorter, so across that border nothing is proven. The number
-    of accumulation steps itself follows from the batch sizes and takes no memory.
+    neither does: without accumulation gradients may live shorter, so nothing is proven across that border. The number
+    of accumulation steps follows from the batch sizes and takes no memory.
     """
-    return bool(ruled_out(failed, Columns([candidate]), memory_order)[0])
+    return bool(ruled_out(failed, Encoding([candidate]), memory_order)[0])
 
 
-def ruled_out(failed: Mapping[str, Value], candidates: Columns, memory_order: MemoryOrder) -> Mask:
-    """The same of many candidates at once."""
-    found = candidates.where(ACCUMULATION, lambda steps: (steps == 1) == (failed.get(ACCUMULATION) == 1))
+def ruled_out(failed: Mapping[str, Value], candidates: Encoding, memory_order: MemoryOrder) -> Mask:
+    """`rules_out` for many candidates at once."""
+    pruned = candidates.where(ACCUMULATION, lambda steps: (steps == 1) == (failed.get(ACCUMULATION) == 1))
     for knob in {*failed, *candidates.knobs}:
         needs = functools.partial(_needs_as_much, knob, failed.get(knob), memory_order=memory_order)
-        found &= candidates.where(knob, needs)
-    return found
+        pruned &= candidates.where(knob, needs)
+    return pruned
 
 
 def _needs_as_much(knob: str, failed: Value, candidate: Value, memory_order: MemoryOrder) -> bool:

@@ -1,12 +1,10 @@
-"""What is expected of configs: how fast, how large, and whether they work at all, given the measurements so far.
+"""The surrogate: how fast and how large configs are, and whether they work, given the measurements so far.
 
-Everything here is a guess, and only chooses what to measure next, says when to stop, and tells noise from speed: it
-never excludes a config.
+It chooses what to measure next, says when to stop, and tells noise from speed; it never excludes a config.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +17,7 @@ from autofit.core.config import Config, Value
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.search.costs import Costs
 from autofit.search.drift import as_now
-from autofit.search.encoding import MICRO_BATCH, Columns, Mask, Places
+from autofit.search.encoding import MICRO_BATCH, Encoding, Indices, Mask
 from autofit.search.gaussian_process import GaussianProcess, Mixture
 from autofit.search.linear_model import Array, Features, LinearModel, normal_below, normal_density
 from autofit.search.predictions import Predictions
@@ -27,55 +25,52 @@ from autofit.search.prior_measurements import PriorMeasurements
 from autofit.search.pruning import MemoryOrder
 from autofit.search.ranking import fastest
 
-# What is expected before any probe, as natural logarithms, each with how sure that is. Without predictions, chosen on
-# synthetic problems like those of the tests, and not delicate: with any one of these halved or doubled, the mean regret
-# after 16 probes of 160 problems stayed between 1 % and 3.5 %. The memory slope was picked on those same problems, so
-# the figures flatter it.
+# The prior, as natural logarithms with standard deviations. Chosen on synthetic problems like those of the tests, and
+# robust: with any one of these halved or doubled, the mean regret after 16 probes of 160 problems stayed between 1 %
+# and 3.5 %. The memory slope was picked on those same problems, so the figures flatter it.
 _MEMORY_SLOPE, _MEMORY_SLOPE_DEVIATION = 0.3, 0.3  # per doubling of the micro-batch
 _MEMORY_SPAN, _MEMORY_DEVIATION = 0.7, 0.25  # from a knob's most frugal value to its least
 _SPEED_SLOPE, _SPEED_SLOPE_DEVIATION = 0.3, 0.2  # larger micro-batches fill the device better
 _SPEED_DEVIATION = 0.25
-_GUESSED_MEMORY_NOISE = 0.03  # of what effects that only add cannot express
-# Where there are predictions, the effects on memory are of what these are off by: with 0.012 to 0.035 over the recorded
-# tables (of benchmarks/searches) that is what was seen on the CPU.
+_GUESSED_MEMORY_NOISE = 0.03  # of what additive effects cannot express
+# With predictions, the linear model is of their errors in memory: 0.012 to 0.035 over the tables recorded on the CPU.
 _OFF_MEMORY, _MEMORY_NOISE = 0.03, 0.01
 SPEED_NOISE = 0.04  # between two probes of one config, on machines that others use too
-_BEYOND = 0.2  # how far past the limit an out-of-memory is taken to lie; it says only that it lies past it
+_BEYOND = 0.2  # how far past the limit an out-of-memory is assumed to lie
 _WORKS_DEVIATION, _WORKS_NOISE = 0.5, 0.2  # of 1 for a config that works and 0 for one that does not
-_HARDLY = 0.05  # to fit and to work: what is less likely than that is not reckoned with
-_AT_MOST = 0.05  # what may be faster yet with that probability is no reason to go on
-_MORE_LIKELY = 0.5  # than not
+_INFEASIBLE = 0.05  # a config that is less likely feasible does not count for when to stop
+_CONFIDENCE = 0.05  # a config that is faster with at most this probability is no reason to go on
 _EXACT = 1e-4
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """Log steps per second of configs; `best` is the highest expected of any that was measured to fit."""
+    """Log steps per second of configs: their posterior, and its highest mean among those measured to fit."""
 
-    expected: Mixture
+    posterior: Mixture
     best: float
 
-    def improvement(self) -> Array:
-        """Expected improvement over the best (Jones et al. 1998, equation 15); of what is expected, if none."""
-        means, deviations = self.expected.means, self.expected.deviations
+    def expected_improvement(self) -> Array:
+        """Expected improvement over the best (Jones et al. 1998, equation 15); without a best, over each one's mean."""
+        means, deviations = self.posterior.means, self.posterior.deviations
         z = (means - self.best) / deviations if math.isfinite(self.best) else np.zeros(means.shape)
         gain = deviations * (z * normal_below(z) + normal_density(z))
-        return np.asarray(self.expected.weights @ gain)
+        return np.asarray(self.posterior.weights @ gain)
 
-    def of(self, some: Mask) -> Speeds:
+    def of(self, mask: Mask) -> Speeds:
         """Of some of the configs."""
-        few = replace(self.expected, means=self.expected.means[:, some], deviations=self.expected.deviations[:, some])
-        return replace(self, expected=few)
+        means, deviations = self.posterior.means[:, mask], self.posterior.deviations[:, mask]
+        return replace(self, posterior=replace(self.posterior, means=means, deviations=deviations))
 
-    def chance_above(self, share: float) -> Array:
-        """How likely each is to be faster than the best by more than that share of it."""
-        z = (self.expected.means - self.best - math.log1p(share)) / self.expected.deviations
-        return np.asarray(self.expected.weights @ normal_below(z))
+    def probability_above(self, share: float) -> Array:
+        """The probability of each to be faster than the best by more than that share of it."""
+        z = (self.posterior.means - self.best - math.log1p(share)) / self.posterior.deviations
+        return np.asarray(self.posterior.weights @ normal_below(z))
 
 
 @dataclass(frozen=True)
 class Group:
-    """Configs, and what can be told of them before anything is measured: predictions are logarithms, 0 without any."""
+    """Configs with their features and predictions; these are logarithms, 0 without any."""
 
     configs: Sequence[Config]
     rows: Array
@@ -84,13 +79,14 @@ class Group:
 
 
 class Surrogate:
-    """About the configs of a pool, and others like them.
+    """A model of the configs of a pool, and of others like them.
 
     Args:
         values: every value each searched knob takes in the space, expected memory rising.
         memory_order: proven ranks of memory, `Technique.memory_order`.
         memory_bytes: what tensors may take; None when unknown, then it is guessed from what fitted and what did not.
-        expected: what is predicted of the pool; None where nothing is.
+        predictions: of the pool, if any.
+        prior: earlier searches' measurements.
     """
 
     def __init__(
@@ -100,68 +96,62 @@ class Surrogate:
         *,
         memory_order: MemoryOrder,
         memory_bytes: int | None = None,
-        expected: Predictions | None = None,
+        predictions: Predictions | None = None,
+        prior: PriorMeasurements | None = None,
     ) -> None:
         self.values, self.memory_order = values, memory_order
-        self.past = PriorMeasurements()
-        self._expected = expected
+        self.prior = prior or PriorMeasurements()
+        self._predictions = predictions
         self._memory_bytes = memory_bytes
-        self._told: dict[str, tuple[Any, Any]] = {}  # of the pool: after which measurements, what
+        self._cache: dict[str, tuple[Any, Any]] = {}  # of the pool: by name the measurements and the answer
         self._features = Features(values)
-        self.pool, self.columns = self.group(pool), Columns(pool)
+        self.pool, self.encoding = self.group(pool), Encoding(pool)
         knobs = [knob for knob, each in values.items() if len(each) > 1]
-        self._residuals = GaussianProcess(knobs, self.columns, noise=SPEED_NOISE)
+        self._process = GaussianProcess(knobs, self.encoding, noise=SPEED_NOISE)
         self._costs = Costs(self._features)
-        self._frugality = _frugality(values, self._features, memory_order)
-        self._least = float(min(self.pool.rows @ self._frugality, default=0.0))
-
-    def knowing(self, past: PriorMeasurements) -> Surrogate:
-        """The same, with what earlier searches measured."""
-        found = copy.copy(self)
-        found.past, found._told = past, {}
-        return found
+        self._memory_effects = _memory_effects(values, self._features, memory_order)
+        self._least_memory = float(min(self.pool.rows @ self._memory_effects, default=0.0))
 
     @property
     def informed(self) -> bool:
-        """Whether anything is predicted of the pool, or known to fit."""
-        return self._expected is not None or bool(self.past.fits)
+        """Whether there are predictions, or earlier measurements that fit."""
+        return self._predictions is not None or bool(self.prior.fits)
 
     def group(self, configs: Sequence[Config]) -> Group:
-        """Configs to ask about."""
+        """Configs with what the model needs of them."""
         none = np.zeros(len(configs))
-        nbytes = none if self._expected is None else self._expected.log_bytes(configs)
-        speed = none if self._expected is None else self._expected.log_throughput(configs)
+        nbytes = none if self._predictions is None else self._predictions.log_bytes(configs)
+        speed = none if self._predictions is None else self._predictions.log_throughput(configs)
         return Group(configs, self._features.rows(configs), nbytes, speed)
 
     def speeds(
         self, measurements: Sequence[Measurement], group: Group, rivals: Sequence[Measurement] | None = None
     ) -> Speeds:
-        """How fast configs are expected to be, and the best of some measurements; None: of all."""
+        """The speeds of configs, and the best of the `rivals`: some measurements, None for all."""
         steady = as_now(measurements, noise=SPEED_NOISE)
         timed = [(each.config, each.step_seconds.median) for each in steady if each.fits and each.step_seconds]
-        at = self.group([*(config for config, _ in timed), *self.past.configs])
-        values = np.concatenate([-np.log([seconds for _, seconds in timed]), self.past.speeds])
-        told = {each.config for each in (measurements if rivals is None else rivals)}
-        among = [config in told for config, _ in timed] + [False] * len(self.past.configs)
+        at = self.group([*(config for config, _ in timed), *self.prior.configs])
+        values = np.concatenate([-np.log([seconds for _, seconds in timed]), self.prior.speeds])
+        configs = {each.config for each in (measurements if rivals is None else rivals)}
+        among = [config in configs for config, _ in timed] + [False] * len(self.prior.configs)
         best = float(self._speed(at, values, at).mean[among].max(initial=-math.inf))
-        found = self._once("speeds", measurements, group, lambda: self._speed(at, values, group))
-        return Speeds(found, best)
+        return Speeds(self._cached("speeds", measurements, group, lambda: self._speed(at, values, group)), best)
 
-    def _once(self, what: str, measurements: Sequence[Measurement], group: Group, notify: Callable[[], Any]) -> Any:
-        """What is told of the whole pool is asked several times before the next measurement."""
+    def _cached(self, name: str, measurements: Sequence[Measurement], group: Group, compute: Callable[[], Any]) -> Any:
+        """Compute once for the whole pool, which is asked for several times before the next measurement."""
         if group is not self.pool:
-            return notify()
-        seen = tuple((each.number, each.config, each.outcome) for each in measurements)
-        if what not in self._told or self._told[what][0] != seen:
-            self._told[what] = seen, notify()
-        return self._told[what][1]
+            return compute()
+        key = tuple((each.number, each.config, each.outcome) for each in measurements)
+        if name not in self._cache or self._cache[name][0] != key:
+            self._cache[name] = key, compute()
+        return self._cache[name][1]
 
     def _speed(self, at: Group, values: Array, group: Group) -> Mixture:
-        noise = self.past.noise(len(values) - len(self.past.configs), SPEED_NOISE)
-        if self._expected is not None:
+        noise = self.prior.noise(len(values) - len(self.prior.configs), SPEED_NOISE)
+        if self._predictions is not None:
             asked = None if group is self.pool else group.configs
-            off = self._residuals.predict(at.configs, values - at.speed, asked, noise=noise)
-            return replace(off, means=off.means + group.speed)
+            errors = self._process.predict(at.configs, values - at.speed, asked, noise=noise)
+            return replace(errors, means=errors.means + group.speed)
         mean = np.zeros(self._features.width)
         mean[1] = _SPEED_SLOPE
         prior = LinearModel.prior(mean, slope=_SPEED_SLOPE_DEVIATION, value=_SPEED_DEVIATION)
@@ -169,127 +159,131 @@ class Surrogate:
         return Mixture(np.ones(1), means[None, :], np.maximum(deviations, 1e-9)[None, :])
 
     def leader(self, measurements: Sequence[Measurement]) -> Measurement | None:
-        """The latest measurement of the config that is expected to be the fastest of those that fit."""
-        best = fastest(self.settled(measurements))
+        """The latest measurement of the fitting config with the highest expected speed."""
+        best = fastest(self.posterior(measurements))
         return next((each for each in reversed(measurements) if best and each.config == best.config), None)
 
-    def settled(self, measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
-        """Of every config that fits its latest measurement, with the step time that is expected of it given all.
+    def posterior(self, measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
+        """The latest measurement of every config that fits, at the step time expected of it given all measurements.
 
-        Where nothing is predicted that is the mean of its own: effects that only add are too rough to doubt those for.
+        Without predictions that is the mean of its own: additive effects are too rough to doubt measurements for.
         """
         latest = {each.config: each for each in measurements if each.fits and each.step_seconds}
-        if self._expected is None:
+        if self._predictions is None:
             times: dict[Config, list[float]] = {}
             for each in as_now(measurements, noise=SPEED_NOISE):
                 if each.fits and each.step_seconds:
                     times.setdefault(each.config, []).append(each.step_seconds.median)
             return tuple(each.taking(statistics.geometric_mean(times[config])) for config, each in latest.items())
-        means = self.speeds(measurements, self.group(list(latest))).expected.mean
+        means = self.speeds(measurements, self.group(list(latest))).posterior.mean
         return tuple(each.taking(math.exp(-mean)) for each, mean in zip(latest.values(), means.tolist(), strict=True))
 
-    def most_likely(self, measurements: Sequence[Measurement], configs: Sequence[Config]) -> list[Measurement]:
-        """What probes of configs would most likely show; their numbers, which no measurement has, are below 0."""
+    def fantasies(self, measurements: Sequence[Measurement], configs: Sequence[Config]) -> list[Measurement]:
+        """The most likely measurements of configs; their numbers are below 0, as no real one's."""
         group = self.group(configs)
-        seconds = np.exp(-self.speeds(measurements, group).expected.mean).tolist()
+        seconds = np.exp(-self.speeds(measurements, group).posterior.mean).tolist()
         sizes = np.exp(self.memory(measurements, group)[0]).astype(int).tolist()
-        fits = (self.chances(measurements, group) >= _MORE_LIKELY).tolist()
+        fits = (self.probability_feasible(measurements, group) >= 0.5).tolist()
         return [
-            Measurement(config, Outcome.FITS, -1 - at, StepSeconds(*[seconds[at]] * 3), peak_bytes=PeakBytes(sizes[at]))
-            if fits[at]
-            else Measurement(config, Outcome.OUT_OF_MEMORY, -1 - at)
-            for at, config in enumerate(configs)
+            Measurement(
+                config, Outcome.FITS, -1 - index, StepSeconds(*[seconds[index]] * 3), peak_bytes=PeakBytes(sizes[index])
+            )
+            if fits[index]
+            else Measurement(config, Outcome.OUT_OF_MEMORY, -1 - index)
+            for index, config in enumerate(configs)
         ]
 
-    def chances(self, measurements: Sequence[Measurement], group: Group) -> Array:
-        """How likely configs are to fit and to work."""
-        found: Array = self._once("chances", measurements, group, lambda: self._chances(measurements, group))
-        return found
+    def probability_feasible(self, measurements: Sequence[Measurement], group: Group) -> Array:
+        """The probability of configs to fit and to work."""
 
-    def _chances(self, measurements: Sequence[Measurement], group: Group) -> Array:
-        memory, deviation, limit = self.memory(measurements, group)
-        noise = _GUESSED_MEMORY_NOISE if self._expected is None else _MEMORY_NOISE
-        return normal_below((limit - memory) / np.hypot(deviation, noise)) * self.works(measurements, group)
+        def compute() -> Array:
+            memory, deviation, limit = self.memory(measurements, group)
+            fits = normal_below((limit - memory) / np.hypot(deviation, self._memory_noise))
+            return fits * self.works(measurements, group)
 
-    def cost(self, measurements: Sequence[Measurement], group: Group, places: Places | slice = slice(None)) -> Array:
-        """What a probe of each, or of those at some places, is expected to take in seconds."""
-        return self._costs.seconds(measurements, group.rows[places])
+        probability: Array = self._cached("feasible", measurements, group, compute)
+        return probability
 
-    def may_beat(
+    @property
+    def _memory_noise(self) -> float:
+        return _GUESSED_MEMORY_NOISE if self._predictions is None else _MEMORY_NOISE
+
+    def cost(self, measurements: Sequence[Measurement], group: Group, indices: Indices | slice = slice(None)) -> Array:
+        """The expected seconds of a probe of each config, or of those at some indices."""
+        return self._costs.seconds(measurements, group.rows[indices])
+
+    def can_improve(
         self, measurements: Sequence[Measurement], left: Mask, share: float, rivals: Sequence[Measurement] | None = None
     ) -> bool:
-        """Whether any of the pool's configs that are left may be faster than the best by more than a share of it.
+        """Whether any config left may, at 95 %, be faster than the best by more than a share of it.
 
-        That is told at 95 %. Where nothing is predicted, any may: effects that only add are too rough to tell.
+        Without predictions any may: additive effects are too rough to say.
 
         Args:
-            rivals: the measurements whose best it is; None: all. Where none of them fits, whatever can fit beats it.
+            rivals: the measurements whose best it is; None: all. Where none of them fits, any that can fit beats it.
         """
-        if self._expected is None:
+        if self._predictions is None:
             return True
-        speeds = self._of_possible(measurements, left, rivals)
-        return speeds is not None and float(speeds.chance_above(share).max()) > _AT_MOST
+        speeds = self._of_feasible(measurements, left, rivals)
+        return speeds is not None and float(speeds.probability_above(share).max()) > _CONFIDENCE
 
-    def surplus(self, measurements: Sequence[Measurement], left: Mask) -> float:
-        """By what share of the best any of the pool's configs that are left may be faster than it at the most, at 95 %.
+    def regret_bound(self, measurements: Sequence[Measurement], left: Mask) -> float:
+        """The largest share by which any config left may, at 95 %, be faster than the best.
 
-        Below 0 where the best is sure to be, or nothing that is left can be expected to fit; infinity where something
-        can and nothing was measured to, and where nothing is predicted.
+        Below 0 where the best is surely faster, or no config left is likely feasible; infinity without predictions, or
+        where nothing was measured to fit yet.
         """
-        if self._expected is None:
+        if self._predictions is None:
             return math.inf
         low, high = -1.0 + 1e-9, 1e3
-        speeds = self._of_possible(measurements, left, None)
+        speeds = self._of_feasible(measurements, left, None)
         if speeds is None:
             return low
         if not math.isfinite(speeds.best):
             return math.inf
         while high - low > _EXACT:
             middle = (low + high) / 2 if high < 1 else math.sqrt((low + 2) * (high + 2)) - 2
-            if float(speeds.chance_above(middle).max()) > _AT_MOST:
+            if float(speeds.probability_above(middle).max()) > _CONFIDENCE:
                 low = middle
             else:
                 high = middle
         return high
 
-    def _of_possible(
+    def _of_feasible(
         self, measurements: Sequence[Measurement], left: Mask, rivals: Sequence[Measurement] | None
     ) -> Speeds | None:
-        """Of those that are left and can be reckoned with; None: there are none."""
-        possible = left & (self.chances(measurements, self.pool) > _HARDLY)
-        return self.speeds(measurements, self.pool, rivals).of(possible) if possible.any() else None
+        """The speeds of those left that are likely feasible; None: there are none."""
+        feasible = left & (self.probability_feasible(measurements, self.pool) > _INFEASIBLE)
+        return self.speeds(measurements, self.pool, rivals).of(feasible) if feasible.any() else None
 
     def memory(self, measurements: Sequence[Measurement], group: Group) -> tuple[Array, Array, float]:
         """Expected log bytes of configs, their deviation, and the log of the limit."""
-        known = [
+        sizes = [
             (measurement.config, measurement.peak_bytes.allocated)
             for measurement in measurements
             if measurement.fits and measurement.peak_bytes and measurement.peak_bytes.allocated > 0
         ]
-        known += self.past.sizes
+        sizes += self.prior.sizes
         failed = [measurement.config for measurement in measurements if measurement.outcome is Outcome.OUT_OF_MEMORY]
-        failed += self.past.outgrew
+        failed += self.prior.outgrew
         limit = self._limit(measurements)
-        noise = _GUESSED_MEMORY_NOISE if self._expected is None else _MEMORY_NOISE
-        at = self.group([config for config, _ in known])
-        sizes = np.log([size for _, size in known]) - at.nbytes
-        effects = self._memory_prior(limit).learn(at.rows, sizes, noise)
+        if self._predictions is not None:
+            zero = np.zeros(self._features.width)
+            model = LinearModel.prior(zero, intercept=_OFF_MEMORY, slope=_OFF_MEMORY / 4, value=_OFF_MEMORY / 2)
+        else:
+            mean = self._memory_effects.copy()
+            # Until something fits, the smallest config is expected to fill the limit: only differences count then.
+            mean[0] = limit - self._least_memory
+            model = LinearModel.prior(mean, slope=_MEMORY_SLOPE_DEVIATION, value=_MEMORY_DEVIATION)
+        at = self.group([config for config, _ in sizes])
+        model = model.learn(at.rows, np.log([size for _, size in sizes]) - at.nbytes, self._memory_noise)
         if failed:
-            # All that is known of these is that they lie past the limit: where they were expected there, nothing new.
+            # They lie past the limit, nothing more is known: where they were expected there, nothing is learnt.
             where = self.group(failed)
             past = limit + _BEYOND - where.nbytes
-            effects = effects.learn(where.rows, np.maximum(effects.predict(where.rows)[0], past), _BEYOND)
-        off, deviation = effects.predict(group.rows)
-        return off + group.nbytes, deviation, limit
-
-    def _memory_prior(self, limit: float) -> LinearModel:
-        if self._expected is not None:
-            mean = np.zeros(self._features.width)
-            return LinearModel.prior(mean, intercept=_OFF_MEMORY, slope=_OFF_MEMORY / 4, value=_OFF_MEMORY / 2)
-        mean = self._frugality.copy()
-        # Before anything fits, the most frugal config is expected to fill the limit: only differences count then.
-        mean[0] = limit - self._least
-        return LinearModel.prior(mean, slope=_MEMORY_SLOPE_DEVIATION, value=_MEMORY_DEVIATION)
+            model = model.learn(where.rows, np.maximum(model.predict(where.rows)[0], past), _BEYOND)
+        mean, deviation = model.predict(group.rows)
+        return mean + group.nbytes, deviation, limit
 
     def _limit(self, measurements: Sequence[Measurement]) -> float:
         if self._memory_bytes:
@@ -304,11 +298,11 @@ class Surrogate:
         return math.log(max(fitted, failed))
 
     def works(self, measurements: Sequence[Measurement], group: Group) -> Array:
-        """The probability that a config works if it fits: what crashes, hangs or diverges is avoided, not forbidden."""
+        """The probability that a config which fits works: what may crash, hang or diverge is avoided, not excluded."""
         tried = [(each.config, each.outcome in (Outcome.FITS, Outcome.OUT_OF_MEMORY)) for each in measurements]
-        tried += self.past.works
+        tried += self.prior.works
         works = [worked for _, worked in tried]
-        if all(works):  # the common case, in which the answer is known
+        if all(works):  # the common case
             return np.ones(len(group.configs))
         mean = np.zeros(self._features.width)
         mean[0] = 1.0
@@ -318,22 +312,22 @@ class Surrogate:
         return np.clip(effects.predict(group.rows)[0], 0.02, 1.0)
 
 
-def _frugality(values: Mapping[str, tuple[Value, ...]], features: Features, memory_order: MemoryOrder) -> Array:
-    """Expected effects on log memory: rising with the order of the space, which proven ranks correct."""
+def _memory_effects(values: Mapping[str, tuple[Value, ...]], features: Features, memory_order: MemoryOrder) -> Array:
+    """Expected effects on log memory: rising in the order of the space, corrected by proven ranks."""
     mean = np.zeros(features.width)
     mean[1] = _MEMORY_SLOPE
     ladders = {knob: _ladder(knob, each, memory_order) for knob, each in values.items() if knob != MICRO_BATCH}
     for column, (knob, value) in enumerate(features.names, start=2):
-        if knob in ladders:  # the slope says it of the micro-batch
+        if knob in ladders:  # the slope stands for the micro-batch
             mean[column] = _MEMORY_SPAN * ladders[knob].index(value) / max(1, len(ladders[knob]) - 1)
     return mean
 
 
 def _ladder(knob: str, values: tuple[Value, ...], memory_order: MemoryOrder) -> list[Value]:
-    """The values from most frugal to least; the ones that have a proven rank change places among themselves."""
+    """The values by rising memory; those with a proven rank are sorted among themselves."""
     ladder = list(values)
     ranks = {value: rank for value in values if (rank := memory_order(knob, value)) is not None}
-    places = [place for place, value in enumerate(values) if value in ranks]
-    for place, value in zip(places, sorted(ranks, key=ranks.__getitem__), strict=True):
-        ladder[place] = value
+    indices = [index for index, value in enumerate(values) if value in ranks]
+    for index, value in zip(indices, sorted(ranks, key=ranks.__getitem__), strict=True):
+        ladder[index] = value
     return ladder

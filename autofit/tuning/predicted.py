@@ -35,7 +35,7 @@ from autofit.hardware.catalogue import card_to_search_for
 from autofit.hardware.driver import no_gpu_note, why_no_gpu
 from autofit.probe import LocalExecutor
 from autofit.search import Enumeration, Figures, Predictions, preferred
-from autofit.search.foresight import leading
+from autofit.search.pareto import leading
 from autofit.tuning.artifacts import write_artifacts, write_report
 from autofit.tuning.record import make_record
 from autofit.tuning.run import new_run_name, run_search

@@ -16,7 +16,7 @@ from autofit.core.record import Predicted, Record
 from autofit.core.result import Result
 from autofit.core.workload import Workload
 from autofit.estimate import timelines
-from autofit.probe import LocalExecutor
+from autofit.probe import Executor
 from autofit.search import Predictions
 
 # For following one config: at most, and as a share of the time limit. A picture is not worth more.
@@ -50,9 +50,7 @@ def make_record(
     )
 
 
-def follow_tiers(
-    result: Result, workload: Workload, options: SearchOptions, executor: LocalExecutor
-) -> dict[str, Timeline]:
+def follow_tiers(result: Result, workload: Workload, options: SearchOptions, executor: Executor) -> dict[str, Timeline]:
     """The memory of each tier's best config through a step, as far as it can be followed in time.
 
     Empty for an interrupted search.
@@ -75,7 +73,7 @@ def follow_tiers(
 
 
 def trace_best(
-    result: Result, workload: Workload, executor: LocalExecutor, *, directory: Path, notify: Callable[[str], None]
+    result: Result, workload: Workload, executor: Executor, *, directory: Path, notify: Callable[[str], None]
 ) -> Result:
     """Trace one step of the best config, and add the files of the trace to the result.
 

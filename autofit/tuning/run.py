@@ -1,50 +1,41 @@
-"""Joins the rooms: the search asks, probes answer, the finalists are verified, the answer is written down."""
+"""One search from start to end: explore the space, verify the finalists, write the answer down."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-import importlib.metadata
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from autofit import techniques
-from autofit.core.budget import FREE_FRACTION, gib_to_bytes
 from autofit.core.config import Config
 from autofit.core.environment import versions
 from autofit.core.errors import InputError, ProbeError
-from autofit.core.events import Event, Listener, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
+from autofit.core.events import Listener, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import SearchOptions
-from autofit.core.record import Record
 from autofit.core.result import Result, tier
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
 from autofit.estimate import compared, learn, predict_all
-from autofit.hardware.budgets import budget_for, budget_notes, other_budgets
-from autofit.hardware.catalogue import card_to_search_for, standing_in_for
-from autofit.probe import Contention, LocalExecutor, Plan, PoolExecutor, Request
+from autofit.hardware.budgets import other_budgets
+from autofit.probe import Contention, Executor, LocalExecutor, Plan, PoolExecutor, Request
 from autofit.report import drift_note
 from autofit.search import (
-    Alone,
-    Crew,
     Evidence,
     Journal,
     Limits,
     Predictions,
-    Probe,
     SearchOutcome,
     SearchProblem,
-    Threads,
+    Threaded,
     Verification,
-    begun_with,
     best_of_tiers,
     finalists,
     nearest_miss,
@@ -54,16 +45,15 @@ from autofit.search import (
     verify_tiers,
 )
 from autofit.tuning.artifacts import write_artifacts, write_report
-from autofit.tuning.places import check_memory, cores_of_each, described, explored, places_for, seen_by_each
+from autofit.tuning.context import Context, context_of
 from autofit.tuning.record import follow_tiers, make_record, trace_best
-from autofit.tuning.space import space_for
 from autofit.tuning.warm_start import WarmStart, subject_of
 
 EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
-EXPECT_SECONDS, EXPECT_SHARE = 300.0, 0.5  # for predicting a space, at most and of a time limit, else it goes without
+PREDICT_SECONDS, PREDICT_SHARE = 300.0, 0.5  # for predicting a space, at most and of a time limit; else it is skipped
 EXPLORE_PLAN = Plan()
 VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=6.0, compose=False)
-DRIFT_TOLD = 0.05  # what is less lies within what two probes of one config differ by
+NOTABLE_DRIFT = 0.05  # a smaller one lies within the difference of two probes of one config
 
 
 def run_search(workload: Workload, options: SearchOptions, listener: Listener | None = None) -> Result:
@@ -75,179 +65,148 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
         InputError: something given is wrong; ProbeError: probes cannot run here.
     """
     start = time.monotonic()
-    listener = listener or _silent
+    listener = listener or (lambda event: None)
     listener(PhaseStarted("looking at the model and the device"))
     named = options.out is not None
     out = options.out or Path("autofit-runs") / new_run_name(workload.name)
     with RunDirectory(out, resume=options.resume) as directory:
         try:
             with LocalExecutor(directory.probes, options.probe_timeout) as executor:
-                run = _Run(workload, options, executor, directory=directory, listener=listener)
+                context = context_of(workload, options, executor, directory.journal)
+                run = _Run(context, executor, directory, listener, start)
                 outcome = run.explore()
                 finals = run.verify(outcome)
-                result = run.result(outcome, finals, time.monotonic() - start)
+                result = run.result(outcome, finals)
                 if options.memory_snapshot:
                     listener(PhaseStarted("tracing one training step of the best config"))
-                    result = trace_best(result, run.workload, executor, directory=directory.path, notify=run.notify)
-                record = run.record(result)
+                    result = trace_best(result, context.workload, executor, directory=directory.path, notify=run.notify)
+                if result.best and result.stopped_by != "interrupt":
+                    listener(PhaseStarted("following a training step of the best configs, for the report"))
+                timelines = follow_tiers(result, context.workload, options, executor)
+                record = make_record(result, options, predictions=run.predictions, timelines=timelines)
         except BaseException:  # Ctrl-C too
             directory.discard_if_unused(keep_folder=named)
             raise
         run.calibrate(finals)
         listener(PhaseStarted("writing the result and the report"))
-        result = write_artifacts(record.result, run.workload, directory, notify=run.notify)
+        result = write_artifacts(record.result, context.workload, directory, notify=run.notify)
         return write_report(dataclasses.replace(record, result=result), directory, notify=run.notify)
 
 
 class _Run:
-    """One search: what was found out about the machine and the workload, and the functions handed to the search."""
+    """One search: its context, and the functions handed to the rooms that search, verify and report."""
 
     def __init__(
-        self,
-        workload: Workload,
-        options: SearchOptions,
-        executor: LocalExecutor,
-        *,
-        directory: RunDirectory,
-        listener: Listener,
+        self, context: Context, executor: Executor, directory: RunDirectory, listener: Listener, start: float
     ) -> None:
-        self._started = time.monotonic()
-        self.options = options
-        self._executor = executor
-        self._directory = directory
-        self._listener = listener
-        target = card_to_search_for(options.gpu) if options.gpu else None  # what is no such name is told at once
-        memory = options.mem if options.mem is not None else options.gpu_mem
-        budget_bytes = gib_to_bytes(memory) if memory is not None else None
-        hardware, traits = executor.look(workload, options.wanted_device, budget_bytes)
-        self.hardware = standing_in_for(hardware, target) if target else hardware
-        self.workload = dataclasses.replace(workload, traits=traits)
-        by_default = memory is None and target is None
-        most = self.hardware.memory_bytes  # what is asked for beyond it means the card
-        self._asked_bytes = None if by_default else min(budget_bytes or most, most)
-        before, started_with = begun_with(directory.journal)
-        if before.get("budget_bytes") != self._asked_bytes:
-            started_with = None
-        self.budget = budget_for(options, self.hardware, started_with)
-        self._budget_notes = tuple(budget_notes(options, self.hardware, self.budget))
-        self._places = places_for(options.workers, hardware, executor, self.budget.cap_bytes(hardware.device))
-        free_bytes = int(self.hardware.host_free_bytes * FREE_FRACTION)
-        check_memory(self._places, self.budget, free_bytes, given=not by_default)
-        self._explorers: LocalExecutor | PoolExecutor = executor
-        self._cap_bytes = self.budget.cap_bytes(self.hardware.device, self.hardware.context_bytes)
-        self._warm_start = self._warm_start_on(seen_by_each(self._places, hardware))
-        self._finalists_warm_start = self._warm_start_on(hardware) if cores_of_each(self._places) else self._warm_start
-        for note in (
-            *hardware.notes,
-            *self._budget_notes,
-            *traits.notes,
-            *([described(self._places, hardware)] if self._places else ()),
-        ):
-            listener(Note(note))
-        if options.store and traits.fingerprint is None:
-            listener(
-                Note("this model's code cannot be told from another's: what was measured before is not looked up.")
-            )
-        self._expected: Predictions | None = None
-        self._waiting = 1.0  # the share of the time that something waited for a processor while finalists ran
-        self.space = space_for(options, self.workload, self.hardware)
+        self.context, self.options = context, context.options
+        self.predictions: Predictions | None = None
+        self._executor, self._explorer = executor, executor
+        self._directory, self._listener, self._start = directory, listener, start
+        self._contention = 1.0  # the share of the time in which something waited for a processor while finalists ran
+        self._explored = self._warm_start_on(context.placement.hardware(context.measured_on))
+        self._verified = self._warm_start_on(context.measured_on) if context.fewer_cores else self._explored
+        for note in context.notes():
+            self.notify(note)
+
+    def notify(self, message: str) -> None:
+        """Show the user one sentence."""
+        self._listener(Note(message))
 
     def _warm_start_on(self, hardware: Hardware) -> WarmStart:
         return WarmStart(
-            subject_of(self.workload, hardware, versions()) if self.options.store else None,
-            self._cap_bytes,
-            exact=hardware.device == "cpu",
+            subject_of(self.context.workload, hardware, versions()) if self.options.store else None,
+            self.context.cap_bytes,
+            exact=self.context.exact_memory,
             run=self._directory.path,
-            notify=lambda text: self._listener(Note(text)),
+            notify=self.notify,
         )
 
     def explore(self) -> SearchOutcome:
         """Probe configs of the space until a limit is reached."""
-        with contextlib.ExitStack() as ends:
-            crew: Callable[[Probe], Crew] = Alone
-            if places := self._places[: self.options.trials]:
-                workers = ends.enter_context(PoolExecutor(places, self._directory.probes, self.options.probe_timeout))
-                self._explorers = workers
-                crew = functools.partial(Threads, size=len(places), stop=workers.close)
-            journal = Journal(self._directory.journal, self._identity(), self.budget.device_bytes)
-            outcome = self._search(journal, crew)
+        context, options = self.context, self.options
+        journal = Journal(self._directory.journal, context.identity(), context.budget.device_bytes)
+        limits = Limits(
+            trials=options.trials,
+            time_limit=options.time_limit and options.time_limit * EXPLORE_SHARE,
+            memory_bytes=context.cap_bytes,
+            tolerance=options.tolerance,
+        )
+        with contextlib.ExitStack() as stack:
+            if places := context.placement.places[: options.trials]:
+                pool = PoolExecutor(places, self._directory.probes, options.probe_timeout)
+                self._explorer = stack.enter_context(pool)
+            problem = SearchProblem(
+                probe=self._probe,
+                constraints=techniques.constraints(context.workload, context.hardware),
+                memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
+                on_finished=self._finished,
+                on_started=self._started,
+                predict=self._predict,
+                prior_measurements=self._explored.prior_measurements(resumed=options.resume),
+                on_probe=lambda number, config: self._listener(
+                    ProbeStarted(number, config, False, self._predicted_peak(config))
+                ),
+                concurrency=functools.partial(Threaded, places=self._explorer.places, give_up=self._explorer.give_up),
+            )
+            outcome = search(context.space, problem, limits=limits, journal=journal, seed=options.seed)
         if outcome.stopped_by != "interrupt":
-            self._check_that_there_was_something(outcome)
-            self._check_that_probes_ran(outcome.measurements)
+            self._check(outcome)
         return outcome
 
-    def _search(self, journal: Journal, crew: Callable[[Probe], Crew]) -> SearchOutcome:
-        problem = SearchProblem(
-            probe=self._probe,
-            constraints=techniques.constraints(self.workload, self.hardware),
-            memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
-            on_finished=self._finished,
-            on_started=lambda size, refused: started(size, refused),
-            expect=self._expect,
-            known=self._warm_start.prior_measurements(resumed=self.options.resume),
-            on_probe=lambda number, config: self._listener(ProbeStarted(number, config, False, self._peak_of(config))),
-            crew=crew,
-        )
-        time_limit = self.options.time_limit
-        limits = Limits(
-            trials=self.options.trials,
-            time_limit=time_limit and time_limit * EXPLORE_SHARE,
-            memory_bytes=self._cap_bytes,
-            tolerance=self.options.tolerance,
-        )
-
-        def started(size: int, refused: int) -> None:
-            trials, name = min(size - refused, limits.trials), self.workload.name
-            self._listener(SearchStarted(name, self.hardware, self.budget, size, trials, time_limit, refused))
-
-        return search(self.space, problem, limits=limits, journal=journal, seed=self.options.seed)
-
     def verify(self, outcome: SearchOutcome) -> Verification:
-        """Measure again, longer, whatever may be the best."""
+        """Measure the possible winners again, longer."""
         if outcome.stopped_by == "interrupt":
             return Verification(outcome.measurements, interrupted=True)
+        contention, elsewhere = Contention(), self.context.fewer_cores
         tolerance, fidelity = self.options.tolerance, techniques.fidelity
-        elsewhere = cores_of_each(self._places) is not None
-        contention = Contention()
         finals = verify(
             outcome.measurements,
-            outcome.expected,
+            outcome.posterior,
             self._verify_one,
             tolerance=tolerance,
             fidelity=fidelity,
-            in_time=lambda: time.monotonic() - self._started < (self.options.time_limit or math.inf),
+            in_time=lambda: time.monotonic() - self._start < (self.options.time_limit or math.inf),
             elsewhere=elsewhere,
         )
-        self._waiting = contention.share()
+        self._contention = contention.share()
         if not elsewhere or finals.interrupted:
             return finals
-        return verify_tiers(finals, outcome.expected, self._verify_one, tolerance=tolerance, fidelity=fidelity)
+        return verify_tiers(finals, outcome.posterior, self._verify_one, tolerance=tolerance, fidelity=fidelity)
 
-    def calibrate(self, finals: Verification) -> None:
-        """Let later predictions know what was measured longest. On a CPU the bytes of tensors are exact as they are."""
-        expected = self._expected
-        if expected is None or cores_of_each(self._places):  # predicted for fewer cores than finalists run on
-            return
-        exact = self.hardware.device == "cpu"
-        found = compared(finals.verified, expected.nbytes, expected.seconds, exact=exact, waiting=self._waiting)
-        learn(self.hardware, found)
-
-    def result(self, outcome: SearchOutcome, finals: Verification, seconds: float) -> Result:
+    def result(self, outcome: SearchOutcome, finals: Verification) -> Result:
         """Everything as data."""
-        best, runner_up = (*self._ranked(finals.candidates())[:2], None, None)[:2]
-        known = finals.verified if cores_of_each(self._places) and finals.verified else finals.latest()
-        tiers = best_of_tiers(known, tolerance=self.options.tolerance, fidelity=techniques.fidelity)
+        context, tolerance, fidelity = self.context, self.options.tolerance, techniques.fidelity
+        candidates = finals.candidates()
+        ranked = finalists(candidates, tolerance=tolerance, fidelity=fidelity, count=len(candidates))
+        best, runner_up = (*ranked[:2], None, None)[:2]
+        comparable = finals.verified if context.fewer_cores and finals.verified else finals.latest()
+        tiers = best_of_tiers(comparable, tolerance=tolerance, fidelity=fidelity)
         if best is not None:
-            tiers[tier(best.config)] = best  # not one that was only explored, and promised more
-        others = other_budgets(self.budget, self.hardware)
-        where = [explored(self._places)] if cores_of_each(self._places) else []
-        around = outlook(self._evidence(outcome, finals, best), others=others, tolerance=self.options.tolerance)
+            tiers[tier(best.config)] = best  # not an explored config that promised more
+        evidence = Evidence(
+            best=best,
+            measurements=(*(finals.levelled() if context.fewer_cores else finals.explored), *finals.verified),
+            failed=finals.failed,
+            surrogate=outcome.surrogate,
+            predictions=self.predictions,
+            budget=context.budget,
+            hardware=context.hardware,
+            workload=context.workload,
+        )
+        around = outlook(evidence, others=other_budgets(context.budget, context.hardware), tolerance=tolerance)
+        notes = [
+            *context.budget_notes,
+            *([drift_note(outcome.slowdown)] if outcome.slowdown > NOTABLE_DRIFT else ()),
+            *(f"Of the best config: {warning}" for warning in (best.warnings if best else ())),
+            context.placement.describe_measurements(),
+        ]
         return Result(
-            model=self.workload.name,
-            workload=self.workload.summary(),
-            source=self.workload.source,
-            hardware=self.hardware,
-            budget=self.budget,
+            model=context.workload.name,
+            workload=context.workload.summary(),
+            source=context.workload.source,
+            hardware=context.hardware,
+            budget=context.budget,
             versions=versions(),
             best=best,
             tiers=tiers,
@@ -255,130 +214,100 @@ class _Run:
             skipped=outcome.skipped,
             stopped_by="interrupt" if finals.interrupted else outcome.stopped_by,
             space_size=outcome.space_size,
-            search_seconds=seconds,
+            search_seconds=time.monotonic() - self._start,
             nearest_miss=nearest_miss(outcome.measurements) if best is None else None,
             runner_up=runner_up,
             finalists=finals.verified,
             bound=outcome.bound,
-            notes=(*self._budget_notes, *_notes(outcome, best), *where),
+            notes=tuple(filter(None, notes)),
             frontier=around.frontier,
             alternatives=around.alternatives,
             other_budgets=around.other_budgets,
-            predicted=self._expected is not None,
+            predicted=self.predictions is not None,
         )
 
-    def record(self, result: Result) -> Record:
-        """The result with all that a report needs."""
-        if result.best and result.stopped_by != "interrupt":
-            self._listener(PhaseStarted("following a training step of the best configs, for the report"))
-        timelines = follow_tiers(result, self.workload, self.options, self._executor)
-        return make_record(result, self.options, predictions=self._expected, timelines=timelines)
-
-    def notify(self, text: str) -> None:
-        """Let the user know something, in one sentence."""
-        self._listener(Note(text))
-
-    def _evidence(self, outcome: SearchOutcome, finals: Verification, best: Measurement | None) -> Evidence:
-        return Evidence(
-            best=best,
-            measurements=(*(finals.levelled() if cores_of_each(self._places) else finals.explored), *finals.verified),
-            failed=finals.failed,
-            surrogate=outcome.surrogate,
-            expected=self._expected,
-            budget=self.budget,
-            hardware=self.hardware,
-            workload=self.workload,
+    def calibrate(self, finals: Verification) -> None:
+        """Improve later predictions by the longest measurements. A CPU's bytes of tensors are exact as they are."""
+        predictions = self.predictions
+        if predictions is None or self.context.fewer_cores:  # predicted for fewer cores than finalists run on
+            return
+        found = compared(
+            finals.verified,
+            predictions.nbytes,
+            predictions.seconds,
+            exact=self.context.exact_memory,
+            waiting=self._contention,
         )
+        learn(self.context.hardware, found)
 
-    def _expect(self, configs: Sequence[Config]) -> Predictions | None:
-        """What the estimator says, in a process of its own; a search can do without."""
-        timeout = min(EXPECT_SECONDS, EXPECT_SHARE * (self.options.time_limit or math.inf))
+    def _started(self, size: int, refused: int) -> None:
+        context, options = self.context, self.options
+        trials = min(size - refused, options.trials)
+        started = (context.workload.name, context.hardware, context.budget, size, trials, options.time_limit, refused)
+        self._listener(SearchStarted(*started))
+
+    def _predict(self, configs: Sequence[Config]) -> Predictions | None:
+        """The estimator's predictions, made in a process of their own; a search can do without."""
+        timeout = min(PREDICT_SECONDS, PREDICT_SHARE * (self.options.time_limit or math.inf))
         self._listener(PhaseStarted(f"predicting {len(configs):,} configs before the first probe"))
         try:
-            expect = functools.partial(predict_all, processes=None)  # on as many cores as probes run on
-            nbytes, seconds = self._explorers.run(
-                expect, self.workload, self.hardware, configs, log="estimate.log", timeout=timeout
+            nbytes, seconds = self._explorer.run(
+                functools.partial(predict_all, processes=None),  # on as many cores as probes run on
+                self.context.workload,
+                self.context.hardware,
+                configs,
+                log="estimate.log",
+                timeout=timeout,
             )
         except (InputError, ProbeError) as error:
-            self._listener(Note(f"nothing is predicted of this search: {error.message}"))
+            self.notify(f"prediction skipped: {error.message}")
             return None
         if any(map(math.isfinite, nbytes)):
-            self._expected = Predictions.of(configs, nbytes, seconds)
-        return self._expected
+            self.predictions = Predictions.of(configs, nbytes, seconds)
+        return self.predictions
+
+    def _predicted_peak(self, config: Config) -> int | None:
+        """The predicted peak, as the budget counts it."""
+        tensors = self.predictions.nbytes.get(config, math.nan) if self.predictions else math.nan
+        return int(tensors) + self.context.hardware.context_bytes if math.isfinite(tensors) else None
 
     def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement:
-        return self._measure(
-            self._explorers, config, dataclasses.replace(EXPLORE_PLAN, best_seconds=best_seconds), number
-        )
+        plan = dataclasses.replace(EXPLORE_PLAN, best_seconds=best_seconds)
+        return self._explorer.measure(self.context.workload, self._request(config, plan), number=number)
 
-    def _measure(self, executor: LocalExecutor | PoolExecutor, config: Config, plan: Plan, number: int) -> Measurement:
-        return executor.measure(self.workload, Request(config, self.hardware, self.budget, plan), number=number)
-
-    def _peak_of(self, config: Config) -> int | None:
-        """The peak that is predicted, as the budget counts it."""
-        tensors = self._expected.nbytes.get(config, math.nan) if self._expected else math.nan
-        return int(tensors) + self.hardware.context_bytes if math.isfinite(tensors) else None
+    def _request(self, config: Config, plan: Plan) -> Request:
+        return Request(config, self.context.hardware, self.context.budget, plan)
 
     def _finished(self, measurement: Measurement, best: Measurement | None) -> None:
-        self._warm_start.add(measurement)
+        self._explored.add(measurement)
         self._listener(ProbeFinished(measurement, best))
-
-    def _ranked(self, measurements: tuple[Measurement, ...]) -> tuple[Measurement, ...]:
-        """Those that fit, in the order in which they would be recommended."""
-        count = len(measurements)
-        return finalists(measurements, tolerance=self.options.tolerance, fidelity=techniques.fidelity, count=count)
 
     def _verify_one(self, finalist: Measurement) -> Measurement:
         self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
-        seen = self._measure(self._executor, finalist.config, VERIFY_PLAN, finalist.number)
-        self._finalists_warm_start.add(seen, plan="verified")
-        self._listener(ProbeFinished(dataclasses.replace(seen, verified=seen.fits), None))
-        return seen
+        request = self._request(finalist.config, VERIFY_PLAN)
+        measurement = self._executor.measure(self.context.workload, request, number=finalist.number)
+        self._verified.add(measurement, plan="verified")
+        self._listener(ProbeFinished(dataclasses.replace(measurement, verified=measurement.fits), None))
+        return measurement
 
-    def _identity(self) -> dict[str, Any]:
-        """What must be the same for measurements to be comparable when a search is resumed."""
-        return {
-            "model": self.workload.name,
-            **self.workload.summary(),
-            "device": self.hardware.name,
-            # What is asked for: what is had of it, and the default, depend on what is free on the day.
-            "budget_bytes": self._asked_bytes,
-            "margin": self.budget.margin,
-            "space": {knob: list(values) for knob, values in self.space.knobs.items()},
-            "torch": importlib.metadata.version("torch"),
-            "cores_of_each_worker": cores_of_each(self._places),
-        }
+    def _check(self, outcome: SearchOutcome) -> None:
+        """Check that something was measured, and that some probe ran.
 
-    def _check_that_there_was_something(self, outcome: SearchOutcome) -> None:
-        """Where every config is refused, memory was never the question: the reason against the first one is told."""
-        if outcome.measurements or not outcome.skipped["refused"]:
-            return
-        values = {knob: values[0] for knob, values in self.space.knobs.items()}
-        first = techniques.canonicalize(values, self.workload, self.hardware)
-        reason = techniques.refuse(first, self.workload, self.hardware)
-        if reason:
-            raise InputError(f"every config of this search is refused, the first one because of {reason}")
-
-    def _check_that_probes_ran(self, measurements: tuple[Measurement, ...]) -> None:
-        outcomes = [measurement.outcome for measurement in measurements]
-        if outcomes and all(outcome is Outcome.FAILED for outcome in outcomes):
-            reason = measurements[0].reason or "no reason given"
-            raise ProbeError(
-                f"every probe failed: {reason.strip().splitlines()[-1]}", "See probes/ in the run directory."
-            )
-
-
-def _notes(outcome: SearchOutcome, best: Measurement | None) -> Iterator[str]:
-    if outcome.slowdown > DRIFT_TOLD:
-        yield drift_note(outcome.slowdown)
-    for warning in best.warnings if best else ():
-        yield f"Of the best config: {warning}"
-
-
-def _silent(_: Event) -> None:
-    """A listener that tells nobody."""
+        Raises:
+            InputError: every config is refused, with the reason of the first; ProbeError: every probe failed.
+        """
+        if outcome.skipped["refused"] and not outcome.measurements:
+            workload, hardware = self.context.workload, self.context.hardware
+            values = {knob: values[0] for knob, values in self.context.space.knobs.items()}
+            reason = techniques.refuse(techniques.canonicalize(values, workload, hardware), workload, hardware)
+            if reason:
+                raise InputError(f"every config of this search is refused, the first one because of {reason}")
+        if outcome.measurements and all(each.outcome is Outcome.FAILED for each in outcome.measurements):
+            reason = outcome.measurements[0].reason or "no reason given"
+            message = f"every probe failed: {reason.strip().splitlines()[-1]}"
+            raise ProbeError(message, "See probes/ in the run directory.")
 
 
 def new_run_name(model: str) -> str:
-    """A directory for the run of a model that nobody has named one for."""
+    """A name for the run directory of a model, where the user gave none."""
     return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', model).strip('-')}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -67,10 +67,10 @@ def overhead(given: argparse.Namespace) -> dict[str, Any]:
         constraints=constraints,
         memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
         on_finished=lambda measurement, best: None,
-        expect=expect,
+        predict=expect,
     )
     limits = Limits(trials=given.trials, memory_bytes=answers.budget)
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(study, "_WEIGHED", given.configs):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(study, "_MOST_SCORED", given.configs):
         found = search(space, problem, limits=limits, journal=Journal(Path(folder) / "journal.log", {}))
     seconds = answers.between
     return {

@@ -60,22 +60,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def judged(problem: Problem, hardware: Hardware, seed: int) -> Iterator[Row]:
     """What one search says of what it did not measure, beside the truth."""
     run = Replay(problem, random.Random(seed), _PROBES)
-    problem = SearchProblem(
+    asked = SearchProblem(
         probe=lambda number, config, best: run.probe(config),
         constraints=problem.constraints,
         memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
         on_finished=lambda measurement, best: run.leaders.append(best.config if best else None),
-        expect=lambda configs: problem.expected,
+        predict=lambda configs: problem.expected,
     )
     limits = Limits(trials=_PROBES, memory_bytes=problem.budget, tolerance=_TOLERANCE)
-    found = search(problem.space, problem, limits=limits, seed=seed)
-    finals = verify(found.measurements, found.expected, run.again, tolerance=_TOLERANCE, fidelity=lambda config: ())
+    found = search(problem.space, asked, limits=limits, seed=seed)
+    finals = verify(found.measurements, found.posterior, run.again, tolerance=_TOLERANCE, fidelity=lambda config: ())
     evidence = Evidence(
         best=recommend(finals.candidates(), tolerance=_TOLERANCE, fidelity=lambda config: ()),
         measurements=(*finals.explored, *finals.verified),
         failed=finals.failed,
         surrogate=found.surrogate,
-        expected=problem.expected,
+        predictions=problem.expected,
         budget=Budget(problem.budget, hardware.host_memory_bytes),
         hardware=hardware,
         workload=Workload(model=dict, batch=lambda count: count, effective_batch_size=problem.samples),

@@ -22,7 +22,7 @@ from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.search import (
-    Crew,
+    Concurrency,
     Limits,
     Predictions,
     PriorMeasurement,
@@ -137,15 +137,15 @@ class Replay:
         self.ended.append(seconds + (self.ended[-1] if self.ended else 0.0))
 
 
-class SimulatedCrew:
-    """Workers whose probes end in the order of the seconds that the table holds of them."""
+class SimulatedProbes:
+    """Probes at the same time that finish in the order of the seconds that the table holds of them."""
 
-    def __init__(self, probe: Probe, size: int) -> None:
-        self.size, self.now = size, 0.0
+    def __init__(self, probe: Probe, places: int) -> None:
+        self.places, self.now = places, 0.0
         self._probe = probe
         self._running: list[tuple[float, int, Measurement]] = []
 
-    def start(self, number: int, config: Config, best_seconds: float | None) -> None:
+    def submit(self, number: int, config: Config, best_seconds: float | None) -> None:
         seen = self._probe(number, config, best_seconds)
         heapq.heappush(self._running, (self.now + seen.seconds, number, seen))
 
@@ -153,7 +153,7 @@ class SimulatedCrew:
         self.now, number, seen = heapq.heappop(self._running)
         return number, seen
 
-    def end(self) -> list[tuple[int, Measurement]]:
+    def shutdown(self) -> list[tuple[int, Measurement]]:
         return []
 
 
@@ -177,32 +177,32 @@ def _of_an_earlier_day(problem: Problem, seed: int, count: int) -> tuple[PriorMe
 
 
 def _autofit(run: Replay, seed: int, tolerance: float | None = _TOLERANCE) -> None:
-    problem, crews = run.problem, []
+    problem, started = run.problem, []
 
-    def hire(probe: Probe) -> Crew:
-        crews.append(SimulatedCrew(probe, run.workers))
-        return crews[0]
+    def concurrently(probe: Probe) -> Concurrency:
+        started.append(SimulatedProbes(probe, run.workers))
+        return started[0]
 
     def finished(measured: Measurement, best: Measurement | None) -> None:
         run.seen.append(measured)
-        run.ended.append(crews[0].now)
+        run.ended.append(started[0].now)
         run.leaders.append(best.config if best else None)
 
-    problem = SearchProblem(
+    asked = SearchProblem(
         probe=lambda number, config, best: problem.measure(config, number, run.chance),
         constraints=problem.constraints,
         memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
         on_finished=finished,
-        expect=lambda configs: problem.expected,
-        known=run.known,
-        crew=hire,
+        predict=lambda configs: problem.expected,
+        prior_measurements=run.known,
+        concurrency=concurrently,
     )
     limits = Limits(trials=run.most, memory_bytes=problem.budget, tolerance=tolerance)
-    found = search(problem.space, problem, limits=limits, seed=seed)
+    found = search(problem.space, asked, limits=limits, seed=seed)
     run.bound = found.bound
     if tolerance is not None:
         # Regret is of the fastest, before ties are decided by anything else.
-        verify(found.measurements, found.expected, run.again, tolerance=0.0, fidelity=lambda config: ())
+        verify(found.measurements, found.posterior, run.again, tolerance=0.0, fidelity=lambda config: ())
 
 
 def _by_estimate(run: Replay, seed: int) -> None:

@@ -242,7 +242,7 @@ def test_children_find_the_libraries_imported_and_the_card_closed() -> None:
 
 _TAKES_256_MIB = """
 import torch
-from autofit.probe.limits import peak_resident_bytes
+from autofit.probe.steps import peak_resident_bytes
 torch.ones(1, device="cuda")
 before = peak_resident_bytes()
 taken = {taken}

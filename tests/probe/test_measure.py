@@ -26,5 +26,5 @@ def test_a_look_at_a_model_takes_no_more_than_the_card_has_free_whatever_the_hos
 ) -> None:
     monkeypatch.setattr(measure, "detect", lambda _: CARD)
     monkeypatch.setattr(measure, "inspect_workload", lambda *given: given[-1])
-    traits: Any = measure.look(tiny.mlp_workload(), "cuda", asked and asked * GIB)[1]
+    traits: Any = measure.inspect(tiny.mlp_workload(), "cuda", asked and asked * GIB)[1]
     assert traits == may_take * GIB

@@ -1,5 +1,6 @@
 """Places: what a worker's zygote finds of the machine, seen in processes that are started there."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from autofit.core.errors import InputError
-from autofit.probe import Place, on_cards, on_cores, physical_cores
+from autofit.core.hardware import GIB
+from autofit.probe import Place, physical_cores, place_probes
 from autofit.probe import placement as place_module
+from tests import tiny
 
 HERE = sorted(os.sched_getaffinity(0))
+CARD = dataclasses.replace(tiny.CPU, device="cuda", name="NVIDIA H200", memory_bytes=140 * GIB, capability=(9, 0))
 
 
 def machine(folder: Path, siblings: Mapping[int, str], sockets: Mapping[int, int]) -> Path:
@@ -53,7 +57,7 @@ def test_workers_get_as_many_cores_each_and_none_shares_one(
 ) -> None:
     cores = [frozenset({each, each + 7}) for each in range(7)]
     monkeypatch.setattr(place_module, "physical_cores", lambda: cores)
-    places = on_cores(count)
+    places = place_probes(count, tiny.CPU, list).places
     assert [place.number for place in places] == list(range(count))
     assert {place.cores for place in places} == {share}
     assert all(len(place.processors) == 2 * share for place in places)
@@ -63,17 +67,17 @@ def test_workers_get_as_many_cores_each_and_none_shares_one(
 def test_more_workers_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place_module, "physical_cores", lambda: [frozenset({0}), frozenset({1})])
     with pytest.raises(InputError, match="3 workers need a core each, and this process may use 2 cores") as caught:
-        on_cores(3)
+        place_probes(3, tiny.CPU, list)
     assert caught.value.exit_code == 2
     monkeypatch.setattr(place_module, "physical_cores", lambda: [frozenset({0})])
     with pytest.raises(InputError, match="may use 1 core"):
-        on_cores(2)
+        place_probes(2, tiny.CPU, list)
 
 
 def test_a_card_is_the_only_one_that_is_visible() -> None:
-    first, second = on_cards(["GPU-5a1", "GPU-7b2"])
+    first, second = place_probes(None, CARD, lambda: ["GPU-5a1", "GPU-7b2"]).places
     environment = {"CUDA_VISIBLE_DEVICES": "GPU-5a1,GPU-7b2", "OMP_NUM_THREADS": "8"}
-    second.lay_down(environment)
+    second.set_environment(environment)
     assert environment == {"CUDA_VISIBLE_DEVICES": "GPU-7b2", "OMP_NUM_THREADS": "8"}
     assert (first.number, second.number) == (0, 1)
 
@@ -85,14 +89,14 @@ def test_a_worker_has_a_thread_for_each_of_its_cores_unless_the_user_wants_fewer
     asked: dict[str, str], threads: str
 ) -> None:
     environment = dict(asked)
-    Place(0, processors=frozenset(range(8)), cores=4).lay_down(environment)
+    Place(0, processors=frozenset(range(8)), cores=4).set_environment(environment)
     assert environment["OMP_NUM_THREADS"] == threads
     assert environment["MKL_NUM_THREADS"] == "4"
 
 
 def test_the_whole_machine_is_left_as_it_is() -> None:
     environment: dict[str, str] = {}
-    Place(0).lay_down(environment)
+    Place(0).set_environment(environment)
     with Place(0).entered():
         assert sorted(os.sched_getaffinity(0)) == HERE
     assert environment == {}
@@ -105,3 +109,24 @@ def test_what_is_started_there_is_bound_from_the_start_and_nobody_else_is() -> N
         out, _ = started.communicate(timeout=60)
     assert out.strip() == str([HERE[-1]])
     assert sorted(os.sched_getaffinity(0)) == HERE
+
+
+def test_on_a_cpu_probes_run_one_at_a_time_unless_workers_are_requested() -> None:
+    assert place_probes(None, tiny.CPU, list).places == place_probes(1, tiny.CPU, list).places == ()
+
+
+def test_on_cards_there_is_one_place_on_each_idle_card_by_default() -> None:
+    def cards() -> list[str]:
+        return ["a", "b", "c"]
+
+    assert [place.card for place in place_probes(None, CARD, cards).places] == ["a", "b", "c"]
+    assert [place.card for place in place_probes(2, CARD, cards).places] == ["a", "b"]
+    assert place_probes(1, CARD, cards).places == ()
+    with pytest.raises(InputError, match="4 workers need a card each like card 0, and 3 of the visible cards are"):
+        place_probes(4, CARD, cards)
+
+
+def test_on_the_only_card_of_its_kind_probes_run_one_at_a_time() -> None:
+    assert place_probes(None, CARD, lambda: ["a"]).places == ()
+    with pytest.raises(InputError, match="1 of the visible cards is an idle NVIDIA H200"):
+        place_probes(2, CARD, lambda: ["a"])

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import nn
 
 from autofit import techniques
 from autofit.core.budget import Budget
-from autofit.core.hardware import GIB
+from autofit.core.hardware import GIB, MIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
 from autofit.hardware.tracker import StorageTracker
@@ -240,3 +241,14 @@ def test_seconds_that_a_step_spends_compiling_are_not_its_own(monkeypatch: pytes
     monkeypatch.setattr(probe, "_compiled", lambda: next(spent))
     monkeypatch.setattr(steps.time, "perf_counter", lambda: next(clock))
     assert probe._seconds(lambda: None) == 2.0
+
+
+def test_the_resident_peak_is_of_this_process() -> None:
+    before = steps.peak_resident_bytes()
+    assert before > 10 * MIB
+    free = before - psutil.Process().memory_info().rss  # of what it once held
+    block = bytearray(b"x") * (free + 256 * MIB)
+    grown = steps.peak_resident_bytes()
+    assert before + 128 * MIB < grown < before + 384 * MIB
+    del block
+    assert steps.peak_resident_bytes() >= grown

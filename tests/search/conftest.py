@@ -149,14 +149,14 @@ def gather(problem: Formula, *, trials: int = 12, memory_off: float = 1.0, speed
         )
 
     budget = Budget(int(problem.budget), GIB)
-    asked = dataclasses.replace(problem.problem(), expect=expect)
+    asked = dataclasses.replace(problem.problem(), predict=expect)
     found = search(problem.space, asked, limits=Limits(trials=trials, memory_bytes=budget.device_bytes))
     return Evidence(
         best=fastest(found.measurements),
         measurements=found.measurements,
         failed=(),
         surrogate=found.surrogate,
-        expected=expect(problem.configs),
+        predictions=expect(problem.configs),
         budget=budget,
         hardware=Hardware("cpu", "a CPU", 8 * GIB, 8 * GIB, 8 * GIB, 2),
         workload=Workload(

@@ -13,8 +13,8 @@ import pytest
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
-from autofit.core.measurement import Measurement, Outcome
-from autofit.search import Alone, Crew, Journal, Limits, Predictions, Probe, SearchOutcome, Threads, fastest, search
+from autofit.core.measurement import Measurement
+from autofit.search import Concurrency, Journal, Limits, Predictions, Probe, SearchOutcome, Threaded, fastest, search
 from autofit.search import study as study_module
 
 WORKERS = 3
@@ -22,14 +22,14 @@ PATIENCE = 60.0  # seconds, far beyond what anything here takes
 
 
 class Held:
-    """A crew whose probes end in the order that `recommend` says, without a thread."""
+    """Probes that finish in the order that `recommend` says, without a thread."""
 
-    def __init__(self, probe: Probe, size: int, recommend: Callable[[int], int] = lambda running: 0) -> None:
-        self.size, self._probe, self._pick = size, probe, recommend
+    def __init__(self, probe: Probe, places: int, recommend: Callable[[int], int] = lambda running: 0) -> None:
+        self.places, self._probe, self._pick = places, probe, recommend
         self.running: list[tuple[int, Config, float | None]] = []
         self.most = 0
 
-    def start(self, number: int, config: Config, best_seconds: float | None) -> None:
+    def submit(self, number: int, config: Config, best_seconds: float | None) -> None:
         self.running.append((number, config, best_seconds))
         self.most = max(self.most, len(self.running))
 
@@ -37,7 +37,7 @@ class Held:
         ended = self.running.pop(self._pick(len(self.running)))
         return ended[0], self._probe(*ended)
 
-    def end(self) -> list[tuple[int, Measurement]]:
+    def shutdown(self) -> list[tuple[int, Measurement]]:
         return []
 
 
@@ -50,7 +50,7 @@ class SideBySide:
         self.stopped = threading.Event()
         self.lock = threading.Lock()
         self.alive = self.most = 0
-        self.crew: Threads | None = None
+        self.probes: Threaded | None = None
         self.on_finished: Callable[[Measurement, Measurement | None], None] = lambda measurement, best: None
         self.meet: Callable[[int], object] = lambda number: self.meeting.wait(PATIENCE)
 
@@ -74,13 +74,16 @@ class SideBySide:
         assert self.stopped.wait(PATIENCE)
         raise ProbeError("the process that starts probes ended.")
 
-    def hire(self, probe: Probe) -> Crew:
-        self.crew = Threads(probe, self.size, self.stop)
-        return self.crew
+    def concurrently(self, probe: Probe) -> Concurrency:
+        self.probes = Threaded(probe, self.size, self.stop)
+        return self.probes
 
     def search(self, trials: int, **options: Any) -> SearchOutcome:
         problem = dataclasses.replace(
-            self.problem.problem(), probe=self.probe, crew=self.hire, on_finished=lambda *told: self.on_finished(*told)
+            self.problem.problem(),
+            probe=self.probe,
+            concurrency=self.concurrently,
+            on_finished=lambda *told: self.on_finished(*told),
         )
         limits = Limits(trials=trials, memory_bytes=int(self.problem.budget))
         return search(self.problem.space, problem, limits=limits, **options)
@@ -94,30 +97,17 @@ def side_by_side(formula: Any) -> Iterator[SideBySide]:
 
 
 def held(problem: Any, size: int, trials: int, recommend: Callable[[int], int] = lambda running: 0) -> Any:
-    """(outcome, crew) of a search whose probes end in the order said."""
-    crews: list[Held] = []
+    """(outcome, probes) of a search whose probes end in the order said."""
+    started: list[Held] = []
 
-    def hire(probe: Probe) -> Crew:
-        crews.append(Held(probe, size, recommend))
-        return crews[0]
+    def concurrently(probe: Probe) -> Concurrency:
+        started.append(Held(probe, size, recommend))
+        return started[0]
 
     limits = Limits(trials=trials, memory_bytes=int(problem.budget))
-    return search(problem.space, dataclasses.replace(problem.problem(), crew=hire), limits=limits), crews[0]
-
-
-def test_alone_a_probe_runs_where_it_is_waited_for() -> None:
-    where: list[int] = []
-
-    def probe(number: int, config: Config, best: float | None) -> Measurement:
-        where.append(threading.get_ident())
-        return Measurement(config, Outcome.FITS)
-
-    crew = Alone(probe)
-    crew.start(7, Config(), None)
-    assert not where
-    assert crew.wait() == (7, Measurement(Config(), Outcome.FITS))
-    assert where == [threading.get_ident()]
-    assert crew.end() == []
+    return search(
+        problem.space, dataclasses.replace(problem.problem(), concurrency=concurrently), limits=limits
+    ), started[0]
 
 
 def test_as_many_at_a_time_as_there_are_workers_and_each_config_once(side_by_side: SideBySide) -> None:
@@ -142,14 +132,14 @@ def test_a_number_of_trials_that_the_workers_do_not_divide_is_kept(side_by_side:
 def test_whichever_ends_first_numbers_are_of_the_order_of_starting(
     formula: Any, size: int, recommend: Callable[[int], int]
 ) -> None:
-    outcome, crew = held(formula(2), size, 21, recommend)
-    assert crew.most == size
+    outcome, probes = held(formula(2), size, 21, recommend)
+    assert probes.most == size
     assert [each.number for each in outcome.measurements] == list(range(21))
     again, _ = held(formula(2), size, 21, recommend)
     assert again == outcome
 
 
-def test_one_at_a_time_is_the_search_as_it_is_without_a_crew(formula: Any) -> None:
+def test_one_place_is_the_search_as_it_is_by_default(formula: Any) -> None:
     problem, plain = formula(4), formula(4)
     outcome, _ = held(problem, 1, 20)
     limits = Limits(trials=20, memory_bytes=int(plain.budget))
@@ -183,13 +173,13 @@ def test_with_predictions_it_ends_by_itself_and_nothing_is_begun_that_what_runs_
     problem = formula(3, noise=0.02)
     seconds = [1.1 * 32 / problem.speed(config) for config in problem.configs]
     told = Predictions.of(problem.configs, [problem.memory(config) for config in problem.configs], seconds)
-    crews: list[Held] = []
+    started: list[Held] = []
 
-    def hire(probe: Probe) -> Crew:
-        crews.append(Held(probe, 4))
-        return crews[0]
+    def concurrently(probe: Probe) -> Concurrency:
+        started.append(Held(probe, 4))
+        return started[0]
 
-    asked = dataclasses.replace(problem.problem(), crew=hire, expect=lambda configs: told)
+    asked = dataclasses.replace(problem.problem(), concurrency=concurrently, predict=lambda configs: told)
     limits = Limits(trials=100, memory_bytes=int(problem.budget), tolerance=0.1)
     outcome = search(problem.space, asked, limits=limits)
     assert outcome.stopped_by == "bound"
@@ -197,7 +187,7 @@ def test_with_predictions_it_ends_by_itself_and_nothing_is_begun_that_what_runs_
     best = fastest(outcome.measurements)
     assert best is not None
     assert problem.speed(best.config) > problem.best() / 1.1
-    assert not crews[0].running
+    assert not started[0].running
 
 
 def test_the_time_limit_lets_what_runs_come_to_its_end(formula: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,14 +198,14 @@ def test_the_time_limit_lets_what_runs_come_to_its_end(formula: Any, monkeypatch
         now[0] += 10
 
     problem.before = tick
-    crews: list[Held] = []
+    started: list[Held] = []
 
-    def hire(probe: Probe) -> Crew:
-        crews.append(Held(probe, 3))
-        return crews[0]
+    def concurrently(probe: Probe) -> Concurrency:
+        started.append(Held(probe, 3))
+        return started[0]
 
     limits = Limits(trials=100, time_limit=35)
-    outcome = search(problem.space, dataclasses.replace(problem.problem(), crew=hire), limits=limits)
+    outcome = search(problem.space, dataclasses.replace(problem.problem(), concurrency=concurrently), limits=limits)
     assert outcome.stopped_by == "time"
     assert len(outcome.measurements) == 3 + 3  # begun before the limit: three at once, one more as each of these ended
 
@@ -280,8 +270,8 @@ def test_an_interrupt_of_a_probe_ends_the_search_too(side_by_side: SideBySide) -
 
 def test_what_had_come_to_its_end_when_another_was_interrupted_is_kept(side_by_side: SideBySide) -> None:
     def interrupt(measurement: Measurement, best: Measurement | None) -> None:
-        assert side_by_side.crew
-        concurrent.futures.wait(side_by_side.crew._running, timeout=PATIENCE)
+        assert side_by_side.probes
+        concurrent.futures.wait(side_by_side.probes._running, timeout=PATIENCE)
         raise KeyboardInterrupt
 
     side_by_side.on_finished = interrupt

@@ -75,5 +75,5 @@ def test_of_two_that_promise_the_same_the_cheaper_is_measured_first(formula: Any
         steps = StepSeconds(step, step, step)
         return Measurement(config, Outcome.FITS, step_seconds=steps, samples_per_second=1 / step, seconds=3.0)
 
-    search(space, dataclasses.replace(asked, probe=probe, expect=lambda _: told), limits=Limits(trials=4))
+    search(space, dataclasses.replace(asked, probe=probe, predict=lambda _: told), limits=Limits(trials=4))
     assert [each["compile"] for each in probed] == ["none", "none", "none", "default"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autofit.core.config import Config
 from autofit.search import rules_out
-from autofit.search.encoding import Columns
+from autofit.search.encoding import Encoding
 from autofit.search.pruning import ruled_out
 
 VALUES: dict[str, tuple[Any, ...]] = {
@@ -28,7 +28,7 @@ def order(knob: str, value: Any) -> int | None:
 
 @given(st.lists(configs, min_size=1, max_size=20), configs)
 def test_what_is_asked_of_all_at_once_is_what_is_asked_of_each(many: list[Config], other: Config) -> None:
-    columns = Columns(many)
+    columns = Encoding(many)
     assert ruled_out(other, columns, order).tolist() == [rules_out(other, each, order) for each in many]
     assert np.array_equal(columns.encoded(many), columns.codes)
     same = columns.encoded([other]) == columns.codes
@@ -38,12 +38,12 @@ def test_what_is_asked_of_all_at_once_is_what_is_asked_of_each(many: list[Config
 
 def test_micro_batches_are_counted_in_doublings() -> None:
     sizes = [Config(micro_batch_size=size) for size in (1, 2, 8, None)]
-    assert Columns(sizes).doublings.tolist() == [0, 1, 3, 0]
-    assert not len(Columns([]).doublings)
+    assert Encoding(sizes).doublings.tolist() == [0, 1, 3, 0]
+    assert not len(Encoding([]).doublings)
 
 
 def test_what_none_of_them_has_is_told_apart_from_all() -> None:
-    columns = Columns([Config(optimizer_in_backward=False), Config(optimizer_in_backward=True)])
+    columns = Encoding([Config(optimizer_in_backward=False), Config(optimizer_in_backward=True)])
     odd = [Config(optimizer_in_backward=1), Config(optimizer_in_backward=None), Config(optimizer_in_backward=True)]
     assert columns.encoded(odd).tolist() == [[-1], [-1], [1]]
-    assert Columns([]).encoded(odd).shape == (3, 0)
+    assert Encoding([]).encoded(odd).shape == (3, 0)

@@ -14,7 +14,7 @@ from autofit.core.config import Config
 from autofit.core.measurement import Outcome, PeakBytes
 from autofit.core.result import TIERS, tier
 from autofit.search import Evidence, Predictions
-from autofit.search.foresight import believed, leading
+from autofit.search.pareto import leading, predicted_points
 
 Searched = Callable[..., Evidence]
 
@@ -22,7 +22,7 @@ Searched = Callable[..., Evidence]
 def test_what_predictions_were_off_by_is_put_right(formula: Any, searched: Searched) -> None:
     problem = formula(3)
     evidence = searched(problem, memory_off=1.1, speed_off=0.6)
-    found = believed(problem.configs, evidence)
+    found = predicted_points(problem.configs, evidence)
     measured = {each.config for each in evidence.measurements if each.outcome is not Outcome.OUT_OF_MEMORY}
     assert set(found) == set(problem.configs) - measured
     speeds = [each.samples_per_second / problem.speed(config) for config, each in found.items()]
@@ -34,13 +34,13 @@ def test_what_predictions_were_off_by_is_put_right(formula: Any, searched: Searc
     assert not some.measured
 
 
-def test_what_ran_out_of_memory_is_never_believed_to_fit(formula: Any, searched: Searched) -> None:
+def test_what_ran_out_of_memory_is_never_predicted_to_fit(formula: Any, searched: Searched) -> None:
     """Nor what an out-of-memory proves of others, whatever is predicted of them."""
     problem = formula(1, share=0.15)
     evidence = searched(problem, memory_off=1.6)
     missed = [each.config for each in evidence.measurements if each.outcome is Outcome.OUT_OF_MEMORY]
     assert missed
-    found = believed(problem.configs, evidence)
+    found = predicted_points(problem.configs, evidence)
     for config in missed:
         assert found[config].peak_bytes > problem.budget
         larger = config.replace(activation_checkpointing="none")
@@ -55,30 +55,35 @@ def test_of_one_that_was_measured_too_large_the_size_is_known(formula: Any, sear
     )
     measurements = list(evidence.measurements)
     measurements[place] = dataclasses.replace(missed, peak_bytes=PeakBytes(7 * int(problem.budget)))
-    told = believed([missed.config], dataclasses.replace(evidence, measurements=measurements))
+    told = predicted_points([missed.config], dataclasses.replace(evidence, measurements=measurements))
     assert told[missed.config].peak_bytes >= 7 * int(problem.budget)
 
 
-def test_without_predictions_nothing_is_believed(formula: Any, searched: Searched) -> None:
+def test_without_predictions_nothing_is_predicted_points(formula: Any, searched: Searched) -> None:
     problem = formula(3)
     evidence = searched(problem)
-    assert not believed(problem.configs, dataclasses.replace(evidence, expected=None))
-    assert not believed(problem.configs, dataclasses.replace(evidence, surrogate=None))
-    assert evidence.expected
+    assert not predicted_points(problem.configs, dataclasses.replace(evidence, predictions=None))
+    assert not predicted_points(problem.configs, dataclasses.replace(evidence, surrogate=None))
+    assert evidence.predictions
     unknown = dict.fromkeys(problem.configs, math.nan)
-    for expected in (Predictions(unknown, evidence.expected.seconds), Predictions(evidence.expected.nbytes, unknown)):
-        assert not believed(problem.configs, dataclasses.replace(evidence, expected=expected))
+    for expected in (
+        Predictions(unknown, evidence.predictions.seconds),
+        Predictions(evidence.predictions.nbytes, unknown),
+    ):
+        assert not predicted_points(problem.configs, dataclasses.replace(evidence, predictions=expected))
 
 
 def test_what_failed_when_verified_or_crashes_is_left_out(formula: Any, searched: Searched) -> None:
     problem = formula(3)
     evidence = searched(problem)
-    open_ones = list(believed(problem.configs, evidence))
+    open_ones = list(predicted_points(problem.configs, evidence))
     failed = open_ones[0]
-    assert failed not in believed(problem.configs, dataclasses.replace(evidence, failed=(failed,)))
+    assert failed not in predicted_points(problem.configs, dataclasses.replace(evidence, failed=(failed,)))
     eager = [each for each in problem.configs if each["attention"] == "eager"][::20]
     crashed = [dataclasses.replace(evidence.measurements[0], config=each, outcome=Outcome.FAILED) for each in eager]
-    told = believed(problem.configs, dataclasses.replace(evidence, measurements=(*evidence.measurements, *crashed)))
+    told = predicted_points(
+        problem.configs, dataclasses.replace(evidence, measurements=(*evidence.measurements, *crashed))
+    )
     assert 0 < len(told) < len(open_ones)
     assert not any(config["attention"] == "eager" for config in told)
 
@@ -87,10 +92,11 @@ def test_on_a_gpu_the_allocators_share_and_the_context_count(formula: Any, searc
     problem = formula(3)
     evidence = searched(problem)
     hardware = dataclasses.replace(evidence.hardware, device="cuda", context_bytes=10**9)
-    tensors = believed(problem.configs, evidence)
+    tensors = predicted_points(problem.configs, evidence)
     config = next(config for config in tensors if 2 * problem.memory(config) < problem.budget)
     before = dataclasses.replace(evidence, hardware=hardware, measurements=())
-    assert believed([config], before)[config].peak_bytes == pytest.approx(problem.memory(config) + 10**9, rel=0.01)
+    size = predicted_points([config], before)[config].peak_bytes
+    assert size == pytest.approx(problem.memory(config) + 10**9, rel=0.01)
 
     def on_gpu(peak: PeakBytes) -> PeakBytes:
         reserved = int(1.25 * peak.allocated)
@@ -102,7 +108,7 @@ def test_on_a_gpu_the_allocators_share_and_the_context_count(formula: Any, searc
         if each.fits and each.peak_bytes
     ]
     after = dataclasses.replace(evidence, hardware=hardware, measurements=fitting)
-    told = believed([config], after)[config].peak_bytes
+    told = predicted_points([config], after)[config].peak_bytes
     assert told == pytest.approx(1.25 * problem.memory(config) + 2 * 10**9, rel=0.02)
 
 
@@ -119,7 +125,7 @@ def test_all_speeds_are_told_at_the_level_of_the_best(formula: Any, searched: Se
     for each in evidence.measurements:
         if each.fits and each.config != best.config:
             assert slower.latest[each.config].throughput == pytest.approx(each.throughput / 1.25)
-    before, after = believed(problem.configs, evidence), believed(problem.configs, slower)
+    before, after = predicted_points(problem.configs, evidence), predicted_points(problem.configs, slower)
     ratios = [after[config].samples_per_second / each.samples_per_second for config, each in before.items()]
     assert statistics.median(ratios) == pytest.approx(1 / 1.25, rel=0.03)
     as_they_are = {each.config: each for each in evidence.measurements}
@@ -136,7 +142,7 @@ def test_a_best_that_is_faster_than_expected_does_not_make_all_else_slower(formu
     assert best.step_seconds
     lucky = best.taking(best.step_seconds.median / 1.2)
     measurements = [lucky if each.config == best.config else each for each in evidence.measurements]
-    told = believed(problem.configs, dataclasses.replace(evidence, best=lucky, measurements=measurements))
+    told = predicted_points(problem.configs, dataclasses.replace(evidence, best=lucky, measurements=measurements))
     near = [config for config in told if len(config.differences(best.config)) <= 2]
     assert near
     true = {config: problem.speed(config) / problem.speed(best.config) for config in near}

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autofit.core.config import Config
-from autofit.search.encoding import Columns
+from autofit.search.encoding import Encoding
 from autofit.search.gaussian_process import GaussianProcess, Mixture
 
 VALUES = {"precision": ("fp32", "bf16"), "micro_batch_size": (1, 2, 4, 8), "optimizer": ("adamw", "adamw-8bit")}
 CONFIGS = [Config(dict(zip(VALUES, row, strict=True))) for row in itertools.product(*VALUES.values())]
 NOISE = 0.02
-POOL = Columns(CONFIGS)
+POOL = Encoding(CONFIGS)
 
 
 def residuals() -> GaussianProcess:

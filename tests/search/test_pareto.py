@@ -76,7 +76,7 @@ def test_frontiers_hold_what_was_measured_and_reach_beyond_the_budget(formula: A
 
 def test_without_predictions_there_is_only_what_was_measured(formula: Any, searched: Searched) -> None:
     problem = formula(2)
-    evidence = dataclasses.replace(searched(problem), expected=None, surrogate=None)
+    evidence = dataclasses.replace(searched(problem), predictions=None, surrogate=None)
     found = around(evidence, tolerance=0.03)
     points = [point for each in found.frontier.values() for point in each]
     fitting = {each.config for each in evidence.measurements if each.fits}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.search import PriorMeasurement, prior_measurement, rules_out
-from autofit.search.encoding import Columns
+from autofit.search.encoding import Encoding
 from autofit.search.prior_measurements import _MOST_TIMED, PriorMeasurements
 
 CONFIG = Config(micro_batch_size=4)
@@ -133,7 +133,7 @@ def test_only_what_is_proven_excludes(proven: set[int], believed: set[int]) -> N
     pool = [Config(micro_batch_size=size, gradient_accumulation_steps=2) for size in range(1, 9)]
     known = [PriorMeasurement(pool[size - 1], peak_bytes=size, outgrew=True, proven=True) for size in proven]
     known += [PriorMeasurement(pool[size - 1], outgrew=True) for size in believed]
-    left = PriorMeasurements(known).not_outgrown(Columns(pool), order)
+    left = PriorMeasurements(known).not_outgrown(Encoding(pool), order)
     missed = [pool[size - 1] for size in proven]
     assert left.tolist() == [not any(rules_out(miss, config, order) for miss in missed) for config in pool]
 
@@ -142,4 +142,4 @@ def test_nothing_known_is_nothing() -> None:
     past = PriorMeasurements()
     assert past.speeds.shape == (0,)
     np.testing.assert_allclose(past.noise(2, 0.1), np.eye(2) * 0.01)
-    assert past.not_outgrown(Columns([CONFIG]), order).tolist() == [True]
+    assert past.not_outgrown(Encoding([CONFIG]), order).tolist() == [True]

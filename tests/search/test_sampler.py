@@ -162,7 +162,7 @@ def test_what_is_being_measured_is_not_proposed_and_its_figures_are_expected(for
     assert len({*asked, *(each.config for each in measurements)}) == 16
     assert sampler.running(study) == asked
 
-    believed = sampler.believed(measurements, asked)
+    believed = sampler.with_running(measurements, asked)
     assert believed[:10] == measurements
     for config, expected in zip(asked, believed[10:], strict=True):
         assert expected.config == config

@@ -262,13 +262,13 @@ def test_the_room_never_loads_torch() -> None:
 
 @pytest.mark.parametrize("predicted", [False, True])
 def test_of_a_large_space_a_part_is_weighed(formula: Any, monkeypatch: pytest.MonkeyPatch, predicted: bool) -> None:
-    monkeypatch.setattr(study_module, "_WEIGHED", 40)
+    monkeypatch.setattr(study_module, "_MOST_SCORED", 40)
     problem = formula(5, share=0.3)
     asked = problem.problem()
     if predicted:
         seconds = [32 / problem.speed(config) for config in problem.configs]
         told = Predictions.of(problem.configs, list(map(problem.memory, problem.configs)), seconds)
-        asked = dataclasses.replace(asked, expect=lambda configs: told)
+        asked = dataclasses.replace(asked, predict=lambda configs: told)
     limits = Limits(trials=100, memory_bytes=int(problem.budget))
     outcome = search(problem.space, asked, limits=limits)
     assert outcome.stopped_by == "space"
@@ -289,7 +289,7 @@ def _expected(problem: Any) -> SearchProblem:
         seconds = [1.1 * 32 / problem.speed(config) for config in configs]
         return Predictions.of(configs, [problem.memory(config) for config in configs], seconds)
 
-    return replace(problem.problem(), expect=expect)
+    return replace(problem.problem(), predict=expect)
 
 
 def test_with_good_predictions_it_can_end_after_a_few_probes_and_says_what_it_may_have_missed(formula: Any) -> None:
@@ -360,7 +360,9 @@ def test_the_first_probe_is_of_the_best_that_is_known(formula: Any, seed: int, p
     known = fastest(before)
     asked = _expected(problem) if predicted else problem.problem()
     limits = Limits(trials=1, memory_bytes=int(problem.budget))
-    found = search(problem.space, replace(asked, known=_known(problem, before)), limits=limits).measurements[0]
+    found = search(
+        problem.space, replace(asked, prior_measurements=_known(problem, before)), limits=limits
+    ).measurements[0]
     assert known is not None
     assert found.fits
     assert problem.speed(found.config) > 0.95 * problem.speed(known.config)
@@ -371,7 +373,7 @@ def test_the_same_search_again_takes_few_probes(formula: Any, seed: int) -> None
     problem = formula(seed, share=0.5, noise=0.02)
     limits = Limits(trials=100, memory_bytes=int(problem.budget), tolerance=0.1)
     first = search(problem.space, _expected(problem), limits=limits)
-    known = replace(_expected(problem), known=_known(problem, first.measurements))
+    known = replace(_expected(problem), prior_measurements=_known(problem, first.measurements))
     second = search(problem.space, known, limits=limits)
     assert (first.stopped_by, second.stopped_by) == ("bound", "bound")
     assert len(second.measurements) <= min(3, len(first.measurements))  # one for each tier, and one in doubt
@@ -384,14 +386,14 @@ def test_what_is_known_is_no_part_of_the_outcome_and_is_measured_again(formula: 
     problem.probed.clear()
     outcome = search(
         problem.space,
-        replace(problem.problem(), known=_known(problem, before, slower=2.0)),
+        replace(problem.problem(), prior_measurements=_known(problem, before, slower=2.0)),
         limits=Limits(trials=10, memory_bytes=int(problem.budget)),
     )
     assert [each.config for each in outcome.measurements] == problem.probed
     assert [each.number for each in outcome.measurements] == list(range(10))
     assert {each.config for each in before if each.fits} & set(problem.probed)
-    assert {each.config for each in outcome.expected} <= set(problem.probed)
-    for each in outcome.expected:  # by today's machine
+    assert {each.config for each in outcome.posterior} <= set(problem.probed)
+    for each in outcome.posterior:  # by today's machine
         assert each.throughput == pytest.approx(problem.speed(each.config), rel=0.15)
 
 
@@ -400,7 +402,7 @@ def test_what_is_proven_not_to_fit_is_left_out_once_something_fits(formula: Any)
     before = run(problem, 60).measurements
     missed = [each.config for each in before if not each.fits]
     problem.probed.clear()
-    asked = replace(problem.problem(), known=_known(problem, before))
+    asked = replace(problem.problem(), prior_measurements=_known(problem, before))
     outcome = search(problem.space, asked, limits=Limits(trials=20, memory_bytes=int(problem.budget)))
     order = problem.problem().memory_order
     first = next(each.number for each in outcome.measurements if each.fits)
@@ -414,7 +416,7 @@ def test_where_all_is_known_not_to_fit_the_nearest_miss_is_measured_again(formul
     problem.budget = 0.9 * min(map(problem.memory, problem.configs))
     before = run(problem, 3).measurements
     assert not any(each.fits for each in before)
-    asked = replace(problem.problem(), known=_known(problem, before))
+    asked = replace(problem.problem(), prior_measurements=_known(problem, before))
     again = search(problem.space, asked, limits=Limits(trials=3, memory_bytes=int(problem.budget)))
     assert min(map(problem.memory, problem.probed[-3:])) == min(map(problem.memory, problem.configs))
     assert again.skipped["dominated"] == run(problem, 3).skipped["dominated"]
@@ -428,13 +430,13 @@ def test_what_is_known_of_other_spaces_says_nothing(formula: Any) -> None:
     ]
     without = run(formula(4), 10)
     limits = Limits(trials=10, memory_bytes=int(problem.budget))
-    assert search(problem.space, replace(problem.problem(), known=known), limits=limits) == without
+    assert search(problem.space, replace(problem.problem(), prior_measurements=known), limits=limits) == without
 
 
 def test_what_was_seen_to_fit_is_weighed_whatever_is_predicted_of_it(
     formula: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study_module, "_WEIGHED", 5)
+    monkeypatch.setattr(study_module, "_MOST_SCORED", 5)
     problem = formula(5, share=0.9)
 
     def poorly(configs: Sequence[Config]) -> Predictions:
@@ -444,14 +446,14 @@ def test_what_was_seen_to_fit_is_weighed_whatever_is_predicted_of_it(
 
     best = max((config for config in problem.configs if problem.fits(config)), key=problem.speed)
     known = _known(problem, [problem.probe(0, best)])
-    asked = replace(problem.problem(), expect=poorly, known=known)
+    asked = replace(problem.problem(), predict=poorly, prior_measurements=known)
     outcome = search(problem.space, asked, limits=Limits(trials=1, memory_bytes=int(problem.budget)))
     assert [each.config for each in outcome.measurements] == [best]
 
 
 def test_a_journal_goes_on_with_what_is_known(tmp_path: Path, formula: Any) -> None:
     problem = formula(6, noise=0.02)
-    asked = replace(problem.problem(), known=_known(problem, run(formula(6), 20).measurements))
+    asked = replace(problem.problem(), prior_measurements=_known(problem, run(formula(6), 20).measurements))
     limits, journal = Limits(trials=4, memory_bytes=int(problem.budget)), Journal(tmp_path / "journal.log")
     first = search(problem.space, asked, limits=limits, journal=journal)
     again = search(problem.space, asked, limits=replace(limits, trials=8), journal=journal)

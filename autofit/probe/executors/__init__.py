@@ -1,1 +1,130 @@
-"""Where probes run: one executor a file."""
+"""Executors: a measurement request goes in, a Measurement comes out. One executor a file, one conformance test for all.
+
+Which processes, devices and machines serve a request is the executor's own business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from autofit.core.budget import Budget
+from autofit.core.config import Config
+from autofit.core.errors import ProbeError
+from autofit.core.hardware import Hardware
+from autofit.core.measurement import Measurement
+from autofit.core.workload import Traits, Workload
+from autofit.probe.measure import detect_hardware, detect_idle_card, inspect, list_cards, trace_step
+from autofit.probe.steps import Request
+from autofit.probe.timing import Plan
+
+LOOK_SECONDS = 600.0
+
+
+class Executor(ABC):
+    """Measures configs, and runs other functions where configs are measured. A context manager; leaving it ends all.
+
+    Its methods may be called from several threads.
+
+    Attributes:
+        places: how many configs are measured at once.
+        timeout: seconds a probe may take.
+    """
+
+    places: int = 1
+    timeout: float = 600.0
+
+    @abstractmethod
+    def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
+        """Measure one Config in processes of its own; however they end, the Measurement says so.
+
+        Raises:
+            InputError: the workload cannot be sent, or not be opened there; ProbeError: the executor has ended, the
+                device cannot be used, or it ran out of memory because others use it.
+        """
+
+    @abstractmethod
+    def run(
+        self,
+        function: Callable[..., Any],
+        workload: Workload | None,
+        *arguments: Any,
+        log: str,
+        timeout: float,
+        task: str = "it",
+    ) -> Any:
+        """The result of `function(workload, *arguments)` in a process of its own, which writes to the log of that name.
+
+        Raises:
+            InputError: as `measure`, or raised by the function; ProbeError: the process died or took too long; the
+                message calls it by its `task`.
+        """
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """Make every waiting call, and every later one, raise a ProbeError soon."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all processes; safe to call twice."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def detect(self, device: str | None) -> Hardware:
+        """The hardware where probes run; a ProbeError where the device is missing."""
+        hardware: Hardware = self._look(detect_hardware, None, device)
+        return hardware
+
+    def look(self, workload: Workload, device: str | None, budget_bytes: int | None) -> tuple[Hardware, Traits]:
+        """The hardware, and the workload's traits on it.
+
+        Raises:
+            InputError: the workload is wrong; ProbeError: the device is missing, or the process died.
+        """
+        hardware, traits = self._look(inspect, workload, device, budget_bytes)
+        return hardware, traits
+
+    def idle_cards_like(self, hardware: Hardware, usable_bytes: int) -> list[str]:
+        """Card 0 and the visible cards that equal it, are idle and have so much free, by CUDA_VISIBLE_DEVICES' names.
+
+        Raises:
+            ProbeError: there is no card, or the process died.
+        """
+        first, *others = self._look(list_cards, None)
+        alike = [first]
+        for card in others:
+            with contextlib.suppress(ProbeError):  # others use it, or it is broken
+                found: Hardware = self._look(detect_idle_card, None, card)
+                same = (found.name, found.memory_bytes) == (hardware.name, hardware.memory_bytes)
+                if same and found.memory_bytes - found.used_bytes >= usable_bytes:
+                    alike.append(card)
+        return alike
+
+    def trace(
+        self, workload: Workload, config: Config, hardware: Hardware, budget: Budget, *, directory: Path
+    ) -> dict[str, str]:
+        """Record one step of a Config in a directory; the paths by what they hold (see `StepTrace`).
+
+        Raises:
+            InputError: as `measure`; ProbeError: the step could not be run.
+        """
+        request = Request(config, hardware, budget, Plan())
+        written: dict[str, str] = self.run(
+            trace_step, workload, request, directory, log="step-trace.log", timeout=self.timeout
+        )
+        return written
+
+    def _look(self, function: Callable[..., Any], workload: Workload | None, *arguments: Any) -> Any:
+        return self.run(
+            function, workload, *arguments, log="look.log", timeout=LOOK_SECONDS, task="looking at the model"
+        )

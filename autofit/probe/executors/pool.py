@@ -1,4 +1,4 @@
-"""Probers side by side, each in a place of its own: what a search hands its probes to when several run at a time."""
+"""The executor of several probes at once on one machine: a zygote a card, or a share of the cores."""
 
 from __future__ import annotations
 
@@ -7,70 +7,65 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from autofit.core.measurement import Measurement
 from autofit.core.workload import Workload
+from autofit.probe.executors import Executor
 from autofit.probe.executors.local import LocalExecutor
 from autofit.probe.placement import Place
 from autofit.probe.steps import Request
 from autofit.techniques import keeps_on_host
 
 
-class PoolExecutor:
-    """As many zygotes as places. Its methods may be called in as many threads. A context manager; leaving it ends all.
-
-    Args:
-        log_directory, timeout: as of a `LocalExecutor`.
-    """
+class PoolExecutor(Executor):
+    """A LocalExecutor in each of several places; `log_directory` and `timeout` as there."""
 
     def __init__(self, places: Sequence[Place], log_directory: Path, timeout: float) -> None:
-        self.places = tuple(places)
-        self._free: queue.SimpleQueue[LocalExecutor] = queue.SimpleQueue()
+        self.places, self.timeout = len(places), timeout
+        self._idle: queue.SimpleQueue[LocalExecutor] = queue.SimpleQueue()
         self._host = threading.Lock()
         with contextlib.ExitStack() as started:
-            self._executors = [
-                started.enter_context(LocalExecutor(log_directory, timeout, place)) for place in self.places
-            ]
+            self._workers = [started.enter_context(LocalExecutor(log_directory, timeout, place)) for place in places]
             started.pop_all()
-        for executor in self._executors:
-            self._free.put(executor)
+        for worker in self._workers:
+            self._idle.put(worker)
 
-    def __enter__(self) -> PoolExecutor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def give_up(self) -> None:
+        for worker in self._workers:
+            worker.give_up()
 
     def close(self) -> None:
-        """End every zygote and its child; whoever waits for one gets a ProbeError. Safe to call twice."""
-        for executor in self._executors:
-            executor.hang_up()
-        for executor in self._executors:
-            executor.close()
+        self.give_up()  # all at once, before the first is waited for
+        for worker in self._workers:
+            worker.close()
 
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
-        """Measure one Config by whichever worker is free; raises as `LocalExecutor.measure` does.
+        """As `Executor.measure`, by whichever worker is idle.
 
         Configs that keep part of the training on the host are measured one at a time: each may take all of the host's
         budget, and they would share its memory's bandwidth and, where they step there, its cores.
         """
         alone = self._host if keeps_on_host(request.config) else contextlib.nullcontext()
-        with alone, self._taken() as executor:
-            return executor.measure(workload, request, number=number)
+        with alone, self._worker() as worker:
+            return worker.measure(workload, request, number=number)
 
-    def run(self, function: Callable[..., Any], workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
-        """What `LocalExecutor.run` of whichever worker is free returns."""
-        with self._taken() as executor:
-            return executor.run(function, workload, *arguments, log=log, timeout=timeout)
+    def run(
+        self,
+        function: Callable[..., Any],
+        workload: Workload | None,
+        *arguments: Any,
+        log: str,
+        timeout: float,
+        task: str = "it",
+    ) -> Any:
+        with self._worker() as worker:
+            return worker.run(function, workload, *arguments, log=log, timeout=timeout, task=task)
 
     @contextlib.contextmanager
-    def _taken(self) -> Iterator[LocalExecutor]:
-        executor = self._free.get()
+    def _worker(self) -> Iterator[LocalExecutor]:
+        worker = self._idle.get()
         try:
-            yield executor
+            yield worker
         finally:
-            self._free.put(executor)
+            self._idle.put(worker)

@@ -1,11 +1,10 @@
-"""Every way a probe can end, for real: each in a child process, and the next probe is unharmed."""
+"""Every way a probe can end, for real, each in a child process; at the end the executor is unharmed."""
 
 import dataclasses
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -66,16 +65,15 @@ def doing(action: Callable[[], object]) -> Workload:
 @pytest.fixture
 def impatient(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> LocalExecutor:
     """The shared executor, which waits two seconds for a probe."""
-    monkeypatch.setattr(executor, "_timeout", 2.0)
+    monkeypatch.setattr(executor, "timeout", 2.0)
     monkeypatch.setattr(executor, "_probes", 1)
     return executor
 
 
-@pytest.fixture
-def unharmed(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """After the test the next probe fits."""
+@pytest.fixture(scope="module", autouse=True)
+def unharmed(executor: LocalExecutor) -> Iterator[None]:
+    """After all these tests a probe fits; that each costs only itself is shown by `test_conformance`."""
     yield
-    monkeypatch.undo()
     assert measure(executor, tiny.mlp_workload()).outcome is Outcome.FITS
 
 
@@ -118,7 +116,6 @@ def test_the_peak_is_the_same_on_every_run_and_the_verdict_flips_at_it(executor:
         assert seen.peak_bytes.allocated == peak  # the nearest miss is told in bytes
 
 
-@pytest.mark.usefixtures("unharmed")
 def test_far_too_large_stops_before_it_takes_the_memory(executor: LocalExecutor) -> None:
     workload = Workload(
         model=lambda: nn.Linear(1024, 1024),
@@ -133,14 +130,12 @@ def test_far_too_large_stops_before_it_takes_the_memory(executor: LocalExecutor)
     assert 60 << 20 < seen.peak_bytes.allocated < 70 << 20
 
 
-@pytest.mark.usefixtures("unharmed")
 def test_an_allocation_that_the_guard_forbids_is_out_of_memory(executor: LocalExecutor) -> None:
     seen = measure(executor, doing(lambda: bytearray(4 << 30)))  # never touched, so no page of it is ever taken
     assert seen.outcome is Outcome.OUT_OF_MEMORY
     assert "limit" in (seen.reason or "")
 
 
-@pytest.mark.usefixtures("unharmed")
 def test_refused(executor: LocalExecutor) -> None:
     workload = Workload(
         model=lambda: nn.Linear(2, 1),
@@ -153,7 +148,6 @@ def test_refused(executor: LocalExecutor) -> None:
     assert "no repeated blocks" in (seen.reason or "")
 
 
-@pytest.mark.usefixtures("unharmed")
 @pytest.mark.parametrize("good_steps", [0, 3], ids=["at once", "in the timed steps"])
 def test_diverged(executor: LocalExecutor, good_steps: int) -> None:
     calls: list[int] = []
@@ -170,7 +164,6 @@ def test_diverged(executor: LocalExecutor, good_steps: int) -> None:
     assert not calls, "the loss ran in the parent"
 
 
-@pytest.mark.usefixtures("unharmed")
 def test_timed_out_in_the_factory(impatient: LocalExecutor) -> None:
     def slow() -> nn.Module:
         time.sleep(600)
@@ -183,7 +176,6 @@ def test_timed_out_in_the_factory(impatient: LocalExecutor) -> None:
         assert seen.reason == "took more than 2 s"
 
 
-@pytest.mark.usefixtures("unharmed")
 def test_timed_out_takes_its_grandchildren_along(impatient: LocalExecutor, tmp_path: Path) -> None:
     def sleep() -> None:
         grandchild = subprocess.Popen(["sleep", "600"])
@@ -195,7 +187,6 @@ def test_timed_out_takes_its_grandchildren_along(impatient: LocalExecutor, tmp_p
     wait_until_gone([number_in(tmp_path / "child"), number_in(tmp_path / "grandchild")])
 
 
-@pytest.mark.usefixtures("unharmed")
 def test_what_a_probe_starts_and_forgets_ends_with_it(executor: LocalExecutor, tmp_path: Path) -> None:
     """It also holds the pipe open, through which the answer comes."""
 
@@ -210,7 +201,6 @@ def test_what_a_probe_starts_and_forgets_ends_with_it(executor: LocalExecutor, t
     wait_until_gone([number_in(tmp_path / "forgotten")])
 
 
-@pytest.mark.usefixtures("unharmed")
 def test_failed_keeps_the_end_of_the_traceback(executor: LocalExecutor) -> None:
     def deep(level: int) -> None:
         if level == 0:
@@ -225,7 +215,6 @@ def test_failed_keeps_the_end_of_the_traceback(executor: LocalExecutor) -> None:
     assert 'raise ZeroDivisionError("at the bottom")' in log_of(executor, 41)
 
 
-@pytest.mark.usefixtures("unharmed")
 @pytest.mark.parametrize(
     ("sent", "outcome", "words"),
     [
@@ -240,19 +229,10 @@ def test_killed_by_a_signal(executor: LocalExecutor, sent: int, outcome: Outcome
     assert words in (seen.reason or "")
 
 
-@pytest.mark.usefixtures("unharmed")
-@pytest.mark.parametrize("end", [lambda: sys.exit("I quit"), lambda: os._exit(7)], ids=["sys.exit", "os._exit"])
-def test_a_probe_that_leaves_by_itself_failed(executor: LocalExecutor, end: Callable[[], None]) -> None:
-    seen = measure(executor, doing(end))
-    assert seen.outcome is Outcome.FAILED
-    assert seen.reason
-
-
 def log_of(executor: LocalExecutor, number: int) -> str:
-    return (executor._logs / f"{number:04d}.log").read_text()
+    return (executor.logs / f"{number:04d}.log").read_text()
 
 
-@pytest.mark.usefixtures("unharmed")
 @pytest.mark.parametrize(
     ("line", "code", "outcome", "reason"),
     [
@@ -275,9 +255,8 @@ def test_of_a_process_that_bitsandbytes_ended_the_last_line_tells_why(
     assert (seen.reason or "").endswith(reason)
 
 
-@pytest.mark.usefixtures("unharmed")
 def test_the_last_line_of_an_earlier_probe_in_the_same_log_tells_nothing(executor: LocalExecutor) -> None:
-    (executor._logs / "0054.log").write_text("Error out of memory at line 77 in file /src/csrc/ops.cu\n")
+    (executor.logs / "0054.log").write_text("Error out of memory at line 77 in file /src/csrc/ops.cu\n")
     seen = measure(executor, doing(lambda: os._exit(1)), number=54)
     assert (seen.outcome, seen.reason) == (Outcome.FAILED, "exit code 1")
 
@@ -307,7 +286,7 @@ def test_output_goes_to_a_log_of_its_own_and_is_never_parsed(
 
     assert measure(executor, doing(chatter), number=51).outcome is Outcome.FITS
     measure(executor, tiny.mlp_workload(), number=52)
-    log = (executor._logs / "0051.log").read_bytes()
+    log = (executor.logs / "0051.log").read_bytes()
     assert all(word in log for word in (b"outcome:", b"OutOfMemoryError", b"\x80\x04N.", b"a grandchild"))
     assert log_of(executor, 52) == ""
     assert capfd.readouterr() == ("", "")
@@ -364,13 +343,6 @@ def test_a_living_batch_reaches_the_child(executor: LocalExecutor) -> None:
         effective_batch_size=4,
     )
     assert measure(executor, workload).loss == 66.0
-
-
-def test_what_cannot_be_sent_says_what_to_do(executor: LocalExecutor) -> None:
-    lock = threading.Lock()
-    with pytest.raises(InputError, match="cannot be sent to a probe process") as caught:
-        measure(executor, doing(lock.acquire))
-    assert "locks" in caught.value.remedy
 
 
 def test_what_cannot_be_opened_in_the_child_says_what_to_do(
@@ -481,7 +453,7 @@ def test_a_look_at_a_factory_that_raises_blames_it(executor: LocalExecutor) -> N
 def test_a_look_that_dies_or_hangs_is_a_probe_error(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ProbeError, match=r"ended its process: killed by SIGSEGV"):
         executor.look(doing(lambda: os.kill(os.getpid(), signal.SIGSEGV)), "cpu", GIB)
-    monkeypatch.setattr("autofit.probe.executors.local._LOOK_SECONDS", 0.5)
+    monkeypatch.setattr("autofit.probe.executors.LOOK_SECONDS", 0.5)
     with pytest.raises(ProbeError, match="took more than"):
         executor.look(doing(lambda: time.sleep(600)), "cpu", GIB)
     monkeypatch.undo()

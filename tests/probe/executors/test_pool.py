@@ -1,4 +1,4 @@
-"""Probes side by side, for real: each worker in its own place, at the same time, and ended together."""
+"""The pool: each worker in its own place, and what needs the host measured one at a time."""
 
 import contextlib
 import json
@@ -12,40 +12,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from autofit import techniques
 from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.errors import ProbeError
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
 from autofit.probe import Place, Plan, PoolExecutor, Request
 from autofit.probe.executors import pool as workers_module
 from tests import tiny
-from tests.processes import number_in, wait_until, wait_until_gone
+from tests.probe.executors.test_conformance import PLACES, PROCESSORS, doing, measure
 
 BUDGET, QUICK = Budget(GIB, 4 * GIB), Plan(min_steps=2, max_steps=2)
-HERE = sorted(os.sched_getaffinity(0))
-# A core of its own each; on a machine of one core both have that. No CPU minds which card it may see.
-PLACES = [Place(at, card=str(7 + at), processors=frozenset({HERE[at % len(HERE)]}), cores=1) for at in range(2)]
-
-
-def doing(action: Callable[[], object]) -> Workload:
-    """Training whose loss does `action` first."""
-
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        action()
-        return tiny.classify(model, batch)
-
-    plain = tiny.mlp_workload()
-    return Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=4)
-
-
-def measure(workers: PoolExecutor, workload: Workload, number: int = 0) -> Measurement:
-    config = techniques.canonicalize({}, workload, tiny.CPU)
-    return workers.measure(workload, Request(config, tiny.CPU, BUDGET, QUICK), number=number)
 
 
 def side_by_side(action: Callable[[int], Any]) -> list[Any]:
@@ -54,7 +32,7 @@ def side_by_side(action: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(action, range(2)))
 
 
-def test_each_measures_in_its_place_at_the_same_time_and_all_are_ended_together(tmp_path: Path) -> None:
+def test_each_measures_in_its_own_place(tmp_path: Path) -> None:
     folder = str(tmp_path)
 
     def meet() -> None:
@@ -65,45 +43,12 @@ def test_each_measures_in_its_place_at_the_same_time_and_all_are_ended_together(
         while len(list(Path(folder).glob("*.json"))) < 2:  # else one worker could do both
             time.sleep(0.01)
 
-    def hang() -> None:
-        (Path(folder) / f"{os.getpid()}.pid").write_text(f"{os.getpid()}\n")
-        time.sleep(600)
-
-    with PoolExecutor(PLACES, tmp_path, 120.0) as workers:
-        meeting, hanging, words = doing(meet), doing(hang), []
-        seen = side_by_side(lambda number: measure(workers, meeting, number))
-        assert [(each.outcome, each.number) for each in seen] == [(Outcome.FITS, 0), (Outcome.FITS, 1)]
-        found = sorted((json.loads(path.read_text()) for path in tmp_path.glob("*.json")), key=lambda each: each[2])
-        assert found == [[sorted(place.processors), 1, place.card, "1"] for place in PLACES]
-        assert sorted(os.sched_getaffinity(0)) == HERE
-
-        def waiting(number: int) -> None:
-            with pytest.raises(ProbeError) as caught:
-                measure(workers, hanging, number)
-            words.append(caught.value.message)
-
-        with ThreadPoolExecutor(2) as pool:
-            asked = [pool.submit(waiting, number) for number in range(2)]
-            wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2, "both probes hang")
-            children = [number_in(path) for path in tmp_path.glob("*.pid")]
-            workers.close()
-            for each in asked:
-                each.result(timeout=60)
-        with pytest.raises(ProbeError):  # and none begins after that
-            measure(workers, meeting)
-    assert words == ["the process that starts probes ended."] * 2
-    wait_until_gone(children)
-
-
-def test_workers_that_still_start_are_ended_at_once(tmp_path: Path) -> None:
-    started = PoolExecutor(PLACES, tmp_path, 120.0)
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(measure, started, tiny.mlp_workload())
-        begin = time.monotonic()
-        started.close()
-        with pytest.raises(ProbeError, match="the process that starts probes"):
-            asked.result(timeout=60)
-    assert time.monotonic() - begin < 30
+    with PoolExecutor(PLACES, tmp_path, 120.0) as executor:
+        workload = doing(meet)
+        side_by_side(lambda number: measure(executor, workload, number))
+    found = sorted((json.loads(path.read_text()) for path in tmp_path.glob("*.json")), key=lambda each: each[2])
+    assert found == [[sorted(place.processors), 1, place.card, "1"] for place in PLACES]
+    assert sorted(os.sched_getaffinity(0)) == PROCESSORS
 
 
 class Counting:

@@ -1,4 +1,4 @@
-"""How many probes run side by side and where, what the answer rests on then, and what Ctrl-C leaves of them."""
+"""A search with several probes at a time: what its answer rests on, and what Ctrl-C leaves of it."""
 
 import dataclasses
 import json
@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.errors import InputError, ProbeError
+from autofit.core.errors import InputError
 from autofit.core.events import Event, Note, ProbeStarted
 from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
@@ -25,9 +24,7 @@ from autofit.core.result import Result
 from autofit.core.workload import Traits, Workload
 from autofit.estimate import timelines
 from autofit.probe import Place, Request, physical_cores
-from autofit.tuning import places as parallel
 from autofit.tuning import run as tune
-from autofit.tuning.places import check_memory, places_for
 from tests import tiny
 from tests.processes import descendants, number_in, wait_until, wait_until_gone
 
@@ -38,77 +35,9 @@ CORES = [frozenset({each}) for each in range(8)]
 TRAITS = Traits(parameters=1000, blocks=2, linears=4, attention=False, sdpa=False, batch_norm=False, dropout=False)
 
 
-class Cards:
-    """Stands in for a LocalExecutor on a machine with some cards; None is one that others use."""
-
-    def __init__(self, **cards: Hardware | None) -> None:
-        self.known = cards
-
-    def cards(self) -> tuple[str, ...]:
-        return tuple(self.known)
-
-    def detect_idle(self, card: str) -> Hardware:
-        if (found := self.known[card]) is None:
-            raise ProbeError("others use it.")
-        return found
-
-
-SMALLER = dataclasses.replace(CARD, memory_bytes=70 * GIB)
-OTHER = dataclasses.replace(CARD, name="NVIDIA T4")
-
-
 @pytest.fixture
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autofit.probe.placement.physical_cores", lambda: CORES)
-    monkeypatch.setattr(parallel, "physical_cores", lambda: CORES)
-
-
-def cards_of(places: tuple[Place, ...]) -> list[str | None]:
-    return [place.card for place in places]
-
-
-def test_on_a_cpu_probes_run_alone_unless_workers_are_asked_for(eight_cores: None) -> None:
-    executor: Any = Cards()
-    assert places_for(None, tiny.CPU, executor) == places_for(1, tiny.CPU, executor) == ()
-    assert [place.processors for place in places_for(3, tiny.CPU, executor)] == [{0, 1}, {2, 3}, {4, 5}]
-    with pytest.raises(InputError, match="9 workers need a core each, and this process may use 8 cores"):
-        places_for(9, tiny.CPU, executor)
-
-
-def test_by_default_there_is_one_on_each_idle_card_that_is_like_card_0() -> None:
-    executor: Any = Cards(a=CARD, b=CARD, busy=None, smaller=SMALLER, other=OTHER, c=CARD)
-    assert cards_of(places_for(None, CARD, executor)) == ["a", "b", "c"]
-    assert cards_of(places_for(2, CARD, executor)) == ["a", "b"]
-    assert places_for(1, CARD, executor) == ()
-    with pytest.raises(InputError, match="4 workers need a card each like card 0, and 3 of the visible cards are"):
-        places_for(4, CARD, executor)
-
-
-def test_a_card_that_has_less_free_than_a_probe_may_take_is_left_out() -> None:
-    """Else the first probe that runs out of memory there would end the search: others have what it lacked."""
-    small = dataclasses.replace(CARD, memory_bytes=8 * GIB)
-    executor: Any = Cards(a=small, desktop=dataclasses.replace(small, used_bytes=GIB), b=small)
-    assert cards_of(places_for(None, small, executor, Budget(8 * GIB, GIB).cap_bytes("cuda"))) == ["a", "b"]
-    assert cards_of(places_for(None, small, executor, Budget(7 * GIB, GIB).cap_bytes("cuda"))) == ["a", "desktop", "b"]
-
-
-def test_on_the_only_card_of_its_kind_probes_run_alone() -> None:
-    executor: Any = Cards(a=CARD, other=OTHER)
-    assert places_for(None, CARD, executor) == ()
-    with pytest.raises(InputError, match="1 of the visible cards is an idle NVIDIA H200"):
-        places_for(2, CARD, executor)
-
-
-def test_on_a_cpu_what_all_workers_may_take_together_must_be_there(eight_cores: None) -> None:
-    places = places_for(4, tiny.CPU, Cards())  # type: ignore[arg-type]
-    check_memory(places, Budget(GIB, GIB), 4 * GIB, given=True)
-    with pytest.raises(InputError, match=r"budget of 1.00 GiB each may take more than the 3.99 GiB") as caught:
-        check_memory(places, Budget(GIB, GIB), 4 * GIB - MIB, given=True)
-    assert caught.value.remedy == "Give at most --mem 0.99, or fewer workers."
-    with pytest.raises(InputError, match="the budget of each must be said"):
-        check_memory(places, Budget(MIB, GIB), 4 * GIB, given=False)
-    check_memory((), Budget(4 * GIB, GIB), GIB, given=False)
-    check_memory((Place(0, card="0"), Place(1, card="1")), Budget(80 * GIB, GIB), GIB, given=False)
 
 
 # A search whose probes are a formula
@@ -120,7 +49,8 @@ class Machine:
     def __init__(self, hardware: Hardware) -> None:
         self.hardware, self.traits = hardware, TRAITS
         self.seconds = {1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0}
-        self.places: tuple[Place, ...] = ()
+        self.places = 1
+        self.pool: tuple[Place, ...] = ()
         self.explored: list[Config] = []
         self.verified: list[Config] = []
         self.predicts = False
@@ -136,11 +66,11 @@ class Machine:
     def look(self, *_: object) -> tuple[Hardware, Traits]:
         return self.hardware, self.traits
 
-    def cards(self) -> tuple[str, ...]:
-        return ("0", "1")
+    def idle_cards_like(self, hardware: Hardware, usable_bytes: int) -> list[str]:
+        return ["0", "1"]
 
-    def detect_idle(self, card: str) -> Hardware:
-        return self.hardware
+    def give_up(self) -> None:
+        pass
 
     def run(self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
         if function is timelines:  # for the report, of configs of every tier
@@ -173,7 +103,8 @@ class FakePool:
 
     def __init__(self, machine: Machine, places: tuple[Place, ...]) -> None:
         self.machine = machine
-        machine.places, machine.ended = places, False
+        self.places = len(places)
+        machine.pool, machine.ended = places, False
 
     def __enter__(self) -> "FakePool":
         return self
@@ -182,6 +113,9 @@ class FakePool:
         self.close()
 
     def close(self) -> None:
+        self.machine.ended = True
+
+    def give_up(self) -> None:
         self.machine.ended = True
 
     def run(self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
@@ -220,7 +154,7 @@ def test_workers_explore_and_what_may_be_the_best_is_verified_on_all_cores(bench
     events: list[Event] = []
     result = bench.search(mem=1, workers=2, listener=events.append, tolerance=0.0)
     machine = bench.machine
-    assert [len(place.processors) for place in machine.places] == [4, 4]
+    assert [len(place.processors) for place in machine.pool] == [4, 4]
     assert len(machine.explored) == len(result.trials)
     assert machine.ended
     best = result.best
@@ -296,7 +230,7 @@ def test_alone_nothing_is_started_beside_the_executor(bench: Bench) -> None:
 
 def test_no_more_workers_are_started_than_there_are_trials(bench: Bench) -> None:
     bench.search(mem=1, workers=4, trials=2)
-    assert len(bench.machine.places) == 2
+    assert len(bench.machine.pool) == 2
 
 
 def test_on_a_cpu_a_search_is_only_resumed_with_as_many_cores_for_each_probe(bench: Bench) -> None:
@@ -311,7 +245,7 @@ def test_on_a_cpu_a_search_is_only_resumed_with_as_many_cores_for_each_probe(ben
 def test_on_cards_a_search_is_resumed_with_as_many_workers_as_there_are_now(bench: Bench) -> None:
     bench.machine.hardware = CARD
     result = bench.search(gpu_mem=24, trials=2, tolerance=0.0)
-    assert [place.card for place in bench.machine.places] == ["0", "1"]
+    assert [place.card for place in bench.machine.pool] == ["0", "1"]
     assert not result.notes
     assert len(bench.search(gpu_mem=24, workers=1, trials=4, tolerance=0.0, resume=True).trials) == 4
 

@@ -1,0 +1,139 @@
+"""The context of a search: workload, hardware, budget, placement and space, all known before the first probe."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autofit.core.budget import FREE_FRACTION, Budget, gib_to_bytes
+from autofit.core.errors import InputError
+from autofit.core.hardware import GIB, Hardware
+from autofit.core.options import SearchOptions
+from autofit.core.workload import Workload
+from autofit.hardware.budgets import budget_for, budget_notes
+from autofit.hardware.catalogue import card_to_search_for, standing_in_for
+from autofit.probe import Executor, Placement, place_probes
+from autofit.search import Space, begun_with
+from autofit.tuning.space import space_for
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a search is of.
+
+    Attributes:
+        workload: with its traits.
+        hardware: the hardware that the answer is for; `measured_on` is the one that probes run on.
+        requested_bytes: of the device; None: the default budget.
+        placement: where probes explore; finalists run one at a time on all of the machine.
+        budget_notes: sentences on where the budget differs from what the user may expect.
+    """
+
+    options: SearchOptions
+    workload: Workload
+    hardware: Hardware
+    measured_on: Hardware
+    requested_bytes: int | None
+    budget: Budget
+    placement: Placement
+    space: Space
+    budget_notes: tuple[str, ...]
+
+    @property
+    def cap_bytes(self) -> int:
+        """What tensors may take of the device."""
+        return self.budget.cap_bytes(self.hardware.device, self.hardware.context_bytes)
+
+    @property
+    def fewer_cores(self) -> bool:
+        """Whether exploring probes have fewer cores than finalists, so that their speeds cannot be compared."""
+        return self.placement.cores_of_each is not None
+
+    @property
+    def exact_memory(self) -> bool:
+        """Whether the tracked peak alone decides what fits, and is the same on every run."""
+        return self.hardware.device == "cpu"
+
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know before the first probe."""
+        placement = self.placement.describe(self.measured_on)
+        traits = self.workload.traits
+        unstored = "this model's code has no stable fingerprint, so earlier measurements of it are not looked up."
+        return (
+            *self.measured_on.notes,
+            *self.budget_notes,
+            *(traits.notes if traits else ()),
+            *([placement] if placement else ()),
+            *([unstored] if self.options.store and not (traits and traits.fingerprint) else ()),
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for measurements to be comparable when a search is resumed."""
+        return {
+            "model": self.workload.name,
+            **self.workload.summary(),
+            "device": self.hardware.name,
+            # As requested: the default, and what is granted of a request, depend on what is free on the day.
+            "budget_bytes": self.requested_bytes,
+            "margin": self.budget.margin,
+            "space": {knob: list(values) for knob, values in self.space.knobs.items()},
+            "torch": importlib.metadata.version("torch"),
+            "cores_of_each_worker": self.placement.cores_of_each,
+        }
+
+
+def context_of(workload: Workload, options: SearchOptions, executor: Executor, journal: Path) -> Context:
+    """The context of a search with these options, as the executor finds the machine and the workload.
+
+    Raises:
+        InputError: something given is wrong; ProbeError: the device cannot be used.
+    """
+    card = card_to_search_for(options.gpu) if options.gpu else None  # first, since a wrong name needs no look
+    memory = options.mem if options.mem is not None else options.gpu_mem
+    budget_bytes = gib_to_bytes(memory) if memory is not None else None
+    measured_on, traits = executor.look(workload, options.wanted_device, budget_bytes)
+    hardware = standing_in_for(measured_on, card) if card else measured_on
+    requested = None
+    if memory is not None or card is not None:  # a request beyond the card means the card
+        requested = min(budget_bytes or hardware.memory_bytes, hardware.memory_bytes)
+    before, started_with = begun_with(journal)
+    budget = budget_for(options, hardware, started_with if before.get("budget_bytes") == requested else None)
+    usable_bytes = budget.cap_bytes(measured_on.device)
+    placement = place_probes(options.workers, measured_on, lambda: executor.idle_cards_like(measured_on, usable_bytes))
+    if placement.cores_of_each:
+        free_bytes = int(hardware.host_free_bytes * FREE_FRACTION)
+        check_memory(len(placement.places), budget, free_bytes, given=requested is not None)
+    workload = dataclasses.replace(workload, traits=traits)
+    return Context(
+        options,
+        workload,
+        hardware,
+        measured_on,
+        requested,
+        budget,
+        placement,
+        space=space_for(options, workload, hardware),
+        budget_notes=tuple(budget_notes(options, hardware, budget)),
+    )
+
+
+def check_memory(workers: int, budget: Budget, free_bytes: int, *, given: bool) -> None:
+    """Check that workers which share the memory of a CPU can all take the whole budget at once.
+
+    Raises:
+        InputError: they cannot, or no budget was `given`: the default is all the memory that is free.
+    """
+    if given and workers * budget.device_bytes <= free_bytes:
+        return
+    remedy = f"Give at most --mem {_gib(free_bytes // workers)}, or fewer workers."
+    if not given:
+        raise InputError(f"{workers} workers share the memory, so the budget of each must be given.", remedy)
+    wanted = f"{workers} workers with a budget of {_gib(budget.device_bytes)} GiB each"
+    raise InputError(f"{wanted} may take more than the {_gib(free_bytes)} GiB that can be used here.", remedy)
+
+
+def _gib(size: int) -> str:
+    return f"{int(size / GIB * 100) / 100:.2f}"  # rounded down, so that the user may give it

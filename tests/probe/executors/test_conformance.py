@@ -1,0 +1,198 @@
+"""What every executor must do. A new one adds its factory to `FACTORIES`, and passes."""
+
+import _thread
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autofit import techniques
+from autofit.core.budget import Budget
+from autofit.core.errors import InputError, ProbeError
+from autofit.core.hardware import GIB
+from autofit.core.measurement import Measurement, Outcome
+from autofit.core.workload import Workload
+from autofit.probe import Executor, LocalExecutor, Place, Plan, PoolExecutor, Request
+from tests import tiny
+from tests.processes import number_in, wait_until, wait_until_gone
+
+PROCESSORS = sorted(os.sched_getaffinity(0))
+# A core of its own each; on a machine of one core both have that. No CPU minds which card it may see.
+PLACES = [
+    Place(number, card=str(7 + number), processors=frozenset({PROCESSORS[number % len(PROCESSORS)]}), cores=1)
+    for number in range(2)
+]
+FACTORIES: dict[str, Callable[[Path], Executor]] = {
+    "local": lambda logs: LocalExecutor(logs, timeout=120.0),
+    "pool": lambda logs: PoolExecutor(PLACES, logs, 120.0),
+}
+
+
+def doing(action: Callable[[], object]) -> Workload:
+    """Training whose loss does `action` first."""
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        action()
+        return tiny.classify(model, batch)
+
+    plain = tiny.mlp_workload()
+    return Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=4)
+
+
+def measure(executor: Executor, workload: Workload, number: int = 0) -> Measurement:
+    config = techniques.canonicalize({}, workload, tiny.CPU)
+    request = Request(config, tiny.CPU, Budget(GIB, 4 * GIB), Plan(min_steps=2, max_steps=2))
+    return executor.measure(workload, request, number=number)
+
+
+def hanging(folder: Path) -> Workload:
+    """Training that never ends, and writes its process id to a file first."""
+
+    def hang() -> None:
+        (folder / f"{os.getpid()}.hangs").write_text(f"{os.getpid()}\n")
+        time.sleep(600)
+
+    return doing(hang)
+
+
+def hung(folder: Path, count: int) -> list[int]:
+    """The processes that hang, once there are so many."""
+    wait_until(lambda: len(list(folder.glob("*.hangs"))) == count, f"{count} probes hang")
+    return [number_in(path) for path in folder.glob("*.hangs")]
+
+
+@pytest.fixture(scope="module", params=FACTORIES)
+def logs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The name of an executor, and where it writes its logs."""
+    return request.param, tmp_path_factory.mktemp(request.param)
+
+
+@pytest.fixture(scope="module")
+def executor(logs: tuple[str, Path]) -> Iterator[Executor]:
+    """One executor for all tests that leave it in working order."""
+    name, folder = logs
+    with FACTORIES[name](folder) as executor:
+        yield executor
+
+
+def test_as_many_configs_as_it_has_places_are_measured_at_once(executor: Executor, tmp_path: Path) -> None:
+    folder, places = str(tmp_path), executor.places
+
+    def meet() -> None:
+        (Path(folder) / f"{os.getpid()}").touch()
+        while len(list(Path(folder).iterdir())) < places:
+            time.sleep(0.01)
+
+    workload = doing(meet)
+    with ThreadPoolExecutor(places) as threads:
+        found = list(threads.map(lambda number: measure(executor, workload, number), range(places)))
+    assert [(each.outcome, each.number) for each in found] == [(Outcome.FITS, number) for number in range(places)]
+    assert all(each.step_seconds and each.seconds > 0 for each in found)
+
+
+@pytest.mark.parametrize(
+    ("action", "outcome"),
+    [
+        (lambda: os._exit(7), Outcome.FAILED),
+        (lambda: sys.exit("I quit"), Outcome.FAILED),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), Outcome.HOST_OUT_OF_MEMORY),
+        (lambda: bytearray(4 << 30), Outcome.OUT_OF_MEMORY),
+    ],
+    ids=["exits", "raises", "killed", "out of memory"],
+)
+def test_a_config_that_ends_badly_costs_only_itself(
+    executor: Executor, action: Callable[[], object], outcome: Outcome
+) -> None:
+    assert measure(executor, doing(action)).outcome is outcome
+    assert measure(executor, tiny.mlp_workload()).outcome is Outcome.FITS
+
+
+def test_a_function_that_overruns_is_ended(executor: Executor, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+
+    def sleep(_: Workload | None) -> None:
+        (Path(folder) / "child").write_text(f"{os.getpid()}\n")
+        time.sleep(600)
+
+    with pytest.raises(ProbeError, match="sleeping took more than 1 s"):
+        executor.run(sleep, None, log="sleep.log", timeout=1.0, task="sleeping")
+    wait_until_gone([number_in(tmp_path / "child")])
+    assert executor.run(lambda _, number: number + 1, None, 1, log="sum.log", timeout=60.0) == 2
+
+
+def test_errors_keep_their_kind(executor: Executor) -> None:
+    def raising(error: type[Exception]) -> Callable[[Workload | None], None]:
+        def function(_: Workload | None) -> None:
+            raise error("it is wrong.")
+
+        return function
+
+    for error in (InputError, ProbeError):
+        with pytest.raises(error, match="it is wrong"):
+            executor.run(raising(error), None, log="errors.log", timeout=60.0)
+    with pytest.raises(ProbeError, match=r"asking ended its process: exit code 1"):
+        executor.run(raising(ValueError), None, log="errors.log", timeout=60.0, task="asking")
+
+
+def test_a_workload_that_cannot_be_sent_is_the_users_error(executor: Executor) -> None:
+    lock = threading.Lock()
+    with pytest.raises(InputError, match="cannot be sent to a probe process") as caught:
+        measure(executor, doing(lock.acquire))
+    assert "locks" in caught.value.remedy
+
+
+def test_it_finds_the_hardware_and_the_traits(executor: Executor) -> None:
+    hardware, traits = executor.look(tiny.transformer_workload(), "cpu", GIB)
+    assert (hardware.device, traits.blocks) == ("cpu", 3)
+    assert executor.detect("cpu").name == hardware.name
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_giving_up_frees_everyone_who_waits(name: str, tmp_path: Path) -> None:
+    executor = FACTORIES[name](tmp_path)
+    count, workload = executor.places, hanging(tmp_path)
+    with ThreadPoolExecutor(count + 1) as threads:  # one more than there are places waits for its turn
+        waiting = [threads.submit(measure, executor, workload, number) for number in range(count + 1)]
+        children = hung(tmp_path, count)
+        executor.give_up()
+        assert all(isinstance(each.exception(timeout=60), ProbeError) for each in waiting)
+    with pytest.raises(ProbeError):  # nor does anything start later
+        measure(executor, workload)
+    executor.close()
+    executor.close()
+    executor.give_up()
+    wait_until_gone(children)
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_ctrl_c_comes_through_and_closing_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
+    def press() -> None:
+        hung(tmp_path, 1)
+        _thread.interrupt_main()
+
+    presser = threading.Thread(target=press)
+    with pytest.raises(KeyboardInterrupt), FACTORIES[name](tmp_path) as executor:
+        presser.start()
+        measure(executor, hanging(tmp_path))
+    presser.join()
+    wait_until_gone(hung(tmp_path, 1))
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_an_executor_that_still_starts_is_closed_at_once(name: str, tmp_path: Path) -> None:
+    executor = FACTORIES[name](tmp_path)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(measure, executor, tiny.mlp_workload())
+        start = time.monotonic()
+        executor.close()
+        assert isinstance(waiting.exception(timeout=60), ProbeError)
+    assert time.monotonic() - start < 30

@@ -1,0 +1,148 @@
+"""When a search ends, what an interrupt leaves of it, and how it is resumed. Probes are a formula here."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from autofit.core.errors import InputError
+from autofit.core.hardware import GIB, MIB
+from autofit.core.measurement import Outcome
+from autofit.core.result import SavedResult
+from autofit.tuning import run as tune
+from tests import tiny
+from tests.tuning.searching import CARD, Bench, missed
+
+# Limits, interrupts, resuming
+
+
+def test_trials_are_a_limit(bench: Bench) -> None:
+    result = bench.search(trials=2)
+    assert len(bench.executor.explored) == len(result.trials) == 2
+    assert result.stopped_by == "trials"
+
+
+def test_exploring_gets_three_quarters_of_the_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def search(*arguments: Any, limits: Any, **others: Any) -> Any:
+        given.append(limits.time_limit)
+        return original(*arguments, limits=limits, **others)
+
+    original = tune.search
+    monkeypatch.setattr(tune, "search", search)
+    bench.search(time_limit=100)
+    bench.search(out=bench.folder / "other")
+    assert given == [75, None]
+
+
+def test_probes_are_told_of_the_best_so_far(bench: Bench) -> None:
+    bench.search()
+    known = [plan.best_seconds for _, plan in bench.executor.asked]
+    assert known[0] is None
+    assert all(known[1:4])
+    assert known[4:] == [None] * 4
+
+
+def test_an_interrupt_leaves_what_there_is_and_can_be_resumed(bench: Bench) -> None:
+    bench.executor.interrupt_at = 2
+    first = bench.search()
+    assert first.stopped_by == "interrupt"
+    assert len(first.trials) == 2
+    assert first.best
+    assert not first.best.verified
+    assert SavedResult.load(bench.folder / "run" / "result.yaml").config == first.best.config
+    before = list(bench.executor.explored)
+    second = bench.search(resume=True)
+    assert second.stopped_by == "space"
+    assert sorted(bench.executor.explored) == [1, 2, 4, 8]
+    assert bench.executor.explored[:2] == before
+    assert [trial.number for trial in second.trials] == [0, 1, 2, 3]
+    assert second.best
+    assert second.best.verified
+
+
+def test_an_interrupt_while_verifying(bench: Bench) -> None:
+    bench.executor.interrupt_at = 6
+    first = bench.search()
+    assert first.stopped_by == "interrupt"
+    assert first.best
+    assert first.best.config["micro_batch_size"] == 8
+    assert len(first.trials) == 4
+    second = bench.search(resume=True)
+    assert len(bench.executor.explored) == 4
+    assert second.best
+    assert second.best.verified
+
+
+def test_an_interrupt_before_anything_is_known(bench: Bench) -> None:
+    bench.executor.interrupt_at = 0
+    result = bench.search()
+    assert result.stopped_by == "interrupt"
+    assert result.best is None
+    assert bench.search(resume=True).best
+
+
+def test_an_interrupt_after_failures_only_is_an_interrupt(bench: Bench) -> None:
+    bench.executor.interrupt_at = 1
+    assert bench.search(lambda config, _: missed(config, Outcome.FAILED)).stopped_by == "interrupt"
+
+
+def test_an_interrupt_while_looking_leaves_the_directory_as_it_was(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(*_: object) -> Any:
+        (bench.folder / "run" / "probes" / "look.log").touch()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(bench.executor, "look", look, raising=False)
+        bench.search()
+    assert not (bench.folder / "run" / "probes").exists()
+    assert bench.search().best  # without resume
+
+
+def test_resuming_a_finished_search_explores_nothing_new(bench: Bench) -> None:
+    first = bench.search()
+    second = bench.search(resume=True)
+    assert len(bench.executor.explored) == 4
+    assert second.trials == first.trials
+    assert second.best
+    assert first.best
+    assert second.best.config == first.best.config
+    assert second.skipped == first.skipped
+
+
+def test_resuming_with_the_default_budget_is_resuming_the_same_search(bench: Bench) -> None:
+    """By default a share of the free memory is used, which is never the same again."""
+    first = bench.search(mem=None, trials=2)
+    bench.executor.hardware = dataclasses.replace(tiny.CPU, host_free_bytes=tiny.CPU.host_free_bytes - MIB)
+    second = bench.search(mem=None, resume=True)
+    assert len(second.trials) == 4
+    assert len(bench.executor.explored) == 4
+    assert second.budget.device_bytes == first.budget.device_bytes
+    assert not second.notes, "a difference that no figure shows"
+
+
+@pytest.mark.parametrize("asked", [None, 141])
+def test_what_ran_out_of_memory_beside_others_proves_nothing_of_a_card_that_is_free_again(
+    bench: Bench, asked: float | None
+) -> None:
+    bench.executor.hardware = dataclasses.replace(CARD, used_bytes=40 * GIB)
+    assert bench.search(mem=None, gpu_mem=asked, trials=2).budget.device_bytes == 100 * GIB
+    bench.executor.hardware = CARD
+    result = bench.search(mem=None, gpu_mem=asked, resume=True)
+    assert result.budget.device_bytes == 100 * GIB
+    assert result.notes[0] == "the search continues with the budget it was started with, 100.00 GiB."
+    assert bench.search(mem=None, gpu_mem=asked, out=bench.folder / "anew").budget.device_bytes == 140 * GIB
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"mem": 2}, {"set": {"micro_batch_size": [1, 2]}}, {"workload": tiny.mlp_workload(16)}],
+    ids=["memory", "space", "workload"],
+)
+def test_resuming_a_search_of_something_else_is_refused(bench: Bench, change: dict[str, Any]) -> None:
+    bench.search(trials=2)
+    with pytest.raises(InputError, match="holds a search of something else"):
+        bench.search(resume=True, **change)
