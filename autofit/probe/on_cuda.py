@@ -27,10 +27,14 @@ def open_card() -> int:
         ProbeError: it cannot be opened, for instance because it is full.
     """
     with opening():
-        torch.ones(1, device="cuda").add_(1)
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+        _compute()
         return torch.cuda.mem_get_info(0)[0]
+
+
+def _compute() -> None:
+    torch.ones(1, device="cuda").add_(1)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
 
 
 def require_free_memory(free_bytes: int, budget: Budget, hardware: Hardware) -> None:

@@ -32,6 +32,6 @@ def test_a_step_that_cannot_be_run_is_told(executor: LocalExecutor, tmp_path: Pa
     plain = tiny.mlp_workload()
     workload = Workload(model=plain.model, batch=plain.batch, loss=lambda model, batch: 1 / 0, effective_batch_size=4)
     config = canonicalize({}, workload, tiny.CPU)
-    with pytest.raises(ProbeError, match="its process ended"):
+    with pytest.raises(ProbeError, match="ended its process"):
         executor.trace(workload, config, tiny.CPU, BUDGET, directory=tmp_path)
     assert not list(tmp_path.iterdir())

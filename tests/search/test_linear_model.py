@@ -86,7 +86,7 @@ def test_of_many_measurements_no_more_is_kept_than_there_are_columns() -> None:
     values = np.repeat([truth(config) for config in CONFIGS], 3) + np.tile([-0.05, 0.0, 0.05], len(CONFIGS))
     often = prior(features).learn(rows, values, 0.1)
     once = prior(features).learn(features.rows(CONFIGS), values[1::3], 0.1 / math.sqrt(3))
-    assert len(rows) > len(often.known) == features.width
+    assert len(rows) > len(often.gain) == features.width
     for one, two in zip(often.predict(rows), once.predict(rows), strict=True):
         np.testing.assert_allclose(one, two, atol=1e-4)
 

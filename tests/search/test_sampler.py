@@ -12,6 +12,12 @@ from autofit.search import Surrogate, SurrogateSampler
 from autofit.search.sampler import MEASUREMENT, measurements_of
 
 
+def candidates(sampler: SurrogateSampler, measurements: Sequence[Measurement]) -> list[Config]:
+    """The configs that may still be proposed."""
+    left = sampler.left(measurements).tolist()
+    return [config for config, is_left in zip(sampler.surrogate.pool.configs, left, strict=True) if is_left]
+
+
 def sampler_of(problem: Any, pool: Sequence[Config] | None = None, seed: int = 0, **options: Any) -> SurrogateSampler:
     values: Mapping[str, tuple[Value, ...]] = {**problem.space.knobs, "lora_targets": ("all-linear", None)}
     order = problem.problem().memory_order
@@ -46,7 +52,7 @@ def test_proven_ranks_go_before_the_order_of_the_space() -> None:
     values = {"knob": ("unranked", "high", "low", "middle")}
     sampler = SurrogateSampler(Surrogate(values, pool, memory_order=lambda knob, value: ranks.get(str(value))))
     seen: list[Measurement] = []
-    while sampler.candidates(seen):
+    while candidates(sampler, seen):
         seen.append(Measurement(sampler.choose(seen), Outcome.HOST_OUT_OF_MEMORY))
     assert [each.config["knob"] for each in seen][1:] == ["low", "middle", "high"]
 
@@ -65,7 +71,7 @@ def test_never_proposes_what_is_measured_or_proven_not_to_fit(formula: Any) -> N
     problem.configs = [config for config in problem.configs if config["lora_rank"] == 0]
     sampler = sampler_of(problem)
     measurements: list[Measurement] = []
-    while sampler.candidates(measurements):
+    while candidates(sampler, measurements):
         measurements.append(problem.probe(len(measurements), sampler.choose(measurements)))
     measured = {each.config for each in measurements}
     assert len(measured) == len(measurements) < len(problem.configs)
@@ -177,5 +183,5 @@ def test_an_out_of_memory_that_is_only_expected_rules_nothing_out(formula: Any) 
     sampler = sampler_of(problem, memory_bytes=int(problem.budget))
     smallest = min(problem.configs, key=problem.memory)
     expected = Measurement(smallest, Outcome.OUT_OF_MEMORY, -1)
-    assert len(sampler.candidates([expected])) == len(problem.configs) - 1
-    assert len(sampler.candidates([Measurement(smallest, Outcome.OUT_OF_MEMORY, 0)])) < len(problem.configs) - 1
+    assert len(candidates(sampler, [expected])) == len(problem.configs) - 1
+    assert len(candidates(sampler, [Measurement(smallest, Outcome.OUT_OF_MEMORY, 0)])) < len(problem.configs) - 1

@@ -158,5 +158,5 @@ def test_a_model_that_cannot_be_told_from_others_is_told_of(bench: Bench) -> Non
     said: list[Event] = []
     again(bench, "first", trials=1, listener=said.append)
     (note,) = [event.text for event in said if isinstance(event, Note)]
-    assert note.startswith("this model's code cannot be told from another's")
+    assert note.startswith("this model's code has no stable fingerprint")
     assert not Store().path.exists()
