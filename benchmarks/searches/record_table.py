@@ -26,6 +26,7 @@ from autofit.core.files import write_atomically
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import SearchOptions
+from autofit.core.plain import from_plain
 from autofit.core.workload import Workload
 from autofit.estimate import rates_for
 from autofit.estimate.rates import UNKNOWN
@@ -108,7 +109,8 @@ class Table:
     @property
     def hardware(self) -> Hardware:
         """The machine that it was measured on."""
-        return Hardware.from_dict(self.about["hardware"])
+        hardware: Hardware = from_plain(Hardware, self.about["hardware"])
+        return hardware
 
 
 def workload_named(name: str) -> Workload:
