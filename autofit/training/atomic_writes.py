@@ -30,10 +30,7 @@ def atomic_directory(path: Path, *, what: str, needed_bytes: int) -> Iterator[Pa
     `what` is for messages: "the checkpoint of step 200". Where writing fails (InputError), nothing partial stays.
     """
     part = _hidden(path, _PART)
-    with _explained(path, part, what=what, needed_bytes=needed_bytes):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        clean_up(path.parent)
-        _begin(path, part, what, needed_bytes)
+    with _filling(part, path, what=what, needed_bytes=needed_bytes):
         yield part
         for file in (*part.iterdir(), part):
             sync(file)
@@ -50,9 +47,7 @@ def atomic_directory(path: Path, *, what: str, needed_bytes: int) -> Iterator[Pa
 def atomic_files(path: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
     """The same for a directory that may hold other files: each new file replaces its namesake whole, others stay."""
     part = path / _PART
-    with _explained(path, part, what=what, needed_bytes=needed_bytes):
-        path.mkdir(parents=True, exist_ok=True)
-        _begin(path, part, what, needed_bytes)
+    with _filling(part, path, what=what, needed_bytes=needed_bytes):
         yield part
         for file in part.iterdir():
             sync(file)
@@ -62,9 +57,17 @@ def atomic_files(path: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
 
 
 @contextmanager
-def _explained(path: Path, part: Path, *, what: str, needed_bytes: int) -> Iterator[None]:
-    """Turn a failed write into one sentence, and remove what was written."""
+def _filling(part: Path, path: Path, *, what: str, needed_bytes: int) -> Iterator[None]:
+    """Make the directory to fill; turn a failed write into one sentence, and remove what was written."""
     try:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        if part.parent == path.parent:  # else it holds files of others
+            clean_up(path.parent)
+        shutil.rmtree(part, ignore_errors=True)
+        free = _free_bytes(path.parent)
+        if free is not None and free < needed_bytes:
+            raise _no_room(path, what, needed_bytes, free)
+        part.mkdir()
         yield
     except (OSError, RuntimeError, SafetensorError) as error:  # the latter two are what libraries make of the first
         cause: BaseException | None = error
@@ -82,14 +85,6 @@ def _explained(path: Path, part: Path, *, what: str, needed_bytes: int) -> Itera
         raise InputError(message, "Choose an output directory that can be written to.") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def _begin(path: Path, part: Path, what: str, needed_bytes: int) -> None:
-    shutil.rmtree(part, ignore_errors=True)
-    free = _free_bytes(path.parent)
-    if free is not None and free < needed_bytes:
-        raise _no_room(path, what, needed_bytes, free)
-    part.mkdir()
 
 
 def _hidden(path: Path, ending: str) -> Path:

@@ -259,12 +259,8 @@ def _config_differences(setup: Setup, label: dict[str, Any]) -> list[str]:
         mine, theirs = setup.config.get(knob.name, knob.off), label["config"].get(knob.name, knob.off)
         same = knob.exact(mine, setup.workload) and knob.exact(theirs, setup.workload)
         if mine != theirs and knob.name not in _BATCH_SPLIT and (knob.name in _OPTIMIZER_LAYOUT or not same):
-            differences.append(f"{knob.name} {_yaml_word(mine)}, checkpoint has {_yaml_word(theirs)}")
+            differences.append(f"{knob.name} {_word(mine)}, checkpoint has {_word(theirs)}")
     return differences
-
-
-def _yaml_word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _weight_differences(setup: Setup, label: dict[str, Any], saved: dict[str, torch.Tensor]) -> list[str]:
@@ -309,7 +305,12 @@ def _changed_settings(setup: Setup, label: dict[str, Any]) -> list[str]:
     mine = {**asdict(setup.hyperparameters), "effective_batch_size": setup.workload.effective_batch_size}
     theirs = {**label["hyperparameters"], "effective_batch_size": label.get("effective_batch_size")}
     return [
-        f"{name} is {_yaml_word(mine[name])} from here on, before it was {_yaml_word(theirs[name])}."
+        f"{name} is {_word(mine[name])} from here on, before it was {_word(theirs[name])}."
         for name in mine
         if name in theirs and mine[name] != theirs[name]
     ]
+
+
+def _word(value: Any) -> str:
+    """A value as YAML has it."""
+    return value if isinstance(value, str) else json.dumps(value)
