@@ -61,6 +61,7 @@ def main(epochs: int = 6, trials: int = 4) -> tuple[autofit.Trained, dict[str, t
             "lora_rank": [0, 8],
             "micro_batch_size": [4, 8],
             "precision": "fp32",
+            "quantization": "none",
             "optimizer": "adamw",
             "attention": "sdpa",
         },

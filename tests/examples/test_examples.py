@@ -149,21 +149,25 @@ def test_a_prediction_is_made_for_cards_that_are_not_here(example: Example, caps
 
 
 @pytest.mark.parametrize(
-    ("knobs", "tolerance"),
-    [({}, 1e-5), ({"lora_rank": 8}, 1e-5), ({"lora_rank": 8, "precision": "bf16-mixed"}, 1e-3)],
+    ("knobs", "steps", "tolerance"),
+    [
+        ({}, 17, 1e-5),  # more than one pass
+        ({"lora_rank": 8}, 17, 1e-5),
+        ({"lora_rank": 8, "precision": "bf16-mixed"}, 5, 1e-3),  # slow on a CPU without products of bf16
+    ],
 )
 def test_the_neighbours_losses_are_autofits(
-    example: Example, knobs: dict[str, Any], tolerance: float, monkeypatch: pytest.MonkeyPatch
+    example: Example, knobs: dict[str, Any], steps: int, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = {**example("hf_trainer").CONFIG, **knobs}
-    mine, of_trainer = example("hf_trainer").main(config)
+    mine, of_trainer = example("hf_trainer").main(config, steps)
     accelerate = example("with_accelerate")
     monkeypatch.setattr(accelerate, "losses_of_autofit", lambda *_: mine)  # of the same config, model and data
-    _, of_accelerate = accelerate.main(config)
-    assert len(mine) == 17  # more than one pass
+    _, of_accelerate = accelerate.main(config, steps)
+    assert len(mine) == steps
     assert of_trainer == pytest.approx(mine, rel=tolerance)
     assert of_accelerate == pytest.approx(mine, rel=tolerance)
-    assert mine[-1] < 0.98 * mine[0]
+    assert steps < 17 or mine[-1] < 0.98 * mine[0]
 
 
 def test_a_technique_of_ones_own_takes_effect_and_leaves_the_mathematics_alone(example: Example) -> None:
