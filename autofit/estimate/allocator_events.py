@@ -1,8 +1,8 @@
-"""A run as its allocator sees it. A trace holds one micro-batch and one update; what must be reserved depends on more:
+"""The allocator's view of a run: two whole steps, put together from a trace of one micro-batch and one update.
 
-lasting blocks come to lie between passing ones. cuBLAS takes its workspaces at the first products, the gradients of a
-step's first micro-batch stay where they were made while the second one's are added to them, and the optimizer makes its
-state in the first update, in whatever the backward has left free. So two whole steps are put together from the trace.
+What must be reserved depends on long-lived blocks between short-lived ones: cuBLAS takes its workspaces at the first
+products, the gradients of a step's first micro-batch stay where they were made while those of the second are added, and
+the optimizer makes its state in the first update, in whatever the backward has left free.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _STEPS = 2
 _NEAR = 4  # events around the moment when a gradient is complete, among which the added one is freed
 
 
-def run_of(traced: Trace, hardware: Hardware) -> Iterator[tuple[int, int]]:
-    """The allocations and frees of two steps from the making of the model on: (storage, bytes), 0 for a free."""
+def two_steps(traced: Trace, hardware: Hardware) -> Iterator[tuple[int, int]]:
+    """The allocations and frees of two steps, from building the model on: (storage, bytes), 0 for a free."""
     return _Run.of(traced, hardware).events()
 
 
 @dataclass(frozen=True)
 class _Run:
-    """The parts of a trace that a run is put together from.
+    """The parts of a trace that a run consists of.
 
     Attributes:
-        lasting: the storages that have one life: of weights, inputs and optimizer state.
-        added: those of gradients that are added to earlier ones' and freed; empty where nothing is accumulated.
-        workspaces: (events of the step before it, bytes) of what the first products take and keep.
+        lasting: the storages with a single life: weights, inputs and optimizer state.
+        added: gradients that are added to earlier ones and freed; empty where nothing is accumulated.
+        workspaces: (events of the step before it, bytes) of what the first products take and never free.
         unused: the first number that no storage has.
     """
 
@@ -51,29 +51,29 @@ class _Run:
     def of(cls, traced: Trace, hardware: Hardware) -> _Run:
         events = list(rounded(traced, hardware))
         starts = {mark.phase: mark.events for mark in reversed(traced.marks)}
-        made, begun = starts["state"], starts["forward"]
+        built, begun = starts["state"], starts["forward"]
         updated = starts.get("update", len(events))
         before = {
-            name: [each for each in events[made:begun] if traced.labels.get(each[0]) == name]
+            name: [event for event in events[built:begun] if traced.labels.get(event[0]) == name]
             for name in ("inputs", "optimizer", "gradients")
         }
         gradients = {storage for storage, _ in before["gradients"]}
-        lasting = {storage for storage, _ in (*events[:made], *before["inputs"], *before["optimizer"])}
-        added = set(_added(events, traced, gradients, lasting))
-        if gradients and not added:  # nobody saw them be added: they are there from the start
+        lasting = {storage for storage, _ in (*events[:built], *before["inputs"], *before["optimizer"])}
+        added = _added(events, traced, gradients, lasting)
+        if gradients and not added:  # the trace shows no addition: they exist from the start
             before["inputs"] += before["gradients"]
             lasting |= gradients
-        each = workspace_bytes(hardware) // 2
-        places = sorted(traced.products[phase] for phase in ("forward", "backward") if phase in traced.products)
+        workspace = workspace_bytes(hardware) // 2
+        products = sorted(traced.products[phase] for phase in ("forward", "backward") if phase in traced.products)
         return cls(
-            build=events[:made],
+            build=events[:built],
             inputs=before["inputs"],
             state=before["optimizer"],
             step=events[begun:updated],
             update=events[updated:],
             lasting=lasting,
             added=added,
-            workspaces=tuple((max(0, place - begun), each) for place in places if each),
+            workspaces=tuple((max(0, event - begun), workspace) for event in products if workspace),
             unused=1 + max((storage for storage, _ in events), default=0),
         )
 
@@ -85,40 +85,41 @@ class _Run:
         for step in range(_STEPS):
             gradients: list[int] = []
             alive: dict[int, int] = {}
+            first = self.step if step else self._with_workspaces(numbers)
+            yield from self._renumbered(first, numbers, alive, retained=gradients if self.added else None)
             if self.added:
-                yield from self._passed(self._with_workspaces(step, numbers), numbers, alive, stays=gradients)
                 yield from _freed(alive)
-                yield from self._passed(self.step, numbers, alive)
+                yield from self._renumbered(self.step, numbers, alive)
                 yield from _freed(alive)
-            else:
-                yield from self._passed(self._with_workspaces(step, numbers), numbers, alive)
-            yield from self._passed(self.update if step else self.state, numbers, alive)
+            yield from self._renumbered(self.update if step else self.state, numbers, alive)
             yield from _freed(alive)
             yield from ((number, 0) for number in gradients)
 
-    def _with_workspaces(self, step: int, numbers: Iterator[int]) -> Iterator[tuple[int, int]]:
+    def _with_workspaces(self, numbers: Iterator[int]) -> Iterator[tuple[int, int]]:
         done = 0
-        for place, nbytes in self.workspaces if step == 0 else ():
-            yield from self.step[done:place]
+        for event, nbytes in self.workspaces:
+            yield from self.step[done:event]
             yield -next(numbers), nbytes  # a number of its own, and below 0: it is never freed
-            done = place
+            done = event
         yield from self.step[done:]
 
-    def _passed(
+    def _renumbered(
         self,
         events: Iterable[tuple[int, int]],
         numbers: Iterator[int],
         alive: dict[int, int],
         *,
-        stays: list[int] | None = None,
+        retained: list[int] | None = None,
     ) -> Iterator[tuple[int, int]]:
-        """Events again, what passes by new numbers; `alive` says which. What would be added stays, where there is
-        nothing to add it to yet."""
+        """Events with new numbers, collected in `alive`, for what does not last.
+
+        What would be added is `retained` instead, where there is nothing to add it to yet.
+        """
         for storage, nbytes in events:
             if nbytes and storage >= 0 and storage not in self.lasting and storage not in alive:
                 alive[storage] = next(numbers)
-            if stays is not None and nbytes == 0 and storage in self.added and storage in alive:
-                stays.append(alive.pop(storage))
+            if retained is not None and nbytes == 0 and storage in self.added and storage in alive:
+                retained.append(alive.pop(storage))
                 continue
             yield alive.get(storage, storage), nbytes
             if nbytes == 0:
@@ -131,16 +132,15 @@ def _freed(alive: dict[int, int]) -> Iterator[tuple[int, int]]:
     alive.clear()
 
 
-def _added(events: _Events, traced: Trace, gradients: Set[int], lasting: Set[int]) -> Iterator[int]:
-    """The storages that are freed when they were added to these gradients."""
+def _added(events: _Events, traced: Trace, gradients: Set[int], lasting: Set[int]) -> set[int]:
+    """The storages that are freed once they are added to these gradients."""
     sizes = {storage: nbytes for storage, nbytes in events if nbytes}
-    found: set[int] = set()
+    added: set[int] = set()
     for gradient, moment in traced.completed.items():
-        if gradient not in gradients:
-            continue
-        for storage, nbytes in events[max(0, moment - _NEAR) : moment + _NEAR]:
-            alike = sizes.get(storage) == sizes.get(gradient)
-            if nbytes == 0 and alike and storage not in lasting | gradients | found:
-                found.add(storage)
-                yield storage
-                break
+        if gradient in gradients:
+            for storage, nbytes in events[max(0, moment - _NEAR) : moment + _NEAR]:
+                same_size = sizes.get(storage) == sizes.get(gradient)
+                if nbytes == 0 and same_size and storage not in lasting | gradients | added:
+                    added.add(storage)
+                    break
+    return added

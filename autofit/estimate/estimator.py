@@ -1,7 +1,8 @@
-"""The estimate of one Config: a trace of the whole model, and what the target makes of it."""
+"""The estimate of one Config: a trace of the whole model, applied to the target device."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,22 +10,28 @@ from typing import Any
 from autofit.core.estimate import Estimate
 from autofit.core.hardware import MIB, Hardware
 from autofit.core.workload import Workload
-from autofit.estimate.allocator_events import run_of
+from autofit.estimate.allocator_events import two_steps
 from autofit.estimate.calibration import Calibration
-from autofit.estimate.compiled import LEAST, MOST, UNSURE, computed_again
 from autofit.estimate.fake_device import workspace_bytes
-from autofit.estimate.peak import Peak, peak_of
+from autofit.estimate.peak import (
+    LEAST_COMPILED,
+    MOST_COMPILED,
+    RECOMPUTED_UNCERTAINTY,
+    Peak,
+    peak_of,
+    recomputed_share,
+)
 from autofit.estimate.rates import Rates, format_of, rate_of
 from autofit.estimate.roofline import Speed, Work, passes_of
 from autofit.estimate.scaling import ONE, UNSCALED
 from autofit.estimate.trace import Trace, trace
 from autofit.hardware.caching_allocator import replay
 
-# How far off predictions are taken to be where no probe has shown it yet. On the CPU from benchmarks/estimate_memory;
-# on CUDA of what is reserved: PyTorch's own allocator, rehearsed without kernels (benchmarks/fake_cuda), reserved 2.7 %
-# less to 3.9 % more in uncompiled steps of language models; kernels and their libraries add what nobody saw yet.
-_UNCERTAIN = {"cpu": (0.99, 1.01), "cuda": (0.97, 1.06)}
-_CONTEXT = 500 * MIB  # of CUDA, where the card says nothing else; between 300 and 700 MiB are seen
+# (low, high) relative to predictions before probes have shown more. On the CPU from benchmarks/estimate_memory; on CUDA
+# of reserved bytes: PyTorch's own allocator, rehearsed without kernels (benchmarks/fake_cuda), reserved 2.7 % less to
+# 3.9 % more in uncompiled steps of language models; what kernels and their libraries add is unknown.
+_UNCERTAINTY = {"cpu": (0.99, 1.01), "cuda": (0.97, 1.06)}
+_CONTEXT = 500 * MIB  # of CUDA, where the card does not tell; 300 to 700 MiB are usual
 
 
 def predict(
@@ -38,11 +45,11 @@ def predict(
     """Predict memory and time of one Config.
 
     Args:
-        rates: how fast the device is; None: time is left out.
-        calibration: what measurements on this device have shown.
+        rates: how fast the device is; None: no times.
+        calibration: from measurements on this device.
 
     Raises:
-        RefusedError: the config cannot be; UntraceableError: the model cannot be followed without its numbers.
+        RefusedError: the config is impossible; UntraceableError: the model cannot be traced without its values.
     """
     return estimate_of(trace(workload, config, hardware), workload, hardware, rates=rates, calibration=calibration)
 
@@ -55,25 +62,25 @@ def estimate_of(
     rates: Rates | None = None,
     calibration: Calibration | None = None,
 ) -> Estimate:
-    """What a trace comes to on a device: several devices that run the same operators can share one."""
-    if rates and rates.here and rates.operators is None:
+    """The estimate from a trace, which devices that run the same operators can share."""
+    if rates and rates.measured_here and rates.operators is None:
         rates = replace(rates, operators=traced.calls.measured(rates))
     peak = peak_of(traced, hardware)
     reserved, context, workspace = None, 0, 0
     if hardware.device == "cuda":
         context, workspace = hardware.context_bytes or _CONTEXT, workspace_bytes(hardware)
-        replayed = replay(run_of(traced, hardware), expandable=hardware.expandable_segments)
+        replayed = replay(two_steps(traced, hardware), expandable=hardware.expandable_segments)
         reserved = max(replayed.peak_reserved, peak.nbytes + workspace)
         parts = {**peak.parts, "temporary": peak.parts["temporary"] + workspace}
         peak = replace(peak, nbytes=peak.nbytes + workspace, parts=parts)
-    share, unsure = computed_again(traced.config, workload, hardware), None
+    share, uncertainty = recomputed_share(traced.config, workload, hardware), None
     if share is not None and reserved is not None:
-        unsure = UNSURE * peak.parts["activations"]
-        again = int(share * peak.parts["activations"])
-        reserved -= again
-        parts = {**peak.parts, "activations": peak.parts["activations"] - again}
-        peak = replace(peak, nbytes=peak.nbytes - again, parts=parts)
-    low, high = _interval(traced, peak, reserved, calibration or Calibration(), unsure)
+        uncertainty = RECOMPUTED_UNCERTAINTY * peak.parts["activations"]
+        recomputed = int(share * peak.parts["activations"])
+        reserved -= recomputed
+        parts = {**peak.parts, "activations": peak.parts["activations"] - recomputed}
+        peak = replace(peak, nbytes=peak.nbytes - recomputed, parts=parts)
+    low, high = _interval(traced, peak, reserved, calibration or Calibration(), uncertainty)
     times = _times(workload, traced, hardware, rates, calibration) if rates else {}
     return Estimate(
         config=traced.config,
@@ -82,24 +89,23 @@ def estimate_of(
         low=low + context,
         high=high + context,
         breakdown={**peak.parts, "context": context},
-        notes=tuple(_notes(traced, rates, unsure)),
+        notes=tuple(_notes(traced, rates, uncertainty)),
         **times,
     )
 
 
 def _interval(
-    traced: Trace, peak: Peak, reserved: int | None, calibration: Calibration, unsure: float | None
+    traced: Trace, peak: Peak, reserved: int | None, calibration: Calibration, uncertainty: float | None
 ) -> tuple[int, int]:
     """(low, high) bytes, without the context."""
-    device = "cpu" if reserved is None else "cuda"
-    least, most = calibration.spread or _UNCERTAIN[device]
-    expected = (reserved or peak.nbytes) * calibration.memory
-    low, high = expected * least, expected * most
-    if unsure is not None:
-        low, high = low - unsure, high + unsure
+    least, most = calibration.spread or _UNCERTAINTY["cpu" if reserved is None else "cuda"]
+    prediction = (reserved or peak.nbytes) * calibration.memory
+    low, high = prediction * least, prediction * most
+    if uncertainty is not None:
+        low, high = low - uncertainty, high + uncertainty
     elif traced.config["compile"] != "none":
-        low -= (peak.parts["activations"] + peak.parts["temporary"]) * (1 - LEAST)
-        high *= MOST
+        low -= (peak.parts["activations"] + peak.parts["temporary"]) * (1 - LEAST_COMPILED)
+        high *= MOST_COMPILED
     return int(low), int(high)
 
 
@@ -119,7 +125,7 @@ def _times(
     waits = {name: accumulation * micro[name] + update[name] for name in update}
     copied = waits.pop("transfer")
     busy = sum(waits.values())
-    # Copies run beside the computation of a micro-batch; an update waits for what is moved or computed for it.
+    # Copies overlap with the computation of a micro-batch; an update waits for what is moved or computed for it.
     overlapped = max(micro["transfer"], sum(micro.values()) - micro["transfer"])
     seconds = (accumulation * overlapped + sum(update.values())) * ((calibration and calibration.seconds) or 1.0)
     bottleneck = "transfer" if copied > busy else "compute" if waits["compute"] > busy / 2 else "memory"
@@ -137,32 +143,31 @@ def _times(
 def _waits(traced: Trace, phase: str, speed: Speed) -> dict[str, float]:
     passes = passes_of(traced.config, phase)
     work = Work.of(traced.costs_of(phase), ONE, UNSCALED, traced.dispatched_in(phase))
-    return {name: float(each[0]) for name, each in work.seconds(speed, passes=passes).items()}
+    return {name: float(seconds[0]) for name, seconds in work.seconds(speed, passes=passes).items()}
 
 
 def _model_flops(traced: Trace) -> float:
-    """Of a micro-batch, by the usual count: a backward costs twice its forward, once where no weight is trained."""
+    """Of a micro-batch, by the usual count: a backward costs twice its forward, once if most weights are frozen."""
     forward = sum(cost.flops for cost in traced.costs_of("forward"))
     return forward * (2.0 if traced.config["lora_rank"] else 3.0)
 
 
 def _peak(traced: Trace, rates: Rates) -> float:
-    """Operations per second at the most, in the format that most of the arithmetic is in."""
-    known = rates.peak or rates.matmul
-    by_format: dict[str, int] = {}
+    """Peak operations per second in the format of most of the arithmetic."""
+    flops: Counter[str] = Counter()
     for cost in traced.costs:
-        name = format_of(cost.dtype)
-        by_format[name] = by_format.get(name, 0) + cost.flops
-    name = max(by_format, key=lambda each: by_format[each], default="float32")
-    return rate_of(known, "tf32" if name == "float32" and traced.config["precision"] == "tf32" else name)
+        flops[format_of(cost.dtype)] += cost.flops
+    name = max(flops, key=lambda name: flops[name], default="float32")
+    tf32 = name == "float32" and traced.config["precision"] == "tf32"
+    return rate_of(rates.peak or rates.matmul, "tf32" if tf32 else name)
 
 
-def _notes(traced: Trace, rates: Rates | None, unsure: float | None) -> list[str]:
+def _notes(traced: Trace, rates: Rates | None, uncertainty: float | None) -> list[str]:
     notes = []
     if traced.config["compile"] != "none":
-        known = "less what compiled transformers compute again" if unsure is not None else "in a wide interval"
-        notes.append(f"compiled code cannot be traced: the memory is that of the eager operations, {known}.")
+        detail = "in a wide interval" if uncertainty is None else "less what compiled transformers compute again"
+        notes.append(f"compiled code cannot be traced: the memory is that of the eager operations, {detail}.")
     notes += traced.assumptions
     if rates is None:
-        notes.append("nothing is known of this device's speed.")
+        notes.append("the speed of this device is unknown.")
     return notes

@@ -1,7 +1,7 @@
-"""The world that a config is traced in: tensors without storage, on a device that behaves as the target would.
+"""The fake device a config is traced on: tensors without storage, and operators that behave as on the target.
 
-Tensors are fake CPU tensors whatever the target is, because a build of PyTorch without CUDA cannot differentiate fake
-CUDA ones (it ends the process). What CUDA would do otherwise is put in its place: the choice of the attention kernel,
+Tensors are fake CPU tensors whatever the target, because a build of PyTorch without CUDA cannot differentiate fake CUDA
+tensors (the process ends). What CUDA does differently is patched in: the choice of the attention kernel, dropout masks,
 and the operators that CUDA's autocast computes in fp32.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -24,34 +24,34 @@ _HOPPER = (9, 0)
 _WORKSPACE = 2 * 4096 * 1024 + 8 * 16 * 1024  # bytes: ":4096:2:16:8", parseChosenWorkspaceSize
 _HOPPER_WORKSPACE = 8 * 4096 * 1024
 _FLASH_HEAD = 256  # largest head size of PyTorch's flash kernel: sdp_utils.cpp, check_head_dim_size_flash
-_CUDNN_FIRST = (9, 10)  # major capabilities on which PyTorch prefers cuDNN's
+_CUDNN_FIRST = (9, 10)  # major capabilities on which PyTorch prefers cuDNN's kernel
 _CUDNN_HEAD, _CUDNN_HEADS = 128, (192, 128)  # largest head size, and the one pair (of keys, of values) beyond it
-_LITTLE_SHARED_MEMORY = (
-    (8, 6),
-    (8, 9),
-    (12, 0),
-)  # check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
+# check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120
+_LITTLE_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0))
 _EFFICIENT_ALIGNMENT = 16  # bytes of a row that the efficient kernel reads at once
-
-_Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, float, bool]  # query, key, value, dropout, whether grouped
+_FP32_IN_CUDA_AUTOCAST = ("softmax", "layer_norm", "log_softmax", "cross_entropy", "nll_loss", "group_norm", "mse_loss")
 
 
 @contextmanager
-def fake_world(hardware: Hardware) -> Iterator[FakeTensorMode]:
-    """Inside, tensors that are made are fake; real ones that meet them are taken for fakes of their shape."""
+def fake_device(hardware: Hardware) -> Iterator[FakeTensorMode]:
+    """Inside, new tensors are fake, and real ones that meet them are treated as fakes of their shape."""
     with ExitStack() as stack:
+
+        def patch(target: Any, name: str, replacement: Any) -> None:
+            stack.enter_context(mock.patch.object(target, name, replacement))
+
         masks: Any = sys.modules.get("transformers.masking_utils")
         if masks is not None:
-            # transformers takes fake tensors for the sign of an export, and would make masks that a run does not have.
-            stack.enter_context(mock.patch.object(masks, "is_tracing", lambda *_, **__: False))
+            # transformers mistakes fake tensors for an export, and would make masks that a run does not have.
+            patch(masks, "is_tracing", lambda *_, **__: False)
         if hardware.device == "cuda":
             attention = _cuda_attention(hardware, functional.scaled_dot_product_attention)
-            stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", attention))
-            stack.enter_context(mock.patch.object(functional, "dropout", _cuda_dropout(functional.dropout)))
+            patch(functional, "scaled_dot_product_attention", attention)
+            patch(functional, "dropout", _cuda_dropout(functional.dropout))
             for name in ("is_autocast_enabled", "get_autocast_dtype"):
-                stack.enter_context(mock.patch.object(torch, name, _of_the_cpu(getattr(torch, name))))
-            for name in ("softmax", "layer_norm", "log_softmax", "cross_entropy", "nll_loss", "group_norm", "mse_loss"):
-                stack.enter_context(mock.patch.object(functional, name, _in_fp32(getattr(functional, name))))
+                patch(torch, name, _of_cpu_autocast(getattr(torch, name)))
+            for name in _FP32_IN_CUDA_AUTOCAST:
+                patch(functional, name, _in_fp32(getattr(functional, name)))
         yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
 
 
@@ -66,13 +66,13 @@ def workspace_bytes(hardware: Hardware) -> int:
     return 2 * (_HOPPER_WORKSPACE if hopper else _WORKSPACE)
 
 
-def _of_the_cpu(question: Callable[[str], Any]) -> Callable[..., Any]:
-    """Whoever asks about CUDA's autocast (peft does, to cast its inputs or leave that to autocast) means this one."""
-    return lambda device="cuda": question("cpu" if device == "cuda" else device)
+def _of_cpu_autocast(query: Callable[[str], Any]) -> Callable[..., Any]:
+    """Answers questions about CUDA's autocast (peft asks, to cast its inputs or not) with the CPU's."""
+    return lambda device="cuda": query("cpu" if device == "cuda" else device)
 
 
 def _cuda_dropout(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """CUDA keeps one byte for each element, a CPU a factor in the input's format (Dropout.cpp, dropout)."""
+    """CUDA saves one byte per element, a CPU a factor in the input's format (Dropout.cpp, dropout)."""
 
     def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         fused = training and not inplace and 0 < p < 1 and input.numel() > 0
@@ -82,25 +82,54 @@ def _cuda_dropout(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
 
 
 def _in_fp32(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """What CUDA's autocast computes in fp32 and the CPU's does not (torch/amp: "CUDA Ops that can autocast to
-    float32")."""
+    """What only CUDA's autocast computes in fp32 (torch/amp: "CUDA Ops that can autocast to float32")."""
+
+    def widen(value: Any) -> Any:
+        return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
     def widened(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if torch.is_autocast_enabled("cpu") and input.is_floating_point():
-            input = input.float()
-            args = tuple(each.float() if _is_low(each) else each for each in args)
-            kwargs = {name: each.float() if _is_low(each) else each for name, each in kwargs.items()}
+            input, *args = map(widen, (input, *args))  # type: ignore[assignment]
+            kwargs = {name: widen(value) for name, value in kwargs.items()}
         return function(input, *args, **kwargs)
 
     return widened
 
 
-def _is_low(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+class _Attention(NamedTuple):
+    """The arguments of one call; `grouped`: several heads of queries share one of keys."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout: float
+    is_causal: bool
+    scale: float | None
+    grouped: bool
+
+    @property
+    def regular(self) -> bool:
+        """What all fused kernels need: batch, heads, length and size, the last contiguous, and none of them 0."""
+        tensors = self.query, self.key, self.value
+        return all(tensor.dim() == 4 and tensor.stride(-1) == 1 and tensor.numel() > 0 for tensor in tensors)
+
+    @property
+    def half(self) -> bool:
+        return self.query.dtype in (torch.float16, torch.bfloat16)
+
+    def bias(self) -> torch.Tensor | None:
+        """What is added to the scores: 0, and minus infinity where a mask says so."""
+        mask, query = self.mask, self.query
+        if mask is None:
+            return None
+        if mask.dtype is torch.bool:
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+        return mask.expand(query.shape[0], query.shape[1], query.shape[2], self.key.shape[2])
 
 
 def _cuda_attention(hardware: Hardware, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """PyTorch's fused attention, by the kernel that it would choose on that card (sdp_utils.cpp)."""
+    """PyTorch's fused attention, by the kernel that it chooses on that card (sdp_utils.cpp)."""
 
     def attention(
         query: torch.Tensor,
@@ -112,23 +141,23 @@ def _cuda_attention(hardware: Hardware, plain: Callable[..., torch.Tensor]) -> C
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        if torch.is_autocast_enabled("cpu"):  # what autocast does before the choice is made
+        if torch.is_autocast_enabled("cpu"):  # autocast casts before the choice is made
             low = torch.get_autocast_dtype("cpu")
             query, key, value = query.to(low), key.to(low), value.to(low)
             if attn_mask is not None and attn_mask.is_floating_point():
                 attn_mask = attn_mask.to(low)
         grouped = enable_gqa and query.shape[-3] != key.shape[-3]
-        inputs = (query, key, value, dropout_p, grouped)
-        if _cudnn(inputs, hardware):
-            return _by_cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
-        if _flash(inputs, attn_mask, is_causal, hardware):
-            return _by_flash(query, key, value, dropout_p, is_causal, scale)
-        if _efficient(inputs, hardware):
-            return _by_efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        call = _Attention(query, key, value, attn_mask, dropout_p, is_causal, scale, grouped)
+        if _takes_cudnn(call, hardware):
+            return _by_cudnn(call)
+        if _takes_flash(call, hardware):
+            return _by_flash(call)
+        if _takes_efficient(call, hardware):
+            return _by_efficient(call)
         if not torch.backends.cuda.math_sdp_enabled():
             raise RuntimeError("No available kernel. Aborting execution.")  # word for word PyTorch's
-        plainly: Any = torch.ops.aten._scaled_dot_product_attention_math.default
-        out: torch.Tensor = plainly(
+        math: Any = torch.ops.aten._scaled_dot_product_attention_math.default
+        out: torch.Tensor = math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
         return out
@@ -136,102 +165,64 @@ def _cuda_attention(hardware: Hardware, plain: Callable[..., torch.Tensor]) -> C
     return attention
 
 
-def _cudnn(inputs: _Inputs, hardware: Hardware) -> bool:
+def _takes_cudnn(call: _Attention, hardware: Hardware) -> bool:
     """can_use_cudnn_attention, with masks and groups too; check_prefer_cudnn_attention says where it comes first."""
-    query, key, value, dropout, _ = inputs
     preferred = hardware.capability is not None and hardware.capability[0] in _CUDNN_FIRST
-    sizes = query.shape[-1], value.shape[-1]
-    known = not any(size % 8 for size in sizes) and (max(sizes) <= _CUDNN_HEAD or sizes == _CUDNN_HEADS)
-    long = key.shape[-2] > 1 and (query.shape[-2] > 1 or not dropout)
+    sizes = call.query.shape[-1], call.value.shape[-1]
+    supported = not any(size % 8 for size in sizes) and (max(sizes) <= _CUDNN_HEAD or sizes == _CUDNN_HEADS)
+    long = call.key.shape[-2] > 1 and (call.query.shape[-2] > 1 or not call.dropout)
     allowed = torch.backends.cuda.cudnn_sdp_enabled() and not torch.are_deterministic_algorithms_enabled()
-    low = query.dtype in (torch.float16, torch.bfloat16)
-    return allowed and preferred and low and known and long and _plain(inputs)
+    return allowed and preferred and call.half and supported and long and call.regular
 
 
-def _flash(inputs: _Inputs, mask: torch.Tensor | None, is_causal: bool, hardware: Hardware) -> bool:
+def _takes_flash(call: _Attention, hardware: Hardware) -> bool:
     """can_use_flash_attention: half precision on Ampere and later, one head size up to 256, no mask."""
-    query, key, value, dropout, _ = inputs
-    size = query.shape[-1]
+    size = call.query.shape[-1]
     ampere = hardware.capability is None or hardware.capability >= _AMPERE
-    low = query.dtype in (torch.float16, torch.bfloat16)
-    one_size = size == key.shape[-1] == value.shape[-1] and size <= _FLASH_HEAD
-    square = not is_causal or query.shape[-2] == key.shape[-2]
+    one_size = size == call.key.shape[-1] == call.value.shape[-1] and size <= _FLASH_HEAD
+    square = not call.is_causal or call.query.shape[-2] == call.key.shape[-2]
     small_card = hardware.capability in _LITTLE_SHARED_MEMORY and torch.is_grad_enabled()
-    too_large = small_card and (192 < size <= 224 or (size > 224 and dropout > 0))
-    allowed = torch.backends.cuda.flash_sdp_enabled() and mask is None and not too_large
-    return allowed and ampere and low and one_size and square and _plain(inputs)
+    too_large = small_card and (192 < size <= 224 or (size > 224 and call.dropout > 0))
+    allowed = torch.backends.cuda.flash_sdp_enabled() and call.mask is None and not too_large
+    return allowed and ampere and call.half and one_size and square and call.regular
 
 
-def _efficient(inputs: _Inputs, hardware: Hardware) -> bool:
+def _takes_efficient(call: _Attention, hardware: Hardware) -> bool:
     """can_use_mem_efficient_attention: rows that are whole 16 bytes (minimum_gemm_alignment), no groups."""
-    query, key, value, _, grouped = inputs
+    query, value = call.query, call.value
     ampere = hardware.capability is None or hardware.capability >= _AMPERE
-    half = query.dtype is torch.float16
-    known = half or query.dtype is torch.float32 or (ampere and query.dtype is torch.bfloat16)
-    elements = _EFFICIENT_ALIGNMENT // query.itemsize if ampere or half else 1
+    fp16 = query.dtype is torch.float16
+    supported = fp16 or query.dtype is torch.float32 or (ampere and query.dtype is torch.bfloat16)
+    elements = _EFFICIENT_ALIGNMENT // query.itemsize if ampere or fp16 else 1
     aligned = query.shape[-1] % elements == 0 and value.shape[-1] % elements == 0
-    allowed = torch.backends.cuda.mem_efficient_sdp_enabled() and query.shape[-1] == key.shape[-1]
-    return allowed and known and aligned and not grouped and _plain(inputs)
+    allowed = torch.backends.cuda.mem_efficient_sdp_enabled() and query.shape[-1] == call.key.shape[-1]
+    return allowed and supported and aligned and not call.grouped and call.regular
 
 
-def _plain(inputs: _Inputs) -> bool:
-    """What both kernels ask of tensors: batch, heads, length and size, the last without gaps, and none of them 0."""
-    tensors = inputs[:3]
-    return all(each.dim() == 4 and each.stride(-1) == 1 and each.numel() > 0 for each in tensors)
-
-
-def _by_cudnn(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-) -> torch.Tensor:
-    """What it keeps for the backward; its workspace, which only cuDNN knows and only on a card, is left out."""
+def _by_cudnn(call: _Attention) -> torch.Tensor:
+    """What it saves for the backward; its workspace, known to cuDNN alone and on a card only, is left out."""
     cudnn: Any = torch.ops.aten._scaled_dot_product_cudnn_attention.default
-    bias = _bias(mask, query, key)
-    out: torch.Tensor = cudnn(
-        query, key, value, bias, torch.is_grad_enabled(), dropout_p, is_causal, False, scale=scale
-    )[0]
+    query, key, value, _, dropout, is_causal, scale, _ = call
+    results = cudnn(query, key, value, call.bias(), torch.is_grad_enabled(), dropout, is_causal, False, scale=scale)
+    out: torch.Tensor = results[0]
     return out
 
 
-def _bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
-    """What is added to the scores: 0, and minus infinity where a mask says so."""
-    if mask is None:
-        return None
-    if mask.dtype is torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-
-
-def _by_flash(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, is_causal: bool, scale: float | None
-) -> torch.Tensor:
+def _by_flash(call: _Attention) -> torch.Tensor:
+    query, key, value, _, dropout, is_causal, scale, _ = call
     size = query.shape[-1]
     padding = -size % 8  # the kernel takes head sizes in steps of 8: sdp_utils, pad_last_dim
     if padding:
-        query, key, value = (functional.pad(each, (0, padding)) for each in (query, key, value))
+        query, key, value = (functional.pad(tensor, (0, padding)) for tensor in (query, key, value))
         scale = scale or size**-0.5
     flash: Any = torch.ops.aten._scaled_dot_product_flash_attention.default
-    out: torch.Tensor = flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+    out: torch.Tensor = flash(query, key, value, dropout, is_causal, False, scale=scale)[0]
     return out[..., :size] if padding else out
 
 
-def _by_efficient(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-) -> torch.Tensor:
-    bias = _bias(mask, query, key)
+def _by_efficient(call: _Attention) -> torch.Tensor:
     efficient: Any = torch.ops.aten._scaled_dot_product_efficient_attention.default
-    out: torch.Tensor = efficient(query, key, value, bias, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale)[
-        0
-    ]
+    query, key, value, _, dropout, is_causal, scale, _ = call
+    results = efficient(query, key, value, call.bias(), torch.is_grad_enabled(), dropout, is_causal, scale=scale)
+    out: torch.Tensor = results[0]
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,14 +15,14 @@ _KINDS = {
     **dict.fromkeys(("convolution", "convolution_backward", "_convolution"), "convolution"),
 }
 _FLOPS = {**flop_registry, torch.ops.aten._int_mm: flop_registry[torch.ops.aten.mm]}
-_ADDED_TO = ("::addmm", "::baddbmm")  # whose first argument is what the product is added to, and may be wider than it
+_ADDED_TO = ("::addmm", "::baddbmm")  # their first argument is added to the product, and may be wider
 _FUSED_ATTENTION = "scaled_dot_product"
-_kinds: dict[Any, str | None] = {}
+_FREE = ("detach", "empty", "empty_like", "empty_strided", "new_empty", "_unsafe_view", "_reshape_alias")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one operator: floating-point operations, and the bytes of each tensor that it reads or writes."""
+    """Floating-point operations of one operator, and the bytes of each tensor that it reads or writes."""
 
     kind: str
     dtype: str
@@ -51,36 +52,23 @@ class Cost:
 
 
 def tensors_in(*values: Any) -> list[torch.Tensor]:
-    """The tensors among an operator's arguments and results. They are never nested deeper than lists or by name."""
-    found: list[torch.Tensor] = []
+    """The tensors among an operator's arguments and results."""
+    tensors: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, list | tuple):
-            found += tensors_in(*value)
+            tensors += tensors_in(*value)
         elif isinstance(value, dict):
-            found += tensors_in(*value.values())
-    return found
+            tensors += tensors_in(*value.values())
+    return tensors
 
 
+@cache
 def _kind(func: Any) -> str | None:
-    """None for what computes nothing: views, and questions about tensors."""
-    if func not in _kinds:
-        _kinds[func] = _classified(func)
-    return _kinds[func]
-
-
-def _classified(func: Any) -> str | None:
+    """None for what computes nothing: views and allocations."""
     name = func._schema.name.partition("::")[2]
-    if func.is_view or name in (
-        "detach",
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "new_empty",
-        "_unsafe_view",
-        "_reshape_alias",
-    ):
+    if func.is_view or name in _FREE:
         return None
     if name in _KINDS:
         return _KINDS[name]
@@ -97,7 +85,7 @@ def cost_of(func: Any, args: Any, kwargs: Any, result: Any) -> Cost | None:
     tensors = tensors_in(args, kwargs, result)
     if not tensors:
         return None
-    sizes = tuple(each.numel() * each.itemsize for each in tensors)
+    sizes = tuple(tensor.numel() * tensor.itemsize for tensor in tensors)
     name = func._schema.name
     factor = tensors[1] if name.endswith(_ADDED_TO) else tensors[0]
     return Cost(kind, str(factor.dtype).removeprefix("torch."), _flops(func, args, kwargs, result), sizes, name)
@@ -110,12 +98,12 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
         query, key, value = args[1:4] if backward else args[:3]
         return _attention_flops(query, key, value, products=5 if backward else 2)
     count = _FLOPS.get(func._overloadpacket)
-    args = tuple(each for each in args if not isinstance(each, torch.dtype))  # of a product in a wider format
+    args = tuple(arg for arg in args if not isinstance(arg, torch.dtype))  # the wider format of a product
     return int(count(*args, **kwargs, out_val=result)) if count is not None else 0
 
 
 def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, products: int) -> int:
-    """Of fused attention, whose tensors are (batch, heads, length, size): its matrix products at 2 operations each.
+    """Matrix products of fused attention, of tensors of (batch, heads, length, size), at 2 operations each.
 
     2 products forward, 5 backward (scores again, then the gradients of probabilities, values, queries and keys), of
     which 1 and 2 run over the size of a value.

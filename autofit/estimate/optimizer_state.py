@@ -17,8 +17,7 @@ from torch.optim import Optimizer
 from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Hyperparameters, Workload
-from autofit.estimate.fake_device import fake_world
-from autofit.estimate.library_kernels import library_kernels
+from autofit.estimate.fake_device import fake_device
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.operators import Calls
 from autofit.estimate.peak import in_blocks
@@ -119,10 +118,10 @@ class OptimizerCosts:
 
     def _traced(self, config: Config, kinds: Sequence[Kind]) -> list[_Step]:
         """A step of one weight of each kind alone, and then one of all of them together."""
-        recorder = Recorder(library_kernels(self._hardware))
+        recorder = Recorder(self._hardware)
         recorder.called = self._calls.note if self._calls else None
         steps = []
-        with fake_world(self._hardware), recorder:
+        with fake_device(self._hardware), recorder:
             weights = nn.ParameterList([nn.Parameter(torch.empty(shape, dtype=dtype)) for shape, dtype in kinds])
             setup = Setup(
                 workload=self._workload,

@@ -1,6 +1,6 @@
-"""Predictions of whole spaces kept on disk, by what they depend on.
+"""Predictions of whole spaces cached on disk, by what they depend on.
 
-Only for models that a config.json describes: code of one's own may change without its structure showing it.
+Only for models that a config.json describes: custom code may change without its structure showing it.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def key_of(workload: Workload, hardware: Hardware, rates: Rates, configs: Sequen
 
 
 def read(key: str) -> tuple[list[float], list[float]] | None:
-    """The (bytes, seconds) kept under a key."""
+    """The (bytes, seconds) cached under a key."""
     try:
         nbytes, seconds = json.loads(_path(key).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # none yet, or one that was cut off
+    except (OSError, ValueError):  # none yet, or truncated
         return None
     return nbytes, seconds
 
 
-def keep_figures(key: str, nbytes: list[float], seconds: list[float]) -> None:
-    """Keep figures for the next one who asks the same."""
+def write(key: str, nbytes: list[float], seconds: list[float]) -> None:
+    """Cache figures for the next identical request."""
     write_cache(_path(key), json.dumps([nbytes, seconds]))
 
 

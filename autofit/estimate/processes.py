@@ -1,4 +1,4 @@
-"""One function on many values, on several cores at once: in processes that are forked from this one."""
+"""One function on many values, on several cores at once: in processes forked from this one."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ import torch
 
 from autofit.core.environment import die_with_parent
 
-Given = TypeVar("Given")
-Found = TypeVar("Found")
-Each = Callable[[Iterable[Given]], list[Found]]
+Value = TypeVar("Value")
+Answer = TypeVar("Answer")
+Map = Callable[[Iterable[Value]], list[Answer]]
+
+_inherited: Callable[[Any], Any] | None = None
 
 
 @contextlib.contextmanager
-def spread(function: Callable[[Given], Found], processes: int | None) -> Iterator[Each[Given, Found]]:
-    """Gives what calls `function` on each of some values and returns the answers in their order.
+def parallel_map(function: Callable[[Value], Answer], processes: int | None) -> Iterator[Map[Value, Answer]]:
+    """A map of `function` over values, with the answers in their order.
 
     With more than one process the function is inherited, so that it may hold anything; values and answers are pickled.
 
     Args:
-        processes: 1: here. More, or None for as many as this one has cores: forked from this one, which must then
-            have no other threads, no opened device, and have run no backward.
+        processes: 1: in this process. More, or None for one per core: forked from this one, which must then have no
+            other threads, no opened device, and have run no backward.
     """
     processes = processes or len(os.sched_getaffinity(0))
     if processes == 1:
@@ -37,7 +39,7 @@ def spread(function: Callable[[Given], Found], processes: int | None) -> Iterato
         yield lambda values: list(pool.map(_call, values))
 
 
-def apart(function: Callable[[], Found]) -> Found:
+def in_fork(function: Callable[[], Answer]) -> Answer:
     """What a function returns in a forked process of its own, whose threads this one does not get.
 
     Raises:
@@ -46,28 +48,25 @@ def apart(function: Callable[[], Found]) -> Found:
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
 
-    def tell() -> None:
+    def answer() -> None:
         die_with_parent()
         writer.send(function())
 
-    process = context.Process(target=tell)
+    process = context.Process(target=answer)
     process.start()
-    writer.close()  # so that there is an end to read
+    writer.close()  # so that reading ends with the process
     try:
-        found: Found = reader.recv()
-        return found
+        received: Answer = reader.recv()
+        return received
     finally:
         process.join()
-
-
-_inherited: Callable[[Any], Any] | None = None
 
 
 def _begin(function: Callable[[Any], Any]) -> None:
     global _inherited
     _inherited = function
-    die_with_parent()  # else it would wait for more to do when that was killed
-    torch.set_num_threads(1)  # the threads of the process it was forked from are not there
+    die_with_parent()  # else it would wait for more work after its parent was killed
+    torch.set_num_threads(1)  # the threads of the process it was forked from do not exist here
 
 
 def _call(value: Any) -> Any:

@@ -77,7 +77,7 @@ class Rates:
     operators: Mapping[str, Sequence[float]] | None = None
 
     @property
-    def here(self) -> bool:
+    def measured_here(self) -> bool:
         """Whether they were measured on this machine, so that its operators can be too."""
         return self.source == _HERE
 

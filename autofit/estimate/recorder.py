@@ -1,8 +1,8 @@
 """The recorder: everything a traced step allocates, frees and computes, in order.
 
-It is the storage tracker that also measures real probes on the CPU, so predicted and measured mean the same; beside
-the peak it keeps every event, whose storage each one was, and what each operator costs. And it answers what fake
-tensors cannot: numbers that the code reads from small tensors whose values are known, such as labels and masks.
+It extends the storage tracker that measures probes on the CPU, so predicted and measured bytes mean the same, by every
+event, its storage and the cost of each operator. It also answers what fake tensors cannot: numbers that the code reads
+from small tensors of known values, such as labels and masks.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from autofit.core.errors import UntraceableError
+from autofit.core.hardware import Hardware
+from autofit.estimate.library_kernels import library_kernels
 from autofit.estimate.operator_costs import MATMUL, Cost, cost_of, tensors_in
 from autofit.hardware.tracker import StorageTracker
 from autofit.setup.host_copies import plain_tensors
 
-# Values of tensors up to this size are computed beside their fakes: a causal mask of 1024 tokens still is, activations
-# never are, since nothing is known of the weights. Of floats, counters and scales are enough.
+# Elements of tensors whose values are computed beside their fakes: a causal mask of 1024 tokens is, activations never
+# are, since the weights have no values. Of floats, counters and scales are enough.
 _KNOWN_ELEMENTS = 2**20
 _KNOWN_FLOATS = 16
-# Of a gradient that only the engine holds, and of its storage, inside a dispatch.
+# References to a gradient that only the engine holds, and to its storage, inside a dispatch.
 _CPP_REFERENCES, _PYTHON_REFERENCES, _HOLDERS = 4, 3, 2
 _READ = torch.ops.aten._local_scalar_dense.default
 _ADD = torch.ops.aten.add.Tensor
@@ -37,12 +39,12 @@ _COPIES = ("aten::copy_",)
 HOST = "host"
 _DEVICE = torch.ops.prim.device.default
 
-on_real_tensors = _disable_current_modes  # a context in which operators compute again
+on_real_tensors = _disable_current_modes  # a context in which operators compute real values
 
 
 @dataclass(frozen=True)
 class Event:
-    """A storage was allocated, changed size or was freed (0 bytes). `storage` numbers lives, not addresses."""
+    """A storage is allocated, resized or freed (0 bytes). `storage` numbers lives, not addresses."""
 
     storage: int
     nbytes: int
@@ -50,9 +52,9 @@ class Event:
 
 @dataclass(frozen=True)
 class Mark:
-    """What begins after so many events and costs of operators: a phase, or the work of one block in it.
+    """The start of a phase, or of one block's work in it, by the number of earlier events, costs and operators.
 
-    `dispatched` counts all operators, those that cost next to nothing too.
+    `dispatched` counts all operators, including those without a cost.
     """
 
     events: int
@@ -63,28 +65,28 @@ class Mark:
 
 
 class Recorder(StorageTracker):
-    """Records the events and the cost of all operators while it is active, under a fake-tensor mode.
-
-    Args:
-        kernels: by the name of an operator, what stands for it, made of operators that can be watched.
+    """Records the events and costs of all operators while it is active, under a fake-tensor mode.
 
     Attributes:
         events: allocations and frees in order.
         marks: where phases, and blocks in them, begin.
         costs: what the operators cost, in order.
-        labels: what each storage is: "parameters", "gradients", "optimizer", "inputs"; others are told by their lives.
-            "host" is none of the device's.
-        owners: the number of the block of the model that a labelled storage belongs to.
-        completed: after how many events a gradient was complete.
-        products: after how many events of a phase the first matrix product in it was made, by phase.
-        inside: (operator, arguments, results) -> the most bytes that live inside the call beside its results.
-        before_each: is called before each operator.
-        called: is told of each operator that costs something, its arguments and its cost.
+        labels: what a storage is: "parameters", "gradients", "optimizer", "inputs"; "host": not on the device. Others
+            follow from their lifetimes.
+        owners: the number of the model's block that a labelled storage belongs to.
+        completed: by gradient, the number of events before it was complete.
+        products: by phase, the number of events before its first matrix product ended.
+        before_each: called before each operator.
+        called: called with each operator that costs something, its arguments and its cost.
     """
 
-    def __init__(self, kernels: Mapping[str, Callable[..., Any]] | None = None) -> None:
+    def __init__(self, hardware: Hardware) -> None:
         super().__init__()
-        self._kernels = kernels or {}
+        self._kernels = library_kernels(hardware)
+        # Count as the tracker of a CPU probe does: of a library's kernel it sees the results alone, and autograd's
+        # engine never adds gradients in place under a dispatch mode.
+        self._as_tracked = hardware.device == "cpu"
+        self._paused = False
         self.events: list[Event] = []
         self.marks: list[Mark] = [Mark(0, 0, 0, "build")]
         self.costs: list[Cost] = []
@@ -93,7 +95,6 @@ class Recorder(StorageTracker):
         self.completed: dict[int, int] = {}
         self.products: dict[str, int] = {}
         self.phase: Callable[[], str] | None = None
-        self.inside: Callable[[Any, tuple[Any, ...], Any], int] | None = None
         self.before_each: Callable[[], None] | None = None
         self.called: Callable[[Any, tuple[Any, ...], Mapping[str, Any], Cost], None] | None = None
         self._dispatched = 0
@@ -103,14 +104,14 @@ class Recorder(StorageTracker):
         self._has_host = False
 
     def mark(self, phase: str, block: int | None = None) -> None:
-        """What comes from here on is of this phase, and of this block of the model."""
+        """Begin a phase, or a block of the model in it."""
         self.marks.append(Mark(len(self.events), len(self.costs), self._dispatched, phase, block))
 
     def label(self, value: Any, name: str, block: int | None = None) -> None:
-        """Say what the storages of a tensor, or of the tensors of a container, are, and of which block of the model."""
+        """Label the storages of a tensor or container, and say which block of the model they belong to."""
         self._see(value)
         for number in self.storages_of(value):
-            if self.labels.get(number) == HOST:  # the state of an offloaded optimizer stays where it is
+            if self.labels.get(number) == HOST:  # the state of an offloaded optimizer stays on the host
                 continue
             self.labels[number] = name
             if name == "gradients":
@@ -119,7 +120,7 @@ class Recorder(StorageTracker):
                 self.owners[number] = block
 
     def storages_of(self, value: Any) -> Iterator[int]:
-        """The numbers of the storages of a tensor, or of the tensors of a container."""
+        """The numbers of the storages of a tensor or container."""
         for tensor in tree_iter(value):
             for plain in plain_tensors(tensor) if isinstance(tensor, torch.Tensor) else ():
                 number = self._numbers.get(plain.untyped_storage()._cdata)
@@ -127,17 +128,17 @@ class Recorder(StorageTracker):
                     yield number
 
     def is_alive(self, number: int) -> bool:
-        """Whether a storage was not freed yet."""
+        """Whether a storage is not freed yet."""
         return number in self._living
 
     def note_host(self, tensor: torch.Tensor) -> None:
-        """Say that a tensor stands for one in the host's memory; so does what is computed from such tensors alone."""
+        """Mark a tensor as being in the host's memory, and with it what is computed from such tensors alone."""
         self.label(tensor, HOST)
         self._has_host = True
 
     @contextmanager
-    def seeing_resizes(self) -> Iterator[None]:
-        """Inside, storages that are emptied and filled again are counted so: it is no operator that does it."""
+    def watching_resizes(self) -> Iterator[None]:
+        """Inside, count storages that are emptied and filled again, which no operator does."""
         plain = torch.UntypedStorage.resize_
 
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
@@ -149,7 +150,7 @@ class Recorder(StorageTracker):
             yield
 
     def know(self, fake: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-        """Remember the values of a tensor that code may look at; returns the fake."""
+        """Remember the values of a tensor that code may read; returns the fake."""
         if _is_followed(real):
             fake.known_values = real  # type: ignore[attr-defined]
         return fake
@@ -161,12 +162,12 @@ class Recorder(StorageTracker):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func is _DEVICE:  # seven of ten calls; the fake mode would take them through all of its own questions
+        if func is _DEVICE:  # seven of ten calls; the fake mode would run all of its own checks on them
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         if func is _READ:
             return self._read(args[0])
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # a tensor made of others says what it does with those, and comes back with that
+            return NotImplemented  # a wrapper subclass dispatches again, with its inner tensors
         if self.phase is not None and (phase := self.phase()) != self.marks[-1].phase:
             self.mark(phase)
         self._dispatched += 1
@@ -175,14 +176,16 @@ class Recorder(StorageTracker):
         kwargs = kwargs or {}
         kernel = self._kernels.get(_name(func))
         if kernel is not None:
+            self._paused = self._as_tracked
             with self:
-                return kernel(func, *args, **kwargs)
-        if func is _ADD and _sums_gradients(args):
+                result = kernel(*args, **kwargs)
+            self._paused = False
+            self._see(result)
+            return result
+        if func is _ADD and not self._as_tracked and _sums_gradients(args):
             func = torch.ops.aten.add_.Tensor
         result = func(*args, **kwargs)
         self._see(result)
-        if self.inside is not None:
-            self._pass(self.inside(func, args, result))
         self._follow(func, args, kwargs, result)
         cost = cost_of(func, args, kwargs, result)
         if self._has_host:
@@ -196,7 +199,7 @@ class Recorder(StorageTracker):
         return result
 
     def _read(self, tensor: torch.Tensor) -> Any:
-        """A number that the code asks for."""
+        """A number that the code reads."""
         known = getattr(tensor, "known_values", None)
         if known is not None:
             with on_real_tensors():
@@ -205,11 +208,11 @@ class Recorder(StorageTracker):
             return tensor.item()
         if self.phase is not None and self.phase() == "forward":
             raise UntraceableError("the model's forward reads a number that depends on its weights (.item()).")
-        # The loop itself, the optimizer or a loss scaler asks: the loss is finite, and no gradient overflows.
+        # The loop, the optimizer or a loss scaler reads: the loss is finite, and no gradient overflows.
         return True if tensor.dtype is torch.bool else 0.0 if tensor.is_floating_point() else 1
 
     def _with_host(self, func: Any, given: Any, result: Any, cost: Cost | None) -> Cost | None:
-        """What the host computes is not the device's work, and what crosses over is a transfer."""
+        """The cost, where what the host computes is not the device's work, and a copy between them is a transfer."""
         tensors = tensors_in(given)
         sides = {self._is_on_host(each) for each in tensors if each.dim()}  # a number may come from anywhere
         if sides == {True}:
@@ -223,10 +226,10 @@ class Recorder(StorageTracker):
         return any(self.labels.get(number) == HOST for number in self.storages_of(tensor))
 
     def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Compute the values of small tensors that depend on nothing unknown, beside their fakes."""
+        """Compute the values of small tensors that depend on known values alone, beside their fakes."""
         inputs, results = tensors_in(args, kwargs), tensors_in(result)
         unknown = any(isinstance(each, FakeTensor) and not hasattr(each, "known_values") for each in inputs)
-        unknown = unknown or "empty" in _name(func)  # whose values are whatever was there
+        unknown = unknown or "empty" in _name(func)  # uninitialised memory
         if unknown or not all(map(_is_followed, results)) or torch.Tag.nondeterministic_seeded in func.tags:
             if func._schema.is_mutable:
                 _forget(inputs)
@@ -234,30 +237,12 @@ class Recorder(StorageTracker):
         real = functools.partial(tree_map_only, torch.Tensor, lambda tensor: getattr(tensor, "known_values", tensor))
         with on_real_tensors():
             values = func(*real(args), **real(kwargs))
-        for fake, value in zip(results, (each for each in tree_iter(values)), strict=False):
+        for fake, value in zip(results, tree_iter(values), strict=False):
             fake.known_values = value  # type: ignore[attr-defined]
 
-    @contextmanager
-    def watching_random_states(self) -> Iterator[None]:
-        """Inside, count the states of the generator that are asked for: checkpointing keeps one for every block."""
-        plain = torch.get_rng_state
-
-        def counted() -> torch.Tensor:
-            state = plain()
-            self._see(state)
-            return state
-
-        with mock.patch.object(torch, "get_rng_state", counted):
-            yield
-
-    def _pass(self, nbytes: int) -> None:
-        """A storage that lived during a call, for all that did beside the results."""
-        if nbytes:
-            self._lives += 1
-            self.events += [Event(self._lives, nbytes), Event(self._lives, 0)]
-            self.peak = max(self.peak, self.live + nbytes)
-
     def _count(self, storage: torch.UntypedStorage) -> None:
+        if self._paused:
+            return
         key = storage._cdata
         before = self._sizes.get(key)
         super()._count(storage)
@@ -277,11 +262,11 @@ class Recorder(StorageTracker):
 
 
 def _sums_gradients(args: tuple[Any, ...]) -> bool:
-    """Whether autograd's engine adds a second gradient to the first argument, and nobody else holds that.
+    """Whether autograd's engine adds a second gradient to the first argument, which nobody else holds.
 
     On plain tensors the engine then adds in place (input_buffer.cpp, can_accumulate_inplace), but never on fake ones:
-    a tied embedding would have its gradient twice. Counted are the references of this call and the engine's one. The
-    tensor is never given a name here: after models were compiled in the process, an argument was one reference more
+    a tied embedding would have its gradient twice. The references counted are this call's and the engine's one. The
+    tensor gets no name of its own: after models were compiled in the process, an argument had one reference more
     (dynamo's way of evaluating frames does not hand references on).
     """
     if torch.is_grad_enabled() or torch._C._current_autograd_node() is None or not isinstance(args[0], FakeTensor):
@@ -303,7 +288,7 @@ def _is_followed(tensor: torch.Tensor) -> bool:
 
 
 def _forget(tensors: list[torch.Tensor]) -> None:
-    """What was known of tensors that may have been written to with something unknown."""
+    """Drop the values of tensors that may have been overwritten with unknown ones."""
     for tensor in tensors:
         if hasattr(tensor, "known_values"):
             del tensor.known_values

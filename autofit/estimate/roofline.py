@@ -1,7 +1,7 @@
-"""Seconds from costs: each operator takes as long as its arithmetic or its memory traffic, whichever is more.
+"""Seconds from costs: each operator takes as long as its arithmetic or its memory traffic, whichever is longer.
 
 The roofline of Williams et al. 2009 (doi 10.1145/1498765.1498785), operator by operator. On CUDA the host launches
-operators ahead of the device, so that launching counts only where it takes longer than the work.
+operators ahead of the device, so launching counts only where it takes longer than the work.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from autofit.estimate.rates import Rates, rate_of
 from autofit.estimate.scaling import Floats, Grid, Symbols
 
 _ARITHMETIC = ("matmul", "convolution", "attention")
-# What of the traffic of elementwise operators is left when the compiler joins them: each chain reads what enters it and
-# writes what leaves it. An assumption, from a norm or an activation between two products: 2 passes instead of 4 to 6.
+# The share of elementwise operators' traffic left when the compiler fuses them: each chain reads its inputs and writes
+# its outputs. An assumption, from a norm or an activation between two products: 2 passes instead of 4 to 6.
 _FUSED_TRAFFIC = 0.4
 
 
 @dataclass(frozen=True)
 class Speed:
-    """How a device runs the operators of a config: its rates, and what the config makes of them."""
+    """How fast a device runs the operators of a config."""
 
     rates: Rates
     asynchronous: bool  # the host launches operators ahead (CUDA)
@@ -32,9 +32,9 @@ class Speed:
     compiled: bool = False
 
     def measured(self, call: str, operator: str) -> tuple[float, float]:
-        """(seconds whatever the size, factor of the roofline's seconds), where any were measured."""
-        known = self.rates.operators or {}
-        fixed, factor = known.get(call) or known.get(operator) or (0.0, 1.0)
+        """(seconds whatever the size, factor of the roofline's seconds); (0, 1) if not measured."""
+        measured = self.rates.operators or {}
+        fixed, factor = measured.get(call) or measured.get(operator) or (0.0, 1.0)
         return fixed, factor
 
     def flops_per_second(self, kind: str, dtype: str) -> float:
@@ -47,19 +47,16 @@ class Speed:
 
 
 def passes_of(config: Mapping[str, Any], phase: str) -> int:
-    """How often each operator of a forward is passed through a dispatch mode of Python, in it or for it later.
+    """How often each operator of a forward passes through a dispatch mode of Python.
 
-    Selective checkpointing keeps or drops each result by one mode, and finds what was kept by another.
+    Selective checkpointing saves or drops each result by one mode, and looks up what was saved by another.
     """
     return 2 if phase == "forward" and config["activation_checkpointing"] == "selective" else 0
 
 
 @dataclass(frozen=True)
 class Work:
-    """The operators of one kind and dtype in a row each: [operators, pairs of a grid].
-
-    `dispatched` counts all that were called, views too.
-    """
+    """Operators, as arrays of [operators, pairs of a grid]; `dispatched` counts all that were called, views too."""
 
     kinds: tuple[tuple[str, str], ...]
     calls: tuple[tuple[str, str], ...]  # (the call, its operator)
@@ -71,9 +68,9 @@ class Work:
     def of(cls, costs: Sequence[Cost], grid: Grid, symbols: Symbols, dispatched: int = 0) -> Work:
         """The work of these operators at each pair of a grid."""
         flops = grid.amounts((cost.flops for cost in costs), symbols)
-        places = np.repeat(np.arange(len(costs)), [len(cost.sizes) for cost in costs])
+        indices = np.repeat(np.arange(len(costs)), [len(cost.sizes) for cost in costs])
         nbytes = np.zeros_like(flops)
-        np.add.at(nbytes, places, grid.amounts((size for cost in costs for size in cost.sizes), symbols))
+        np.add.at(nbytes, indices, grid.amounts((size for cost in costs for size in cost.sizes), symbols))
         kinds = tuple((cost.kind, cost.dtype) for cost in costs)
         return cls(kinds, tuple((cost.call, cost.operator) for cost in costs), flops, nbytes, dispatched)
 
@@ -81,14 +78,14 @@ class Work:
         """How long they take together, by what they wait for: compute, memory, transfer or launch.
 
         Args:
-            passes: how often each, of all that were dispatched, is passed through a dispatch mode of Python.
+            passes: how often each dispatched operator passes through a dispatch mode of Python.
         """
         rates = speed.rates
         totals = {name: np.zeros(self.flops.shape[1]) for name in ("compute", "memory", "transfer", "launch")}
         if not self.kinds:
             return totals
         elementwise = np.array([kind == "memory" for kind, _ in self.kinds])[:, None]
-        # What the host computes in place of the device reads and writes its memory, which is about as fast as the link.
+        # What the host computes instead of the device reads and writes its memory, about as fast as the link.
         moving = np.array([kind in ("transfer", "host") for kind, _ in self.kinds])[:, None]
         fused = np.where(elementwise & speed.compiled, _FUSED_TRAFFIC, 1.0)
         arithmetic = self.flops / np.array([speed.flops_per_second(*kind) for kind in self.kinds])[:, None]

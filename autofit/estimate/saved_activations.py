@@ -1,6 +1,6 @@
-"""Saved tensors: when what autograd keeps for the backward could leave the device, and when it has to be back.
+"""Saved tensors: when what autograd saves for the backward could leave the device, and when it has to be back.
 
-Noted in a trace where nothing leaves, so that both ways of a step can be told from the same trace.
+Recorded in a trace where nothing leaves, so that one trace serves steps with and without offloading.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from autofit.setup.saved_tensors import SMALLEST, Movable
 
 @dataclass
 class Stay:
-    """A saved storage, of any size: the sizes of a trace are not those of a run.
+    """A saved storage, of any size: the sizes of a trace are not those of a run. Times are in events of the trace.
 
     Attributes:
-        saved: after how many events of the trace it was saved last.
-        left: after how many it was in autograd's hands alone, and a newer one, and not a tiny one, was saved. None:
-            never, as of what bitsandbytes' int8 layers hold too.
-        returns: after how many the backward asked for the one before it, and would fetch it ahead.
+        saved: when it was saved last.
+        left: when autograd alone held it, and a newer one that is not tiny was saved; None: never, as where
+            bitsandbytes' int8 layers hold it too.
+        returns: when the backward asked for the one before it, and would prefetch it.
     """
 
     saved: int
@@ -40,7 +40,7 @@ class _Saved:
 
 
 class SavedTensors:
-    """Hooks that hold what they are given, and note when nobody else does.
+    """Hooks that hold what autograd saves, and record when nobody else does.
 
     Attributes:
         stays: by the number of the storage, in the order in which each was saved last.
@@ -49,10 +49,10 @@ class SavedTensors:
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
         self._recorder = recorder
         self._movable = Movable(model, smallest=0)
-        # Of the storages that others still hold, by number: (address, how often it was saved).
+        # Storages that others still hold, by number: (address, how often it was saved).
         self._held: dict[int, tuple[int, int]] = {}
         self._newest: int | None = None
-        self._asked: int | None = None  # events before the backward last asked
+        self._asked: int | None = None  # events before the backward's last request
         self.stays: dict[int, Stay] = {}
 
     @contextmanager
@@ -77,11 +77,11 @@ class SavedTensors:
         return _Saved(number, tensor.detach())
 
     def _look(self) -> None:
-        """Note which storages have come to be in autograd's hands alone: by the references that there are to them."""
+        """Record which storages autograd alone holds by now, from their reference counts."""
         for number, (address, times) in list(self._held.items()):
             if not self._recorder.is_alive(number):
                 del self._held[number]
-            # One more is of the storage's own Python object, which the recorder asked for.
+            # One more reference is the storage's own Python object, which the recorder made.
             elif number != self._newest and torch._C._storage_Use_Count(address) == times + 1:
                 self.stays[number].left = len(self._recorder.events)
                 del self._held[number]

@@ -1,8 +1,7 @@
 """Scaling: one trace for all micro-batches and LoRA ranks.
 
-The traced micro-batch and rank, and the tokens of a chunk of the loss, are primes that divide no other size of the
-model or its data. Whatever byte count or number of operations they divide grows with them, as often as they divide
-it; so it is known for any other.
+The traced micro-batch, rank and tokens of a chunk of the loss are primes that divide no other size of the model or its
+data. A byte count or number of operations grows with each of them as often as it is divisible by that prime.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from autofit.core.errors import UntraceableError
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 _PRIMES = (13, 11, 17, 19, 23, 29, 31, 37, 41, 43)
-_POWERS = 2  # attention by plain products grows with the square of nothing here; a loss of pairs of samples would
+_POWERS = 2  # nothing traced today grows with the square; a loss of pairs of samples would
 
 
 @dataclass(frozen=True)
@@ -34,23 +33,23 @@ class Symbols:
         """Primes that divide none of these sizes.
 
         Raises:
-            UntraceableError: there are no three.
+            UntraceableError: fewer than three are left.
         """
-        known = set(sizes)
-        free = [prime for prime in _PRIMES if all(size % prime for size in known if size)]
+        distinct = set(sizes)
+        free = [prime for prime in _PRIMES if all(size % prime for size in distinct if size)]
         if len(free) < 3:
             raise UntraceableError("too many primes divide this model's sizes for three to be left to trace it with.")
         return cls(*free[:3])
 
 
-UNSCALED = Symbols(2**31 - 1, 2**61 - 1, 2**19 - 1)  # primes that divide no size: amounts stay as they were traced
+UNSCALED = Symbols(2**31 - 1, 2**61 - 1, 2**19 - 1)  # primes that divide no size: amounts stay as traced
 
 
 @dataclass(frozen=True)
 class Grid:
     """The (micro-batch, rank) pairs that amounts are wanted for.
 
-    `rows` are the tokens of a chunk of the loss at each, and `chunks` how many chunks there are: none, where 0.
+    `rows` are the tokens of a chunk of the loss at each pair, `chunks` the number of chunks; both 0 without chunks.
     """
 
     samples: Floats
@@ -61,28 +60,28 @@ class Grid:
     @classmethod
     def of(cls, samples: Iterable[int], ranks: Iterable[int]) -> Grid:
         """Every micro-batch with every rank, the ranks changing fastest."""
-        pairs = [(each, rank) for each in samples for rank in ranks]
+        pairs = np.array([(size, rank) for size in samples for rank in ranks], float).reshape(-1, 2)
         none = np.zeros(len(pairs))
-        return cls(np.array([a for a, _ in pairs], float), np.array([b for _, b in pairs], float), none, none)
+        return cls(pairs[:, 0].copy(), pairs[:, 1].copy(), none, none)
 
     def with_chunks(self, tokens_and_rows: Iterable[tuple[int, int]]) -> Grid:
-        """The same pairs, given all tokens of the loss and those of a chunk at each; a last chunk may be a part."""
+        """The same pairs, given all tokens of the loss and those of a chunk at each; the last chunk may be partial."""
         tokens, rows = np.array(list(tokens_and_rows), float).T
         return replace(self, rows=rows, chunks=tokens / rows)
 
     def amounts(self, traced: Iterable[int], symbols: Symbols) -> Floats:
-        """What the traced amounts are at each pair: [amounts, pairs]."""
-        rest = np.fromiter(traced, dtype=np.int64)
-        factors = np.ones((len(rest), len(self.samples)))
+        """The traced amounts at each pair: [amounts, pairs]."""
+        quotients = np.fromiter(traced, dtype=np.int64)
+        factors = np.ones((len(quotients), len(self.samples)))
         scales = [(symbols.samples, self.samples), (symbols.rank, self.ranks)]
         if self.rows.all():
             scales.append((symbols.rows, self.rows))
-        for prime, wanted in scales:
+        for prime, values in scales:
             for _ in range(_POWERS):
-                divides = (rest % prime == 0) & (rest > 0)
-                rest = np.where(divides, rest // prime, rest)
-                factors = np.where(divides[:, None], factors * wanted[None, :], factors)
-        return rest[:, None] * factors
+                divisible = (quotients % prime == 0) & (quotients > 0)
+                quotients = np.where(divisible, quotients // prime, quotients)
+                factors = np.where(divisible[:, None], factors * values[None, :], factors)
+        return quotients[:, None] * factors
 
 
 ONE = Grid.of([1], [1])

@@ -1,76 +1,118 @@
-"""Depth: a model of repeated blocks cut short, and what is needed to speak of the whole again.
+"""A shallow stand-in for a deep model: few of its repeated blocks, few chunks of its loss, each counted several times.
 
-What one block more costs is read off blocks in the middle, whose surroundings are those of any other in the middle. The
-first and the last stay as they are: before the first there is an embedding, after the last a head.
+The cost of one more block is read off blocks in the middle, whose neighbours are like those of any other middle block.
+The first and the last block stay: the embedding comes before the first, the head after the last.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
 
+from autofit.estimate.recorder import Recorder
+from autofit.estimate.scaling import Grid, Symbols
 from autofit.setup.blocks import repeated_blocks
+from autofit.techniques.loss import ROWS, token_slices
 
-FIRST = 1  # blocks before those in the middle
+FIRST_BLOCKS = 1  # before those in the middle
 _LONGEST_PERIOD = 8  # blocks: Gemma 3 has five of one kind and one of another; hybrids repeat every eight
+CHUNK = -1  # in place of a block, in marks: part of the forward that runs once for each chunk of the loss
 
 
 @dataclass(frozen=True)
 class Depth:
-    """How a cut model stands for a deep one.
+    """How a shortened model stands for the `whole` number of blocks.
 
-    Of `whole` blocks, `kept` were kept: the first, `period` ones that stand for `repeats` times as many, the rest.
+    It has `retained` blocks: the first, `period` ones that each stand for `repeats` blocks, and the last ones.
     """
 
     whole: int
-    kept: int
+    retained: int
     period: int
     repeats: int
 
     @property
-    def standing_for(self) -> range:
-        """The kept blocks that each stand for `repeats` blocks."""
-        return range(FIRST, FIRST + self.period)
+    def middle(self) -> range:
+        """The retained blocks that each stand for `repeats` blocks."""
+        return range(FIRST_BLOCKS, FIRST_BLOCKS + self.period)
 
     def times(self, block: int | None) -> int:
-        """How many blocks one kept block stands for."""
-        return self.repeats if block is not None and block in self.standing_for else 1
+        """How many blocks one retained block stands for."""
+        return self.repeats if block is not None and block in self.middle else 1
 
 
-def cut(model: nn.Module, *, alternating: bool) -> Depth | None:
-    """Take blocks out of the middle of the model; None where its blocks are not alike, or too few to be worth it.
+def shorten(model: nn.Module, *, alternating: bool) -> Depth | None:
+    """Remove middle blocks from the model; None where its blocks differ, or are too few to be worth it.
 
     Args:
-        alternating: every second block is treated in another way (checkpointing).
+        alternating: every second block is treated differently (checkpointing).
     """
     blocks = repeated_blocks(model)
-    homes = [each for each in model.modules() if isinstance(each, nn.ModuleList | nn.Sequential)]
-    home = next((each for each in homes if blocks and list(each) == blocks), None)
-    if home is None:
+    containers = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    container = next((module for module in containers if blocks and list(module) == blocks), None)
+    if container is None:
         return None
-    period = _period([_signature(model, block, place) for place, block in enumerate(blocks)], alternating)
+    period = _period([_signature(model, block, index) for index, block in enumerate(blocks)], alternating)
     if period is None:
         return None
-    kept = FIRST + 1 + period + (len(blocks) - FIRST - 1) % period
-    if kept >= len(blocks):
+    retained = FIRST_BLOCKS + 1 + period + (len(blocks) - FIRST_BLOCKS - 1) % period
+    if retained >= len(blocks):
         return None
-    del home[FIRST + period : FIRST + period + len(blocks) - kept]
-    return Depth(len(blocks), kept, period, 1 + (len(blocks) - kept) // period)
+    del container[FIRST_BLOCKS + period : FIRST_BLOCKS + period + len(blocks) - retained]
+    return Depth(len(blocks), retained, period, 1 + (len(blocks) - retained) // period)
 
 
 def _period(signatures: list[object], alternating: bool) -> int | None:
-    """After how many blocks the same ones follow again, but for the first and the last."""
-    for period in range(2 if alternating else 1, _LONGEST_PERIOD + 1, 2 if alternating else 1):
-        middle = signatures[FIRST:-1]
+    """After how many blocks the same kinds follow again, ignoring the first and the last block."""
+    step, middle = 2 if alternating else 1, signatures[FIRST_BLOCKS:-1]
+    for period in range(step, _LONGEST_PERIOD + 1, step):
         if len(middle) >= period and all(a == b for a, b in zip(middle, middle[period:], strict=False)):
             return period
     return None
 
 
-def _signature(model: nn.Module, block: nn.Module, place: int) -> tuple[object, ...]:
-    """What makes two blocks alike: their modules and the shapes of their weights, and the kind their config names."""
+def _signature(model: nn.Module, block: nn.Module, index: int) -> tuple[object, ...]:
+    """What makes two blocks alike: their modules, the shapes of their weights, and the kind their config names."""
     kinds = getattr(getattr(model, "config", None), "layer_types", None)
-    weights = tuple((name, tuple(each.shape), each.dtype) for name, each in block.named_parameters())
-    modules = tuple(type(each) for each in block.modules())
-    return modules, weights, kinds[place] if kinds and len(kinds) > place else None
+    weights = tuple((name, tuple(weight.shape), weight.dtype) for name, weight in block.named_parameters())
+    modules = tuple(type(module) for module in block.modules())
+    return modules, weights, kinds[index] if kinds and len(kinds) > index else None
+
+
+@dataclass
+class SampledChunks:
+    """Two chunks of `rows` tokens of a chunked `loss`: the first stands for itself, the second for all others.
+
+    A chunk's real number of tokens follows neither the micro-batch nor its reciprocal, so no single trace would show
+    what other micro-batches take. From a prime number of tokens, a chunk of any size is known.
+
+    Attributes:
+        sizes: (tokens, features, vocabulary) of the traced loss; None if it has no chunks, or too few tokens for two.
+    """
+
+    rows: int
+    recorder: Recorder
+    loss: str
+    sizes: tuple[int, int, int] | None = None
+
+    def __call__(self, tokens: int, features: int, vocabulary: int) -> Iterator[slice]:
+        """The tokens of two chunks."""
+        if tokens < 2 * self.rows:
+            yield from token_slices(tokens, features, vocabulary, rows=ROWS[self.loss])
+            return
+        self.sizes = (tokens, features, vocabulary)
+        for start in (0, self.rows):
+            self.recorder.mark("forward", CHUNK)
+            yield slice(start, start + self.rows)
+        self.recorder.mark("forward")
+
+
+def with_chunks(grid: Grid, symbols: Symbols, sizes: tuple[int, int, int] | None, loss: str) -> Grid:
+    """The grid with the tokens of a chunk of this loss, and the number of chunks, at each pair."""
+    if sizes is None:
+        return grid
+    traced, features, vocabulary = sizes
+    counts = [int(traced / symbols.samples * samples) for samples in grid.samples.tolist()]
+    return grid.with_chunks([(tokens, ROWS[loss](tokens, features, vocabulary)) for tokens in counts])

@@ -1,9 +1,9 @@
-"""The memory of one training step, moment by moment, from a trace; bounded to what a picture can show."""
+"""The memory of one training step over time, from a trace, reduced to what a plot can show."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from autofit.core.config import Config
 from autofit.core.errors import AutofitError
@@ -23,39 +23,39 @@ _PHASES = ("forward", "backward", "update")
 
 
 def timelines(workload: Workload, hardware: Hardware, configs: Sequence[Config]) -> list[Timeline | None]:
-    """One for each config, None where its step cannot be followed."""
-    return [_followed(workload, hardware, config) for config in configs]
+    """One for each config, None where its step cannot be traced."""
 
+    def timeline(config: Config) -> Timeline | None:
+        try:
+            traced = trace(workload, config, hardware)
+        except AutofitError:  # a model that cannot be traced was reported before the first probe
+            return None
+        return timeline_of(traced, hardware, rates=rates_for(hardware))
 
-def _followed(workload: Workload, hardware: Hardware, config: Config) -> Timeline | None:
-    try:
-        traced = trace(workload, config, hardware)
-    except AutofitError:  # a model that cannot be followed was told about before the first probe
-        return None
-    return timeline_of(traced, hardware, rates=rates_for(hardware))
+    return [timeline(config) for config in configs]
 
 
 def timeline_of(traced: Trace, hardware: Hardware, *, rates: Rates | None = None, most: int = MOST_MOMENTS) -> Timeline:
-    """What lives during the step of a trace, at most so many moments of it.
+    """What is live during the step of a trace, at `most` moments of it.
 
     Args:
-        rates: how fast the device is, for when things happen; None: one allocation after the other.
+        rates: how fast the device is, for the time axis; None: one event after the other.
     """
     spans = [(mark, after) for mark, after in pairwise(traced.marks) if mark.phase in _PHASES]
     first, last = spans[0][0].events, spans[-1][1].events
-    weights = (
-        _seconds(traced, hardware, spans, rates) if rates else [after.events - mark.events for mark, after in spans]
-    )
-    timed = rates is not None and sum(weights) > 0
-    starts = _starts(weights if timed else [after.events - mark.events for mark, after in spans])
-    workspace = workspace_bytes(hardware) if hardware.device == "cuda" else 0
+    seconds = _seconds(traced, hardware, spans, rates) if rates else []
+    timed = sum(seconds) > 0
+    weights = seconds if timed else [after.events - mark.events for mark, after in spans]
+    starts = [start / (sum(weights) or 1.0) for start in accumulate(weights, initial=0.0)]  # of spans, from 0 to 1
+    workspace = workspace_bytes(hardware)
     shown = _fullest(list(_moments(traced, hardware, first, last)), most)
     peak = peak_of(traced, hardware)
+    phases = [(mark.phase, round(start, 5)) for (mark, _), start in zip(spans, starts, strict=False)]
     return Timeline(
         config=traced.config,
         moments=tuple((*moment[:-1], moment[-1] + workspace) for _, moment in shown),
-        at=tuple(round(_when(event, spans, starts), 5) for event, _ in shown),
-        phases=tuple(_beginnings(spans, starts)),
+        at=tuple(round(_time_of(event, spans, starts), 5) for event, _ in shown),
+        phases=tuple(now for before, now in pairwise([("", 0.0), *phases]) if before[0] != now[0]),
         timed=timed,
         peak_bytes=peak.nbytes + workspace,
         peak_phase=peak.phase,
@@ -64,7 +64,7 @@ def timeline_of(traced: Trace, hardware: Hardware, *, rates: Rates | None = None
 
 
 def _moments(traced: Trace, hardware: Hardware, first: int, last: int) -> Iterator[tuple[int, list[int]]]:
-    """(the event, bytes by KINDS) of each moment of the step, the one before its first event too."""
+    """(event, bytes by KINDS) at each event of the step, and before its first one."""
     kinds = _kinds(traced, first)
     live = [0] * len(KINDS)
     sizes: dict[int, int] = {}
@@ -80,73 +80,51 @@ def _moments(traced: Trace, hardware: Hardware, first: int, last: int) -> Iterat
 
 
 def _kinds(traced: Trace, first: int) -> dict[int, int]:
-    """What each storage is, as a place in KINDS: what a forward made and the backward finds is an activation."""
+    """The index in KINDS of each storage: what a forward makes and the backward finds is an activation."""
     made: dict[int, int] = {}
-    ended: dict[int, int] = {}
-    for event, each in enumerate(traced.events):
-        made.setdefault(each.storage, event)
-        if each.nbytes == 0:
-            ended[each.storage] = event
+    freed: dict[int, int] = {}
+    for index, event in enumerate(traced.events):
+        made.setdefault(event.storage, index)
+        if event.nbytes == 0:
+            freed[event.storage] = index
     backward = next((mark.events for mark in traced.marks if mark.phase == "backward"), len(traced.events))
 
     def kind(storage: int) -> str:
         label = traced.labels.get(storage)
         if label in KINDS:
             return label
-        waits = first <= made[storage] < backward <= ended.get(storage, len(traced.events))
+        waits = first <= made[storage] < backward <= freed.get(storage, len(traced.events))
         return "activations" if waits or label in ("inputs", HOST) else "temporary"
 
     return {storage: KINDS.index(kind(storage)) for storage in made}
 
 
 def _fullest(moments: list[tuple[int, list[int]]], most: int) -> list[tuple[int, list[int]]]:
-    """Of each of so many stretches the fullest moment; the first and the last stay."""
+    """The fullest moment of each of so many intervals; the first and the last moment stay."""
     if len(moments) <= most:
         return moments
     inner = moments[1:-1]
-    edges = [round(place * len(inner) / (most - 2)) for place in range(most - 1)]
-    kept = [max(inner[start:end], key=lambda each: sum(each[1])) for start, end in pairwise(edges)]
-    return [moments[0], *kept, moments[-1]]
+    edges = [round(index * len(inner) / (most - 2)) for index in range(most - 1)]
+    fullest = [max(inner[start:end], key=lambda moment: sum(moment[1])) for start, end in pairwise(edges)]
+    return [moments[0], *fullest, moments[-1]]
 
 
 def _seconds(traced: Trace, hardware: Hardware, spans: list[tuple[Mark, Mark]], rates: Rates) -> list[float]:
-    """What the operators of each span are predicted to take."""
+    """The predicted seconds of the operators of each span."""
     config = traced.config
     cuda = hardware.device == "cuda"
     speed = Speed(rates, asynchronous=cuda, tf32=config["precision"] == "tf32", compiled=config["compile"] != "none")
-    return [
-        sum(
-            float(each[0])
-            for each in Work.of(
-                traced.costs[mark.costs : after.costs], ONE, UNSCALED, after.dispatched - mark.dispatched
-            )
-            .seconds(speed, passes=passes_of(config, mark.phase))
-            .values()
-        )
-        for mark, after in spans
-    ]
+    seconds = []
+    for mark, after in spans:
+        costs = traced.costs[mark.costs : after.costs]
+        waits = Work.of(costs, ONE, UNSCALED, after.dispatched - mark.dispatched)
+        seconds.append(sum(float(s[0]) for s in waits.seconds(speed, passes=passes_of(config, mark.phase)).values()))
+    return seconds
 
 
-def _starts(weights: Sequence[float]) -> list[float]:
-    """Where each span begins and the last one ends, from 0 to 1."""
-    total = sum(weights) or 1.0
-    starts = [0.0]
-    for weight in weights:
-        starts.append(starts[-1] + weight / total)
-    return starts
-
-
-def _when(event: int, spans: list[tuple[Mark, Mark]], starts: list[float]) -> float:
-    """When an event is: those of a span follow one another evenly."""
-    place = next(place for place, (mark, after) in enumerate(spans) if event < after.events or place == len(spans) - 1)
-    mark, after = spans[place]
+def _time_of(event: int, spans: list[tuple[Mark, Mark]], starts: list[float]) -> float:
+    """When an event happens: those of a span are evenly spaced."""
+    index = next((index for index, (_, after) in enumerate(spans) if event < after.events), len(spans) - 1)
+    mark, after = spans[index]
     share = (event - mark.events) / max(1, after.events - mark.events)
-    return starts[place] + share * (starts[place + 1] - starts[place])
-
-
-def _beginnings(spans: list[tuple[Mark, Mark]], starts: list[float]) -> Iterator[tuple[str, float]]:
-    before = ""
-    for (mark, _), start in zip(spans, starts, strict=False):
-        if mark.phase != before:
-            yield mark.phase, round(start, 5)
-            before = mark.phase
+    return starts[index] + share * (starts[index + 1] - starts[index])

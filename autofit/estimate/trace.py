@@ -1,16 +1,16 @@
-"""One training step of one Config on fake tensors: the same build and the same step as in a probe, with no arithmetic.
+"""One training step of one Config on fake tensors: the same build and the same step as in a probe, without arithmetic.
 
-What two real steps of two micro-batches come to, at the price of one: optimizer state and, where gradients accumulate,
-the gradients of earlier micro-batches are there before the traced micro-batch begins, as in any later step.
+Equals two real steps of two micro-batches at the price of one: optimizer state and, where gradients accumulate, the
+gradients of earlier micro-batches exist before the traced micro-batch begins, as in any later step.
 """
 
 from __future__ import annotations
 
-import functools
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,16 +21,13 @@ from autofit.core.config import Config
 from autofit.core.errors import AutofitError, RefusedError, UntraceableError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Hyperparameters, Workload
-from autofit.data.batch import map_tensors
-from autofit.estimate.chunks import SampledChunks
-from autofit.estimate.fake_device import fake_world
-from autofit.estimate.kernels_cpu import bytes_inside
-from autofit.estimate.library_kernels import library_kernels
+from autofit.data.batch import map_tensors, tensors
+from autofit.estimate.fake_device import fake_device
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.operators import Calls
 from autofit.estimate.recorder import Event, Mark, Recorder, on_real_tensors
 from autofit.estimate.saved_activations import SavedTensors, Stay
-from autofit.estimate.shallow_model import Depth, cut
+from autofit.estimate.shallow_model import Depth, SampledChunks, shorten
 from autofit.setup import Setup
 from autofit.setup.blocks import repeated_blocks
 from autofit.techniques import canonicalize, refuse
@@ -44,18 +41,14 @@ class Trace:
     """What a step does with memory, event by event, and what its operators cost.
 
     Attributes:
-        events: from the making of the model to the end of the step.
+        events: from building the model to the end of the step.
         marks: where build, state, forward, backward, update and end begin, and blocks in forward and backward.
-        labels: what a storage is, where it is known: parameters, gradients, optimizer, inputs.
-        owners: the block that a storage of parameters, gradients or optimizer state belongs to.
-        completed: the number of events before a gradient was complete.
-        products: the number of events after which the first matrix product of a phase was made.
+        labels, owners, completed, products: as of the Recorder.
         trained: the storages of trained parameters.
-        saved: the storages that wait for the backward in autograd's hands, where that was asked for.
-        chunks: (tokens, features, vocabulary) of a loss that two chunks were looked at of.
+        saved: the storages that autograd alone holds for the backward, where asked for.
+        chunks: (tokens, features, vocabulary) of a loss that was traced by two chunks.
         shapes: shape and dtype of every trained parameter, and its block.
-        costs: of the operators.
-        calls: what they were called with, where the CPU is what is traced for.
+        calls: the arguments of operators, where the target is the CPU.
         depth: how the blocks stand for those of a deeper model; None where all are there.
         trainable, parameters: numbers of elements, as traced.
         assumptions: what stand-ins take for granted, in sentences.
@@ -88,16 +81,16 @@ class Trace:
         return tuple(cost for mark, after in self._spans(phase) for cost in self.costs[mark.costs : after.costs])
 
     def dispatched_in(self, phase: str) -> int:
-        """How many operators were called in one phase, those that cost next to nothing too."""
+        """The number of operators called in one phase, including those without a cost."""
         return sum(after.dispatched - mark.dispatched for mark, after in self._spans(phase))
 
     def _spans(self, phase: str) -> Iterator[tuple[Mark, Mark]]:
-        return ((mark, after) for mark, after in zip(self.marks, self.marks[1:], strict=False) if mark.phase == phase)
+        return ((mark, after) for mark, after in pairwise(self.marks) if mark.phase == phase)
 
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A model without weights, and how its blocks stand for those of a deeper one."""
+    """A model without weights, and how its blocks stand for those of a deeper model."""
 
     model: nn.Module
     depth: Depth | None = None
@@ -109,9 +102,9 @@ class Skeleton:
 
     @classmethod
     def cut_short(cls, workload: Workload, *, alternating: bool) -> Skeleton:
-        """The model with its middle cut out, if it is one of many like blocks."""
+        """The model without most of its middle blocks, if they are alike."""
         model = _on_meta(meta_model_from(workload.model))
-        return cls(model, cut(model, alternating=alternating))
+        return cls(model, shorten(model, alternating=alternating))
 
 
 def trace(
@@ -127,72 +120,74 @@ def trace(
 
     Args:
         model: is used up; None: the whole one.
-        calls: what operators were called with before, in other traces; this one's are added.
-        rows: this is a trace to put others together from: also find out what activation_offload would move, and look
-            at two chunks of so many tokens where the loss is made in chunks.
+        calls: the operators called in other traces, to add this one's to.
+        rows: the trace is one to put others together from: note what activation_offload would move, and of a chunked
+            loss trace two chunks of so many tokens.
 
     Raises:
-        RefusedError: the config cannot be, or not for this model; UntraceableError: the model's code needs numbers.
+        RefusedError: the config is impossible, or not for this model; UntraceableError: the model's code needs values.
     """
-    settled = canonicalize(config, workload, hardware)
-    reason = refuse(settled, workload, hardware)
+    canonical = canonicalize(config, workload, hardware)
+    reason = refuse(canonical, workload, hardware)
     if reason:
         raise RefusedError(reason)
-    recorder = Recorder(library_kernels(hardware))
+    recorder = Recorder(hardware)
     calls = calls or Calls()
     skeleton = model or Skeleton.whole(workload)
     setup = Setup(
         workload=workload,
-        config=settled,
+        config=canonical,
         hardware=hardware,
         device=torch.device("cpu"),
         model=skeleton.model,
         hyperparameters=Hyperparameters(),
     )
     setup.note_host = recorder.note_host
-    chunks = SampledChunks(rows, recorder, str(settled["loss"])) if rows else None
+    chunks = SampledChunks(rows, recorder, str(canonical["loss"])) if rows else None
     setup.slices = chunks
     saved: SavedTensors | None = None
     try:
         adapt(setup, traced=True)
-        with fake_world(hardware) as world, recorder, recorder.seeing_resizes(), _cpu(recorder, hardware):
-            _build(setup, recorder, world)
+        with fake_device(hardware) as fake_mode, recorder, recorder.watching_resizes():
+            _build(setup, recorder, fake_mode)
             recorder.called = calls.note if hardware.device == "cpu" else None
             if rows:
                 saved = SavedTensors(setup.model, recorder)
                 setup.forward_contexts.append(saved.hooks)
-            _step(setup, recorder, world)
+            _step(setup, recorder, fake_mode)
     except AutofitError:
         raise
     except Exception as error:  # the model's own code, under conditions that it was not written for
         raise _untraceable(error) from error
     finally:
         setup.close()
+    trainable = [parameter for _, parameter in setup.trainable()]
+    owners = _owners(setup)
     return Trace(
-        config=settled,
+        config=canonical,
         events=tuple(recorder.events),
         marks=tuple(recorder.marks),
         labels=recorder.labels,
         owners=recorder.owners,
         completed=recorder.completed,
         products=recorder.products,
-        trained=frozenset(recorder.storages_of([parameter for _, parameter in setup.trainable()])),
+        trained=frozenset(recorder.storages_of(trainable)),
         saved=saved.stays if saved else {},
-        chunks=chunks.seen if chunks else None,
-        shapes=_shapes(setup),
+        chunks=chunks.sizes if chunks else None,
+        shapes=tuple((parameter.shape, parameter.dtype, owners.get(parameter)) for parameter in trainable),
         costs=tuple(recorder.costs),
         calls=calls,
         depth=skeleton.depth,
-        trainable=sum(parameter.numel() for _, parameter in setup.trainable()),
+        trainable=sum(parameter.numel() for parameter in trainable),
         parameters=sum(parameter.numel() for parameter in setup.model.parameters()),
         assumptions=tuple(setup.assumptions),
     )
 
 
-def _shapes(setup: Setup) -> tuple[tuple[torch.Size, torch.dtype, int | None], ...]:
-    blocks = repeated_blocks(setup.model)
-    owner = {parameter: block for block, module in enumerate(blocks) for parameter in module.parameters()}
-    return tuple((each.shape, each.dtype, owner.get(each)) for _, each in setup.trainable())
+def _owners(setup: Setup) -> dict[nn.Parameter, int]:
+    """The number of the block that a parameter belongs to."""
+    blocks = enumerate(repeated_blocks(setup.model))
+    return {parameter: number for number, block in blocks for parameter in block.parameters()}
 
 
 def _untraceable(error: Exception) -> UntraceableError:
@@ -203,57 +198,48 @@ def _untraceable(error: Exception) -> UntraceableError:
     )
 
 
-@contextmanager
-def _cpu(recorder: Recorder, hardware: Hardware) -> Iterator[None]:
-    """What its memory holds beside the tensors of a step, where the CPU is what is traced for."""
-    if hardware.device != "cpu":
-        yield
-        return
-    recorder.inside = bytes_inside
-    with recorder.watching_random_states():
-        yield
-
-
 def _on_meta(model: nn.Module) -> nn.Module:
-    """The model without the weights of factories that insist on real ones."""
-    done: dict[nn.Parameter, nn.Parameter] = {}
+    """The model, its weights moved to meta where a factory made real ones."""
+    moved: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and not parameter.is_meta:
                 meta = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-                module._parameters[name] = done.setdefault(parameter, meta)
+                module._parameters[name] = moved.setdefault(parameter, meta)
     return model
 
 
-def _build(setup: Setup, recorder: Recorder, world: Any) -> None:
+def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
     for module in setup.model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and not buffer.is_meta:
-                module._buffers[name] = recorder.know(world.from_tensor(buffer), buffer)
+                module._buffers[name] = recorder.know(fake_mode.from_tensor(buffer), buffer)
     materialize(setup, values=False)
     finish(setup, traced=True)
     recorder.label([*setup.model.parameters(), *setup.model.buffers()], "parameters")
-    for block, module in enumerate(repeated_blocks(setup.model)):
-        recorder.label([*module.parameters(), *module.buffers()], "parameters", block)
+    for number, block in enumerate(repeated_blocks(setup.model)):
+        recorder.label([*block.parameters(), *block.buffers()], "parameters", number)
 
 
-def _step(setup: Setup, recorder: Recorder, world: Any) -> None:
-    blocks = repeated_blocks(setup.model)
-    owner = {parameter: block for block, module in enumerate(blocks) for parameter in module.parameters()}
+def _step(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
+    blocks, owners = repeated_blocks(setup.model), _owners(setup)
     recorder.mark("state")
-    _make_state(setup, recorder, owner)
-    batch = _batch(setup, recorder, world)
+    _make_state(setup, recorder, owners)
+    batch = _batch(setup, recorder, fake_mode)
     trained = [] if setup.stepped_in_backward else [parameter for _, parameter in setup.trainable()]
     if int(setup.config["gradient_accumulation_steps"] or 1) > 1:
         for parameter in trained:
             parameter.grad = torch.empty_like(parameter)
-            recorder.label(parameter.grad, "gradients", owner.get(parameter))
+            recorder.label(parameter.grad, "gradients", owners.get(parameter))
+
+    def label_gradient(parameter: nn.Parameter) -> None:
+        recorder.label(parameter.grad, "gradients", owners.get(parameter))
+
     with ExitStack() as hooks:
         for parameter in trained:
-            note = functools.partial(_note_gradient, recorder=recorder, block=owner.get(parameter))
-            hooks.callback(parameter.register_post_accumulate_grad_hook(note).remove)
+            hooks.callback(parameter.register_post_accumulate_grad_hook(label_gradient).remove)
         for number, block in enumerate(blocks):
-            for handle in _marking(block, number, setup, recorder, last=number == len(blocks) - 1):
+            for handle in _mark_block(block, number, setup, recorder, last=number == len(blocks) - 1):
                 hooks.callback(handle.remove)
         recorder.phase = lambda: setup.phase
         accumulate(setup, batch)
@@ -262,33 +248,29 @@ def _step(setup: Setup, recorder: Recorder, world: Any) -> None:
         recorder.mark("end")
 
 
-def _marking(block: nn.Module, number: int, setup: Setup, recorder: Recorder, *, last: bool) -> Iterator[Any]:
-    """Hooks that mark where a block's forward begins, and the last one's ends, and where its backward begins."""
+def _mark_block(block: nn.Module, number: int, setup: Setup, recorder: Recorder, *, last: bool) -> Iterator[Any]:
+    """Hooks that mark where a block's forward begins, where the last one's ends, and where its backward begins."""
 
     def begin(*_: Any) -> None:
         if setup.phase == "forward":
             recorder.mark("forward", number)
 
-    def begin_backward(gradient: torch.Tensor) -> None:
+    def begin_backward(_: torch.Tensor) -> None:
         recorder.mark("backward", number)
 
     def end(_: nn.Module, args: Any, output: Any) -> None:
         if setup.phase == "forward":
             if last:
                 recorder.mark("forward")
-            made = [each for each in tree_iter(output) if isinstance(each, torch.Tensor) and each.requires_grad]
-            for tensor in made[:1]:
-                tensor.register_hook(begin_backward)
+            results = (value for value in tree_iter(output) if isinstance(value, torch.Tensor) and value.requires_grad)
+            if (first := next(results, None)) is not None:
+                first.register_hook(begin_backward)
 
     yield block.register_forward_pre_hook(begin)
     yield block.register_forward_hook(end)
 
 
-def _note_gradient(parameter: nn.Parameter, *, recorder: Recorder, block: int | None) -> None:
-    recorder.label(parameter.grad, "gradients", block)
-
-
-def _make_state(setup: Setup, recorder: Recorder, owner: dict[nn.Parameter, int]) -> None:
+def _make_state(setup: Setup, recorder: Recorder, owners: dict[nn.Parameter, int]) -> None:
     """Let the optimizer make its state, as in a first step."""
     assert setup.optimizer is not None, "build() sets the optimizer"
     for group in setup.optimizer.param_groups:
@@ -298,25 +280,14 @@ def _make_state(setup: Setup, recorder: Recorder, owner: dict[nn.Parameter, int]
     setup.optimizer.zero_grad(set_to_none=True)
     states: dict[Any, dict[str, Any]] = setup.optimizer.state
     for parameter, state in states.items():
-        recorder.label(list(state.values()), "optimizer", owner.get(parameter))
+        recorder.label(list(state.values()), "optimizer", owners.get(parameter))
 
 
-def _batch(setup: Setup, recorder: Recorder, world: Any) -> Any:
+def _batch(setup: Setup, recorder: Recorder, fake_mode: Any) -> Any:
     """A micro-batch on the device; on a CPU the rest of the batch is in the same memory."""
     samples = setup.workload.effective_batch_size if setup.hardware.device == "cpu" else setup.micro_batch_size
     with on_real_tensors():
         real = setup.workload.batch(samples)
-    fake = functools.partial(_fake, recorder=recorder, world=world)
-    whole = map_tensors(real, fake)
-    recorder.label(_tensors(whole), "inputs")
+    whole = map_tensors(real, lambda tensor: recorder.know(fake_mode.from_tensor(tensor), tensor))
+    recorder.label(list(tensors(whole)), "inputs")
     return map_tensors(whole, lambda tensor: tensor[: setup.micro_batch_size] if tensor.dim() else tensor)
-
-
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    map_tensors(batch, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return found
-
-
-def _fake(tensor: torch.Tensor, *, recorder: Recorder, world: Any) -> torch.Tensor:
-    return recorder.know(world.from_tensor(tensor), tensor)

@@ -29,7 +29,7 @@ from autofit.core.result import TIERS, Result, tier
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
 from autofit.estimate import predict_all, rates_for, timeline_of, trace
-from autofit.estimate.processes import spread
+from autofit.estimate.processes import parallel_map
 from autofit.hardware.budgets import budget_for, other_budgets
 from autofit.hardware.catalogue import card_to_search_for
 from autofit.hardware.driver import no_gpu_note, why_no_gpu
@@ -288,5 +288,5 @@ def _follow_all(
             return None
         return estimate_on(traced, workload, hardware, budget), timeline_of(traced, hardware, rates=rates_for(hardware))
 
-    with spread(follow, None if len(configs) > 1 else 1) as follow_each:
+    with parallel_map(follow, None if len(configs) > 1 else 1) as follow_each:
         return follow_each(configs)

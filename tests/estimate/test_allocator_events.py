@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autofit.estimate.allocator_events import run_of
+from autofit.estimate.allocator_events import two_steps
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.peak import peak_of
 from autofit.hardware.caching_allocator import replay
@@ -26,7 +26,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def test_every_free_is_of_what_lives_and_the_peak_is_that_of_the_trace(knobs: dict[str, Any]) -> None:
     found = traced(WORKLOAD, AMPERE, **knobs)
     alive: set[int] = set()
-    for storage, nbytes in run_of(found, AMPERE):
+    for storage, nbytes in two_steps(found, AMPERE):
         if nbytes:
             alive.add(storage)
         else:
@@ -35,12 +35,12 @@ def test_every_free_is_of_what_lives_and_the_peak_is_that_of_the_trace(knobs: di
     once = {storage for storage, label in found.labels.items() if label in ("parameters", "inputs", "optimizer")}
     assert lasting <= once | {event.storage for event in found.events[: found.marks[1].events]}
     peak = peak_of(found, AMPERE).nbytes + workspace_bytes(AMPERE)
-    assert replay(run_of(found, AMPERE), expandable=True).peak_allocated == pytest.approx(peak, rel=0.02)
+    assert replay(two_steps(found, AMPERE), expandable=True).peak_allocated == pytest.approx(peak, rel=0.02)
 
 
 def test_workspaces_come_with_the_first_products_and_stay() -> None:
     found = traced(WORKLOAD, AMPERE, micro_batch_size=2)
-    events = list(run_of(found, AMPERE))
+    events = list(two_steps(found, AMPERE))
     taken = [number for number, (storage, _) in enumerate(events) if storage < 0]
     assert [events[number][1] for number in taken] == [workspace_bytes(AMPERE) // 2] * 2
     before = sum(nbytes > 0 for _, nbytes in events[: taken[0]])
@@ -55,7 +55,7 @@ def test_gradients_of_a_first_micro_batch_stay_until_the_update() -> None:
 
     def kept(found: Any) -> int:
         """Storages of the size of a gradient that outlive a micro-batch in the first of the two steps."""
-        events = [each for each in run_of(found, AMPERE) if each[0] >= 0]
+        events = [each for each in two_steps(found, AMPERE) if each[0] >= 0]
         state = next(i for i, (storage, _) in enumerate(events) if found.labels.get(storage) == "optimizer")
         alive = {storage for storage, nbytes in events[:state] if nbytes}
         alive -= {storage for storage, nbytes in events[:state] if not nbytes}

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.core.hardware import GIB, Hardware
-from autofit.estimate.fake_device import fake_world, workspace_bytes
+from autofit.estimate.fake_device import fake_device, workspace_bytes
 
 A100 = Hardware("cuda", "A100", 40 * GIB, GIB, GIB, 8, (8, 0))
 A10G = replace(A100, capability=(8, 6))
@@ -33,7 +33,7 @@ class Called(TorchDispatchMode):
 
 def kernel(hardware: Hardware, *, dtype: torch.dtype = torch.bfloat16, size: int = 64, **given: Any) -> str:
     lengths, heads = given.pop("lengths", (16, 16)), given.pop("heads", (4, 4))
-    with fake_world(hardware), Called() as called:
+    with fake_device(hardware), Called() as called:
         query = torch.empty(2, heads[0], lengths[0], size, dtype=dtype, requires_grad=True)
         key, value = (torch.empty(2, heads[1], lengths[1], size, dtype=dtype) for _ in range(2))
         if given.pop("gaps", False):
@@ -83,7 +83,7 @@ def test_dropout_keeps_a_byte_for_each_element_on_cuda_and_a_factor_on_a_cpu() -
     def kept(hardware: Hardware) -> set[torch.dtype]:
         saved = []
         with (
-            fake_world(hardware),
+            fake_device(hardware),
             torch.autograd.graph.saved_tensors_hooks(lambda each: saved.append(each.dtype), lambda each: each),
         ):
             functional.dropout(torch.empty(8, 8, dtype=torch.bfloat16, requires_grad=True), 0.1)
@@ -94,7 +94,7 @@ def test_dropout_keeps_a_byte_for_each_element_on_cuda_and_a_factor_on_a_cpu() -
 
 
 def test_dropout_that_does_nothing_keeps_nothing() -> None:
-    with fake_world(A100), Called() as called:
+    with fake_device(A100), Called() as called:
         functional.dropout(torch.empty(8, 8), 0.1, training=False)
         functional.dropout(torch.empty(8, 8), 0.0)
     assert not any("native_dropout" in name for name in called.names)
@@ -108,11 +108,11 @@ def test_cublas_has_a_workspace_for_the_forward_and_one_for_the_backward() -> No
 
 def test_whoever_asks_about_cudas_autocast_is_told_of_the_one_that_is_traced() -> None:
     """peft casts what quantised layers get to the adapters' format, unless autocast does."""
-    with fake_world(H100), torch.autocast("cpu", torch.bfloat16):
+    with fake_device(H100), torch.autocast("cpu", torch.bfloat16):
         assert torch.is_autocast_enabled()
         assert torch.is_autocast_enabled("cuda")
         assert torch.get_autocast_dtype("cuda") is torch.bfloat16
-    with fake_world(H100):
+    with fake_device(H100):
         assert not torch.is_autocast_enabled()
-    with fake_world(CPU), torch.autocast("cpu", torch.bfloat16):
+    with fake_device(CPU), torch.autocast("cpu", torch.bfloat16):
         assert not torch.is_autocast_enabled()

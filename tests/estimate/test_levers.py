@@ -55,10 +55,10 @@ def test_sgd_steps_all_weights_at_once_where_cuda_would() -> None:
 
 def test_products_in_fp8_are_seen_as_such() -> None:
     pytest.importorskip("torchao")
-    told = traced(llama_workload(), HOPPER, precision="fp8")
+    trace = traced(llama_workload(), HOPPER, precision="fp8")
     flops: Counter[tuple[str, str]] = Counter()
     for phase in ("forward", "backward"):
-        for cost in told.costs_of(phase):
+        for cost in trace.costs_of(phase):
             flops[phase, cost.dtype] += cost.flops if cost.kind == "matmul" else 0
     tokens, elements = 4 * 16, 2 * (4 * 32 * 32 + 3 * 32 * 128)  # the head stays in bf16
     assert flops["forward", "float8_e4m3fn"] == 2 * tokens * elements

@@ -1,6 +1,5 @@
-"""What stands for bitsandbytes' kernels: the same results as theirs, and the same bytes while they are made."""
+"""Stand-ins for bitsandbytes' kernels: the same results as theirs, and on CUDA the same bytes meanwhile."""
 
-import math
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from autofit.estimate.library_kernels import library_kernels
-from tests.estimate.traced import AMPERE, allocated, labelled, peak, traced, tracked
+from tests.estimate.traced import AMPERE, labelled, peak, traced, tracked
 from tests.tiny import CPU, gpt2_workload, llama_workload
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
@@ -16,17 +15,20 @@ LORA = {"lora_rank": 4}
 _WIDE = {"hidden_size": 64, "intermediate_size": 256}  # blocks of 64 weights in every layer
 
 
-@pytest.mark.parametrize("value", ["int8", "nf4", "nf4-dq"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-mixed"])
-def test_a_traced_step_of_quantised_layers_takes_what_a_real_one_takes(value: str, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "precision"), [("int8", "fp32"), ("nf4", "bf16"), ("int8", "bf16-mixed"), ("nf4-dq", "fp32")]
+)
+def test_a_traced_step_of_quantised_layers_takes_what_a_probe_reports(value: str, precision: str) -> None:
     workload = llama_workload(**_WIDE)
     knobs = {**LORA, "quantization": value, "precision": precision}
-    assert peak(traced(workload, **knobs)) == pytest.approx(allocated(workload, knobs), rel=0.02, abs=16 * 1024)
+    # bitsandbytes' table of codes for scales of scales belongs to no trace.
+    table = 4 * 256 if value == "nf4-dq" else 0
+    assert peak(traced(workload, **knobs)) == pytest.approx(tracked(workload, knobs), abs=table)
 
 
-def test_layers_that_hold_their_weight_transposed_are_traced_too() -> None:
+def test_layers_with_a_transposed_weight_are_traced_too() -> None:
     knobs = {**LORA, "quantization": "nf4"}
-    assert peak(traced(gpt2_workload(), **knobs)) == pytest.approx(tracked(gpt2_workload(), knobs), rel=0.005)
+    assert peak(traced(gpt2_workload(), **knobs)) == tracked(gpt2_workload(), knobs)
 
 
 def _bytes_of_linears(**knobs: Any) -> int:
@@ -73,37 +75,20 @@ def test_a_4_bit_product_is_that_of_the_library(double: bool, bias: torch.Tensor
     given = (inputs, packed, state.shape, scales, state.blocksize, state.quant_type, bias, *nested)
     kernel = library_kernels(CPU)["bitsandbytes::gemm_4bit"]
     with FlopCounterMode(display=False) as counter:
-        ours = kernel(None, *given)
+        ours = kernel(*given)
     torch.testing.assert_close(ours, torch.ops.bitsandbytes.gemm_4bit(*given))
     assert counter.get_total_flops() == 2 * 6 * 64 * 96
-
-
-@pytest.mark.parametrize("shape", [(64, 64), (3, 31)])  # whole blocks of 64, and not
-def test_4_bit_weights_are_laid_out_as_the_library_lays_them_out(shape: tuple[int, int]) -> None:
-    given = (torch.randn(shape), 64, "nf4", torch.uint8)
-    ours = library_kernels(CPU)["bitsandbytes::quantize_4bit"](None, *given)
-    theirs = torch.ops.bitsandbytes.quantize_4bit(*given)
-    assert [(each.shape, each.dtype) for each in ours] == [(each.shape, each.dtype) for each in theirs]
-    assert ours[0].numel() == math.ceil(math.prod(shape) / 2)
-    torch.testing.assert_close(ours[1], theirs[1])
-
-
-def test_int8_weights_are_those_of_the_library() -> None:
-    weight = torch.randn(8, 16, dtype=torch.float16)
-    ours = library_kernels(CPU)["bitsandbytes::int8_vectorwise_quant"](None, weight)
-    theirs = torch.ops.bitsandbytes.int8_vectorwise_quant(weight)
-    torch.testing.assert_close(ours[:2], theirs[:2])
 
 
 def test_int8_products_on_a_gpu_give_what_the_library_gives() -> None:
     inputs = torch.randn(32, 16, dtype=torch.bfloat16)
     kernels = library_kernels(AMPERE)
-    rows, scales, outliers = kernels["bitsandbytes::int8_vectorwise_quant"](None, inputs.half(), 6.0)
+    rows, scales, outliers = kernels["bitsandbytes::int8_vectorwise_quant"](inputs.half(), 6.0)
     theirs = torch.ops.bitsandbytes.int8_vectorwise_quant(inputs.half(), 6.0)
-    told = [(each.shape, each.dtype) for each in (rows, scales, outliers)]
-    assert told == [(each.shape, each.dtype) for each in theirs]
+    results = [(each.shape, each.dtype) for each in (rows, scales, outliers)]
+    assert results == [(each.shape, each.dtype) for each in theirs]
     weight, weight_scales, _ = torch.ops.bitsandbytes.int8_vectorwise_quant(torch.randn(8, 16).half())
     given = (inputs, theirs[0], weight, theirs[1], weight_scales, theirs[2], torch.ones(8))
-    ours, none = kernels["bitsandbytes::int8_mixed_scaled_mm"](None, *given)
+    ours, none = kernels["bitsandbytes::int8_mixed_scaled_mm"](*given)
     output, _ = torch.ops.bitsandbytes.int8_mixed_scaled_mm(*given)
     assert (ours.shape, ours.dtype, none.numel()) == (output.shape, output.dtype, 0)

@@ -12,7 +12,7 @@ import pytest
 
 from autofit.core.workload import Workload
 from autofit.estimate import predict_all
-from autofit.estimate.processes import apart, spread
+from autofit.estimate.processes import in_fork, parallel_map
 from autofit.estimate.rates import UNKNOWN, Rates, measure
 from autofit.estimate.space_estimator import SpaceEstimator
 from autofit.probe import LocalExecutor
@@ -37,7 +37,9 @@ def in_child(executor: LocalExecutor, action: Callable[[Workload], Any]) -> Any:
 
 
 def numbered(_: Workload, processes: int | None) -> tuple[list[tuple[int, int]], int]:
-    with spread(lambda value: (value * value, os.getpid()), processes) as each:  # what is called need not be pickled
+    with parallel_map(
+        lambda value: (value * value, os.getpid()), processes
+    ) as each:  # what is called need not be pickled
         assert each([]) == []
         return each(range(20)) + each([20]), os.getpid()
 
@@ -59,7 +61,7 @@ def failing(_: Workload) -> str:
         return 1 / value
 
     try:
-        with spread(divided, 2) as each:
+        with parallel_map(divided, 2) as each:
             each([1, 0])
     except ZeroDivisionError as error:
         return str(error)
@@ -72,12 +74,12 @@ def test_what_is_raised_there_is_raised_here(executor: LocalExecutor) -> None:
 
 def measured_apart(_: Workload) -> tuple[int, Rates, int]:
     before = psutil.Process().num_threads()
-    return before, apart(lambda: measure(0.0)), psutil.Process().num_threads()
+    return before, in_fork(lambda: measure(0.0)), psutil.Process().num_threads()
 
 
 def test_threads_that_are_started_apart_stay_there(executor: LocalExecutor) -> None:
     before, rates, after = in_child(executor, measured_apart)
-    assert rates.here
+    assert rates.measured_here
     assert after == before
 
 
@@ -88,7 +90,7 @@ def killed_while_it_spreads(_: Workload, folder: Path) -> None:
 
     middle = os.fork()
     if middle == 0:
-        with spread(tell, 2) as each:
+        with parallel_map(tell, 2) as each:
             each([0, 1])
     seen = [number_in(folder / str(name)) for name in (0, 1)]
     os.kill(middle, signal.SIGKILL)
@@ -102,7 +104,7 @@ def test_who_is_killed_while_others_trace_for_it_leaves_none_behind(executor: Lo
 
 def died(_: Workload) -> str:
     try:
-        apart(lambda: os.abort())
+        in_fork(lambda: os.abort())
     except EOFError:
         return "no answer"
     return "an answer"

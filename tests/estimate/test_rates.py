@@ -73,7 +73,7 @@ def test_a_rate_is_the_work_of_a_task_by_its_median_time(monkeypatch: pytest.Mon
     assert found.bandwidth == found.link == 2 * 4096 / 0.25  # what is read and what is written
     assert found.launch_seconds == 0.25 / 200  # a hundred operators, forward and backward
     assert found.pass_seconds == 0.0  # by this clock, a mode costs nothing
-    assert found.here
+    assert found.measured_here
 
 
 def test_tasks_take_turns_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:

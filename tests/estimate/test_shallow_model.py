@@ -1,6 +1,6 @@
 from torch import nn
 
-from autofit.estimate.shallow_model import Depth, cut
+from autofit.estimate.shallow_model import Depth, shorten
 from tests.tiny import llama
 
 
@@ -10,38 +10,40 @@ def _model(layers: int, **changes: object) -> nn.Module:
 
 def test_the_middle_of_many_like_blocks_is_taken_out() -> None:
     model = _model(12)
-    depth = cut(model, alternating=False)
-    assert depth == Depth(whole=12, kept=3, period=1, repeats=10)
+    depth = shorten(model, alternating=False)
+    assert depth == Depth(whole=12, retained=3, period=1, repeats=10)
     assert len(model.model.layers) == 3
 
 
 def test_every_block_is_counted_once() -> None:
     for layers in range(6, 20):
         for alternating in (False, True):
-            depth = cut(_model(layers), alternating=alternating)
+            depth = shorten(_model(layers), alternating=alternating)
             if depth is not None:
-                assert sum(depth.times(block) for block in range(depth.kept)) == layers
+                assert sum(depth.times(block) for block in range(depth.retained)) == layers
 
 
 def test_alternating_blocks_are_kept_in_pairs() -> None:
-    even, odd = cut(_model(12), alternating=True), cut(_model(13), alternating=True)
+    even, odd = shorten(_model(12), alternating=True), shorten(_model(13), alternating=True)
     assert even is not None and odd is not None
     assert even.period == odd.period == 2
-    assert even.kept % 2 == 0 and odd.kept % 2 == 1  # which of two blocks is checkpointed depends on how many there are
+    assert (
+        even.retained % 2 == 0 and odd.retained % 2 == 1
+    )  # which of two blocks is checkpointed depends on how many there are
 
 
 def test_blocks_of_other_kinds_among_them_are_repeated_as_they_come() -> None:
     model = _model(14)
     kinds = ["sliding", "sliding", "full"]
     model.config.layer_types = [kinds[place % 3] for place in range(14)]
-    depth = cut(model, alternating=False)
+    depth = shorten(model, alternating=False)
     assert depth is not None
     assert depth.period == 3
 
 
 def test_too_few_blocks_or_unlike_ones_are_left_alone() -> None:
-    assert cut(_model(3), alternating=False) is None
-    assert cut(nn.Linear(2, 2), alternating=False) is None
+    assert shorten(_model(3), alternating=False) is None
+    assert shorten(nn.Linear(2, 2), alternating=False) is None
     unlike = nn.Sequential(*(nn.Sequential(nn.Linear(size, size + 1), nn.ReLU()) for size in range(2, 12)))
-    assert cut(unlike, alternating=False) is None
+    assert shorten(unlike, alternating=False) is None
     assert len(unlike) == 10

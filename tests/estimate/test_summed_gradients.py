@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autofit.estimate.recorder import Recorder
+from tests.estimate.traced import AMPERE
 
 SIDE = 256
 NBYTES = 4 * SIDE * SIDE
@@ -16,7 +17,7 @@ def highest(loss: Callable[[torch.Tensor], torch.Tensor]) -> int:
     """The largest number of squares alive in the backward, of those made there."""
     with FakeTensorMode():
         weight = torch.empty(SIDE, SIDE, requires_grad=True)
-        with Recorder() as recorder:
+        with Recorder(AMPERE) as recorder:
             value = loss(weight)
             recorder.mark("backward")
             value.backward()
@@ -54,7 +55,7 @@ def test_a_gradient_that_is_held_elsewhere_is_not_written_to() -> None:
 
 def test_plain_tensors_are_left_to_the_engine() -> None:
     weight = torch.ones(4, requires_grad=True)
-    with Recorder():
+    with Recorder(AMPERE):
         ((weight * 2.0).sum() + (weight * 3.0).sum()).backward()  # type: ignore[no-untyped-call]
     assert weight.grad is not None
     assert weight.grad.tolist() == [5.0] * 4

@@ -6,7 +6,7 @@ import pytest
 from autofit.core.config import Config
 from autofit.estimate.scaling import Symbols
 from autofit.estimate.shallow_model import Depth
-from autofit.estimate.trace_keys import ends_of, group_key, group_of, of_pass, other_keys, plain_key, trace_key
+from autofit.estimate.trace_keys import ends_of, group_key, group_of, other_keys, pass_key, plain_key, trace_key
 from autofit.techniques import canonicalize
 from tests.estimate.traced import AMPERE
 from tests.tiny import llama_workload
@@ -39,8 +39,8 @@ def test_configs_of_a_group_differ_in_what_scales(one: dict[str, Any], other: di
 def test_what_the_update_does_is_no_matter_of_forward_and_backward() -> None:
     plain = config_of()
     for knobs in ({"optimizer": "adamw-8bit"}, {"optimizer_in_backward": True}, {"optimizer_offload": "cpu"}):
-        assert of_pass(config_of(**knobs)) == of_pass(plain)
-    assert of_pass(config_of(precision="bf16")) != of_pass(plain)
+        assert pass_key(config_of(**knobs)) == pass_key(plain)
+    assert pass_key(config_of(precision="bf16")) != pass_key(plain)
 
 
 def test_a_budget_of_recomputation_lies_between_all_and_nothing() -> None:
@@ -64,7 +64,7 @@ def test_sizes_are_primes() -> None:
 
 
 def test_a_model_of_blocks_is_put_together_from_its_head_and_their_kinds() -> None:
-    depth = Depth(whole=8, kept=3, period=1, repeats=6)
+    depth = Depth(whole=8, retained=3, period=1, repeats=6)
     head, blocks = other_keys(config_of(activation_checkpointing="full", loss="chunked"), SYMBOLS, depth, by_flash=True)
     assert (head["activation_checkpointing"], head["loss"]) == ("none", "chunked")
     assert (blocks["activation_checkpointing"], blocks["loss"]) == ("full", "standard")
@@ -77,12 +77,12 @@ def test_a_model_of_blocks_is_put_together_from_its_head_and_their_kinds() -> No
 def test_flash_is_traced_by_itself_where_it_is_not_what_sdpa_takes_anyhow() -> None:
     flash = config_of(attention="flash", precision="bf16")
     for by_flash, traced in ((True, "sdpa"), (False, "flash")):
-        head, blocks = other_keys(flash, SYMBOLS, Depth(whole=8, kept=3, period=1, repeats=6), by_flash=by_flash)
+        head, blocks = other_keys(flash, SYMBOLS, Depth(whole=8, retained=3, period=1, repeats=6), by_flash=by_flash)
         assert (head["attention"], blocks["attention"]) == ("sdpa", traced)
 
 
 def test_ligers_kernels_change_the_blocks_and_the_head_but_not_what_the_weights_are() -> None:
     liger = config_of().replace(kernels="liger")
     assert plain_key(liger, SYMBOLS) == plain_key(config_of(), SYMBOLS)
-    keys = other_keys(liger, SYMBOLS, Depth(whole=8, kept=3, period=1, repeats=6), by_flash=True)
+    keys = other_keys(liger, SYMBOLS, Depth(whole=8, retained=3, period=1, repeats=6), by_flash=True)
     assert {each["kernels"] for each in keys} == {"liger"}

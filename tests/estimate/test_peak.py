@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from autofit.core.config import Config
-from autofit.estimate.compiled import computed_again
+from autofit.estimate.peak import recomputed_share
 from tests.estimate.traced import AMPERE, transformer
 from tests.tiny import CPU, mlp_workload
 
@@ -20,9 +20,9 @@ def config_of(**knobs: Any) -> Config:
     return Config({**PLAIN, **knobs})
 
 
-def test_the_less_is_kept_the_less_is_computed_again() -> None:
+def test_the_less_is_kept_the_less_is_recomputed_share() -> None:
     kinds = ("none", "alternate", "selective", "full")
-    shares = [computed_again(config_of(activation_checkpointing=kind), transformer(), AMPERE) for kind in kinds]
+    shares = [recomputed_share(config_of(activation_checkpointing=kind), transformer(), AMPERE) for kind in kinds]
     assert shares == sorted((each for each in shares if each is not None), reverse=True)
     assert shares[-1] == 0.0
 
@@ -30,7 +30,7 @@ def test_the_less_is_kept_the_less_is_computed_again() -> None:
 @pytest.mark.parametrize("knobs", [{"quantization": "int8"}, {"activation_offload": "cpu"}], ids=str)
 def test_what_compiled_code_cannot_join_leaves_less_of_it(knobs: dict[str, Any]) -> None:
     workload = transformer()
-    plain, other = (computed_again(config_of(**each), workload, AMPERE) for each in ({}, knobs))
+    plain, other = (recomputed_share(config_of(**each), workload, AMPERE) for each in ({}, knobs))
     assert plain is not None
     assert other is not None
     assert other < plain
@@ -38,8 +38,8 @@ def test_what_compiled_code_cannot_join_leaves_less_of_it(knobs: dict[str, Any])
 
 def test_no_rule_is_made_up() -> None:
     workload = transformer()
-    assert computed_again(config_of(compile="none"), workload, AMPERE) is None
-    assert computed_again(config_of(), workload, CPU) is None
-    assert computed_again(config_of(), mlp_workload(), AMPERE) is None
-    assert computed_again(config_of(), replace(workload, traits=None), AMPERE) is None
-    assert computed_again(config_of(activation_checkpointing="budget-0.5"), workload, AMPERE) is None
+    assert recomputed_share(config_of(compile="none"), workload, AMPERE) is None
+    assert recomputed_share(config_of(), workload, CPU) is None
+    assert recomputed_share(config_of(), mlp_workload(), AMPERE) is None
+    assert recomputed_share(config_of(), replace(workload, traits=None), AMPERE) is None
+    assert recomputed_share(config_of(activation_checkpointing="budget-0.5"), workload, AMPERE) is None
