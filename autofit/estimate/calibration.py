@@ -1,12 +1,10 @@
-"""Calibration: what probes on this device have shown predictions to be off by, kept per user and device.
+"""Calibration: how far off predictions were on this device, cached per user and device.
 
-A prediction counts tensors; a device has more that differs by driver and library (workspaces, fragments, kernels), and
-is as fast as its clock and its neighbours let it be. So each real measurement is kept beside its prediction, and later
-predictions are scaled by the median ratio and their interval spans the ratios seen.
-
-A machine that others use is slow for as long as they use it. So step times count by how quiet the machine was and how
-steady they were, all times less with age, no day for more than a few, and until such measurements outweigh it, what was
-predicted stands.
+Memory beyond tensors differs by driver and library (workspaces, fragments, kernels), speed by clock and neighbours. So
+measurements are stored with their predictions, and later predictions are scaled by the median ratio; their interval
+spans the ratios. A machine that others use is slow for as long: step times weigh more the quieter the machine was and
+the steadier they are, less with age, no day more than a few, and until such measurements outweigh it a prediction
+stands.
 """
 
 from __future__ import annotations
@@ -19,29 +17,28 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from autofit.core.config import Config
 from autofit.core.files import cache_file, digest, write_cache
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement
 
-MOST_KEPT = 200  # of the measurements that count most
-_ENOUGH = 5  # measurements, from which on their spread says more than the interval assumed without any
+MOST_STORED = 200  # of the measurements with the largest weights
+_ENOUGH = 5  # measurements whose spread says more than the default interval
 
 _DAY = 24 * 3600.0
 _HALF_LIFE = 30 * _DAY  # drivers and libraries change within months
-_UNTOLD = 0.05  # what a measurement counts that was kept before it was noted when, and how busy the machine was
-_BUSY = 0.2  # share of the time that something waited for a processor, at which a step time counts half
-_UNSTEADY = 0.1  # width of the interval of a median step time, relative to it, at which it counts half
+_UNDATED = 0.05  # weight of a measurement from before time and load were stored
+_BUSY = 0.2  # share of the time that something waited for a processor at which a step time counts half
+_UNSTEADY = 0.1  # relative width of the interval of a median step time at which it counts half
 _OF_A_DAY = 4.0  # as many measurements count in full: a search verifies two to four configs
-_AS_PREDICTED = 0.5  # what it counts that predictions are right: half of one measurement in full
-_LITTLE = 0.25  # what counts less is told apart
+_AS_PREDICTED = 0.5  # weight of predictions being right: half of one full measurement
+_LITTLE = 0.25  # weights below count as discounted
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One prediction beside what was measured: bytes the device gave for tensors, and seconds of a step.
+class Comparison:
+    """One prediction and its measurement: bytes the device gave for tensors, and seconds of a step.
 
     Attributes:
         when: seconds since the epoch.
@@ -57,42 +54,39 @@ class Seen:
     waiting: float | None = None
     noise: float | None = None
 
-    def quality(self) -> float:
-        """What its step time counts for, by how quiet the machine was and how steady the steps; 1 at the most."""
-        if self.when is None or self.waiting is None or self.noise is None:
-            return _UNTOLD
-        return 1 / (1 + (self.waiting / _BUSY) ** 2) / (1 + (self.noise / _UNSTEADY) ** 2)
-
     def weight(self, now: float) -> float:
-        """The same, and by its age."""
-        return self.quality() * math.exp2(-max(now - (self.when or now), 0.0) / _HALF_LIFE)
+        """The weight of its step time by load, noise and age, at most 1."""
+        age = math.exp2(-max(now - (self.when or now), 0.0) / _HALF_LIFE)
+        if self.when is None or self.waiting is None or self.noise is None:
+            return _UNDATED * age
+        return 1 / (1 + (self.waiting / _BUSY) ** 2) / (1 + (self.noise / _UNSTEADY) ** 2) * age
 
     @property
     def day(self) -> int | None:
-        """Of the calendar, in UTC."""
+        """The day of the calendar, in UTC."""
         return None if self.when is None else int(self.when // _DAY)
 
     @property
     def memory_ratio(self) -> float | None:
-        """How many times the predicted bytes were needed."""
+        """Measured to predicted bytes."""
         return self.measured_bytes / self.predicted_bytes if self.predicted_bytes else None
 
     @property
     def time_ratio(self) -> float | None:
-        """How many times the predicted seconds a step took."""
+        """Measured to predicted seconds of a step."""
         measured, predicted = self.measured_seconds, self.predicted_seconds
         return measured / predicted if measured and predicted else None
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What predictions for one device are multiplied by.
+    """Factors of predictions for one device.
 
     Attributes:
-        memory: of bytes; `spread` is the (lowest, highest) ratio seen relative to it, None before enough was seen.
-        seconds: of step times; None before any was seen.
+        memory: of bytes; `spread`: its (lowest, highest) measured ratio, relative to it; None with few measurements.
+        seconds: of step times; None without measurements.
         count: measurements it rests on.
-        discounted: those of them whose step time counts little, for the machine was busy or it is long ago.
+        discounted: those of them with little weight, as the machine was busy or they are old.
     """
 
     memory: float = 1.0
@@ -102,53 +96,53 @@ class Calibration:
     discounted: int = 0
 
     @classmethod
-    def of(cls, seen: Sequence[Seen], now: float | None = None) -> Calibration:
+    def of(cls, comparisons: Sequence[Comparison], now: float | None = None) -> Calibration:
         """From all measurements of a device."""
         now = time.time() if now is None else now
-        memory = [ratio for each in seen if (ratio := each.memory_ratio)]
+        memory = [ratio for comparison in comparisons if (ratio := comparison.memory_ratio)]
         middle = statistics.median(memory) if memory else 1.0
         spread = (min(memory) / middle, max(memory) / middle) if len(memory) >= _ENOUGH else None
-        discounted = sum(each.weight(now) < _LITTLE for each in seen)
-        return cls(middle, spread, _time_ratio(seen, now), len(seen), discounted)
+        discounted = sum(comparison.weight(now) < _LITTLE for comparison in comparisons)
+        return cls(middle, spread, _time_ratio(comparisons, now), len(comparisons), discounted)
 
 
-def _time_ratio(seen: Sequence[Seen], now: float) -> float | None:
-    """The median of the ratios, each with its weight, and that predictions are right as one more."""
-    timed = [each for each in seen if each.time_ratio]
-    on_day = Counter(each.day for each in timed)
+def _time_ratio(comparisons: Sequence[Comparison], now: float) -> float | None:
+    """The weighted median of the ratios and of one more, that predictions are right."""
+    timed = [comparison for comparison in comparisons if comparison.time_ratio]
+    on_day = Counter(comparison.day for comparison in timed)
     ratios = [(each.time_ratio or 1.0, each.weight(now) * min(1.0, _OF_A_DAY / on_day[each.day])) for each in timed]
     return _weighted_median([*ratios, (1.0, _AS_PREDICTED)]) if timed else None
 
 
 def _weighted_median(values: Iterable[tuple[float, float]]) -> float:
-    """Of (value, weight): the least at which those up to it have half of all weight; between two, their middle."""
+    """Of (value, weight): the smallest value that has half of all weight up to it; between two, their mean."""
     ordered = sorted(values)
     half, below = sum(weight for _, weight in ordered) / 2, 0.0
-    for place, (value, weight) in enumerate(ordered):
+    for index, (value, weight) in enumerate(ordered):
         below += weight
-        if below > half or place == len(ordered) - 1:
+        if below > half or index == len(ordered) - 1:
             return value
         if below == half:
-            return (value + ordered[place + 1][0]) / 2
+            return (value + ordered[index + 1][0]) / 2
     raise AssertionError("a median of nothing")
 
 
-def compared(
+def compare(
     measured: Iterable[Measurement],
     nbytes: Mapping[Config, float],
     seconds: Mapping[Config, float],
     *,
     exact: bool,
     waiting: float,
-) -> list[Seen]:
-    """Measurements beside what was predicted of their configs, where anything was.
+) -> list[Comparison]:
+    """Measurements with the predictions of their configs, where there are any.
 
     Args:
-        exact: the predicted bytes are, so that nothing is to be learnt of them.
+        exact: the predicted bytes are, so there is nothing to learn from them.
         waiting: the share of the time that something waited for a processor while they were made.
     """
     return [
-        Seen(
+        Comparison(
             predicted_bytes=0 if exact else int(nbytes[each.config] or 0),
             measured_bytes=each.peak_bytes.allocated,
             predicted_seconds=seconds.get(each.config),
@@ -163,27 +157,25 @@ def compared(
 
 
 def calibration_for(hardware: Hardware) -> Calibration:
-    """What is known of this device."""
+    """The calibration of this device."""
     return Calibration.of(_read(_path(hardware)))
 
 
-def learn(hardware: Hardware, seen: Sequence[Seen]) -> None:
-    """Keep measurements of this device; of more than there is room for, those that count most."""
+def learn(hardware: Hardware, comparisons: Sequence[Comparison]) -> None:
+    """Store measurements of this device, at most those with the largest weights."""
     path, now = _path(hardware), time.time()
-    known = sorted([*_read(path), *seen], key=lambda each: each.weight(now))
-    write_cache(path, json.dumps([vars(each) for each in known[-MOST_KEPT:]]))
+    ordered = sorted([*_read(path), *comparisons], key=lambda comparison: comparison.weight(now))
+    write_cache(path, json.dumps([vars(each) for each in ordered[-MOST_STORED:]]))
 
 
-def _read(path: Path) -> list[Seen]:
+def _read(path: Path) -> list[Comparison]:
+    """What earlier versions did not store is None, and what later ones add is ignored."""
+    names = [field.name for field in fields(Comparison)]
     try:
-        return [_seen(each) for each in json.loads(path.read_text(encoding="utf-8"))]
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return [Comparison(**{name: data[name] for name in names if name in data}) for data in stored]
     except (OSError, ValueError, TypeError):  # none yet, or of another version
         return []
-
-
-def _seen(data: Mapping[str, Any]) -> Seen:
-    """What earlier versions did not note is None, and what later ones do is left out."""
-    return Seen(**{each.name: data[each.name] for each in fields(Seen) if each.name in data})
 
 
 def _path(hardware: Hardware) -> Path:

@@ -1,9 +1,8 @@
-"""How long operators take on the CPU at hand, beside what their arithmetic and their traffic say.
+"""How long operators take on this machine's CPU, relative to the roofline.
 
-A processor's rates say little of exponentials, random numbers, a table look-up for each element or a product of small
-matrices. So the operators of a trace are called for real; those whose shapes hold a micro-batch or a rank with a large
-and with a small one. A line through both tells what a call takes whatever its size, and how many times longer than the
-roofline says for all that is added.
+A processor's rates say little about exponentials, random numbers, table look-ups or products of small matrices. So the
+operators of a trace are called on real tensors, with a large and a small micro-batch and rank if their shapes have one.
+A line through both gives the time of a call whatever its size, and the factor of the roofline's seconds.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from autofit.estimate.recorder import on_real_tensors
 from autofit.estimate.roofline import Speed, Work
 from autofit.estimate.scaling import ONE, UNSCALED, Symbols
 
-_LARGEST = 32 * MIB  # of all tensors of a call: memory for larger ones comes fresh from the system, which takes longer
-_HARMLESS = ("aten", "bitsandbytes", "torchao")  # libraries whose operators do nothing but compute
+_LARGEST = 32 * MIB  # bytes of a call's tensors: memory for larger ones comes fresh from the system, which takes longer
+_HARMLESS = ("aten", "bitsandbytes", "torchao")  # libraries whose operators only compute
 _LEAST_SECONDS = 1e-6  # by the roofline: shorter calls are all launching
 _WARM, _REPEATS = 2, 5  # calls of one operator
 MEASURING_SECONDS = 4.0  # for all of them
 _LARGE, _SMALL = (8, 64, 256), (1, 8, 32)  # micro-batch, rank, and tokens of a chunk of the loss
-_LEAST, _MOST = 0.05, 200.0  # factors beyond are a disturbance
+_LEAST, _MOST = 0.05, 200.0  # factors beyond are disturbances
 
 
 @dataclass(frozen=True)
@@ -44,17 +43,17 @@ class _Size:
     rows: int
 
     def of(self, traced: int) -> int:
-        """What a traced amount is at this size."""
+        """A traced amount at this size."""
         symbols = self.symbols
         scales = (symbols.samples, self.samples), (symbols.rank, self.rank), (symbols.rows, self.rows)
-        for prime, wanted in scales:
-            traced = traced // prime * wanted if traced % prime == 0 else traced
+        for prime, size in scales:
+            traced = traced // prime * size if traced % prime == 0 else traced
         return traced
 
 
 @dataclass(frozen=True)
 class _Like:
-    """What a tensor was like."""
+    """The shape and format of a tensor."""
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -65,9 +64,9 @@ class _Like:
         return _Like(torch.Size(map(size.of, self.shape)), tuple(map(size.of, self.stride)), self.dtype)
 
     def tensor(self) -> torch.Tensor:
-        """One like it: small positive numbers, or zeros, which are valid as places and as classes."""
-        far = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
-        flat = torch.empty(far + 1 if self.shape.numel() else 0, dtype=self.dtype)
+        """A tensor of small positive numbers, or of zeros, which are valid indices and classes."""
+        last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        flat = torch.empty(last + 1 if self.shape.numel() else 0, dtype=self.dtype)
         wide = self.dtype.is_floating_point and self.dtype.itemsize > 1
         return (flat.uniform_(0.1, 1.0) if wide else flat.zero_()).as_strided(self.shape, self.stride)
 
@@ -95,10 +94,10 @@ def _call(operator: str, *rest: Any) -> _Call:
 
 
 class Calls:
-    """The distinct calls of a trace, by operator, number format and sizes, and how many bytes each moves in all.
+    """The distinct calls of a trace, by operator, number format and sizes, and the bytes that each moves in total.
 
     Args:
-        symbols: the primes that stand for others in the sizes; None: those are what they are.
+        symbols: the primes that stand for other sizes; None: sizes are real.
     """
 
     def __init__(self, symbols: Symbols | None = None) -> None:
@@ -107,12 +106,12 @@ class Calls:
         self._bytes: dict[str, int] = {}
 
     def note(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], cost: Cost) -> None:
-        """One more call, on fake tensors, of which nothing is held."""
+        """Add a call on fake tensors, without holding them."""
         key = cost.call
         self._bytes[key] = self._bytes.get(key, 0) + cost.nbytes
         if key not in self._calls and cost.nbytes <= _LARGEST and cost.name.partition("::")[0] in _HARMLESS:
-            some, named = tree_map_only(torch.Tensor, _like, (args, dict(kwargs)))
-            self._calls[key] = _Call(func, some, named, cost)
+            args, kwargs = tree_map_only(torch.Tensor, _like, (args, dict(kwargs)))
+            self._calls[key] = _Call(func, args, dict(kwargs), cost)
 
     def add(self, others: Calls) -> None:
         """The calls of another trace."""
@@ -121,23 +120,23 @@ class Calls:
         self._calls.update({key: call for key, call in others._calls.items() if key not in self._calls})
 
     def measured(self, rates: Rates, seconds: float = MEASURING_SECONDS) -> dict[str, tuple[float, float]]:
-        """Of each call (seconds whatever its size, factor of the roofline's seconds), what moves most first.
+        """By call: (seconds whatever its size, factor of the roofline's seconds), the largest traffic first.
 
-        What launching an operator costs is in neither. An operator by itself stands for its calls that were not
-        measured: too large, or of too little weight for the time there is.
+        Launching is in neither. An operator's name stands for its calls that are not measured: too large, or too
+        unimportant for the time there is.
         """
-        found: dict[str, tuple[float, float]] = {}
+        lines: dict[str, tuple[float, float]] = {}
         start = time.perf_counter()
         with on_real_tensors(), torch.no_grad(), torch.random.fork_rng(devices=[]):
             for key in sorted(self._calls, key=lambda key: -self._bytes[key]):
                 call = self._calls[key]
                 line = self._line(call, rates)
                 if line:
-                    found[key] = line
-                    found.setdefault(call.cost.operator, line)
+                    lines[key] = line
+                    lines.setdefault(call.cost.operator, line)
                 if time.perf_counter() - start > seconds:
                     break
-        return found
+        return lines
 
     def _line(self, call: _Call, rates: Rates) -> tuple[float, float] | None:
         small = call
@@ -169,7 +168,7 @@ def _like(tensor: torch.Tensor) -> _Like:
 
 
 def _seconds(call: _Call) -> float | None:
-    """The median of a few real calls; None where made-up values, or what a real kernel asks for, forbid them."""
+    """The median of a few real calls; None where a kernel refuses made-up values."""
     times: list[float] = []
     args, kwargs = tree_map_only(_Like, _Like.tensor, (call.args, call.kwargs))
     for _ in range(_WARM + _REPEATS):

@@ -1,6 +1,6 @@
-"""What an optimizer keeps and needs for the weights of a whole model, from a step of the real one on a few of them.
+"""An optimizer's state and step for the weights of a whole model, from a step of the real one on one of each shape.
 
-Weights of one shape are treated alike, and a model of billions of weights has a dozen shapes.
+A model of billions of weights has a dozen shapes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ Shapes = Mapping[Kind, int]
 
 @dataclass(frozen=True)
 class OptimizerCost:
-    """Of one optimizer step over all weights: bytes of state, the most bytes needed meanwhile, and its operators.
+    """One optimizer step over all weights.
 
-    `largest` is the most needed for a single weight, where each is stepped by itself. An operator is there once, with
-    the number of weights that it works on; where all weights are stepped at once, `launches` says how many there are.
+    Attributes:
+        state: bytes on the device.
+        temporary: the most bytes needed meanwhile; `largest`: where each weight is stepped by itself.
+        operators: each with the number of weights that it works on.
+        launches: of all operators, fewer where all weights are stepped at once.
     """
 
     state: int
@@ -54,29 +57,29 @@ class OptimizerCost:
         """How long the step takes on the device."""
         working = 0.0
         for cost, count in self.operators:
-            each = Work.of([cost], ONE, UNSCALED).seconds(speed)
-            working += count * sum(float(seconds[0]) for name, seconds in each.items() if name != "launch")
+            waits = Work.of([cost], ONE, UNSCALED).seconds(speed)
+            working += count * sum(float(seconds[0]) for name, seconds in waits.items() if name != "launch")
         return working + self.launches * speed.rates.launch_seconds
 
 
 class OptimizerRow:
-    """Several OptimizerCosts as arrays, in order: bytes of state, most bytes meanwhile, for one weight, and moved."""
+    """Several OptimizerCosts as arrays."""
 
     def __init__(self, costs: Sequence[OptimizerCost]) -> None:
         self._costs = costs
         names = ("state", "temporary", "largest", "moved")
         self.state, self.temporary, self.largest, self.moved = (
-            np.array([getattr(each, name) for each in costs], float) for name in names
+            np.array([getattr(cost, name) for cost in costs], float) for name in names
         )
         self._seconds: Floats | None = None
 
-    def seconds(self, speed: Speed, known: dict[OptimizerCost, float]) -> Floats:
-        """How long each step takes on the device, whose speed is asked for once; `known` is added to."""
+    def seconds(self, speed: Speed, cache: dict[OptimizerCost, float]) -> Floats:
+        """How long each step takes on the device, by the speed of the first call; `cache` is added to."""
         if self._seconds is None:
-            for each in self._costs:
-                if each not in known:
-                    known[each] = each.seconds(speed)
-            self._seconds = np.array([known[each] for each in self._costs])
+            for cost in self._costs:
+                if cost not in cache:
+                    cache[cost] = cost.seconds(speed)
+            self._seconds = np.array([cache[cost] for cost in self._costs])
         return self._seconds
 
 
@@ -88,14 +91,14 @@ class _Step:
 
 
 class OptimizerCosts:
-    """What optimizers cost for a workload on some hardware; the same question twice is answered once."""
+    """What optimizers cost for a workload on some hardware, cached."""
 
     def __init__(self, workload: Workload, hardware: Hardware, calls: Calls | None = None) -> None:
         self._workload, self._hardware, self._calls = workload, hardware, calls
         self._costs: dict[tuple[Value, frozenset[tuple[Kind, int]]], OptimizerCost] = {}
 
     def of(self, config: Config, shapes: Shapes) -> OptimizerCost:
-        """What the config's optimizer costs for so many weights of each shape and dtype."""
+        """The cost of the config's optimizer for so many weights of each shape and dtype."""
         key = (config["optimizer"], frozenset(shapes.items()))
         if key not in self._costs:
             self._costs[key] = self._cost(config, shapes)
@@ -103,21 +106,21 @@ class OptimizerCosts:
 
     def _cost(self, config: Config, shapes: Shapes) -> OptimizerCost:
         *steps, together = self._traced(config, list(shapes))
-        each = list(zip(steps, shapes.values(), strict=True))
+        counted = list(zip(steps, shapes.values(), strict=True))
         most = max((step.temporary for step in steps), default=0)
         summed = sum(step.temporary for step in steps)
         # An optimizer that steps all weights at once needs temporaries for all of them at once.
         at_once = len(steps) > 1 and together.temporary > most and 2 * together.temporary > most + summed
         return OptimizerCost(
-            state=sum(step.state * count for step, count in each),
-            temporary=sum(step.temporary * count for step, count in each) if at_once else most,
+            state=sum(step.state * count for step, count in counted),
+            temporary=sum(step.temporary * count for step, count in counted) if at_once else most,
             largest=most,
-            operators=tuple((cost, count) for step, count in each for cost in step.costs),
-            launches=len(together.costs) if at_once else sum(len(step.costs) * count for step, count in each),
+            operators=tuple((cost, count) for step, count in counted for cost in step.costs),
+            launches=len(together.costs) if at_once else sum(len(step.costs) * count for step, count in counted),
         )
 
     def _traced(self, config: Config, kinds: Sequence[Kind]) -> list[_Step]:
-        """A step of one weight of each kind alone, and then one of all of them together."""
+        """A step of one weight of each kind alone, then one of all of them together."""
         recorder = Recorder(self._hardware)
         recorder.called = self._calls.note if self._calls else None
         steps = []
@@ -144,7 +147,7 @@ class OptimizerCosts:
 
 
 def scaled_shapes(shapes: Shapes, prime: int, rank: int) -> Counter[Kind]:
-    """The shapes for another LoRA rank than the prime that they were traced with."""
+    """The shapes for another LoRA rank than the traced prime."""
     scaled: Counter[Kind] = Counter()
     for (shape, dtype), count in shapes.items():
         scaled[torch.Size(rank if size == prime else size for size in shape), dtype] += count
@@ -152,7 +155,7 @@ def scaled_shapes(shapes: Shapes, prime: int, rank: int) -> Counter[Kind]:
 
 
 def _stepped(optimizer: Optimizer, weights: Sequence[nn.Parameter], recorder: Recorder) -> tuple[int, Sequence[Cost]]:
-    """(the most bytes needed beside weights, gradients and state, the operators) of a step of these weights alone."""
+    """(the most bytes needed besides weights, gradients and state, the operators) of a step of these weights."""
     optimizer.zero_grad(set_to_none=True)
     for weight in weights:
         weight.grad = torch.empty_like(weight)
@@ -163,7 +166,7 @@ def _stepped(optimizer: Optimizer, weights: Sequence[nn.Parameter], recorder: Re
 
 
 def _state_bytes(optimizer: Optimizer, weights: Sequence[nn.Parameter], recorder: Recorder, hardware: Hardware) -> int:
-    """Bytes on the device of what the optimizer keeps for these weights."""
+    """Bytes of the optimizer's state for these weights on the device."""
     states = [list(optimizer.state[weight].values()) for weight in weights if weight in optimizer.state]
     recorder.label(states, "optimizer")
     sizes = {event.storage: event.nbytes for event in recorder.events}

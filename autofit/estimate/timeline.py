@@ -46,7 +46,8 @@ def timeline_of(traced: Trace, hardware: Hardware, *, rates: Rates | None = None
     seconds = _seconds(traced, hardware, spans, rates) if rates else []
     timed = sum(seconds) > 0
     weights = seconds if timed else [after.events - mark.events for mark, after in spans]
-    starts = [start / (sum(weights) or 1.0) for start in accumulate(weights, initial=0.0)]  # of spans, from 0 to 1
+    total = sum(weights) or 1.0
+    starts = list(accumulate((weight / total for weight in weights), initial=0.0))  # of spans, from 0 to 1
     workspace = workspace_bytes(hardware)
     shown = _fullest(list(_moments(traced, hardware, first, last)), most)
     peak = peak_of(traced, hardware)

@@ -23,7 +23,7 @@ from autofit.core.options import SearchOptions
 from autofit.core.result import Result, tier
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
-from autofit.estimate import compared, learn, predict_all
+from autofit.estimate import compare, learn, predict_all
 from autofit.hardware.budgets import other_budgets
 from autofit.probe import Contention, Executor, LocalExecutor, Plan, PoolExecutor, Request
 from autofit.report import drift_note
@@ -231,7 +231,7 @@ class _Run:
         predictions = self.predictions
         if predictions is None or self.context.fewer_cores:  # predicted for fewer cores than finalists run on
             return
-        found = compared(
+        found = compare(
             finals.verified,
             predictions.nbytes,
             predictions.seconds,

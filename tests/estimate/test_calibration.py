@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
-from autofit.estimate.calibration import MOST_KEPT, Calibration, Seen, calibration_for, compared, learn
+from autofit.estimate.calibration import MOST_STORED, Calibration, Comparison, calibration_for, compare, learn
 from tests.tiny import CPU
 
 DAY = 24 * 3600.0
@@ -18,8 +18,8 @@ shares = st.floats(0, 1)
 ratios = st.floats(0.1, 10)
 
 
-def seen(ratio: float, *, days_ago: float = 0.0, waiting: float = 0.0, noise: float = 0.0) -> Seen:
-    return Seen(100, 110, 1.0, ratio, NOW - days_ago * DAY, waiting, noise)
+def seen(ratio: float, *, days_ago: float = 0.0, waiting: float = 0.0, noise: float = 0.0) -> Comparison:
+    return Comparison(100, 110, 1.0, ratio, NOW - days_ago * DAY, waiting, noise)
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def test_what_was_measured_is_found_again_for_this_device_only() -> None:
 
 
 def test_the_spread_counts_from_a_few_measurements_on() -> None:
-    few, enough = (Calibration.of([Seen(100, 100 + each) for each in range(count)]) for count in (4, 9))
+    few, enough = (Calibration.of([Comparison(100, 100 + each) for each in range(count)]) for count in (4, 9))
     assert few.spread is None
     assert enough.spread == pytest.approx((100 / 104, 108 / 104))
 
@@ -90,9 +90,9 @@ def test_two_halves_of_all_weight_meet_in_the_middle() -> None:
 
 def test_of_more_than_there_is_room_for_those_that_count_most_are_kept() -> None:
     learn(CPU, [seen(1.1, days_ago=1)])
-    learn(CPU, [seen(3.0, waiting=0.9) for _ in range(2 * MOST_KEPT)])
+    learn(CPU, [seen(3.0, waiting=0.9) for _ in range(2 * MOST_STORED)])
     known = calibration_for(CPU)
-    assert (known.count, known.discounted) == (MOST_KEPT, MOST_KEPT - 1)
+    assert (known.count, known.discounted) == (MOST_STORED, MOST_STORED - 1)
     assert known.seconds == 1.1
 
 
@@ -120,7 +120,7 @@ def test_files_of_other_versions_are_read(
 
 def test_a_broken_file_is_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    learn(CPU, [Seen(1, 1)])
+    learn(CPU, [Comparison(1, 1)])
     kept(tmp_path).write_text("[{", encoding="utf-8")
     assert calibration_for(CPU).count == 0
 
@@ -128,7 +128,7 @@ def test_a_broken_file_is_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    learn(CPU, [Seen(1, 1)])
+    learn(CPU, [Comparison(1, 1)])
     assert calibration_for(CPU).count == 0
 
 
@@ -137,7 +137,7 @@ def test_measurements_are_compared_with_what_was_predicted_of_their_configs() ->
     unknown = replace(timed, config=Config(a=2))
     failed = Measurement(Config(a=1), Outcome.FAILED)
     nbytes, seconds = {Config(a=1): 100.0, Config(a=2): float("nan")}, {Config(a=1): 1.0}
-    (found,) = compared([timed, unknown, failed], nbytes, seconds, exact=False, waiting=0.3)
-    assert found == Seen(100, 110, 1.0, 2.0, NOW, 0.3, pytest.approx(0.15))
-    (exact,) = compared([timed], nbytes, seconds, exact=True, waiting=0.3)
+    (found,) = compare([timed, unknown, failed], nbytes, seconds, exact=False, waiting=0.3)
+    assert found == Comparison(100, 110, 1.0, 2.0, NOW, 0.3, pytest.approx(0.15))
+    (exact,) = compare([timed], nbytes, seconds, exact=True, waiting=0.3)
     assert exact.memory_ratio is None
