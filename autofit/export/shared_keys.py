@@ -153,24 +153,26 @@ def lora_rank(path: str, *, beside: Mapping[str, Any] | None = None, without: Ma
     return share
 
 
-def lora_alpha(request: Request) -> Any:
-    """The scale of adapters; null in the config means twice the rank."""
-    return request.config["lora_alpha"] or 2 * int(request.config["lora_rank"] or 0)
-
-
-def lora_dropout(request: Request) -> Any:
-    return request.config["lora_dropout"] or 0.0
+def lora_alpha(path: str = "lora_alpha", kind: Callable[[Any], Any] = lambda alpha: alpha) -> Share:
+    return lambda request: ToolKeys({path: kind(_alpha(request))})
 
 
 def whole_alpha(title: str, path: str = "lora_alpha") -> Share:
     """`lora_alpha` of a tool that takes whole numbers only."""
 
     def share(request: Request) -> ToolKeys:
-        if not request.config["lora_rank"]:
-            return ToolKeys()
-        alpha = lora_alpha(request)
+        alpha = _alpha(request)
         whole = max(1, round(alpha))
         instead = None if whole == alpha else f"{title} takes whole numbers, here {whole}"
         return request.keys("lora_alpha", {path: whole}, instead)
 
     return share
+
+
+def _alpha(request: Request) -> Any:
+    """The scale of adapters; null in the config means twice the rank."""
+    return request.config["lora_alpha"] or 2 * int(request.config["lora_rank"] or 0)
+
+
+def lora_dropout(path: str = "lora_dropout") -> Share:
+    return lambda request: ToolKeys({path: request.config["lora_dropout"] or 0.0})

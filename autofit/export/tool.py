@@ -17,6 +17,7 @@ from autofit.export.header import export_header
 from autofit.export.source import NOTHING_MEASURED, ExportSource
 from autofit.export.template import yaml_file
 
+_OF_ADAPTERS = ("lora_alpha", "lora_dropout", "lora_targets")  # tools are asked for these only beside adapters
 HUGGING_FACE = ("causal-lm", "masked-lm", "sequence-classification", "image-classification")
 
 
@@ -194,6 +195,8 @@ def _share(tool: Tool, knob: str, request: Request) -> ToolKeys:
     """The keys of one knob; a deviation if none of them depends on its value."""
     source, share = request.source, tool.knobs.get(knob)
     value, off, registered = source.config[knob], source.off.get(knob), knob in source.off
+    if share and knob in _OF_ADAPTERS and not source.config.get("lora_rank"):
+        return ToolKeys()
     answer = share(request) if share else ToolKeys()
     if answer.deviations or answer.as_measured or (value in (None, off) if registered else is_off(value)):
         return answer

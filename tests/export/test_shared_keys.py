@@ -10,13 +10,13 @@ def request(**knobs: object) -> Request:
 
 
 def test_alpha_is_twice_the_rank_unless_it_is_set() -> None:
-    assert lora_alpha(request(lora_rank=8)) == 16
-    assert lora_alpha(request(lora_rank=8, lora_alpha=3.5)) == 3.5
+    share = lora_alpha("alpha", float)
+    assert share(request(lora_rank=8)).keys == {"alpha": 16.0}
+    assert share(request(lora_rank=8, lora_alpha=3.5)).keys == {"alpha": 3.5}
 
 
 def test_an_alpha_that_is_rounded_is_a_deviation() -> None:
     share = whole_alpha("Tool")
-    assert not share(request()).keys
     assert share(request(lora_rank=8)) == request(lora_rank=8).keys("lora_alpha", {"lora_alpha": 16})
     (deviation,) = share(request(lora_rank=8, lora_alpha=3.4)).deviations
     assert str(deviation) == "lora_alpha 3.4: Tool takes whole numbers, here 3."

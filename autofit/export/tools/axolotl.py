@@ -7,7 +7,7 @@ bfloat16 is exported as autocast. Keys of plugins count only if the plugin is na
 
 from typing import Any
 
-from autofit.export.shared_keys import adapter, lora_dropout, offload_of_blocks, whole_alpha
+from autofit.export.shared_keys import lora_dropout, offload_of_blocks, whole_alpha
 from autofit.export.tool import Request, Tool, ToolKeys
 from autofit.export.trainer import OPTIMIZERS, batch_sizes, learning
 from autofit.export.trainer_tools import arguments, attention, batches_fit, keywords, trainer_arguments, trainer_case
@@ -75,8 +75,6 @@ def _rank(request: Request) -> ToolKeys:
 
 
 def _targets(request: Request) -> ToolKeys:
-    if not request.config["lora_rank"]:
-        return ToolKeys()
     targets = list(request.source.targets)
     return ToolKeys({"lora_target_modules": targets} if targets else {"lora_target_linear": True})
 
@@ -159,7 +157,7 @@ TOOL = Tool(
         ),
         "lora_rank": _rank,
         "lora_alpha": whole_alpha("axolotl"),
-        "lora_dropout": adapter("lora_dropout", lora_dropout),
+        "lora_dropout": lora_dropout(),
         "lora_targets": _targets,
         "quantization": _quantization,
         "optimizer": _optimizer,

@@ -26,8 +26,6 @@ def _precision(request: Request) -> ToolKeys:
 
 
 def _targets(request: Request) -> ToolKeys:
-    if not request.config["lora_rank"]:
-        return ToolKeys()
     targets = request.text("lora_targets")
     attention = dict.fromkeys(("lora_query", "lora_key", "lora_value", "lora_projection"), True)
     return ToolKeys({**attention, "lora_mlp": targets != "attention", "lora_head": targets == "all-linear+head"})
@@ -67,7 +65,7 @@ TOOL = Tool(
         "gradient_accumulation_steps": shared.global_batch("train.global_batch_size"),
         "lora_rank": shared.lora_rank("lora_r"),
         "lora_alpha": shared.whole_alpha("litgpt"),
-        "lora_dropout": shared.adapter("lora_dropout", shared.lora_dropout),
+        "lora_dropout": shared.lora_dropout(),
         "lora_targets": _targets,
         "quantization": shared.adapter("quantize", lambda request: _QUANTIZED.get(request.text("quantization"))),
         "optimizer": shared.optimizer_class("optimizer.class_path", "optimizer.init_args"),

@@ -110,7 +110,7 @@ TOOL = Tool(
             "lora_rank", beside={"finetuning_type": "lora"}, without={"finetuning_type": "full"}
         ),
         "lora_alpha": shared.whole_alpha("LLaMA-Factory"),
-        "lora_dropout": shared.adapter("lora_dropout", shared.lora_dropout),
+        "lora_dropout": shared.lora_dropout(),
         "lora_targets": shared.adapter("lora_target", lambda request: ",".join(request.source.targets) or "all"),
         "quantization": _quantization,
         "attention": lambda request: ToolKeys({"flash_attn": _ATTENTION.get(request.text("attention"), "auto")}),

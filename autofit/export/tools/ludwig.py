@@ -29,8 +29,6 @@ def _precision(request: Request) -> ToolKeys:
 def _targets(request: Request) -> ToolKeys:
     targets = list(request.source.targets) or None
     why = "the names of its layers are not known here, and Ludwig takes those that peft has for the kind of model"
-    if not request.config["lora_rank"]:
-        return ToolKeys()
     return request.keys("lora_targets", {"adapter.target_modules": targets}, None if targets else why)
 
 
@@ -100,7 +98,7 @@ TOOL = Tool(
         "activation_checkpointing": shared.whole_blocks("Ludwig", "trainer.enable_gradient_checkpointing"),
         "lora_rank": shared.lora_rank("adapter.r", beside={"adapter.type": "lora"}),
         "lora_alpha": shared.whole_alpha("Ludwig", "adapter.alpha"),
-        "lora_dropout": shared.adapter("adapter.dropout", shared.lora_dropout),
+        "lora_dropout": shared.lora_dropout("adapter.dropout"),
         "lora_targets": _targets,
         "quantization": _quantization,
         "optimizer": _optimizer,

@@ -45,8 +45,8 @@ TOOL = Tool(
     without_may_not_fit=False,
     knobs={
         "lora_rank": value_of("lora_rank", "r"),
-        "lora_alpha": lambda request: ToolKeys({"lora_alpha": lora_alpha(request)}),
-        "lora_dropout": lambda request: ToolKeys({"lora_dropout": lora_dropout(request)}),
+        "lora_alpha": lora_alpha(),
+        "lora_dropout": lora_dropout(),
         "lora_targets": lambda request: ToolKeys({"target_modules": list(request.source.targets) or "all-linear"}),
     },
 )

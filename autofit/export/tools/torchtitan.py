@@ -154,7 +154,7 @@ TOOL = Tool(
         "gradient_accumulation_steps": shared.global_batch("training.global_batch_size"),
         "activation_checkpointing": _checkpointing,
         "lora_rank": shared.lora_rank("lora.rank"),
-        "lora_alpha": shared.adapter("lora.alpha", lambda request: float(shared.lora_alpha(request))),
+        "lora_alpha": shared.lora_alpha("lora.alpha", float),
         "lora_dropout": _dropout,
         "lora_targets": shared.adapter("lora.target_modules", lambda each: _TARGETS.get(each.text("lora_targets"))),
         "optimizer": _optimizer,

@@ -74,8 +74,6 @@ def _rank(request: Request) -> ToolKeys:
 
 
 def _targets(request: Request) -> ToolKeys:
-    if not request.config["lora_rank"]:
-        return ToolKeys()
     targets = request.text("lora_targets")
     head, tied = targets == "all-linear+head", _BUILDERS[request.source.weights].tied
     keys = {
@@ -180,8 +178,8 @@ TOOL = Tool(
             "torchtune offloads with activation checkpointing only, and keeps activations on the device",
         ),
         "lora_rank": _rank,
-        "lora_alpha": shared.adapter("model.lora_alpha", shared.lora_alpha),
-        "lora_dropout": shared.adapter("model.lora_dropout", shared.lora_dropout),
+        "lora_alpha": shared.lora_alpha("model.lora_alpha"),
+        "lora_dropout": shared.lora_dropout("model.lora_dropout"),
         "lora_targets": _targets,
         "quantization": _quantization,
         "optimizer": shared.optimizer_class("optimizer._component_", "optimizer", foreach={"fused": False}),

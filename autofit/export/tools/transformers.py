@@ -7,7 +7,7 @@ by block.
 from collections.abc import Mapping
 from typing import Any
 
-from autofit.export.shared_keys import adapter, lora_alpha, lora_dropout, lora_rank
+from autofit.export.shared_keys import lora_alpha, lora_dropout, lora_rank
 from autofit.export.source import ExportSource
 from autofit.export.tasks import TASKS
 from autofit.export.template import call, comment, fill, import_from, keyword_arguments, literal, template, yaml_file
@@ -68,8 +68,6 @@ def _compile(request: Request) -> ToolKeys:
 
 def _targets(request: Request) -> ToolKeys:
     source = request.source
-    if not request.config["lora_rank"]:
-        return ToolKeys()
     keys: dict[str, Any] = {"lora.target_modules": list(source.targets) or "all-linear"}
     if source.heads:
         keys["lora.modules_to_save"] = list(source.heads)
@@ -139,8 +137,8 @@ TOOL = Tool(
         "activation_checkpointing": _checkpointing,
         "activation_offload": _offload,
         "lora_rank": lora_rank("lora.r"),
-        "lora_alpha": adapter("lora.lora_alpha", lora_alpha),
-        "lora_dropout": adapter("lora.lora_dropout", lora_dropout),
+        "lora_alpha": lora_alpha("lora.lora_alpha"),
+        "lora_dropout": lora_dropout("lora.lora_dropout"),
         "lora_targets": _targets,
         "quantization": lambda request: ToolKeys(
             _under("quantization", keywords(request, "quantization").quantization)

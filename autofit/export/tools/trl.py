@@ -68,8 +68,6 @@ def _quantization(request: Request) -> ToolKeys:
 
 
 def _targets(request: Request) -> ToolKeys:
-    if not request.config["lora_rank"]:
-        return ToolKeys()
     head = request.text("lora_targets") == "all-linear+head"
     keys = {"lora_target_modules": request.source.inner_targets or ["all-linear"]}
     return request.keys(
@@ -121,7 +119,7 @@ TOOL = Tool(
         "activation_offload": _offload,
         "lora_rank": shared.lora_rank("lora_r", beside={"use_peft": True}, without={"use_peft": False}),
         "lora_alpha": shared.whole_alpha("TRL"),
-        "lora_dropout": shared.adapter("lora_dropout", shared.lora_dropout),
+        "lora_dropout": shared.lora_dropout(),
         "lora_targets": _targets,
         "quantization": _quantization,
         "compile": _compile,

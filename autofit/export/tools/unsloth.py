@@ -159,8 +159,8 @@ TOOL = Tool(
         "lora_rank": shared.lora_rank(
             "lora.r", beside={"model.full_finetuning": False}, without={"model.full_finetuning": True}
         ),
-        "lora_alpha": shared.adapter("lora.lora_alpha", shared.lora_alpha),
-        "lora_dropout": shared.adapter("lora.lora_dropout", shared.lora_dropout),
+        "lora_alpha": shared.lora_alpha("lora.lora_alpha"),
+        "lora_dropout": shared.lora_dropout("lora.lora_dropout"),
         "lora_targets": _targets,
         "quantization": _quantization,
         "kernels": _kernels,
