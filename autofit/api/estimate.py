@@ -26,6 +26,7 @@ from autofit.tuning.target import estimate_on, structure_traits, target_hardware
 ConfigSource = Mapping[str, Any] | str | Path | None
 
 _OPTIONS = ("gpu", "gpu_mem", "device", "mem", "set")
+_SIZES = ("seq_len", "effective_batch", "trust_remote_code")
 _START = {"micro_batch_size": 1, "activation_checkpointing": "full"}  # where people begin with a language model
 _START_PRECISIONS = ("bf16", "fp16-mixed", "fp32")  # the first one that the card can compute in
 
@@ -75,25 +76,16 @@ def estimate(model: str | Workload, config: ConfigSource = None, **options: Any)
     return predict(model, config, **options).estimate
 
 
-def predict(
-    model: str | Workload,
-    config: ConfigSource = None,
-    *,
-    seq_len: int | None = None,
-    effective_batch: int | None = None,
-    trust_remote_code: bool = False,
-    **options: Any,
-) -> Prediction:
+def predict(model: str | Workload, config: ConfigSource = None, **options: Any) -> Prediction:
     """The estimate with what `what_if` needs to ask further; the arguments are those of `estimate`."""
     for name in options:
-        if name not in _OPTIONS:
-            raise unknown("option", name, (*_OPTIONS, "seq_len", "effective_batch", "trust_remote_code"))
+        if name not in (*_OPTIONS, *_SIZES):
+            raise unknown("option", name, (*_OPTIONS, *_SIZES))
+    sizes = {name: options.pop(name) for name in _SIZES if name in options}
     checked = search_options(**options)
     hardware, notes = target_hardware(checked)
     budget = budget_for(checked, hardware)
-    workload = workload_of(
-        model, hardware, seq_len=seq_len, effective_batch=effective_batch, trust_remote_code=trust_remote_code
-    )
+    workload = workload_of(model, hardware, **sizes)
     canonical, config_notes = config_of(config, checked.set, workload, hardware)
     found = estimate_on(trace(workload, canonical, hardware), workload, hardware, budget)
     notes = (*config_notes, *notes, *found.notes)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,7 @@ def train(
         listener(Note(f"{NOTHING_MEASURED} It may need more memory, or be slower, than predicted."))
     names = {field.name for field in dataclasses.fields(Hyperparameters)} & training.keys()
     Hyperparameters(seed=seed, **{name: training[name] for name in names})  # checks them before the data is read
-    reader = _Reader(
-        workload, factory, weights, packing, trust_remote_code=trust_remote_code, progress=progress, listener=listener
-    )
+    reader = _Reader(workload, factory, weights, packing, trust_remote_code, progress, listener)
     loader = reader.loader(data)
     eval_loader = reader.loader(eval_data, names=loader.label_names) if eval_data else None
     torch.manual_seed(seed)
@@ -110,71 +109,67 @@ def train(
     return trained
 
 
+@dataclass
 class _Reader:
     """Reads data files for one model: with its tokenizer, its classes and the normalisation of its images."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        factory: HuggingFaceModel,
-        weights: str | Path | None,
-        packing: bool | None,
-        *,
-        trust_remote_code: bool,
-        progress: bool,
-        listener: Listener,
-    ) -> None:
-        self._workload, self._factory, self._weights = workload, factory, weights
-        self._packing, self._progress, self._listener = packing, progress, listener
-        self._images = workload.task == "image-classification"
-        self.tokenizer: Any = None if self._images else self._tokenizer(trust_remote_code)
+    workload: Workload
+    factory: HuggingFaceModel
+    weights: str | Path | None
+    packing: bool | None
+    trusted: bool  # whether the tokenizer may run code of its own
+    progress: bool
+    listener: Listener
+
+    def __post_init__(self) -> None:
+        self.tokenizer: Any = None if self.workload.task == "image-classification" else self._tokenizer()
 
     def loader(self, path: Path, *, names: Mapping[str, int] | None = None) -> FileLoader:
         """The loader of a file; `names` are the classes of the training data, to which evaluation data keeps."""
         options = DataOptions(
-            packing=self._packing,
+            packing=self.packing,
             labels=self._labels(names),
-            normalisation=self._normalisation() if self._images else Normalisation(),
-            progress=self._progress,
+            normalisation=self._normalisation() if self.tokenizer is None else Normalisation(),
+            progress=self.progress,
         )
-        loader = file_loader(self._workload, path, tokenizer=self.tokenizer, options=options)
+        loader = file_loader(self.workload, path, tokenizer=self.tokenizer, options=options)
         for note in loader.notes:
-            self._listener(Note(note))
+            self.listener(Note(note))
         if self.tokenizer is not None:  # an id beyond the vocabulary would end the first step with an index error
             largest = max(loader.samples.largest("input_ids") or 0, loader.mask_id or 0)
-            vocabulary = int(self._factory.transformers_config().get_text_config().vocab_size)
+            vocabulary = int(self.factory.transformers_config().get_text_config().vocab_size)
             if largest >= vocabulary:
-                message = f"the data has token ids up to {largest}, but {self._factory.name} knows {vocabulary} tokens."
+                message = f"the data has token ids up to {largest}, but {self.factory.name} knows {vocabulary} tokens."
                 raise InputError(message, "Give --weights with the tokenizer of this model beside them.")
         return loader
 
     def _labels(self, names: Mapping[str, int] | None) -> LabelRule:
-        config = self._factory.transformers_config()
-        if not self._factory.task.endswith("classification"):
+        config = self.factory.transformers_config()
+        if not self.factory.task.endswith("classification"):
             return LabelRule()
         if config.num_labels > 1 and config.problem_type not in (None, "single_label_classification"):
-            message = f"{self._factory.name} takes several labels for each sample, which data files here do not have."
+            message = f"{self.factory.name} takes several labels for each sample, which data files here do not have."
             raise InputError(message, "Train it in Python: autofit.fit(model, loader, config=...).")
         own = {name: int(number) for number, name in config.id2label.items()}
         return LabelRule(int(config.num_labels), own if names is None else names, strict=names is not None)
 
-    def _tokenizer(self, trust_remote_code: bool) -> Any:
+    def _tokenizer(self) -> Any:
         """The tokenizer beside the weights or, for a directory, beside the model's config; else one of bytes."""
-        source = self._factory.source
-        for folder in (self._weights, source.get("path") if source.get("kind") == "directory" else None):
+        source = self.factory.source
+        for folder in (self.weights, source.get("path") if source.get("kind") == "directory" else None):
             if folder is not None and any(_beside(folder, f"tokenizer{end}.json") for end in ("_config", "")):
                 with _blaming("tokenizer", folder):
-                    return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        self._listener(Note("no tokenizer beside the weights: the bytes of the text are its token ids."))
+                    return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=self.trusted)
+        self.listener(Note("no tokenizer beside the weights: the bytes of the text are its token ids."))
         return byte_tokenizer()
 
     def _normalisation(self) -> Normalisation:
         """What the weights were trained with; where nothing says it, half and half, as for ViT."""
         default = Normalisation()
-        file = None if self._weights is None else _beside(self._weights, "preprocessor_config.json")
-        if self._weights is None or file is None:
+        file = None if self.weights is None else _beside(self.weights, "preprocessor_config.json")
+        if self.weights is None or file is None:
             return default
-        with _blaming("preprocessor_config.json", self._weights):
+        with _blaming("preprocessor_config.json", self.weights):
             settings = json.loads(file.read_text(encoding="utf-8"))
             if not settings.get("do_normalize", True):
                 return Normalisation((0.0,), (1.0,))

@@ -25,30 +25,21 @@ _WAIT_SECONDS = 10.0  # for other writers; a transaction takes milliseconds
 _CLEARING = "autofit doctor --clear-store begins a new one."
 _CHECK = "Check the directory, or search without it: --no-store."
 _TABLES = """
-CREATE TABLE subjects (
-    id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, workload TEXT NOT NULL, model TEXT NOT NULL
-);
 CREATE TABLE measurements (
-    id INTEGER PRIMARY KEY, subject INTEGER NOT NULL REFERENCES subjects, run TEXT NOT NULL, session TEXT NOT NULL,
-    plan TEXT NOT NULL, cap_bytes INTEGER NOT NULL, config TEXT NOT NULL, measurement TEXT NOT NULL,
-    measured_at REAL NOT NULL
+    id INTEGER PRIMARY KEY, key TEXT NOT NULL, workload TEXT NOT NULL, run TEXT NOT NULL, session TEXT NOT NULL,
+    cap_bytes INTEGER NOT NULL, config TEXT NOT NULL, measurement TEXT NOT NULL, measured_at REAL NOT NULL
 );
-CREATE INDEX of_subject ON measurements (subject, id);
+CREATE INDEX of_key ON measurements (key, id);
 """
-_FIND = """
-SELECT config, measurement, cap_bytes, run, session, plan FROM measurements JOIN subjects ON subjects.id = subject
-WHERE key = ? ORDER BY measurements.id
-"""
-_COUNT = "SELECT count(*), count(DISTINCT workload) FROM measurements JOIN subjects ON subjects.id = subject"
+_FIND = "SELECT config, measurement, cap_bytes, run, session FROM measurements WHERE key = ? ORDER BY id"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What was measured: its key, which covers device and versions; the workload's fingerprint; the model's name."""
+    """What was measured: its key, which covers device and versions, and the workload's fingerprint alone."""
 
     key: str
     workload: str
-    model: str
 
 
 @dataclass(frozen=True)
@@ -56,14 +47,12 @@ class Stored:
     """A measurement, and the search that made it.
 
     cap_bytes: what tensors could take. run: the run directory. session: one process, in which the machine was the same.
-    plan: "explored" or "verified", which is longer.
     """
 
     measurement: Measurement
     cap_bytes: int
     run: str
     session: str
-    plan: str = "explored"
 
 
 @dataclass(frozen=True)
@@ -94,23 +83,21 @@ class Store:
         now = time.time()
         trial = stored.measurement.to_trial()
         config = json.dumps(trial.pop("config"), sort_keys=True)
-        row = (stored.run, stored.session, stored.plan, stored.cap_bytes, config, json.dumps(trial), now)
+        search = (subject.key, subject.workload, stored.run, stored.session, stored.cap_bytes)
         with self._transaction() as file:
-            file.execute(
-                "INSERT OR IGNORE INTO subjects VALUES (NULL, ?, ?, ?)", (subject.key, subject.workload, subject.model)
-            )
-            (number,) = file.execute("SELECT id FROM subjects WHERE key = ?", (subject.key,)).fetchone()
-            file.execute("INSERT INTO measurements VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", (number, *row))
-            for condition, most in ((f"subject = {number}", MOST_OF_ONE), ("true", MOST)):
+            row = (*search, config, json.dumps(trial), now)
+            file.execute("INSERT INTO measurements VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            for condition, most in (("key = :key", MOST_OF_ONE), ("true", MOST)):
                 oldest = f"SELECT id FROM measurements WHERE {condition} ORDER BY id DESC LIMIT 1 OFFSET {most}"
-                file.execute(f"DELETE FROM measurements WHERE {condition} AND id <= ({oldest})")
+                drop = f"DELETE FROM measurements WHERE {condition} AND id <= ({oldest})"
+                file.execute(drop, {"key": subject.key})
             file.execute("DELETE FROM measurements WHERE measured_at < ?", (now - DAYS * 86400,))
-            file.execute("DELETE FROM subjects WHERE id NOT IN (SELECT subject FROM measurements)")
 
     def count(self) -> Count:
         """How much the store holds."""
+        count = "SELECT count(*), count(DISTINCT workload) FROM measurements"
         with self._open() as file:
-            return Count(*file.execute(_COUNT).fetchone()) if file else Count(0, 0)
+            return Count(*file.execute(count).fetchone()) if file else Count(0, 0)
 
     def clear(self) -> Count | None:
         """Remove everything; how much that was, None where it could not be read."""

@@ -286,7 +286,7 @@ class _Run:
         self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
         request = self._request(finalist.config, VERIFY_PLAN)
         measurement = self._executor.measure(self.context.workload, request, number=finalist.number)
-        self._verified.add(measurement, plan="verified")
+        self._verified.add(measurement)
         self._listener(ProbeFinished(dataclasses.replace(measurement, verified=measurement.fits), None))
         return measurement
 

@@ -46,7 +46,7 @@ def subject_of(workload: Workload, hardware: Hardware, versions: Mapping[str, st
         versions={name: version for name, version in versions.items() if name not in _NO_INFLUENCE},
         code=own_code(*_MEASURING),
     )
-    return Subject(key, fingerprint, _printable(workload.name))
+    return Subject(key, fingerprint)
 
 
 class WarmStart:
@@ -64,7 +64,8 @@ class WarmStart:
         self, subject: Subject | None, cap_bytes: int, *, exact: bool, run: Path, notify: Callable[[str], None]
     ) -> None:
         self._subject, self._cap_bytes, self._exact = subject, cap_bytes, exact
-        self._run, self._session = _printable(str(run)), uuid.uuid4().hex
+        # No database takes the bytes that are no text in names of files.
+        self._run, self._session = str(run).encode(errors="backslashreplace").decode(), uuid.uuid4().hex
         self._notify = notify
         self._store = Store()
 
@@ -88,12 +89,11 @@ class WarmStart:
             self._notify(f"earlier searches measured {configs}: they tell where to start (--no-store leaves them out)")
         return measurements
 
-    def add(self, measurement: Measurement, *, plan: str = "explored") -> None:
+    def add(self, measurement: Measurement) -> None:
         """Store a measurement for later searches."""
         try:
             if self._subject is not None:
-                stored = Stored(measurement, self._cap_bytes, self._run, self._session, plan)
-                self._store.add(self._subject, stored)
+                self._store.add(self._subject, Stored(measurement, self._cap_bytes, self._run, self._session))
         except StoreError as error:
             self._do_without(error)
 
@@ -101,8 +101,3 @@ class WarmStart:
         self._subject = None
         self._notify(f"the search goes on without earlier measurements: {error}")
         return []
-
-
-def _printable(text: str) -> str:
-    """Text that a database takes: names of files may hold bytes that are none."""
-    return text.encode(errors="backslashreplace").decode()

@@ -36,7 +36,7 @@ def test_what_is_stored_is_counted_and_can_be_cleared(tmp_path: Path, monkeypatc
     assert examine("cpu")["store"] == nothing | {"trouble": None}
     seen = Stored(Measurement(Config(), Outcome.FITS), 1, "here", "one")
     for workload in ("a", "a", "b"):
-        store.add(Subject(workload, workload, "mlp"), seen)
+        store.add(Subject(workload, workload), seen)
     there = {"path": str(store.path), "measurements": 3, "models": 2}
     assert examine("cpu")["store"] == there | {"trouble": None}
     assert clear_store() == {"schema": 1, "cleared": there}

@@ -1,67 +1,37 @@
-"""fit trains the user's own model as a loop written by hand would, and goes on where it was stopped."""
+"""fit trains the user's own model as a loop written by hand would, and gives it back as it came."""
 
 import copy
 import importlib
 import logging
-import os
-import re
-import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import autofit
 from autofit.api.fit import fit
-from autofit.api.search import search
 from autofit.core.config import Config
-from autofit.core.errors import InputError, NothingFitsError, ProbeError
-from autofit.core.events import Event, Note, SearchStarted
-from autofit.core.measurement import Outcome
-from autofit.core.result import Result, SavedResult
+from autofit.core.errors import InputError, ProbeError
+from autofit.core.events import Event, Note
+from autofit.core.result import SavedResult
 from autofit.training.loop import StepReport
-from autofit.tuning import run as tune
 from tests import tiny
-
-Batch = tuple[torch.Tensor, torch.Tensor]
-
-
-def batches(count: int = 3, size: int = 8) -> list[Batch]:
-    generator = torch.Generator().manual_seed(count)
-    return [
-        (torch.randn(size, 48, generator=generator), torch.randint(10, (size,), generator=generator))
-        for _ in range(count)
-    ]
-
-
-def mlp(depth: int = 2) -> nn.Module:
-    torch.manual_seed(1)
-    return tiny.MLP(depth=depth)
-
-
-def fitted(model: nn.Module | None = None, loader: Any = None, **options: Any) -> autofit.Trained:
-    """Training only, on the CPU, with every knob off unless the config says otherwise."""
-    given = {"loss": tiny.classify, "lr": 1e-2, "config": {}, "device": "cpu", **options}
-    return fit(mlp() if model is None else model, batches() if loader is None else loader, **given)
-
-
-def weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-def assert_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], **tolerance: float) -> None:
-    assert one.keys() == other.keys()
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], **(tolerance or {"rtol": 0, "atol": 0}), msg=name)
-
-
-# The mathematics
+from tests.api.fitting import (
+    Batch,
+    StoppedError,
+    assert_same,
+    batches,
+    contrastive,
+    fitted,
+    mlp,
+    noisy,
+    shuffled,
+    weights,
+)
 
 
 def test_the_users_own_model_is_trained() -> None:
@@ -114,25 +84,6 @@ def test_exact_knobs_give_the_same_weights(knobs: dict[str, Any]) -> None:
         assert two.loss == pytest.approx(one.loss, rel=1e-5)
 
 
-def test_a_search_for_clipped_training_leaves_out_steps_in_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would be refused when training begins: clipping by the global norm needs all gradients at once."""
-    asked = []
-
-    def run_search(workload: Any, options: Any, listener: Any) -> Any:
-        asked.append(dict(options.set))
-        raise NothingFitsError("as far as this test goes.")
-
-    monkeypatch.setattr(importlib.import_module("autofit.api.fit"), "run_search", run_search)
-    for given in ({}, {"set": {"precision": "fp32"}}, {"max_grad_norm": None}):
-        with pytest.raises(NothingFitsError):
-            fit(mlp(), batches(), loss=tiny.classify, lr=1e-2, **{"max_grad_norm": 1.0, **given})
-    assert asked == [
-        {"optimizer_in_backward": (False,)},
-        {"optimizer_in_backward": (False,), "precision": ("fp32",)},
-        {},
-    ]
-
-
 def test_a_ragged_last_batch_is_trained_on_too() -> None:
     loader = DataLoader(TensorDataset(*(torch.cat(parts) for parts in zip(*batches(3), strict=True))), batch_size=9)
     trained = fitted(loader=loader, config={"micro_batch_size": 3})
@@ -170,19 +121,10 @@ def test_batch_norm_is_warned_of() -> None:
         assert all("BatchNorm takes its statistics over micro-batches of 2" in note for note in notes)
 
 
-def contrastive(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Every sample is told from all others in the batch."""
-    vectors = nn.functional.normalize(model(batch[0]), dim=1)
-    return nn.functional.cross_entropy(vectors @ vectors.T * 5, torch.arange(len(vectors)))
-
-
 def test_a_loss_that_couples_samples_is_not_split() -> None:
     with pytest.raises(InputError, match=r"cannot be split.* Set micro_batch_size to 8"):
         fitted(loss=contrastive, config={"micro_batch_size": 4})
     assert len(fitted(loss=contrastive, config={"micro_batch_size": 8}).history) == 3
-
-
-# How long, how fast
 
 
 @pytest.mark.parametrize(
@@ -302,142 +244,6 @@ def test_callbacks_are_told_of_every_step() -> None:
     assert seen == trained.history
 
 
-# What is kept, and going on
-
-
-def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    fitted()
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_output_directory(tmp_path: Path) -> None:
-    trained = fitted(output_dir=tmp_path / "out")
-    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
-        *(f"out/checkpoints/step-00000003/{name}" for name in ("checkpoint.yaml", "state.pt")),
-        *(f"out/checkpoints/step-00000003/{name}.safetensors" for name in ("weights", "buffers")),
-        "out/metrics.jsonl",
-        "out/model/model.safetensors",
-    }
-    read = mlp()
-    safetensors.torch.load_model(read, tmp_path / "out" / "model" / "model.safetensors")
-    assert_same(weights(read), weights(trained.model))
-
-
-def test_an_adapter_is_kept_as_an_adapter(tmp_path: Path) -> None:
-    fitted(config={"lora_rank": 2}, output_dir=tmp_path)
-    assert {path.name for path in (tmp_path / "model").iterdir()} >= {
-        "adapter_config.json",
-        "adapter_model.safetensors",
-    }
-
-
-class Noisy(nn.Module):
-    """Draws random numbers in every forward, and keeps running statistics."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(48, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 10))
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.body(features)
-
-
-def noisy() -> nn.Module:
-    torch.manual_seed(2)
-    return Noisy()
-
-
-def shuffled() -> DataLoader[Any]:
-    features, classes = (torch.cat(parts) for parts in zip(*batches(3), strict=True))
-    return DataLoader(TensorDataset(features, classes), batch_size=8, shuffle=True)
-
-
-class StoppedError(Exception):
-    """Something from outside ends a training run."""
-
-
-def stop_at(step: int) -> Callable[[StepReport], None]:
-    def callback(report: StepReport) -> None:
-        if report.step == step:
-            raise StoppedError
-
-    return callback
-
-
-@pytest.mark.parametrize("stopped", [4, 6, 8], ids=["in a pass", "after a pass", "before the end"])
-@pytest.mark.parametrize("loader", [batches, shuffled])
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
-    tmp_path: Path, loader: Callable[[], Any], stopped: int
-) -> None:
-    how: dict[str, Any] = {
-        "epochs": 3,
-        "schedule": "cosine",
-        "config": {"micro_batch_size": 4},
-        "checkpoint_every": 2,
-        "eval_loader": shuffled(),
-    }
-    whole = fitted(noisy(), loader(), **how)
-    with pytest.raises(StoppedError):
-        fitted(noisy(), loader(), output_dir=tmp_path, callbacks=(stop_at(stopped),), **how)
-    torch.manual_seed(99)  # another process has drawn other random numbers
-    resumed = fitted(noisy(), loader(), output_dir=tmp_path, resume=True, **how)
-    assert [report.step for report in resumed.history] == list(range(stopped // 2 * 2, 9))
-    assert resumed.history == whole.history[stopped // 2 * 2 :]
-    assert_same(weights(resumed.model), weights(whole.model))
-
-
-class Placed:
-    """A loader that tells and takes its place, as torchdata's StatefulDataLoader does, and counts what it reads."""
-
-    def __init__(self) -> None:
-        self.place, self.read = 0, 0
-
-    def __iter__(self) -> Iterator[Batch]:
-        start, self.place = self.place, 0
-        for self.place, batch in enumerate(batches()[start:], start + 1):
-            self.read += 1
-            yield batch
-        self.place = 0
-
-    def __len__(self) -> int:
-        return 3
-
-    def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
-
-
-@pytest.mark.parametrize("stopped", [4, 6])
-def test_a_loader_that_tells_its_place_is_put_there(tmp_path: Path, stopped: int) -> None:
-    how: dict[str, Any] = {"epochs": 3, "checkpoint_every": 2}
-    whole = fitted(noisy(), Placed(), **how)
-    with pytest.raises(StoppedError):
-        fitted(noisy(), Placed(), output_dir=tmp_path, callbacks=(stop_at(stopped),), **how)
-    loader = Placed()
-    resumed = fitted(noisy(), loader, output_dir=tmp_path, resume=True, **how)
-    assert resumed.history == whole.history[stopped:]
-    assert_same(weights(resumed.model), weights(whole.model))
-    assert loader.read == 3 + 9 - stopped  # a look at all of them comes first
-
-
-def test_as_many_checkpoints_are_kept_as_are_asked_for(tmp_path: Path) -> None:
-    fitted(output_dir=tmp_path, epochs=3, checkpoint_every=2, keep_last=3)
-    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert kept == ["step-00000006", "step-00000008", "step-00000009"]
-
-
-def test_a_damaged_checkpoint_is_told_of(tmp_path: Path) -> None:
-    events: list[Event] = []
-    fitted(output_dir=tmp_path, epochs=2, checkpoint_every=3)
-    (tmp_path / "checkpoints" / "step-00000006" / "state.pt").unlink()
-    again = fitted(output_dir=tmp_path, resume=True, epochs=2, listener=events.append)
-    assert [report.step for report in again.history] == [3, 4, 5]
-    assert any(isinstance(event, Note) and "of step 6 is damaged" in event.text for event in events)
-
-
 def test_every_pass_of_a_shuffling_loader_has_an_order_of_its_own() -> None:
     firsts: list[float] = []
 
@@ -448,48 +254,6 @@ def test_every_pass_of_a_shuffling_loader_has_an_order_of_its_own() -> None:
     fitted(loader=shuffled(), loss=remember, epochs=2)
     trained = firsts[-6:]
     assert trained[:3] != trained[3:]
-
-
-def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
-    first = fitted(output_dir=tmp_path)
-    again = fitted(output_dir=tmp_path, resume=True)
-    assert again.history == []
-    assert_same(weights(again.model), weights(first.model))
-    assert len(fitted(output_dir=tmp_path, resume=True, epochs=2).history) == 3
-
-
-def test_resuming_where_nothing_is(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"there is no run to resume in .*\. Leave out resume"):
-        fitted(output_dir=tmp_path, resume=True)
-
-
-def test_resuming_with_another_config(tmp_path: Path) -> None:
-    fitted(output_dir=tmp_path)
-    with pytest.raises(InputError, match="is of another model or config"):
-        fitted(output_dir=tmp_path, resume=True, config={"optimizer": "sgd"}, epochs=2)
-
-
-# How the model comes back
-
-
-def asked(monkeypatch: pytest.MonkeyPatch, model: nn.Module, **options: Any) -> tuple[Any, str]:
-    """The formats that are to be kept, and the space, as a search would be given them."""
-    given: list[Any] = []
-
-    def run_search(workload: Any, options: Any, listener: Any) -> Any:
-        given.append((workload.keeps, options.space))
-        raise NothingFitsError("as far as this test goes.")
-
-    monkeypatch.setattr(importlib.import_module("autofit.api.fit"), "run_search", run_search)
-    with pytest.raises(NothingFitsError):
-        fitted(model, config=None, **options)
-    return given[0]
-
-
-def test_the_default_space_keeps_the_format_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asked(monkeypatch, mlp().bfloat16()) == ((("bfloat16",), ()), "full")
-    assert asked(monkeypatch, mlp(), set={"precision": "bf16"}) == (None, "full")
-    assert asked(monkeypatch, mlp(), space="lora") == (None, "lora")
 
 
 def test_a_model_comes_back_in_the_format_it_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -530,105 +294,6 @@ def test_gradients_from_before_have_no_part_in_the_first_step() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-# With a search before it
-
-
-@pytest.mark.usefixtures("shared_zygote")
-def test_a_search_does_not_touch_the_model(tmp_path: Path) -> None:
-    model = noisy().eval()
-    model.body[0].weight.requires_grad_(False)
-    before, parameters = weights(model), list(model.parameters())
-    result = search(
-        model,
-        batches(),
-        loss=tiny.classify,
-        device="cpu",
-        mem=1,
-        trials=2,
-        set={"precision": "fp32"},
-        out=tmp_path / "r",
-    )
-    assert result.best
-    assert result.model == "Noisy"
-    assert result.workload["effective_batch_size"] == 8
-    assert_same(weights(model), before)
-    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
-    assert [parameter.requires_grad for parameter in parameters[:2]] == [False, True]
-    assert not any(module.training or module._forward_hooks for module in model.modules())
-    assert all(parameter.grad is None for parameter in parameters)
-
-
-@pytest.mark.usefixtures("shared_zygote")
-def test_search_then_train_then_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    how: dict[str, Any] = {"config": None, "mem": 1, "trials": 3, "epochs": 2, "set": {"micro_batch_size": [4, 8]}}
-    model = mlp()
-    with pytest.raises(StoppedError):  # after the search, before any checkpoint
-        fitted(mlp(), output_dir=tmp_path, callbacks=(stop_at(0),), **how)
-    trained = fitted(model, output_dir=tmp_path, search="always", **how)
-    assert trained.model is model
-    assert isinstance(trained.result, Result)
-    assert trained.result.best
-    assert trained.result.best.verified
-    assert trained.result.run_directory == str(tmp_path / "search")
-    assert len(trained.result.trials) == 3  # all of the first search, none measured twice
-    assert len(trained.history) == 6
-    monkeypatch.setattr(tune, "LocalExecutor", None)  # no search any more
-    shutil.rmtree(tmp_path / "checkpoints")
-    again = fitted(output_dir=tmp_path, resume=True, **how)
-    assert isinstance(again.result, SavedResult)
-    assert [report.loss for report in again.history] == [report.loss for report in trained.history]
-
-
-@pytest.mark.usefixtures("shared_zygote")
-def test_nothing_fits(tmp_path: Path) -> None:
-    how = {"config": None, "mem": 1e-5, "trials": 2, "set": {"precision": "fp32", "micro_batch_size": 8}}
-    with pytest.raises(NothingFitsError, match=r"no config that was tried fits 0\.00 GiB: the nearest needs") as caught:
-        fitted(output_dir=tmp_path, **how)
-    assert caught.value.exit_code == 3
-
-
-@pytest.mark.usefixtures("shared_zygote")
-def test_a_contrastive_loss_is_searched_unsplit(tmp_path: Path) -> None:
-    events: list[Event] = []
-    result = search(
-        mlp(), batches(), loss=contrastive, device="cpu", mem=1, trials=2, out=tmp_path / "r", listener=events.append
-    )
-    assert result.skipped["refused"] > 0
-    (started,) = (event for event in events if isinstance(event, SearchStarted))
-    assert (started.space_size, started.refused) == (result.space_size, result.skipped["refused"])
-    assert {trial.config["micro_batch_size"] for trial in result.trials} == {8}
-    assert any(isinstance(event, Note) and "it cannot be split" in event.text for event in events)
-
-
-@pytest.mark.usefixtures("shared_zygote")
-def test_a_workload_of_ones_own(tmp_path: Path) -> None:
-    result = autofit.search(tiny.mlp_workload(), device="cpu", mem=1, trials=1, out=tmp_path / "r")
-    assert result.trials[0].outcome is Outcome.FITS
-    assert "samples/s" in autofit.explain(result)
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: search(tiny.mlp_workload(), batches()), "a loader and a loss belong to a living model"),
-        (lambda: search("gpt2", loss=tiny.classify), "a loader and a loss belong to a living model"),
-        (lambda: search(tiny.mlp_workload(), seq_len=8), "seq_len and effective_batch belong to a model given by name"),
-        (lambda: search(mlp(), batches(), effective_batch=8), "seq_len and effective_batch belong"),
-        (lambda: search("gpt3"), r"unknown model 'gpt3'\. Did you mean 'gpt2'"),
-        (lambda: search("gpt2", trails=3), r"unknown option 'trails'\. Did you mean 'trials'"),
-        (lambda: search("gpt2", mem=0), "the memory must be more than 0 GiB"),
-        (lambda: search(mlp(), []), "the loader is empty"),
-        (lambda: search(object(), batches()), "must be an nn.Module or the name of one, not a object"),
-    ],
-)
-def test_bad_input_to_a_search(call: Callable[[], Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        call()
-
-
-# What is given wrongly
-
-
 class Endless(torch.utils.data.IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         yield from batches(2)
@@ -662,39 +327,6 @@ def test_what_could_only_fail_later_is_told_at_once(options: dict[str, Any], mes
         fitted(**options)
 
 
-def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
-    fitted(output_dir=tmp_path, steps=1)
-    with pytest.raises(InputError, match="already holds a training run"):
-        fitted(output_dir=tmp_path, steps=1)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="is a file, not a directory"):
-        fitted(output_dir=tmp_path / "file", steps=1)
-
-
-# A search that was done before
-
-
-@pytest.mark.usefixtures("shared_zygote")
-def test_the_same_search_is_not_done_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    events: list[Event] = []
-    how: dict[str, Any] = {"config": None, "mem": 1, "trials": 2, "set": {"precision": "fp32"}, "steps": 1}
-    first = fitted(mlp(), **how)
-    assert isinstance(first.result, Result)
-    monkeypatch.setattr(tune, "LocalExecutor", None)  # no search any more
-    again = fitted(mlp(), listener=events.append, **how)
-    assert isinstance(again.result, SavedResult)
-    assert again.result.config == first.result.best.config
-    (note,) = [event.text for event in events if isinstance(event, Note)]
-    before = r"a search for this model, data and machine was done before \([\d,]+ samples/s measured within 1\.00 GiB\)"
-    assert re.match(before, note)
-    with pytest.raises(TypeError):  # there is no executor
-        fitted(mlp(), search="always", **how)
-
-
-# An optimizer of one's own
-
-
 def test_an_optimizer_is_a_name_or_a_function() -> None:
     def one(**how: Any) -> float:
         return fitted(steps=3, **how).history[-1].loss
@@ -702,13 +334,6 @@ def test_an_optimizer_is_a_name_or_a_function() -> None:
     assert one(optimizer="sgd") == one(config={"optimizer": "sgd"}) != one()
     assert one(optimizer=torch.optim.NAdam) != one()
     assert one(optimizer=lambda groups: torch.optim.AdamW(groups, weight_decay=0.0)) == pytest.approx(one(), rel=1e-5)
-
-
-@pytest.mark.usefixtures("shared_zygote")
-def test_an_optimizer_of_ones_own_is_probed(tmp_path: Path) -> None:
-    how: dict[str, Any] = {"config": None, "mem": 1, "trials": 2, "set": {"precision": "fp32"}, "steps": 2}
-    trained = fitted(optimizer=lambda groups: torch.optim.NAdam(groups), output_dir=tmp_path, **how)
-    assert trained.result.best.config["optimizer"] is None
 
 
 @pytest.mark.parametrize(
@@ -747,29 +372,6 @@ def test_labels_of_a_wrong_shape_are_one_sentence() -> None:
         fitted(loader=loader)
 
 
-@pytest.mark.usefixtures("shared_zygote")
-def test_a_resumed_run_needs_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    how: dict[str, Any] = {"config": None, "mem": 1, "trials": 2, "set": {"precision": "fp32"}, "steps": 2}
-    fitted(**how)
-    found = fitted(output_dir=tmp_path / "out", **how)
-    assert not (tmp_path / "out" / "search").exists()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
-    monkeypatch.setattr(tune, "LocalExecutor", None)
-    again = fitted(output_dir=tmp_path / "out", resume=True, **{**how, "steps": 3})
-    assert again.result == found.result
-    assert len(again.history) == 1
-
-
-def test_the_output_directory_is_where_it_was_when_training_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "elsewhere").mkdir()
-    fitted(output_dir="out", callbacks=(lambda report: os.chdir(tmp_path / "elsewhere"),))
-    assert (tmp_path / "out" / "model" / "model.safetensors").exists()
-    assert not list((tmp_path / "elsewhere").iterdir())
-
-
 def test_a_model_that_cannot_be_copied_is_trained_with_a_config() -> None:
     model = mlp()
     model.lock = threading.Lock()
@@ -783,46 +385,3 @@ def test_gradients_that_are_switched_off_around_it(mode: Callable[[], Any]) -> N
     expected, model, loader = fitted().history, mlp(), batches()
     with mode():
         assert fitted(model, loader).history == expected
-
-
-class WithThing(torch.optim.SGD):
-    def __init__(self, groups: Any) -> None:
-        super().__init__(groups, lr=0.1)
-        self.param_groups[0]["thing"] = lambda: None
-
-
-class Counting(tiny.MLP):
-    def get_extra_state(self) -> Any:
-        return {"calls": 0}
-
-    def set_extra_state(self, state: Any) -> None:
-        assert state == {"calls": 0}
-
-
-def sparse() -> nn.Module:
-    model = mlp()
-    model.register_buffer("graph", torch.eye(3).to_sparse())
-    return model
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"optimizer": WithThing}, "the state_dict of the optimizer holds more than plain values and tensors"),
-        ({"model": Counting()}, "_extra_state of the model's state is no tensor, and safetensors holds no other"),
-        ({"model": sparse()}, "graph is a sparse tensor, which safetensors cannot hold"),
-    ],
-)
-def test_what_could_not_be_kept_is_told_before_training(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        fitted(output_dir=tmp_path, callbacks=(lambda report: pytest.fail("training began"),), **options)
-    assert fitted(**options).history
-
-
-def test_an_optimizer_without_weight_decay_is_resumed(tmp_path: Path) -> None:
-    def rprop(groups: Any) -> torch.optim.Optimizer:
-        return torch.optim.Rprop([parameter for group in groups for parameter in group["params"]])
-
-    expected = fitted(optimizer=rprop, steps=4).history
-    fitted(optimizer=rprop, steps=2, output_dir=tmp_path)
-    assert fitted(optimizer=rprop, steps=4, output_dir=tmp_path, resume=True).history == expected[2:]

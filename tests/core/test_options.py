@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autofit.core.errors import InputError
-from autofit.core.options import search_options, seconds_of
+from autofit.core.options import parse_settings, search_options, seconds_of
 
 
 def test_the_defaults() -> None:
@@ -123,3 +123,22 @@ def test_units_of_time(number: int, unit: tuple[str, int]) -> None:
 def test_no_times(text: str) -> None:
     with pytest.raises(InputError, match="a time cannot be"):
         seconds_of(text)
+
+
+def test_settings_are_values_of_yaml() -> None:
+    assert parse_settings(
+        ["precision=bf16,fp32", "lora_rank = 8, 16", "compile=true", "rate=1.5", "lora_targets=null"]
+    ) == {
+        "precision": ("bf16", "fp32"),
+        "lora_rank": (8, 16),
+        "compile": (True,),
+        "rate": (1.5,),
+        "lora_targets": (None,),
+    }
+    assert parse_settings([]) == {}
+
+
+@pytest.mark.parametrize("setting", ["precision", "=fp32", " =fp32", "precision=", "precision= "])
+def test_settings_of_another_form(setting: str) -> None:
+    with pytest.raises(InputError, match="is not knob=value"):
+        parse_settings([setting])

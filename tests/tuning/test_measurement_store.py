@@ -18,7 +18,7 @@ from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSecond
 from autofit.tuning import measurement_store
 from autofit.tuning.measurement_store import Count, Store, Stored, Subject
 
-SUBJECT, OTHER = Subject("key", "foo", "mlp"), Subject("other", "bar", "mlp")
+SUBJECT, OTHER = Subject("key", "foo"), Subject("other", "bar")
 
 
 def measurement(number: int = 0, **knobs: str | int | float | bool | None) -> Measurement:
@@ -80,11 +80,6 @@ def test_measurements_under_another_key_are_not_found(path: Path) -> None:
     assert held(path, key="another") == []
     Store(path).add(dataclasses.replace(SUBJECT, key="another"), stored(7))
     assert (held(path), held(path, key="another")) == ([0], [7])
-
-
-def test_a_model_may_have_several_names(path: Path) -> None:
-    Store(path).add(SUBJECT, stored())
-    assert held(path, model="renamed") == [0]
 
 
 def test_before_anything_is_stored_there_is_no_file(path: Path) -> None:

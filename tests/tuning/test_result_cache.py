@@ -192,7 +192,7 @@ def test_what_an_older_autofit_cached_is_not_used_and_that_is_said_once() -> Non
 
 def test_what_this_autofit_cached_is_not_outdated() -> None:
     result_cache.save(key(), OLD_RESULT)
-    Store().add(Subject("key", "foo", "mlp"), Stored(Measurement(Config(), Outcome.FITS), 1, "here", "one"))
+    Store().add(Subject("key", "foo"), Stored(Measurement(Config(), Outcome.FITS), 1, "here", "one"))
     assert result_cache.find(key())
     assert result_cache.outdated_note() is None
 

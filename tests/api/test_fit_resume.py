@@ -1,0 +1,197 @@
+"""fit's output directory: what is saved in it, and how a run is resumed from it."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from autofit.core.errors import InputError
+from autofit.core.events import Event, Note
+from tests import tiny
+from tests.api.fitting import Batch, StoppedError, assert_same, batches, fitted, mlp, noisy, shuffled, stop_at, weights
+
+
+def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fitted()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_output_directory(tmp_path: Path) -> None:
+    trained = fitted(output_dir=tmp_path / "out")
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
+        *(f"out/checkpoints/step-00000003/{name}" for name in ("checkpoint.yaml", "state.pt")),
+        *(f"out/checkpoints/step-00000003/{name}.safetensors" for name in ("weights", "buffers")),
+        "out/metrics.jsonl",
+        "out/model/model.safetensors",
+    }
+    read = mlp()
+    safetensors.torch.load_model(read, tmp_path / "out" / "model" / "model.safetensors")
+    assert_same(weights(read), weights(trained.model))
+
+
+def test_an_adapter_is_kept_as_an_adapter(tmp_path: Path) -> None:
+    fitted(config={"lora_rank": 2}, output_dir=tmp_path)
+    assert {path.name for path in (tmp_path / "model").iterdir()} >= {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+
+
+@pytest.mark.parametrize("stopped", [4, 6, 8], ids=["in a pass", "after a pass", "before the end"])
+@pytest.mark.parametrize("loader", [batches, shuffled])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
+    tmp_path: Path, loader: Callable[[], Any], stopped: int
+) -> None:
+    how: dict[str, Any] = {
+        "epochs": 3,
+        "schedule": "cosine",
+        "config": {"micro_batch_size": 4},
+        "checkpoint_every": 2,
+        "eval_loader": shuffled(),
+    }
+    whole = fitted(noisy(), loader(), **how)
+    with pytest.raises(StoppedError):
+        fitted(noisy(), loader(), output_dir=tmp_path, callbacks=(stop_at(stopped),), **how)
+    torch.manual_seed(99)  # another process has drawn other random numbers
+    resumed = fitted(noisy(), loader(), output_dir=tmp_path, resume=True, **how)
+    assert [report.step for report in resumed.history] == list(range(stopped // 2 * 2, 9))
+    assert resumed.history == whole.history[stopped // 2 * 2 :]
+    assert_same(weights(resumed.model), weights(whole.model))
+
+
+class Placed:
+    """A loader that tells and takes its place, as torchdata's StatefulDataLoader does, and counts what it reads."""
+
+    def __init__(self) -> None:
+        self.place, self.read = 0, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        start, self.place = self.place, 0
+        for self.place, batch in enumerate(batches()[start:], start + 1):
+            self.read += 1
+            yield batch
+        self.place = 0
+
+    def __len__(self) -> int:
+        return 3
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+@pytest.mark.parametrize("stopped", [4, 6])
+def test_a_loader_that_tells_its_place_is_put_there(tmp_path: Path, stopped: int) -> None:
+    how: dict[str, Any] = {"epochs": 3, "checkpoint_every": 2}
+    whole = fitted(noisy(), Placed(), **how)
+    with pytest.raises(StoppedError):
+        fitted(noisy(), Placed(), output_dir=tmp_path, callbacks=(stop_at(stopped),), **how)
+    loader = Placed()
+    resumed = fitted(noisy(), loader, output_dir=tmp_path, resume=True, **how)
+    assert resumed.history == whole.history[stopped:]
+    assert_same(weights(resumed.model), weights(whole.model))
+    assert loader.read == 3 + 9 - stopped  # a look at all of them comes first
+
+
+def test_as_many_checkpoints_are_kept_as_are_asked_for(tmp_path: Path) -> None:
+    fitted(output_dir=tmp_path, epochs=3, checkpoint_every=2, keep_last=3)
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["step-00000006", "step-00000008", "step-00000009"]
+
+
+def test_a_damaged_checkpoint_is_told_of(tmp_path: Path) -> None:
+    events: list[Event] = []
+    fitted(output_dir=tmp_path, epochs=2, checkpoint_every=3)
+    (tmp_path / "checkpoints" / "step-00000006" / "state.pt").unlink()
+    again = fitted(output_dir=tmp_path, resume=True, epochs=2, listener=events.append)
+    assert [report.step for report in again.history] == [3, 4, 5]
+    assert any(isinstance(event, Note) and "of step 6 is damaged" in event.text for event in events)
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+    first = fitted(output_dir=tmp_path)
+    again = fitted(output_dir=tmp_path, resume=True)
+    assert again.history == []
+    assert_same(weights(again.model), weights(first.model))
+    assert len(fitted(output_dir=tmp_path, resume=True, epochs=2).history) == 3
+
+
+def test_resuming_where_nothing_is(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"there is no run to resume in .*\. Leave out resume"):
+        fitted(output_dir=tmp_path, resume=True)
+
+
+def test_resuming_with_another_config(tmp_path: Path) -> None:
+    fitted(output_dir=tmp_path)
+    with pytest.raises(InputError, match="is of another model or config"):
+        fitted(output_dir=tmp_path, resume=True, config={"optimizer": "sgd"}, epochs=2)
+
+
+def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path: Path) -> None:
+    fitted(output_dir=tmp_path, steps=1)
+    with pytest.raises(InputError, match="already holds a training run"):
+        fitted(output_dir=tmp_path, steps=1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="is a file, not a directory"):
+        fitted(output_dir=tmp_path / "file", steps=1)
+
+
+def test_the_output_directory_is_where_it_was_when_training_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    fitted(output_dir="out", callbacks=(lambda report: os.chdir(tmp_path / "elsewhere"),))
+    assert (tmp_path / "out" / "model" / "model.safetensors").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+class WithThing(torch.optim.SGD):
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, lr=0.1)
+        self.param_groups[0]["thing"] = lambda: None
+
+
+class Counting(tiny.MLP):
+    def get_extra_state(self) -> Any:
+        return {"calls": 0}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state == {"calls": 0}
+
+
+def sparse() -> nn.Module:
+    model = mlp()
+    model.register_buffer("graph", torch.eye(3).to_sparse())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": WithThing}, "the state_dict of the optimizer holds more than plain values and tensors"),
+        ({"model": Counting()}, "_extra_state of the model's state is no tensor, and safetensors holds no other"),
+        ({"model": sparse()}, "graph is a sparse tensor, which safetensors cannot hold"),
+    ],
+)
+def test_what_could_not_be_kept_is_told_before_training(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        fitted(output_dir=tmp_path, callbacks=(lambda report: pytest.fail("training began"),), **options)
+    assert fitted(**options).history
+
+
+def test_an_optimizer_without_weight_decay_is_resumed(tmp_path: Path) -> None:
+    def rprop(groups: Any) -> torch.optim.Optimizer:
+        return torch.optim.Rprop([parameter for group in groups for parameter in group["params"]])
+
+    expected = fitted(optimizer=rprop, steps=4).history
+    fitted(optimizer=rprop, steps=2, output_dir=tmp_path)
+    assert fitted(optimizer=rprop, steps=4, output_dir=tmp_path, resume=True).history == expected[2:]

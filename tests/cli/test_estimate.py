@@ -1,0 +1,96 @@
+"""`autofit estimate`: its JSON, its tables, and what is wrong with its input."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from autofit.core.estimate import PARTS
+from tests.cli.command import Run
+from tests.cli.test_search import shape
+
+ESTIMATE = ("estimate", "--model", "llama", "--seq-len", "16", "--effective-batch", "4")
+
+
+@pytest.mark.usefixtures("here")
+def test_the_json_of_an_estimate(run: Run) -> None:
+    printed = run(*ESTIMATE, "--gpu", "rtx-4090", "--set", "micro_batch_size=2", "--set", "precision=bf16", "--json")
+    assert printed.code == 0
+    answer = printed.json
+    assert answer["schema"] == 1
+    assert answer["config"]["micro_batch_size"] == 2
+    assert {key: shape(answer[key]) for key in answer if key not in ("config", "workload", "hardware", "notes")} == {
+        "schema": int,
+        "model": str,
+        "budget_bytes": int,
+        "usable_bytes": int,
+        "allocated_bytes": int,
+        "reserved_bytes": int,
+        "device_bytes": {"low": int, "high": int},
+        "breakdown": dict.fromkeys(PARTS, int),
+        "step_seconds": float,
+        "samples_per_second": float,
+        "tokens_per_second": float,
+        "utilisation": float,
+        "fits": str,
+        "bottleneck": str,
+        "alternatives": None,
+        "largest": None,
+    }
+    assert sum(answer["breakdown"].values()) == answer["allocated_bytes"] + answer["breakdown"]["context"]
+    assert answer["fits"] == "yes"
+    assert answer["bottleneck"] in ("compute", "memory", "transfer")
+
+
+@pytest.mark.usefixtures("here")
+def test_an_estimate_and_what_lies_around_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def growing(_: object, __: object, configs: Sequence[object]) -> tuple[list[float], list[float]]:
+        return [1.0 + 0.1 * place for place in range(len(configs))], [1.0] * len(configs)
+
+    monkeypatch.setattr("autofit.api.what_if.predict_all", growing)  # which takes seconds, and is tested in its place
+    asked = (*ESTIMATE, "--gpu", "h100", "--set", "optimizer=sgd", "--set", "precision=fp32")
+    answer = run(*asked, "--json", "--alternatives").json
+    knobs = {each["knob"] for each in answer["alternatives"]}
+    assert {"precision", "optimizer", "micro_batch_size", "activation_checkpointing", "lora_rank"} <= knobs
+    assert answer["largest"]["micro_batch_size"] == 4
+    printed = run(*asked)
+    assert printed.code == 0
+    lines = printed.out.splitlines()
+    assert lines[0] == "llama: 16 tokens, effective batch 4, on NVIDIA H100 80GB within 79.10 GiB"
+    assert lines[1].startswith("Fits: 0.")
+    assert "from here" in printed.out
+    assert lines[-1].startswith("Largest that fits, all else as it is: micro-batch 4")
+    short = run(*asked, "--no-alternatives")
+    assert "from here" not in short.out
+    assert short.out.splitlines()[1] == lines[1]
+
+
+@pytest.mark.usefixtures("here")
+def test_the_config_of_a_result_is_estimated_for_every_card(here: Path, run: Run) -> None:
+    config = {"precision": "bf16", "micro_batch_size": 1}
+    (here / "mine.yaml").write_text(json.dumps(config))
+    answer = run(*ESTIMATE, "--config", "mine.yaml", "--gpu", "list", "--json").json
+    assert answer["schema"] == 1
+    assert {card["name"]: card["fits"] for card in answer["cards"]}.items() >= {"t4": "no", "h100": "yes"}.items()
+    printed = run(*ESTIMATE, "--config", "mine.yaml", "--gpu", "list")
+    assert printed.code == 0
+    assert any(line.split()[:1] == ["h100"] and "yes" in line for line in printed.out.splitlines())
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpu", "h101"), "unknown GPU 'h101'"),
+        (("--gpu", "list", "--mem", "2"), "--gpu list is about whole cards"),
+        (("--gpu", "t4", "--set", "precision=bf16"), "bf16 needs compute capability 8.0"),
+        (("--gpu", "h100", "--set", "precision=bf16,fp32"), "precision is set to 2 values"),
+        (("--gpu", "h100", "--config", "mine.py"), "mine.py"),
+    ],
+    ids=lambda each: each[-1] if isinstance(each, tuple) else "",
+)
+def test_an_estimate_of_nothing(run: Run, arguments: tuple[str, ...], message: str) -> None:
+    printed = run(*ESTIMATE, *arguments, "--json")
+    assert printed.code == 2
+    assert message in printed.json["error"]["message"]

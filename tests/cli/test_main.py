@@ -1,0 +1,52 @@
+"""The command line as a whole: how it starts, and how every command ends."""
+
+import json
+
+import pytest
+
+import autofit
+from autofit.cli import main
+from tests.cli.command import Run, assert_error
+
+
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "plain"])
+def test_an_interrupt_before_anything_is_known(run: Run, monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    def press(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autofit.cli.models.describe_presets", press)
+    printed = run("models", *(["--json"] if as_json else []))
+    assert printed.code == 130
+    assert printed.err == "autofit: interrupted.\n"
+    assert bool(printed.out) == as_json
+
+
+def test_an_error_of_autofits_own_is_json_and_a_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autofit.cli.models.describe_presets", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["models", "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert "ZeroDivisionError: division by zero" in answer["error"]["message"]
+
+
+def test_without_arguments_it_says_how_to_start(run: Run) -> None:
+    printed = run()
+    assert (printed.code, printed.out) == (2, "")
+    commands = [line.split()[1:] for line in printed.err.splitlines() if line.startswith("  autofit ")]
+    assert [words[0] for words in commands] == ["search", "search", "estimate"]
+    assert "autofit --help" in printed.err
+
+
+def test_the_version(run: Run) -> None:
+    assert run("--version") == (0, f"autofit {autofit.__version__}\n", "")
+    assert run("--version", "search").out == run("--version").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("serch",), ["No such command 'serch'"]), (("search",), ["Missing option", "--model"]), (("models", "x"), ["x"])],
+)
+def test_bad_commands(run: Run, arguments: tuple[str, ...], words: list[str]) -> None:
+    assert_error(run(*arguments, "--json"), *words)
