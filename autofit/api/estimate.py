@@ -87,9 +87,9 @@ def predict(model: str | Workload, config: ConfigSource = None, **options: Any) 
     budget = budget_for(checked, hardware)
     workload = workload_of(model, hardware, **sizes)
     canonical, config_notes = config_of(config, checked.set, workload, hardware)
-    found = estimate_on(trace(workload, canonical, hardware), workload, hardware, budget)
-    notes = (*config_notes, *notes, *found.notes)
-    return Prediction(workload, hardware, budget, dataclasses.replace(found, notes=notes))
+    predicted = estimate_on(trace(workload, canonical, hardware), workload, hardware, budget)
+    notes = (*config_notes, *notes, *predicted.notes)
+    return Prediction(workload, hardware, budget, dataclasses.replace(predicted, notes=notes))
 
 
 def workload_of(

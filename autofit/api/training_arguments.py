@@ -102,11 +102,11 @@ def training_arguments(
         result = SavedResult.load(Path(result))
     device, workload, source = None, dict[str, Any](), dict[str, Any]()
     if isinstance(result, Mapping):
-        found = Config(result)
+        given = Config(result)
     elif isinstance(result, Result | SavedResult):
         if result.config is None:
             raise nothing_fits(result)
-        found, workload, source = Config(result.config), dict(result.workload), dict(result.source)
+        given, workload, source = Config(result.config), dict(result.workload), dict(result.source)
         device = result.hardware.device if isinstance(result, Result) else result.hardware.get("device")
     else:
         message = f"a result, a result.yaml or a config is needed, not a {type(result).__name__}."
@@ -115,8 +115,8 @@ def training_arguments(
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("this config is for a GPU, and there is no CUDA device here.", "Run it where the card is.")
     hardware = detect(device)
-    check(found, hardware)
-    config = Config({each.name: each.off for each in all_techniques()}).replace(**found)
+    check(given, hardware)
+    config = Config({each.name: each.off for each in all_techniques()}).replace(**given)
     structure = _structure(source, workload, config) if model is None else model
     if structure is not None:
         _refuse_others(structure)

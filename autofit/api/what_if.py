@@ -54,11 +54,11 @@ def what_if(prediction: Prediction) -> dict[str, Any]:
     Both are empty where no space can be predicted.
     """
     alternatives = changes(prediction)
-    here, workload = prediction.estimate, prediction.workload
+    base, workload = prediction.estimate, prediction.workload
     largest: dict[str, Value] = {}
     for knob in ("micro_batch_size", "lora_rank"):
-        every = [*alternatives, Change(knob, here.config[knob], here)]
-        fitting = [each.value for each in every if each.knob == knob and each.estimate.verdict == "yes"]
+        candidates = [*alternatives, Change(knob, base.config[knob], base)]
+        fitting = [each.value for each in candidates if each.knob == knob and each.estimate.verdict == "yes"]
         largest[knob] = max((value for value in fitting if isinstance(value, int) and value), default=None)
     if isinstance(workload.model, HuggingFaceModel) and workload.sequence_length:
         largest["sequence_length"] = longest(prediction)
@@ -76,12 +76,12 @@ def changes(prediction: Prediction) -> list[Change]:
         memory, seconds = predict_all(prediction.workload, prediction.hardware, configs)
     except UntraceableError:
         return []
-    found = [
+    legal_changes = [
         Change(knob, value, scaled(prediction, config, memory=nbytes / memory[0], time=time / seconds[0]))
         for (knob, value, config), nbytes, time in zip(legal, memory[1:], seconds[1:], strict=True)
         if not math.isnan(nbytes / memory[0])
     ]
-    return sorted(found, key=lambda change: change.merit)
+    return sorted(legal_changes, key=lambda change: change.merit)
 
 
 def _legal_changes(prediction: Prediction) -> Iterator[tuple[str, Value, Config]]:
@@ -185,8 +185,8 @@ def fitting_cards(
             continue
         if ampere not in traces:
             traces[ampere] = trace(workload, canonical, hardware)
-        found = estimate_on(traces[ampere], workload, hardware, budget_for(SearchOptions(), hardware))
-        rows.append(row | _figures(found) | {"reason": None})
+        budget = budget_for(SearchOptions(), hardware)
+        rows.append(row | _figures(estimate_on(traces[ampere], workload, hardware, budget)) | {"reason": None})
     return {
         "schema": 1,
         "model": workload.name,
@@ -197,6 +197,6 @@ def fitting_cards(
     }
 
 
-def _figures(found: Estimate) -> dict[str, Any]:
-    data = found.to_dict()
+def _figures(estimate: Estimate) -> dict[str, Any]:
+    data = estimate.to_dict()
     return {name: data[name] for name in _SHOWN}

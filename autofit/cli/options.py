@@ -107,6 +107,7 @@ Version = Annotated[bool, typer.Option("--version", help="Print the version.")]
 
 # What to do with a result
 
+_tool_version = "Version of the tool; default: as measured with, else the newest known."
 _result = typer.Argument(metavar="RESULT.yaml", help="Of a search, in its run directory.")
 _report_output = "Default: in RUN_DIR; for md: stdout."
 Result = Annotated[Path, _result]
@@ -115,12 +116,9 @@ Runs = Annotated[list[Path], typer.Argument(metavar="RUN_DIR", help="A run direc
 Tool = Annotated[
     str, _option(_OUTPUT, "The tool, such as axolotl; list: all of them.", "TOOL", complete=completion.tools)
 ]
-ToolVersion = Annotated[
-    str | None, _option(_OUTPUT, "Version of the tool; default: as measured with, else the newest known.", "V")
-]
+ToolVersion = Annotated[str | None, _option(_OUTPUT, _tool_version, "V")]
 Strict = Annotated[bool, _option(_OUTPUT, "Fail where the tool would run another config.", None, "--strict")]
 ExportOutput = Annotated[Path | None, _option(_OUTPUT, "Where to write; default: stdout.", "FILE", "--output")]
-_tool_version = "Version of the tool; default: as measured with, else the newest known."
 _format = "html, svg, png or md; of two runs a table, or md."
 Format = Annotated[str | None, _option(_OUTPUT, _format, "FORMAT", "--format", complete=completion.formats)]
 ReportOutput = Annotated[Path | None, _option(_OUTPUT, _report_output, "FILE", "--output")]

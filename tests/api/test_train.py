@@ -98,11 +98,22 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def test_a_text_from_scratch(causal: Case) -> None:
-    seen = losses(causal.train(DATA / "alice.txt"))
-    assert len(seen) == -(-len((DATA / "alice.txt").read_bytes()) // 32 // 8)
+@pytest.fixture(scope="module")
+def two_passes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trained, Path, list[Event]]:
+    """Two passes over a text from scratch: what was trained, where it was saved, and the events."""
+    case, events = Case(tmp_path_factory.mktemp("trained"), "LlamaForCausalLM", BYTES), list[Event]()
+    trained = case.train(DATA / "alice.txt", epochs=2, output=case.folder / "out", events=events)
+    return trained, case.folder / "out" / "model", events
+
+
+def test_a_text_from_scratch(two_passes: tuple[Trained, Path, list[Event]]) -> None:
+    trained, weights, events = two_passes
+    seen = losses(trained)
+    assert len(seen) == 2 * -(-len((DATA / "alice.txt").read_bytes()) // 32 // 8)
     assert seen[0] == pytest.approx(5.5, abs=0.3)  # ln 256
-    assert mean(seen[-5:]) < 0.75 * seen[0]
+    assert mean(seen[len(seen) // 2 - 5 : len(seen) // 2]) < 0.75 * seen[0]
+    assert json.loads((weights / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    assert notes(events) == ["no tokenizer beside the weights: the bytes of the text are its token ids."]
 
 
 def test_that_nothing_was_measured_is_told_before_all_else(causal: Case) -> None:
@@ -142,14 +153,10 @@ def test_images(tmp_path: Path) -> None:
     assert mean(seen[-3:]) < 0.5 * seen[0]
 
 
-def test_weights_that_were_trained_are_gone_on_with(causal: Case) -> None:
-    events: list[Event] = []
-    trained = causal.train(DATA / "alice.txt", epochs=2, output=causal.folder / "out", events=events)
-    weights = causal.folder / "out" / "model"
-    assert json.loads((weights / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+def test_training_goes_on_from_saved_weights(causal: Case, two_passes: tuple[Trained, Path, list[Event]]) -> None:
+    trained, weights, _ = two_passes
     further = causal.train(DATA / "alice.txt", steps=2, weights=weights)
     assert losses(further)[0] == pytest.approx(mean(losses(trained)[-5:]), abs=0.2)
-    assert notes(events) == ["no tokenizer beside the weights: the bytes of the text are its token ids."]
 
 
 def test_warnings_of_the_build_reach_the_listener(causal: Case) -> None:
@@ -218,10 +225,12 @@ def test_the_tokenizer_beside_the_config_serves_a_model_from_scratch(causal: Cas
     assert len(AutoTokenizer.from_pretrained(causal.folder / "out" / "model")) == 5
 
 
-def test_weights_of_a_hub_id_come_from_its_cache(causal: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained = causal.train(DATA / "alice.txt", epochs=2, output=causal.folder / "out")
+def test_weights_of_a_hub_id_come_from_its_cache(
+    causal: Case, two_passes: tuple[Trained, Path, list[Event]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, weights, _ = two_passes
     snapshot = causal.folder / "hub" / "models--org--name" / "snapshots" / "main"
-    shutil.copytree(causal.folder / "out" / "model", snapshot)
+    shutil.copytree(weights, snapshot)
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text("main")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(causal.folder / "hub"))
@@ -237,14 +246,13 @@ def test_a_hub_id_that_cannot_be_had(causal: Case) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_evaluation_on_a_second_file(causal: Case) -> None:
+def test_evaluation_on_a_second_file(causal: Case, two_passes: tuple[Trained, Path, list[Event]]) -> None:
     half = (DATA / "alice.txt").read_text()[:2000]
     (causal.folder / "eval.txt").write_text(half)
-    alone = causal.train(DATA / "alice.txt", epochs=2)
     trained = causal.train(DATA / "alice.txt", epochs=2, eval_data=causal.folder / "eval.txt")
     first, second = trained.evaluations
     assert second < first < 5.0
-    assert losses(trained) == losses(alone)  # evaluation draws nothing that training would have drawn
+    assert losses(trained) == losses(two_passes[0])  # evaluation draws nothing that training would have drawn
 
 
 def test_what_fit_takes_is_passed_on(causal: Case) -> None:

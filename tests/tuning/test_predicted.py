@@ -16,6 +16,7 @@ from autofit.core.events import Event, Note, PhaseStarted, SearchStarted
 from autofit.core.record import Record
 from autofit.core.result import Result, SavedResult
 from autofit.hardware.catalogue import most_common_card
+from autofit.hardware.driver import no_gpu_note
 from autofit.report import nothing_fits
 from autofit.search import Figures, enumeration
 from autofit.tuning import predicted
@@ -76,6 +77,7 @@ def test_the_best_predicted_config_comes_with_the_files_of_a_search(tmp_path: Pa
     told = [each.text for each in heard if isinstance(each, Note)]
     assert told == list(result.notes)
     assert most_common_card(24).title in told[1]
+    assert "--host-mem" in told[-1]
     assert [each.trials for each in heard if isinstance(each, SearchStarted)] == [0]
     assert any(isinstance(each, PhaseStarted) and each.doing.startswith("predicting ") for each in heard)
 
@@ -139,11 +141,13 @@ def test_nobody_trains_on_a_prediction_by_surprise(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("shared_zygote")
 def test_a_driver_without_a_card_is_found_out_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons: list[str] = []
     monkeypatch.setattr(predicted, "why_no_gpu", lambda: None)
-    result = searched(tmp_path / "run", gpu="h100")
-    assert result.notes[0] == "There is no CUDA device here, so nothing can be measured: the best config is predicted."
-    assert "--host-mem" in result.notes[-1]
-    assert result.hardware.name == "NVIDIA H100 80GB"
+    monkeypatch.setattr(predicted, "predicted_search", lambda *_, reason: reasons.append(reason))
+    searched(tmp_path / "run", gpu="h100")
+    (reason,) = reasons
+    note = "There is no CUDA device here, so nothing can be measured: the best config is predicted."
+    assert no_gpu_note(reason) == note
 
 
 def figures(*rows: tuple[str, float, float], compiled: str = "none") -> list[Figures]:
