@@ -135,7 +135,7 @@ def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
         patch.setattr(importlib.import_module(f"autofit.{room}"), "resolve", small)
     patch.setattr("autofit.api.fit.run_search", short)
     patch.setattr("autofit.api.search.search_or_predict", short)
-    patch.setattr("autofit.tuning.run._Run._expect", lambda *_: None)
+    patch.setattr("autofit.tuning.run._Run._predict", lambda *_: None)
 
 
 @pytest.fixture
