@@ -1,8 +1,8 @@
-"""What constraints say of a whole space, found out by asking: each rule as a tree of the knobs that it reads.
+"""Decision diagrams of constraints over a whole space: each rule as a tree of the knobs that it reads.
 
-A rule is a function of the config alone, so what it says of one holds for all that agree on the knobs it read. Asked
-about few combinations (a dozen of 26 million), it is known for all: ask, note what was read, change the last of it,
-ask again. Trees of all constraints share their parts, so that parts that say the same are one and the same number.
+A rule is a function of the config alone, so its answer for one holds for all that agree on the knobs it read. A few
+calls (a dozen for 26 million combinations) reveal it for all: call it, note what it read, change the last knob, call it
+again. The trees of all constraints share their parts: equal parts have the same number.
 """
 
 from __future__ import annotations

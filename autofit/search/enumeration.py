@@ -1,10 +1,8 @@
 """All legal configs of a space: counted without making one, listed without looking at what is refused.
 
-The trees of all constraints together are what is left to say. Giving a knob a value leaves less of each tree, and
-however
-that came about, where the same is left the same configs lie below: of 26 million combinations a few hundred such states
-remain. They are counted from the end, and listed (or drawn) by handing on, from state to state, all the rows that pass
-through one at once.
+A state is what is left of all constraints' trees once some knobs have values; where the same is left, the same configs
+follow, however it came about: 26 million combinations have a few hundred states. Configs are counted from the end, and
+listed (or drawn) by passing all rows of a state on at once.
 """
 
 from __future__ import annotations

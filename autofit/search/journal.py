@@ -1,8 +1,8 @@
 """The Optuna study of a search, kept in a journal file so that nothing measured is ever lost.
 
-A process may die at any moment, kill -9 and power cuts included. What that leaves behind is put right when the journal
-is opened again: a line half written, a lock nobody holds, a trial nobody runs. The caller holds the run directory's own
-lock, so there is no other writer.
+A process may die at any moment, kill -9 and power cuts included. Opening the journal again repairs what that leaves: a
+torn last line, stale locks, trials that nobody runs. The caller holds the run directory's lock, so there is no other
+writer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which of the measurements to recommend: pure functions, and the only place that knows the rule for ties."""
+"""Ranking: which measurement to recommend. Pure functions; the rule for ties is only here."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ def recommend(measurements: Iterable[Measurement], *, tolerance: float, fidelity
     """
     fitting = [measurement for measurement in measurements if measurement.fits]
     figures = [Figures(each.config, each.throughput, _allocated(each)) for each in fitting]
-    return fitting[place] if (place := preferred(figures, tolerance=tolerance, fidelity=fidelity)) is not None else None
+    index = preferred(figures, tolerance=tolerance, fidelity=fidelity)
+    return None if index is None else fitting[index]
 
 
 class Figures(NamedTuple):
-    """A config that fits, and what decides between it and others, measured or predicted."""
+    """A config that fits, with the figures that rank it, measured or predicted."""
 
     config: Config
     throughput: float
@@ -38,14 +39,14 @@ class Figures(NamedTuple):
 
 
 def preferred(figures: Sequence[Figures], *, tolerance: float, fidelity: Fidelity) -> int | None:
-    """The place of the one to recommend, by the rule of `recommend`; None where there is none."""
+    """The index of the config to recommend, by the rule of `recommend`; None where there is none."""
     if not figures:
         return None
     enough = max(each.throughput for each in figures) * (1 - tolerance)
-    tied = [place for place, each in enumerate(figures) if each.throughput >= enough]
+    tied = [index for index, each in enumerate(figures) if each.throughput >= enough]
 
-    def merit(place: int) -> tuple[tuple[int, ...], float, float]:
-        each = figures[place]
+    def merit(index: int) -> tuple[tuple[int, ...], float, float]:
+        each = figures[index]
         return fidelity(each.config), -each.nbytes, each.throughput
 
     return max(tied, key=merit)
@@ -54,7 +55,7 @@ def preferred(figures: Sequence[Figures], *, tolerance: float, fidelity: Fidelit
 def finalists(
     measurements: Iterable[Measurement], *, tolerance: float, fidelity: Fidelity, count: int = 2
 ) -> tuple[Measurement, ...]:
-    """The pick, then what would be picked without it, and so on: at most `count`, the runner-up being the second."""
+    """The recommended one, then the one recommended without it, and so on: at most `count`."""
     left = list(measurements)
     chosen: list[Measurement] = []
     while len(chosen) < count and (best := recommend(left, tolerance=tolerance, fidelity=fidelity)):
@@ -66,7 +67,7 @@ def finalists(
 def best_of_tiers(
     measurements: Iterable[Measurement], *, tolerance: float, fidelity: Fidelity
 ) -> dict[str, Measurement | None]:
-    """The pick within each tier, None where nothing of it fits."""
+    """The recommended one of each tier, None where nothing of it fits."""
     by_tier: dict[str, list[Measurement]] = {name: [] for name in TIERS}
     for measurement in measurements:
         by_tier[tier(measurement.config)].append(measurement)

@@ -1,8 +1,7 @@
 """Space: the values each knob may take in a search, read from YAML.
 
-What a knob may be on this hardware is for the techniques to say; they speak here through an `KnobChoices` that tune
-hands
-over. Values are kept in the order of the file, which runs from what should need the least memory to the most.
+The techniques say what a knob may be on this hardware, through `KnobChoices`. Values keep the order of the file, which
+runs from the least expected memory to the most.
 """
 
 from __future__ import annotations
@@ -141,12 +140,12 @@ def _listed(knob: str, given: Any, offer: KnobChoices, path: Path) -> tuple[Valu
 def _checked(knob: str, values: list[Any], offer: KnobChoices, source: str) -> tuple[Value, ...]:
     if not values:
         raise InputError(f"{source}: {knob} has no values.", "Give at least one, or leave the knob out.")
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if value is not None and not isinstance(value, str | int | float | bool):
             raise InputError(f"{source}: {knob} cannot be {value!r}.", "Give words, numbers or null.")
         if not offer.accepts(knob, value):
             raise unknown(f"value for {knob}", _shown(value), map(_shown, offer.choices(knob)))
-        if _among(value, values[:place]):
+        if _among(value, values[:index]):
             raise InputError(f"{source}: {knob} lists {_shown(value)} twice.", "List each value once.")
     return tuple(values)
 

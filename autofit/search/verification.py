@@ -1,7 +1,7 @@
-"""The finals of a search: what may be the best is measured again, longer and in turn, before anyone sees it.
+"""Verification: the finalists of a search are measured again, longer and in turn, before anyone sees them.
 
-A short measurement may flatter, and the most flattered ones rank first. So who is called is decided by what is expected
-of each config given all measurements, not by its own alone; who wins is decided by the finals alone.
+Short measurements that are too good by chance rank first. So finalists are chosen by the posterior given all
+measurements, not by each one's own; the winner is chosen by the verified measurements alone.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from autofit.core.measurement import Measurement, StepSeconds
 from autofit.core.result import tier
 from autofit.search.ranking import Fidelity, finalists
 
-ROUNDS = 2  # A, B, A, B: what disturbs the machine for a while disturbs all
-MOST_ROUNDS = 3  # while it is in doubt who leads; on the recorded tables that halved what two rounds missed
-FIELD, MOST = 3, 5  # called at once, and in all
-# What is expected to be slower than the first by more than the tolerance and this is not called. On the recorded tables
+ROUNDS = 2  # A, B, A, B: a disturbance of the machine affects all
+MOST_ROUNDS = 3  # while the leader is in doubt; on the recorded tables that halved what two rounds missed
+FIELD, MOST = 3, 5  # finalists measured in turn, and in all
+# A config expected to be slower than the first by more than the tolerance and this is no finalist. On recorded tables
 # (benchmarks.replay) fields of 3, 4 and 6 that were 8 % wide found the same, and one of 2 missed a little.
 _DOUBT = 0.05
-_ELSEWHERE = 0.1  # and this where it was explored on fewer cores: taken, not measured, since the order may differ there
+_ELSEWHERE = 0.1  # also this where exploring had fewer cores: an assumption, since the order may differ there
 # One-sided 95 % quantiles of Student's t by degrees of freedom, from 1.
 _T95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
-_LEAST_NOISE = 0.002  # of a median of many steps: two that agree by chance are no proof that there is none
+_LEAST_NOISE = 0.002  # of a median of many steps, even if two agree by chance
 
-Rounds = dict[Config, list[Measurement]]  # of each finalist what was measured of it
+Rounds = dict[Config, list[Measurement]]  # the measurements of each finalist
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The explored measurements, the verified ones that take the place of theirs, and the configs that failed it."""
+    """The explored measurements, the verified ones, and the configs that failed verification."""
 
     explored: tuple[Measurement, ...]
     verified: tuple[Measurement, ...] = ()
@@ -41,11 +41,11 @@ class Verification:
     interrupted: bool = False
 
     def candidates(self) -> tuple[Measurement, ...]:
-        """Among whom the best is chosen: the verified, unless the search was interrupted before there were any."""
+        """The measurements to choose the best from: the verified; the explored if an interrupt left no others."""
         return self.explored if self.interrupted and not self.verified else self.verified
 
     def levelled(self) -> tuple[Measurement, ...]:
-        """The explored measurements at the pace of the verified: faster by what those measured again have gained."""
+        """The explored measurements at the speed level of the verified, by the mean gain of those measured twice."""
         before = {each.config: each.throughput for each in self.explored if each.fits}
         gains = [each.throughput / before[each.config] for each in self.verified if before.get(each.config)]
         by = statistics.geometric_mean(gains) if gains else 1.0
@@ -61,7 +61,7 @@ class Verification:
 
 def verify(
     explored: Sequence[Measurement],
-    expected: Sequence[Measurement],
+    posterior: Sequence[Measurement],
     measure: Callable[[Measurement], Measurement],
     *,
     tolerance: float,
@@ -69,18 +69,17 @@ def verify(
     in_time: Callable[[], bool] = lambda: True,
     elsewhere: bool = False,
 ) -> Verification:
-    """Measure again whatever may be the best: at least the best and the runner-up, and whoever takes the place of one
-    that fails, or turns out slower than a config that was only explored.
+    """Measure the possible winners again: at least the best and the runner-up, and the next one for each that fails or
+    turns out slower than a config that was only explored.
 
     Args:
-        expected: of every config that fits, one measurement, with the speed that is expected of it.
-        measure: of a finalist, longer and in a fresh process.
-        in_time: whether there is time for more than the least.
-        elsewhere: whether `measure` measures on more cores than was explored on: more may be the best there, and what
-            was only explored cannot be compared with what it measures.
+        posterior: one measurement of every config that fits, at its expected speed.
+        measure: measures a finalist, longer and in a fresh process.
+        in_time: whether there is time for more than the minimum.
+        elsewhere: whether `measure` has more cores than exploring probes: more configs may win there, and explored
+            measurements cannot be compared with verified ones.
     """
-    kept = tuple(explored)
-    waiting = list(finalists(expected, tolerance=tolerance, fidelity=fidelity, count=len(expected)))
+    waiting = list(finalists(posterior, tolerance=tolerance, fidelity=fidelity, count=len(posterior)))
     verified: list[Measurement] = []
     failed: list[Config] = []
     rounds: Rounds = {}
@@ -94,8 +93,8 @@ def verify(
             verified += passed(rounds)
             failed += [config for config, of_one in rounds.items() if not of_one[-1].fits]
     except KeyboardInterrupt:
-        return Verification(kept, (*verified, *passed(rounds)), tuple(failed), interrupted=True)
-    return Verification(kept, tuple(verified), tuple(failed))
+        return Verification(tuple(explored), (*verified, *passed(rounds)), tuple(failed), interrupted=True)
+    return Verification(tuple(explored), tuple(verified), tuple(failed))
 
 
 def passed(rounds: Rounds) -> list[Measurement]:
@@ -121,14 +120,14 @@ def joined(rounds: Sequence[Measurement]) -> Measurement:
 
 def verify_tiers(
     finals: Verification,
-    expected: Sequence[Measurement],
+    posterior: Sequence[Measurement],
     measure: Callable[[Measurement], Measurement],
     *,
     tolerance: float,
     fidelity: Fidelity,
 ) -> Verification:
-    """Measure again the best of each tier of which nothing was verified yet, so that all tiers can be compared."""
-    order = finalists(expected, tolerance=tolerance, fidelity=fidelity, count=len(expected))
+    """Measure the best of each tier again that has no verified config yet, so that all tiers can be compared."""
+    order = finalists(posterior, tolerance=tolerance, fidelity=fidelity, count=len(posterior))
     waiting = [each for each in order if each.config not in finals.failed]
     verified, failed = list(finals.verified), list(finals.failed)
     try:
@@ -144,14 +143,14 @@ def verify_tiers(
 
 
 def _next_tier(waiting: Sequence[Measurement], verified: Sequence[Measurement]) -> Measurement | None:
-    known = {tier(each.config) for each in verified}
-    return next((each for each in waiting if tier(each.config) not in known), None)
+    done = {tier(each.config) for each in verified}
+    return next((each for each in waiting if tier(each.config) not in done), None)
 
 
 def _called(
     waiting: Sequence[Measurement], verified: Sequence[Measurement], tolerance: float, *, elsewhere: bool
 ) -> list[Measurement]:
-    """Who is measured next: the field, or whoever that is still missing, or one expected to beat all of it."""
+    """The next to measure: the first field, a missing runner-up, or a config expected to beat all verified ones."""
     if not verified:
         return _field(waiting, tolerance + _ELSEWHERE, MOST) if elsewhere else _field(waiting, tolerance, FIELD)
     if len(verified) < 2:
@@ -165,13 +164,13 @@ def _called(
 
 def _field(waiting: Sequence[Measurement], tolerance: float, most: int) -> list[Measurement]:
     enough = max((each.throughput for each in waiting), default=0.0) * (1 - tolerance - _DOUBT)
-    return [each for place, each in enumerate(waiting) if place < 2 or each.throughput >= enough][:most]
+    return [each for index, each in enumerate(waiting) if index < 2 or each.throughput >= enough][:most]
 
 
 def _in_turn(
     called: Sequence[Measurement], measure: Callable[[Measurement], Measurement], count: int, rounds: Rounds
 ) -> None:
-    """A, B, A, B, never alive together; one that fails is not tried again."""
+    """Measure A, B, A, B, never alive together; one that fails is not tried again."""
     for _ in range(count):
         for finalist in called:
             of_one = rounds[finalist.config]
@@ -180,9 +179,9 @@ def _in_turn(
 
 
 def _in_doubt(called: Sequence[Measurement], rounds: Rounds, tolerance: float) -> list[Measurement]:
-    """The leader and those that may, at 95 %, be faster than it by more than the tolerance; empty where none is.
+    """The leader and those that may, at 95 %, be faster than it by more than the tolerance; empty without the latter.
 
-    By Student's t with the spread of all rounds together, in logarithms: the noise of a machine is a share of the time.
+    By Student's t with the pooled variance of all rounds, in logarithms: a machine's noise is a share of the time.
     """
     times = {
         config: [math.log(each.step_seconds.median) for each in of_one if each.step_seconds]
