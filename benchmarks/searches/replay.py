@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"only {' and '.join(AUTOFIT)} can have several workers.")
     found = []
     for path in given.tables:
-        known = PriorMeasurement.of(Table.read(path))
+        known = RecordedTruth.of(Table.read(path))
         for budget in [each * GIB for each in given.budget] if given.budget else known.budgets():
             problem = known.problem(int(budget))
             for name in samplers:
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 @dataclass(frozen=True)
-class PriorMeasurement:
+class RecordedTruth:
     """A table, the space that it is of, and what is predicted of it."""
 
     table: Table
@@ -86,7 +86,7 @@ class PriorMeasurement:
     expected: Predictions
 
     @classmethod
-    def of(cls, table: Table) -> PriorMeasurement:
+    def of(cls, table: Table) -> RecordedTruth:
         """With predictions by the estimator as it stands."""
         workload, hardware = _inspected(workload_named(table.about["model"]), table.hardware), table.hardware
         options = SearchOptions(space=str(Path(__file__).parents[2] / table.about["space"]), device=hardware.device)

@@ -31,7 +31,7 @@ from autofit.hardware.budgets import other_budgets
 from autofit.search import Evidence, Limits, Outlook, SearchProblem, outlook, recommend, search, verify
 from benchmarks.rank_tables import TABLES
 from benchmarks.record_table import Table
-from benchmarks.replay import PriorMeasurement
+from benchmarks.replay import RecordedTruth
 from benchmarks.replay_samplers import Problem, Replay
 
 _PROBES, _TOLERANCE = 40, 0.03  # autofit's defaults
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     rows: list[Row] = []
     for path in given.tables:
-        known = PriorMeasurement.of(Table.read(path))
+        known = RecordedTruth.of(Table.read(path))
         for budget in known.budgets():
             problem = known.problem(budget)
             for seed in range(given.seeds):
