@@ -17,6 +17,7 @@ from pathlib import Path
 
 from autofit.core.errors import AutofitError
 from autofit.core.hardware import Hardware
+from autofit.core.plain import from_plain
 from autofit.core.workload import Traits, Workload
 from autofit.estimate.operators import MEASURING_SECONDS
 from autofit.models import resolve
@@ -103,7 +104,7 @@ class Bench:
         """The device, as the first call saw it."""
         known = self.store.get("about")
         assert known, "the runner describes the machine first"
-        return Hardware.from_dict(known["hardware"])
+        return from_plain(Hardware, known["hardware"])
 
     def workload(self, preset: str, effective_batch_size: int) -> Workload:
         """The training of a preset at the grid's sequence length, with what a look at its structure told."""

@@ -107,7 +107,7 @@ class Estimators:
                 self._keep(futures[future], future)
         except BaseException:
             for each in self._more:
-                each.hang_up()  # or its thread would go on waiting
+                each.give_up()  # or its thread would go on waiting
             bench.drop_executor()
             raise
         finally:
