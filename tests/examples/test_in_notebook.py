@@ -15,9 +15,9 @@ from jupyter_client.manager import KernelManager
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BRIEF = """
-import dataclasses
+import autofit, dataclasses
 from autofit.tuning import run as tune
-def predict_all(*_, **__): ...  # which takes its time; of a notebook, probes cannot find it
+def predict_all(*_, **__): raise autofit.ProbeError('not here.')  # predicting takes its time
 tune.predict_all = predict_all
 tune.EXPLORE_PLAN = dataclasses.replace(tune.EXPLORE_PLAN, max_seconds=0.3)
 tune.VERIFY_PLAN = dataclasses.replace(tune.VERIFY_PLAN, max_seconds=0.3)

@@ -166,7 +166,7 @@ def test_what_runs_out_on_a_card_that_others_use_is_no_measurement(card: Card) -
     def full(_: int) -> None:
         raise NOTHING
 
-    with pytest.raises(ProbeError, match=r"others use the card.* 6\.5 GiB .* are free .* 8\.5\. End what else"):
+    with pytest.raises(ProbeError, match=r"others use the card.* 6\.5 GiB .* are free .* 8\.5\. End the other"):
         measured(full)
 
 
