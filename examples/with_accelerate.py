@@ -42,8 +42,9 @@ def losses_of_accelerate(config: dict, steps: int) -> list[float]:
     )
     torch.manual_seed(0)  # adapters begin at random, and autofit.fit has a seed of 0
     model = setup.prepare(model)
-    if arguments.activation_checkpointing:  # what Trainer does by itself
-        model.activation_checkpointing_enable(arguments.activation_checkpointing_kwargs)
+    kind = "activation" if hasattr(arguments, "activation_checkpointing") else "gradient"  # before transformers 5.23
+    if getattr(arguments, f"{kind}_checkpointing"):  # what Trainer does by itself
+        getattr(model, f"{kind}_checkpointing_enable")(getattr(arguments, f"{kind}_checkpointing_kwargs"))
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=arguments.weight_decay, fused=True)
     loader = torch.utils.data.DataLoader(make_samples(), arguments.per_device_train_batch_size, collate_fn=collate)
