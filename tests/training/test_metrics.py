@@ -53,7 +53,9 @@ def test_every_line_is_there_at_once(tmp_path: Path) -> None:
     metrics.close()
 
 
-def test_the_bar_says_loss_and_waiting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bar_says_loss_and_waiting(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # room for whatever rate of steps
+    monkeypatch.setenv("LINES", "40")
     bar = Bar(4, first_step=2)
     bar(REPORT)
     bar.evaluated(2, 1.25)
