@@ -173,8 +173,26 @@ def _kind(value: str) -> Callable[..., TorchOptimizer]:
     if value == "adamw-8bit":
         from bitsandbytes.optim import AdamW8bit
 
-        return AdamW8bit  # type: ignore[no-any-return]
-    return _paged_adamw() if value == "paged-adamw-8bit" else _low_bit_adamw(value)
+        return _own_manager(AdamW8bit)
+    return _own_manager(_paged_adamw()) if value == "paged-adamw-8bit" else _low_bit_adamw(value)
+
+
+def _own_manager(optimizer: type[TorchOptimizer]) -> Callable[..., TorchOptimizer]:
+    """Keep bitsandbytes' process-wide overrides from an optimizer, except those of modules.
+
+    Trainer has embeddings keep 32-bit state; bitsandbytes remembers that by position in the parameter groups, and would
+    apply it to every later optimizer of the process, which was not measured so.
+    """
+
+    def make(*arguments: Any, **options: Any) -> TorchOptimizer:
+        made: Any = optimizer(*arguments, **options)
+        modules = made.mng.module_weight_config_triple
+        made.mng = object.__new__(type(made.mng))
+        made.mng.initialize()
+        made.mng.module_weight_config_triple = modules
+        return made  # type: ignore[no-any-return]
+
+    return make
 
 
 class _LowBit(TorchOptimizer):

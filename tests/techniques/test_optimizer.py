@@ -6,6 +6,7 @@ import importlib.util
 import math
 import re
 import shutil
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -529,3 +530,19 @@ def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
     )
     with pytest.raises(InputError, match="LBFGS computes the loss several times a step, which autofit does not do"):
         build(workload, {}, tiny.CPU)
+
+
+def test_overrides_that_a_trainer_has_set_do_not_reach_our_8_bit_optimizers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from bitsandbytes.optim import GlobalOptimManager
+
+    monkeypatch.setattr(
+        GlobalOptimManager.get_instance(), "index2config", {(0, n): {"optim_bits": 32} for n in range(99)}
+    )
+    workload = tiny.llama_workload()
+    with closing(build(workload, {"optimizer": "adamw-8bit"}, tiny.CPU)) as setup:
+        train_step(setup, workload.batch(setup.workload.effective_batch_size))
+        assert setup.optimizer is not None
+        largest = max(setup.optimizer.state, key=torch.numel)
+        assert setup.optimizer.state[largest]["state1"].dtype == torch.uint8
