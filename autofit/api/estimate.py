@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import autofit.report.html  # noqa: F401 - shows an Estimate in a notebook
 from autofit import techniques
 from autofit.core.budget import Budget
 from autofit.core.config import Config, Value

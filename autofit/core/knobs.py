@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# The order in which knobs break a tie between equally fast configs (DESIGN section 5); full training comes first.
+# The order in which knobs break a tie between equally fast configs; full training comes first.
 FIDELITY_ORDER = ("quantization", "precision", "optimizer", "lora_rank", "lora_targets")
 
 

@@ -22,7 +22,7 @@ def fastest(measurements: Iterable[Measurement]) -> Measurement | None:
 def recommend(measurements: Iterable[Measurement], *, tolerance: float, fidelity: Fidelity) -> Measurement | None:
     """The one to recommend: of those within `tolerance` of the fastest measured, the one that learns most faithfully.
 
-    Among equally faithful ones the least peak of allocated memory decides, then throughput (DESIGN section 5, "Ties").
+    Among equally faithful ones the least peak of allocated memory decides, then throughput.
     """
     fitting = [measurement for measurement in measurements if measurement.fits]
     figures = [Figures(each.config, each.throughput, _allocated(each)) for each in fitting]

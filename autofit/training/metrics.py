@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from abc import ABC, abstractmethod
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -15,23 +16,24 @@ from autofit.core.notebook import Cell, in_notebook
 from autofit.training.loop import StepReport
 
 
-class Recorder:
-    """A callback that is also told of evaluations, and of steps that are done again."""
+class Recorder(ABC):
+    """A callback that also records evaluations, and goes back where steps are done again."""
 
+    @abstractmethod
     def __call__(self, report: StepReport) -> None:
         """Record one step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def evaluated(self, step: int, loss: float) -> None:
         """Record the mean loss on held-out data after a step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def back_to(self, first_step: int) -> None:
         """Go back to a step that is done again."""
 
+    @abstractmethod
     def close(self) -> None:
         """Record nothing more."""
-        raise NotImplementedError
 
 
 class MetricsFile(Recorder):
@@ -100,6 +102,9 @@ class TensorBoard(Recorder):
 
     def evaluated(self, step: int, loss: float) -> None:
         self._writer.add_scalar("evaluation/loss", loss, step)
+
+    def back_to(self, first_step: int) -> None:
+        """Keep the former values; TensorBoard shows both."""
 
     def close(self) -> None:
         self._writer.close()

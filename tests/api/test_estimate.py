@@ -1,6 +1,8 @@
 """Predictions for people: what is asked, what it is asked of, and one sentence for what cannot be told."""
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +190,14 @@ def test_estimating_leaves_the_workload_alone() -> None:
     before = dataclasses.replace(workload)
     autofit.estimate(workload, PLAIN, gpu="h100")
     assert workload == before
+
+
+def test_an_estimate_shows_itself_in_a_notebook_that_imports_nothing_else() -> None:
+    code = (
+        "import autofit.api.estimate\n"
+        "from autofit.core.estimate import Estimate\n"
+        "from autofit.core.notebook import as_html\n"
+        "assert as_html.dispatch(Estimate) is not as_html.dispatch(object)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

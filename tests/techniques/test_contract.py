@@ -1,4 +1,4 @@
-"""The contract that every value of every technique keeps (DESIGN section 3), whoever wrote the technique.
+"""The contract that every value of every technique keeps, whoever wrote the technique.
 
 A new technique gets all of this for a test file of its own, whose `shows` says how its values are seen to take effect.
 """

@@ -1,4 +1,4 @@
-"""What an out-of-memory proves (DESIGN section 5): the proven orders, held against tracked bytes.
+"""What an out-of-memory proves: the proven orders, held against tracked bytes.
 
 A value that ranks higher may never need less than one that ranks lower, all other knobs equal and both on the same
 side of accumulation = 1. The search excludes configs by this, so an order that fails here must go.
