@@ -1,7 +1,5 @@
 """Two runs beside one another: what changed in what was asked and where, and what in what came out."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import dataclass
 from typing import Any

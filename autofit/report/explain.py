@@ -1,7 +1,5 @@
 """A result in a few plain sentences: what won and what it gained, or by how much nothing fits and what would help."""
 
-from __future__ import annotations
-
 import math
 
 from rich.console import Group, RenderableType
@@ -11,22 +9,7 @@ from autofit.core.errors import NothingFitsError, counted
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
-from autofit.report.formatting import (
-    OUTCOMES,
-    POINT,
-    budget_needed,
-    describe,
-    gib,
-    hanging,
-    listed,
-    may_be_missed,
-    peak_gib,
-    rate,
-    source,
-    speed,
-    value,
-    where,
-)
+from autofit.report import formatting as fmt
 from autofit.report.knob_effects import knob_lines
 from autofit.report.next_steps import written
 from autofit.report.other_budgets import least_that_fits, other_budget_lines
@@ -51,14 +34,13 @@ def explain(result: Result) -> str:
         return explain_predicted(result, result.predicted_best)
     if best is None:
         return "\n".join(nothing_fits_lines(result))
-    memory = f" at a peak of {peak_gib(best)} GiB" if peak_gib(best) else ""
+    memory = f" at a peak of {fmt.peak_gib(best)} GiB" if fmt.peak_gib(best) else ""
     proof = "; longer runs verified it" if best.verified else "; it was not verified"
-    winner = (
-        f"The best config for {result.model} on {where(result.hardware, result.budget)} is {describe(best.config)}. "
-        f"It trains {rate(best)}{memory}{proof}."
-    )
+    place = fmt.where(result.hardware, result.budget)
+    winner = f"The best config for {result.model} on {place} is {fmt.describe(best.config)}."
+    figures = f"It trains {fmt.rate(best)}{memory}{proof}."
     paragraphs = [
-        _joined(winner, _gain(result, best), _runner_up(result, best)),
+        _joined(winner, figures, _gain(result, best), _runner_up(result, best)),
         _list("What each knob buys, if it alone is changed:", knob_lines(result)),
         _joined(how_it_ended(result), _nearest_miss(result)),
         _list("With other budgets:", other_budget_lines(result)),
@@ -80,7 +62,7 @@ def summary(result: Result) -> list[str]:
 
 def how_it_ended(result: Result) -> str:
     """What was measured, why the search ended, and what it may have missed."""
-    return _joined(probe_counts(result), _ended(result), may_be_missed(result.bound) if result.best else "")
+    return _joined(probe_counts(result), _ended(result), fmt.may_be_missed(result.bound) if result.best else "")
 
 
 def _ended(result: Result) -> str:
@@ -104,11 +86,11 @@ def _gain(result: Result, best: Measurement) -> str:
         return "It was the first that fitted, and stayed the best." if first else ""
     ratio = 1 / relative_speed(first, result)
     # Its own figure shows only where it agrees with the ratio, which compares measurements of one and the same moment.
-    figure = f" ({rate(first)})" if abs(first.throughput * ratio / best.throughput - 1) <= _NOTICED else ""
+    figure = f" ({fmt.rate(first)})" if abs(first.throughput * ratio / best.throughput - 1) <= _NOTICED else ""
     if ratio < 1.005:
         tied = "" if ratio > 0.995 else ", which counts as a tie"
         how = tied if first.verified or ratio > 1 - _NOTICED else " for a moment, before it was measured longer"
-        return f"The first config that fitted was {speed(1 / ratio)}{figure}{how}."
+        return f"The first config that fitted was {fmt.speed(1 / ratio)}{figure}{how}."
     return f"It is {ratio:.2f} times as fast as the first config that fitted{figure}."
 
 
@@ -117,21 +99,21 @@ def _runner_up(result: Result, best: Measurement) -> str:
     if second is None:
         return ""
     differing = [
-        f"{name} ({value(mine)} instead of {value(other)})"
+        f"{name} ({fmt.value(mine)} instead of {fmt.value(other)})"
         for name, (mine, other) in best.config.differences(second.config).items()
         if name != "gradient_accumulation_steps"
     ]
     ratio = relative_speed(second, result)
-    how = speed(ratio) + (", which counts as a tie" if ratio > 1 else "")
-    return f"The runner-up is {how}; against it the best differs in {listed(differing)}." if differing else ""
+    how = fmt.speed(ratio) + (", which counts as a tie" if ratio > 1 else "")
+    return f"The runner-up is {how}; against it the best differs in {fmt.listed(differing)}." if differing else ""
 
 
 def _nearest_miss(result: Result) -> str:
     miss = result.nearest_miss or next(iter(nearest_misses(result.trials)), None)
-    needed = budget_needed(miss, result.hardware, result.budget) if miss else None
+    needed = fmt.budget_needed(miss, result.hardware, result.budget) if miss else None
     if miss is None or needed is None or needed <= result.budget.device_bytes:
         return ""
-    return f"The nearest miss needs a budget of at least {gib(needed)} GiB: {describe(miss.config)}."
+    return f"The nearest miss needs a budget of at least {fmt.gib(needed)} GiB: {fmt.describe(miss.config)}."
 
 
 def nothing_fits(result: Result) -> NothingFitsError:
@@ -150,7 +132,7 @@ def nothing_fits(result: Result) -> NothingFitsError:
 
 def nothing_fits_view(result: Result) -> RenderableType:
     """What was tried, the nearest miss, what would help, and what was written, for a terminal."""
-    lines, files = hanging(nothing_fits_lines(result)), written(result)
+    lines, files = fmt.hanging(nothing_fits_lines(result)), written(result)
     return Group(lines, Text(), files) if files else lines
 
 
@@ -158,28 +140,28 @@ def nothing_fits_lines(result: Result) -> list[str]:
     """What was tried, the nearest miss, and what would help."""
     budget, predicted = result.budget.device_bytes, result.stopped_by == "prediction"
     how = "Nothing is predicted to fit" if predicted else "Nothing fits"
-    lines = [f"{how}: {result.model} on {where(result.hardware, result.budget)}.", probe_counts(result)]
+    lines = [f"{how}: {result.model} on {fmt.where(result.hardware, result.budget)}.", probe_counts(result)]
     miss = result.nearest_miss or next(iter(nearest_misses(result.trials)), None)
-    needed = budget_needed(miss, result.hardware, result.budget) if miss else None
+    needed = fmt.budget_needed(miss, result.hardware, result.budget) if miss else None
     if miss is not None:
         # Far above the budget a probe is stopped before its peak.
         least_needed = (
-            f"a budget of at least {gib(needed)}" if needed and needed > budget else f"more than {gib(budget)}"
+            f"a budget of at least {fmt.gib(needed)}" if needed and needed > budget else f"more than {fmt.gib(budget)}"
         )
-        lines.append(f"The nearest miss needs {least_needed} GiB: {describe(miss.config)}.")
+        lines.append(f"The nearest miss needs {least_needed} GiB: {fmt.describe(miss.config)}.")
     least = least_that_fits(result)
     if least is not None:
         size, point = least
-        above = f"The smallest budget in which anything is expected to fit is {gib(size)} GiB"
+        above = f"The smallest budget in which anything is expected to fit is {fmt.gib(size)} GiB"
         how = above if size > budget else "Not measured, but expected to fit"  # the search ended before it
-        lines.append(f"{how}: {describe(point.config)} {source(point.measured)}.")
+        lines.append(f"{how}: {fmt.describe(point.config)} {fmt.source(point.measured)}.")
     enough = least[0] if least else needed
     helps = _remedies(result, enough if enough and enough > budget else None)
     if helps:
-        lines += ["What would help:", *(POINT + remedy for remedy in helps)]
+        lines += ["What would help:", *(fmt.POINT + remedy for remedy in helps)]
     others = other_budget_lines(result)
     if others:
-        lines += ["With other budgets:", *(POINT + line for line in others)]
+        lines += ["With other budgets:", *(fmt.POINT + line for line in others)]
     return [*lines, *(result.notes if predicted else ())]
 
 
@@ -188,7 +170,7 @@ def probe_counts(result: Result) -> str:
     if result.stopped_by == "prediction":
         return prediction_counts(result)
     measured = {(trial.config, trial.outcome) for trial in result.trials}  # a long search measures its leader again
-    counts = {word: sum(each is outcome for _, each in measured) for outcome, word in OUTCOMES.items()}
+    counts = {word: sum(each is outcome for _, each in measured) for outcome, word in fmt.OUTCOMES.items()}
     plural = {"fits": "fit"}
     outcomes = ", ".join(f"{count} {plural.get(word, word)}" for word, count in counts.items() if count)
     skipped = {

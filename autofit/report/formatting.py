@@ -1,7 +1,5 @@
 """How figures and configs read: one wording for tables, the live display, the page and sentences. ASCII only."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What each knob buys at the best config: what changing it alone leaves, measured or predicted."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Tables of plain data, most of it what --json prints: predictions, what this machine offers, models, spaces, tools."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

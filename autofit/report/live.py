@@ -1,7 +1,5 @@
 """Progress while a search runs: a few lines that change in place on a terminal and in a notebook, else plain lines."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys
@@ -10,6 +8,7 @@ from collections.abc import Callable
 from threading import Event as Signal
 from threading import RLock, Thread
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderResult
 from rich.control import Control
@@ -47,7 +46,7 @@ class LiveDisplay:
         self._ended = Signal()
         self._ticker: Thread | None = None
 
-    def __enter__(self) -> LiveDisplay:
+    def __enter__(self) -> Self:
         if not self._quiet and (self._cell or _changes_in_place(self._console)):
             if self._cell is None:
                 self._lines = _Lines(self._console, self._panel)

@@ -1,7 +1,5 @@
 """A result as Markdown, short enough for the description of a pull request."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

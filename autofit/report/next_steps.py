@@ -1,7 +1,5 @@
 """How to go on after a search: what to type, and which file of the run directory is for what."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What more or less memory would run: the next sizes of cards, or half and twice the budget, and a little more."""
 
-from __future__ import annotations
-
 from autofit.core.pareto import OtherBudget, Point, fastest_within
 from autofit.core.result import Result
 from autofit.report.formatting import changes, describe, gib, listed, rate, source, speed

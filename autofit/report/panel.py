@@ -3,8 +3,6 @@
 Words say everything; colours and bars only repeat it. The most important rows come first: a small window cuts the end.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from rich.console import Console, Group, RenderableType
@@ -14,20 +12,7 @@ from rich.text import Text
 
 from autofit.core.events import Event, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
 from autofit.core.measurement import Measurement, Outcome
-from autofit.report.formatting import (
-    OUTCOMES,
-    about,
-    clock,
-    describe,
-    gib,
-    instead,
-    peak_bytes,
-    percent,
-    printable,
-    rate,
-    where,
-    why_not,
-)
+from autofit.report import formatting as fmt
 
 _LABEL = 9  # columns of the names at the left
 _BAR = 32
@@ -135,12 +120,12 @@ def panel(progress: Progress, now: float, console: Console, *, ended: bool = Fal
             grid.add_row(label, content)
     if search is None or console.height < _TALL:
         return grid
-    return Group(_one_line(f"{search.model} on {where(search.hardware, search.budget)}", console, "bold"), grid)
+    return Group(_one_line(f"{search.model} on {fmt.where(search.hardware, search.budget)}", console, "bold"), grid)
 
 
 def _one_line(text: str | Text, console: Console, style: str = "") -> Text:
     """A text that is cut where there is no room for it."""
-    line = text if isinstance(text, Text) else Text(printable(text), style)
+    line = text if isinstance(text, Text) else Text(fmt.printable(text), style)
     line.no_wrap, line.overflow = True, "crop" if console.options.ascii_only else "ellipsis"
     return line
 
@@ -150,11 +135,11 @@ def _now(progress: Progress, now: float, console: Console) -> Text:
     lines = []
     for event, since in running[:_SIDE_BY_SIDE]:
         again = " again, longer" if event.verifying else ""
-        lines += [f"measuring probe {event.number + 1}{again}, {clock(now - since)}", describe(event.config)]
+        lines += [f"measuring probe {event.number + 1}{again}, {fmt.clock(now - since)}", fmt.describe(event.config)]
     if not running:
         idle = f"choosing {'what to measure again' if progress.verified else 'the next config'}", progress.idle_since
         doing, since = progress.phase or idle
-        lines.append(f"{doing}, {clock(now - since)}")
+        lines.append(f"{doing}, {fmt.clock(now - since)}")
     if len(running) > _SIDE_BY_SIDE:
         lines.append(f"and {len(running) - _SIDE_BY_SIDE} more")
     text = Text("\n").join(Text(line) for line in lines)
@@ -172,22 +157,26 @@ def _best(progress: Progress) -> Text:
     if best is None:
         return Text("nothing that was measured fits, so far" if progress.done else "none yet")
     gain = best.throughput / first.throughput - 1 if first and first.throughput else 0.0
-    faster = f", {percent(gain)} faster than the first that fitted" if gain >= 0.005 else ""
-    return Text.assemble((rate(best), "bold green"), f" (probe {best.number + 1}){faster}\n", describe(best.config))
+    faster = f", {fmt.percent(gain)} faster than the first that fitted" if gain >= 0.005 else ""
+    return Text.assemble(
+        (fmt.rate(best), "bold green"), f" (probe {best.number + 1}){faster}\n", fmt.describe(best.config)
+    )
 
 
 def _time(progress: Progress, now: float) -> str:
     assert progress.search, "it has begun"
-    elapsed, limit = clock(now - progress.began), progress.search.time_limit
+    elapsed, limit = fmt.clock(now - progress.began), progress.search.time_limit
     pace, more = progress.seconds_per_probe(now), progress.search.trials - progress.done
     if limit is not None:
         left = limit - (now - progress.search_began)
-        return f"{elapsed}, {clock(left)} left" if left > 0 else f"{elapsed}, past the limit: still verifying the best"
+        return (
+            f"{elapsed}, {fmt.clock(left)} left" if left > 0 else f"{elapsed}, past the limit: still verifying the best"
+        )
     if any(event.verifying for event, _ in progress.running.values()):
         return f"{elapsed}, verifying what may be the best"
     if pace and more > 0 and not progress.verified and progress.phase is None:
         probes = f"{more} probes" if more > 1 else "probe"
-        return f"{elapsed}, about {about(pace * more)} for the {probes} left, then verifying"
+        return f"{elapsed}, about {fmt.about(pace * more)} for the {probes} left, then verifying"
     return elapsed
 
 
@@ -205,11 +194,11 @@ def _bars(bars: list[tuple[float, str]], console: Console) -> RenderableType:
 def _memory(progress: Progress, console: Console) -> RenderableType | None:
     assert progress.search, "there is a budget"
     budget = progress.search.budget.device_bytes
-    peak = peak_bytes(progress.best) if progress.best else None
-    bars = [(peak / budget, f"best {gib(peak)} of {gib(budget)} GiB")] if peak else []
+    peak = fmt.peak_bytes(progress.best) if progress.best else None
+    bars = [(peak / budget, f"best {fmt.gib(peak)} of {fmt.gib(budget)} GiB")] if peak else []
     if progress.predicts:
         largest = max((event.expected_bytes or 0 for event, _ in progress.running.values()), default=0)
-        bars.append((largest / budget, f"now {gib(largest)} GiB expected" if largest else ""))
+        bars.append((largest / budget, f"now {fmt.gib(largest)} GiB expected" if largest else ""))
     return _bars(bars, console) if bars else None
 
 
@@ -217,7 +206,7 @@ def _probes(progress: Progress, console: Console) -> RenderableType:
     assert progress.search, "there is a number of probes"
     most = max(progress.search.trials, progress.done)
     counts = ", ".join(
-        f"{count} {'fit' if outcome is Outcome.FITS else OUTCOMES[outcome]}"
+        f"{count} {'fit' if outcome is Outcome.FITS else fmt.OUTCOMES[outcome]}"
         for outcome, count in progress.counts.items()
     )
     bar = _bars([(progress.done / most, f"{progress.done} of at most {most}")], console)
@@ -251,14 +240,14 @@ def _finished(one: Measurement, again: bool, progress: Progress) -> Text:
     if not one.fits:
         in_memory = one.outcome in _MEMORY
         style = "yellow" if in_memory else "red"
-        verdict = why_not(one, progress.search.budget) if in_memory else OUTCOMES[one.outcome]
+        verdict = fmt.why_not(one, progress.search.budget) if in_memory else fmt.OUTCOMES[one.outcome]
     elif again or best is None or not best.throughput:
-        verdict = rate(one)
+        verdict = fmt.rate(one)
     elif one.config == best.config:
-        verdict = f"{rate(one)}, the best so far"
+        verdict = f"{fmt.rate(one)}, the best so far"
     else:
         ratio = one.throughput / best.throughput
-        verdict = f"{percent(1 - ratio)} slower" if ratio < 0.995 else "as fast as the best"
-    other = instead(one.config, best)
+        verdict = f"{fmt.percent(1 - ratio)} slower" if ratio < 0.995 else "as fast as the best"
+    other = fmt.instead(one.config, best)
     joint = f"{'' if one.fits else ','} with {other}" if other else ""
     return Text.assemble(f"probe {one.number + 1}{' again' if again else ''}: ", (verdict, style), (joint, "dim"))

@@ -1,7 +1,5 @@
 """The end of a search that could measure nothing: the best predicted config, in the same words everywhere."""
 
-from __future__ import annotations
-
 from rich.console import Group, RenderableType
 from rich.text import Text
 

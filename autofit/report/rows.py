@@ -1,7 +1,5 @@
 """The rows of the result table: every measured config against the best, and why each one lost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

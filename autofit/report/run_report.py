@@ -1,7 +1,5 @@
 """What `autofit report` makes of run directories: the page again, its pictures, Markdown, or a comparison of two."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import shutil

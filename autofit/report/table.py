@@ -1,7 +1,5 @@
 """The end of a search: the answer, what came after it and why it lost, what was not tried, and what was written."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,19 +12,8 @@ from rich.text import Text
 
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
+from autofit.report import formatting as fmt
 from autofit.report.explain import how_it_ended
-from autofit.report.formatting import (
-    POINT,
-    describe,
-    gib,
-    hanging,
-    instead,
-    number,
-    peak_gib,
-    printable,
-    rate,
-    throughput,
-)
 from autofit.report.next_steps import commands, directory_of, written
 from autofit.report.other_budgets import other_budget_lines
 from autofit.report.rows import Row, explored_at, table_rows
@@ -46,10 +33,10 @@ def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> R
     sentences = [
         [explored_at(result, (row.measurement for row in shown))],
         [how_it_ended(result)],
-        ["With other budgets:", *(POINT + line for line in budgets)] if budgets else [],
+        ["With other budgets:", *(fmt.POINT + line for line in budgets)] if budgets else [],
         [*card, *result.notes],
     ]
-    parts: list[RenderableType] = [hanging(lines) for lines in sentences if any(lines)]
+    parts: list[RenderableType] = [fmt.hanging(lines) for lines in sentences if any(lines)]
     files = written(result)
     parts += [files] if files else []
     first, *others = parts
@@ -57,15 +44,15 @@ def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> R
 
 
 def _answer(result: Result, best: Measurement) -> list[RenderableType]:
-    peak, step = peak_gib(best), best.step_seconds
-    memory = f" in {peak} of {gib(result.budget.device_bytes)} GiB" if peak else ""
+    peak, step = fmt.peak_gib(best), best.step_seconds
+    memory = f" in {peak} of {fmt.gib(result.budget.device_bytes)} GiB" if peak else ""
     proof = "verified in longer runs" if best.verified else "not verified"
     lines: list[RenderableType] = [
         Text.assemble(
-            (f"{rate(best)}{memory}", "bold"),
-            printable(f": the best config for {result.model} on {result.hardware.name}, {proof}."),
+            (f"{fmt.rate(best)}{memory}", "bold"),
+            fmt.printable(f": the best config for {result.model} on {result.hardware.name}, {proof}."),
         ),
-        Padding(Text(describe(best.config), "bold"), (0, 0, 0, 2), expand=False),
+        Padding(Text(fmt.describe(best.config), "bold"), (0, 0, 0, 2), expand=False),
     ]
     if step:
         lines.append(Text(f"A step takes {step.median:.3g} s ({step.low:.3g} to {step.high:.3g})."))
@@ -92,18 +79,18 @@ class _Rows:
         table.add_column("against the best, and what it has instead", overflow="fold")
         for row in self.rows:
             one = row.measurement
-            figure, step = throughput(one)[0], one.step_seconds
+            figure, step = fmt.throughput(one)[0], one.step_seconds
             # Of the step three figures, zeros too, so that the numbers of a column stand below one another.
             seconds = f"{step.median:#.3g}".removesuffix(".") if step else "-"
-            cells = [number(figure) if figure else "-", *([seconds] if wide else []), peak_gib(one) or "-"]
+            cells = [fmt.number(figure) if figure else "-", *([seconds] if wide else []), fmt.peak_gib(one) or "-"]
             table.add_row(*map(Text, (*cells, self._verdict(row))), style="bold" if row.best else "")
         yield table
 
     def _verdict(self, row: Row) -> str:
-        other = "" if row.best else instead(row.measurement.config, self.result.best)
+        other = "" if row.best else fmt.instead(row.measurement.config, self.result.best)
         if not other:
-            return printable(row.verdict)
-        verdict = printable(row.verdict).removesuffix(", verified") + ("" if row.measurement.fits else ",")
+            return fmt.printable(row.verdict)
+        verdict = fmt.printable(row.verdict).removesuffix(", verified") + ("" if row.measurement.fits else ",")
         return f"{verdict} with {other}{'; verified' if row.measurement.verified else ''}"
 
 

@@ -3,8 +3,6 @@
 Pictures are images, so that their style stays theirs and the page's stays the notebook's.
 """
 
-from __future__ import annotations
-
 import base64
 import math
 from collections.abc import Iterable, Mapping, Sequence

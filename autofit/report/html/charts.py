@@ -1,7 +1,5 @@
 """The smaller pictures: what each knob buys, the search's progress, and predictions against measurements."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from itertools import accumulate

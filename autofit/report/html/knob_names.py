@@ -1,7 +1,5 @@
 """A config as a table in words: what each knob that is on does, for readers who do not know the knobs' names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Where the memory goes: what the peak of the best of each tier consists of, and how it comes about in a step."""
 
-from __future__ import annotations
-
 import json
 
 from autofit.core.estimate import KINDS, Estimate, Timeline

@@ -1,7 +1,5 @@
 """The whole page: one file without a network, from a record and what lies in its run directory."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The other charts draw the same configs with the same marks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 from xml.etree import ElementTree

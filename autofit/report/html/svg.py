@@ -4,8 +4,6 @@ Colours are names of CSS classes, so that one drawing serves light, dark and pap
 the style along.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
