@@ -1,10 +1,8 @@
 """What a knob adds to train.py (Fragments), and what it may look at to do so (Case). The knobs are in `knobs`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Self
 
 from autofit.core.config import Config
 
@@ -37,7 +35,23 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Fragments:
+class Parts:
+    """What several knobs make together."""
+
+    def joined(self, other: Self) -> Self:
+        """Both together: lines and keywords one after the other, single values from whichever has them."""
+        merged: dict[str, Any] = {}
+        for name in (each.name for each in fields(self)):
+            first, second = getattr(self, name), getattr(other, name)
+            if isinstance(first, Mapping):
+                merged[name] = {**first, **second}
+            else:
+                merged[name] = first + second if isinstance(first, tuple) else first or second
+        return type(self)(**merged)
+
+
+@dataclass(frozen=True)
+class Fragments(Parts):
     """Lines for the places of the script that knobs may change."""
 
     standard: tuple[str, ...] = ()  # imports of the standard library
@@ -61,11 +75,3 @@ class Fragments:
     optimizer: str | None = None  # the call that makes it for {groups}, with {decay}
     comment: str | None = None  # names the knob that chose the optimizer
     stepped_in_backward: bool = False
-
-    def joined(self, other: Fragments) -> Fragments:
-        """Both together: lines one after the other, single values from whichever has them."""
-        merged = {}
-        for name in (each.name for each in fields(self)):
-            first, second = getattr(self, name), getattr(other, name)
-            merged[name] = first + second if isinstance(first, tuple) else first or second
-        return Fragments(**merged)

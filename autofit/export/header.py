@@ -9,9 +9,9 @@ from typing import Any
 
 from autofit.core.environment import ALLOCATOR, EXPANDABLE
 from autofit.core.hardware import GIB
-from autofit.export.deviation import Deviation
-from autofit.export.source import ExportSource
+from autofit.export.source import Deviation, ExportSource
 from autofit.export.template import WIDTH, plain
+from autofit.report.formatting import listed, number
 
 _LOSSES = {
     "standard": "the model's own, with the logits of all tokens in memory",
@@ -30,11 +30,10 @@ def script_header(
     predicted: Mapping[str, Any] | None = None,
 ) -> str:
     """The text below the title of train.py; `changes` are lines on what changing one knob did."""
-    used = [f"{name} {plain(versions[name])}" if name in versions else name for name in packages]
-    listed = used[0] if len(used) == 1 else f"{', '.join(used[:-1])} and {used[-1]}"
+    used = listed([f"{name} {plain(versions[name])}" if name in versions else name for name in packages])
     by = f" (autofit {plain(versions['autofit'])})" if "autofit" in versions else ""
-    figures = f"{measured_sentence(hardware, measured, predicted)} It needs {listed}{by}."
-    blocks = [textwrap.fill(figures, WIDTH, break_long_words=False, break_on_hyphens=False)]
+    figures = f"{measured_sentence(hardware, measured, predicted)} It needs {used}{by}."
+    blocks = ["\n".join(_wrapped(figures))]
     if changes:
         lines = (f"    {plain(change)}" for change in changes)
         blocks.append("\n".join(["Measured against it, with one knob changed:", *lines]))
@@ -46,17 +45,16 @@ def export_header(
 ) -> tuple[str, ...]:
     """The lines above an export for a tool and its version, each short enough for a comment."""
     by = f", by autofit {plain(source.versions['autofit'])}" if "autofit" in source.versions else ""
-    origin = _origin(source)
     lines = [
         *_wrapped(f"Training {plain(source.model)} with the keys of {written_for}{by}."),
         *_wrapped(" ".join(_sentences(source))),
         "",
     ]
     if deviations:
-        lines.append(f"What was {origin} and {written_for.partition(' ')[0]} does otherwise:")
+        lines.append(f"What was {source.origin} and {written_for.partition(' ')[0]} does otherwise:")
         lines += [line for each in deviations for line in _wrapped(f"- {plain(each.message)}", indent="  ")]
     else:
-        lines.append(f"The keys below cover every knob of the {origin} config.")
+        lines.append(f"The keys below cover every knob of the {source.origin} config.")
     return (*lines, "", "The learning rate, the data and all that no knob decides are yours to set. Then:", f"  {run}")
 
 
@@ -82,8 +80,7 @@ def _figures(known: Mapping[str, Any]) -> str:
     figures = []
     unit = next((unit for unit in ("tokens", "samples") if known.get(f"{unit}_per_second")), None)
     if unit:
-        rate = known[f"{unit}_per_second"]
-        figures.append(f"{f'{rate:,.0f}' if rate >= 100 else f'{rate:.3g}'} {unit} per second")
+        figures.append(f"{number(known[f'{unit}_per_second'])} {unit} per second")
     step = known.get("step_seconds")
     if isinstance(step, Mapping):  # measured
         figures.append(f"{step['median']:.3g} s per optimizer step ({step['low']:.3g} to {step['high']:.3g})")
@@ -100,7 +97,7 @@ def _sentences(source: ExportSource) -> Iterator[str]:
     yield measured_sentence(source.hardware, source.measured, source.predicted)
     if source.device == "cuda":
         setting = f"{ALLOCATOR}={plain(source.hardware.get('allocator') or EXPANDABLE)}"
-        yield f"Memory: {_origin(source)} under {setting}, to be set in the tool's environment too."
+        yield f"Memory: {source.origin} under {setting}, to be set in the tool's environment too."
     samples = f"{source.effective_batch_size} samples per optimizer step" if source.effective_batch_size else ""
     tokens = f"{source.sequence_length} tokens per sample" if source.sequence_length else ""
     if samples or tokens:
@@ -110,11 +107,7 @@ def _sentences(source: ExportSource) -> Iterator[str]:
         yield f"The loss: {_LOSSES.get(loss, plain(loss))}."
     used = [f"{name} {plain(each)}" for name, each in source.versions.items() if name not in ("autofit", "optuna")]
     if used:
-        yield f"{_origin(source).capitalize()} with {', '.join(used)}."
-
-
-def _origin(source: ExportSource) -> str:
-    return "predicted" if source.predicted else "measured"
+        yield f"{source.origin.capitalize()} with {', '.join(used)}."
 
 
 def _wrapped(text: str, *, indent: str = "") -> list[str]:

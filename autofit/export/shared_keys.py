@@ -1,21 +1,32 @@
-"""Keys that several tools share: each function makes the share of one knob, with names and words filled in."""
+"""Keys that several tools share. Each function makes the share of one knob; tools that need other names give them.
+
+Many tools are built on transformers' Trainer, whose keys are taken from `trainer`. Off values are written out, because
+the defaults of these tools differ: TRL and LLaMA-Factory checkpoint by default, and TRL loads weights in float32.
+"""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from autofit.core.workload import Hyperparameters
+from autofit.export.source import ExportSource
 from autofit.export.tool import Request, Share, ToolKeys
-from autofit.export.trainer import CHECKPOINTED
+from autofit.export.trainer import CHECKPOINTED, TRAINER_KNOBS, TrainerCase, TrainerKeywords
 
+RENAMED = "5.23.0"  # of transformers, where gradient_checkpointing became activation_checkpointing
+OFFLOADS = "5.17.0"  # of transformers, where checkpointing got an option to offload
+# The knobs that are set by TrainingArguments alone.
+TRAINER_ALONE = (
+    *("micro_batch_size", "gradient_accumulation_steps", "optimizer", "optimizer_offload", "optimizer_in_backward"),
+    "parameter_offload",
+)
 # Sentences with the tool's title left open.
 TF32 = "{} multiplies in float32 unless torch.set_float32_matmul_precision('high') is called"
 FP8 = "{} multiplies in bfloat16 here, which is slower than measured"
 WHOLE_BLOCKS = "{} checkpoints every block whole, with less memory and more time than measured"
 LIGHTNING_PRECISION = {
-    "fp32": "32-true",
-    "tf32": "32-true",
-    "bf16": "bf16-true",
-    "fp8": "bf16-true",
+    **dict.fromkeys(("fp32", "tf32"), "32-true"),
+    **dict.fromkeys(("bf16", "fp8"), "bf16-true"),
     "bf16-mixed": "bf16-mixed",
     "fp16-mixed": "16-mixed",
 }
@@ -37,35 +48,38 @@ _MISSING = {  # what many tools do without a knob; after the title
     "attention": "calls PyTorch's fused attention, which chooses by itself",
     "kernels": "has none of Liger's, and keeps more for the backward",
 }
+_TRAINER_OFF: Mapping[str, Mapping[str, Any]] = {
+    "precision": {"bf16": False, "fp16": False},
+    "activation_checkpointing": {"activation_checkpointing": False},
+    "compile": {"torch_compile": False},
+    "kernels": {"use_liger_kernel": False},
+}
 
 
-def value_of(knob: str, path: str | None = None) -> Share:
-    """The knob's value, as it is; `path`: default: the knob's own name."""
-    return lambda request: ToolKeys({path or knob: request.config[knob]})
+def values(**paths: str) -> dict[str, Share]:
+    """The rows of knobs whose values are taken as they are, with the path of each."""
+
+    def share(request: Request, knob: str) -> ToolKeys:
+        return ToolKeys({paths[knob]: request.config[knob]})
+
+    return {knob: partial(share, knob=knob) for knob in paths}
 
 
 def missing(title: str, *knobs: str, may_not_fit: bool = True, **instead: str) -> dict[str, Share]:
     """The rows of knobs that the tool has nothing for; `instead` is what it does, if not what many tools do."""
 
-    def row(knob: str, what: str) -> Share:
-        def share(request: Request) -> ToolKeys:
-            on = request.config[knob] not in (None, request.source.off.get(knob))
-            return request.keys(knob, {}, what if on else None, may_not_fit=may_not_fit)
-
-        return share
+    def share(request: Request, knob: str, what: str) -> ToolKeys:
+        on = request.config[knob] not in (None, request.source.off.get(knob))
+        return request.keys(knob, {}, what if on else None, may_not_fit=may_not_fit)
 
     whats = {**{knob: f"{title} {_MISSING[knob]}" for knob in knobs}, **instead}
-    return {knob: row(knob, what) for knob, what in whats.items()}
+    return {knob: partial(share, knob=knob, what=what) for knob, what in whats.items()}
 
 
-def global_batch(path: str) -> Share:
+def global_batch(request: Request, path: str) -> ToolKeys:
     """The effective batch, from which the tool works out its accumulation."""
-
-    def share(request: Request) -> ToolKeys:
-        micro, steps = request.config["micro_batch_size"], request.config["gradient_accumulation_steps"]
-        return ToolKeys({path: int(micro or 1) * int(steps or 1)})
-
-    return share
+    micro, steps = request.config["micro_batch_size"], request.config["gradient_accumulation_steps"]
+    return ToolKeys({path: int(micro or 1) * int(steps or 1)})
 
 
 def convolutions(request: Request) -> str | None:
@@ -76,66 +90,56 @@ def convolutions(request: Request) -> str | None:
     return "PyTorch rounds convolutions to TF32 unless the script sets torch.backends.cudnn.allow_tf32 = False"
 
 
-def whole_blocks(title: str, path: str) -> Share:
+def frozen_in_mixed_precision(request: Request) -> bool:
+    """Whether there are frozen weights, which were measured in half precision, and trained ones in float32."""
+    return request.text("precision").endswith("-mixed") and bool(request.config["lora_rank"])
+
+
+def whole_blocks(request: Request, path: str) -> ToolKeys:
     """`activation_checkpointing` of a tool that checkpoints every block or none."""
-    knob = "activation_checkpointing"
+    value = request.text("activation_checkpointing")
+    budget = value.startswith("budget-")
+    instead = None if value in ("none", "full") else WHOLE_BLOCKS.format(request.title)
+    instead = f"{request.title} has no budgets, and keeps more for the backward" if budget else instead
+    return request.keys("activation_checkpointing", {path: value in CHECKPOINTED}, instead, may_not_fit=budget)
 
-    def share(request: Request) -> ToolKeys:
-        value = request.text(knob)
-        keys = {path: value in CHECKPOINTED}
-        if value.startswith("budget-"):
-            more = f"{title} has no budgets, and keeps more for the backward"
-            return request.keys(knob, keys, more, may_not_fit=True)
-        return request.keys(knob, keys, None if value in ("none", "full") else WHOLE_BLOCKS.format(title))
 
-    return share
+def whole_blocks_of_trainer(request: Request, keys: Mapping[str, Any]) -> ToolKeys:
+    """The same of a tool built on Trainer, with its keys."""
+    value = request.text("activation_checkpointing")
+    if value.startswith("budget-"):
+        return ToolKeys(keys, keywords(request, "activation_checkpointing").deviations)
+    whole = WHOLE_BLOCKS.format(request.title)
+    return request.keys("activation_checkpointing", keys, whole if value in ("alternate", "selective") else None)
 
 
 def offload_of_blocks(
-    off: Mapping[str, Any], on: Mapping[str, Any], otherwise: str, *, slower: str | None = None
-) -> Share:
+    request: Request, off: Mapping[str, Any], on: Mapping[str, Any], otherwise: str, *, slower: str | None = None
+) -> ToolKeys:
     """`activation_offload` of a tool that offloads checkpointed blocks only; `otherwise` is what it does without."""
-    knob = "activation_offload"
-
-    def share(request: Request) -> ToolKeys:
-        if request.text(knob) == "none":
-            return ToolKeys(off)
-        if request.text("activation_checkpointing") in CHECKPOINTED:
-            return request.keys(knob, on, slower)
-        return request.keys(knob, off, otherwise, may_not_fit=True)
-
-    return share
+    if request.text("activation_offload") == "none":
+        return ToolKeys(off)
+    if request.text("activation_checkpointing") in CHECKPOINTED:
+        return request.keys("activation_offload", on, slower)
+    return request.keys("activation_offload", off, otherwise, may_not_fit=True)
 
 
-def optimizer_class(path: str, options: str, foreach: Mapping[str, Any] | None = None) -> Share:
+def optimizer_class(request: Request, path: str, options: str, foreach: Mapping[str, Any] | None = None) -> ToolKeys:
     """`optimizer` by its class; `foreach` are further options of `adamw-foreach`."""
-
-    def share(request: Request) -> ToolKeys:
-        value = request.text("optimizer")
-        name, own = _OPTIMIZERS.get(value, _OPTIMIZERS["adamw"])
-        learning = Hyperparameters()
-        given = {
-            "lr": learning.lr,
-            "weight_decay": learning.weight_decay,
-            **(foreach or {} if value == "adamw-foreach" else {}),
-            **own,
-        }
-        keys = {path: name, **{f"{options}.{option}": each for option, each in given.items()}}
-        instead = None if value in _OPTIMIZERS else "your own is not known here; torch's AdamW is named in its place"
-        return request.keys("optimizer", keys, instead, may_not_fit=True)
-
-    return share
+    value, learning = request.text("optimizer"), Hyperparameters()
+    name, own = _OPTIMIZERS.get(value, _OPTIMIZERS["adamw"])
+    given = {"lr": learning.lr, "weight_decay": learning.weight_decay}
+    given |= {**(foreach or {} if value == "adamw-foreach" else {}), **own}
+    keys = {path: name, **{f"{options}.{option}": each for option, each in given.items()}}
+    instead = None if value in _OPTIMIZERS else "your own is not known here; torch's AdamW is named in its place"
+    return request.keys("optimizer", keys, instead, may_not_fit=True)
 
 
-def compile_by_default(title: str) -> Share:
+def compile_by_default(request: Request) -> ToolKeys:
     """`compile` of a tool that compiles block by block, as measured, in the default mode only."""
-
-    def share(request: Request) -> ToolKeys:
-        value = request.text("compile")
-        instead = f"{title} compiles in its default mode, without timing several kernels"
-        return request.keys("compile", {"compile": value != "none"}, None if value in ("none", "default") else instead)
-
-    return share
+    value = request.text("compile")
+    instead = f"{request.title} compiles in its default mode, without timing several kernels"
+    return request.keys("compile", {"compile": value != "none"}, None if value in ("none", "default") else instead)
 
 
 def adapter(path: str, value: Callable[[Request], Any]) -> Share:
@@ -143,36 +147,66 @@ def adapter(path: str, value: Callable[[Request], Any]) -> Share:
     return lambda request: ToolKeys({path: value(request)} if request.config["lora_rank"] else {})
 
 
-def lora_rank(path: str, *, beside: Mapping[str, Any] | None = None, without: Mapping[str, Any] | None = None) -> Share:
+def lora_rank(
+    request: Request, path: str, beside: Mapping[str, Any] | None = None, without: Mapping[str, Any] | None = None
+) -> ToolKeys:
     """`lora_rank`, with further keys beside adapters and without them."""
-
-    def share(request: Request) -> ToolKeys:
-        rank = request.config["lora_rank"]
-        return ToolKeys({**(beside or {}), path: rank} if rank else without or {})
-
-    return share
+    rank = request.config["lora_rank"]
+    return ToolKeys({**(beside or {}), path: rank} if rank else without or {})
 
 
-def lora_alpha(path: str = "lora_alpha", kind: Callable[[Any], Any] = lambda alpha: alpha) -> Share:
-    return lambda request: ToolKeys({path: kind(_alpha(request))})
-
-
-def whole_alpha(title: str, path: str = "lora_alpha") -> Share:
-    """`lora_alpha` of a tool that takes whole numbers only."""
-
-    def share(request: Request) -> ToolKeys:
-        alpha = _alpha(request)
-        whole = max(1, round(alpha))
-        instead = None if whole == alpha else f"{title} takes whole numbers, here {whole}"
-        return request.keys("lora_alpha", {path: whole}, instead)
-
-    return share
-
-
-def _alpha(request: Request) -> Any:
+def alpha(request: Request) -> Any:
     """The scale of adapters; null in the config means twice the rank."""
     return request.config["lora_alpha"] or 2 * int(request.config["lora_rank"] or 0)
 
 
-def lora_dropout(path: str = "lora_dropout") -> Share:
-    return lambda request: ToolKeys({path: request.config["lora_dropout"] or 0.0})
+def lora_alpha(request: Request, path: str = "lora_alpha") -> ToolKeys:
+    """`lora_alpha` of a tool that takes any number."""
+    return ToolKeys({path: alpha(request)})
+
+
+def whole_alpha(request: Request, path: str = "lora_alpha") -> ToolKeys:
+    """`lora_alpha` of a tool that takes whole numbers only."""
+    whole = max(1, round(alpha(request)))
+    instead = None if whole == alpha(request) else f"{request.title} takes whole numbers, here {whole}"
+    return request.keys("lora_alpha", {path: whole}, instead)
+
+
+def lora_dropout(request: Request, path: str = "lora_dropout") -> ToolKeys:
+    """`lora_dropout`, 0 where the config has none."""
+    return ToolKeys({path: request.config["lora_dropout"] or 0.0})
+
+
+def trainer_case(source: ExportSource) -> TrainerCase:
+    """The config as `trainer` reads it; flash-attn is taken to be there if it was when this was measured."""
+    flash_attn = "flash-attn" in source.versions
+    return TrainerCase(source.config, source.device, source.task, source.effective_batch_size, flash_attn)
+
+
+def keywords(request: Request, knob: str) -> TrainerKeywords:
+    """What Trainer, from_pretrained, LoraConfig and BitsAndBytesConfig are given for one knob."""
+    return TRAINER_KNOBS[knob](trainer_case(request.source))
+
+
+def arguments(request: Request, knob: str, prefix: str = "") -> ToolKeys:
+    """The keys of a knob that TrainingArguments alone hold."""
+    trainer = keywords(request, knob)
+    values = {**_TRAINER_OFF.get(knob, {}), **trainer.arguments}
+    return ToolKeys({f"{prefix}{name}": value for name, value in values.items()}, trainer.deviations)
+
+
+def trainer_arguments(*knobs: str, prefix: str = "") -> dict[str, Share]:
+    """The rows of knobs that TrainingArguments alone hold."""
+    return {knob: partial(arguments, knob=knob, prefix=prefix) for knob in knobs}
+
+
+def attention(request: Request, prefix: str = "") -> ToolKeys:
+    """The keys of `attention`, an argument of from_pretrained."""
+    trainer = keywords(request, "attention")
+    implementation = trainer.model.get("attn_implementation", "sdpa")
+    return ToolKeys({f"{prefix}attn_implementation": implementation}, trainer.deviations)
+
+
+def named_before(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """TrainingArguments by their names before RENAMED."""
+    return {name.replace("activation_checkpointing", "gradient_checkpointing"): each for name, each in keys.items()}

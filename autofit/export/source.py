@@ -1,4 +1,4 @@
-"""ExportSource: a result's config, and what other tools must know of its model, as plain data."""
+"""What goes into an export (ExportSource), and what a tool runs differently from what was measured (Deviation)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +12,29 @@ NOTHING_MEASURED = "Nothing was measured of this config: it is predicted."
 
 
 @dataclass(frozen=True)
+class Deviation:
+    """A knob, its measured value, and what the tool does instead, as half a sentence.
+
+    `may_not_fit`: the tool may need more memory than was measured.
+    """
+
+    knob: str
+    value: Value
+    instead: str
+    may_not_fit: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.knob} {'null' if self.value is None else str(self.value).lower()}: {self.instead}."
+
+    @property
+    def message(self) -> str:
+        """The sentence, and whether the config may no longer fit."""
+        return f"{self} It may no longer fit." if self.may_not_fit else str(self)
+
+
+@dataclass(frozen=True)
 class ExportSource:
-    """Nearly all of it stands in a result.yaml.
+    """A result's config, and what other tools must know of its model; nearly all of it stands in a result.yaml.
 
     `weights` is a hub id or a directory. `targets` names the layers that get adapters, as peft matches names; `outputs`
     those of them that compute the model's outputs, `heads` the layers trained whole beside adapters. `off` holds the
@@ -40,9 +61,39 @@ class ExportSource:
         return str(self.hardware.get("device", "cuda"))
 
     @property
+    def origin(self) -> str:
+        """Where the figures come from."""
+        return "predicted" if self.predicted else "measured"
+
+    @property
     def inner_targets(self) -> list[str]:
         """The targets without the output head."""
         return [name for name in self.targets if name not in self.outputs]
+
+
+def batch_sizes(config: Config, effective: int | None) -> tuple[int, int]:
+    """The micro-batch and how many of them make a step.
+
+    Raises:
+        InputError: they are missing, or do not make the effective batch.
+    """
+    micro, steps = config["micro_batch_size"], config["gradient_accumulation_steps"]
+    for name, size in (("micro_batch_size", micro), ("gradient_accumulation_steps", steps)):
+        if not isinstance(size, int) or size < 1:
+            remedy = "Give micro_batch_size and gradient_accumulation_steps, as a search writes them."
+            raise InputError(f"{name} must be a whole number here, not {size!r}.", remedy)
+    assert isinstance(micro, int) and isinstance(steps, int)
+    check_batch_sizes(micro, steps, effective)
+    return micro, steps
+
+
+def batches_fit(source: ExportSource) -> str | None:
+    """For `refuse` of a tool: what is wrong with the batch sizes, or None."""
+    try:
+        batch_sizes(source.config, source.effective_batch_size)
+    except InputError as error:
+        return error.message
+    return None
 
 
 def check_batch_sizes(micro: int, steps: int, effective: int | None) -> None:

@@ -6,15 +6,14 @@ keys with those of its off value, and reports a knob without any effect as a dev
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.knobs import is_off
-from autofit.export.deviation import Deviation
 from autofit.export.header import export_header
-from autofit.export.source import NOTHING_MEASURED, ExportSource
+from autofit.export.source import NOTHING_MEASURED, Deviation, ExportSource, batches_fit
 from autofit.export.template import yaml_file
 
 _OF_ADAPTERS = ("lora_alpha", "lora_dropout", "lora_targets")  # tools are asked for these only beside adapters
@@ -35,10 +34,11 @@ class ToolKeys:
 
 @dataclass(frozen=True)
 class Request:
-    """What is written, for which version of the tool."""
+    """What is written, for which version of which tool."""
 
     source: ExportSource
     version: str
+    title: str
 
     @property
     def config(self) -> Config:
@@ -60,9 +60,7 @@ class Request:
     def deviation(self, knob: str, instead: str, *, may_not_fit: bool = False) -> Deviation:
         return Deviation(knob, self.config.get(knob), instead, may_not_fit)
 
-    def keys(
-        self, knob: str, keys: Mapping[str, Any], instead: str | None = None, *, may_not_fit: bool = False
-    ) -> ToolKeys:
+    def keys(self, knob: str, keys: Mapping[str, Any], instead: str | None, *, may_not_fit: bool = False) -> ToolKeys:
         """The keys of a knob; with `instead`, they deviate from what was measured."""
         return ToolKeys(keys, (self.deviation(knob, instead, may_not_fit=may_not_fit),) if instead else ())
 
@@ -77,7 +75,7 @@ class Tool:
     """One tool that configs are exported to.
 
     Args:
-        name: the word after `--to`, and the name of its file.
+        title: its name; in small letters and without hyphens, the word after `--to` and the name of its file.
         versions: those at which its keys changed, oldest first; the last one is what this was checked with.
         run: how the export is used, one line.
         knobs: the keys of each knob, written out also when it is off.
@@ -87,10 +85,9 @@ class Tool:
         without: what the tool does with a knob that is not in `knobs`, as half a sentence.
         without_may_not_fit: whether that may take more memory than was measured.
         tasks: what the tool can train; empty: anything.
-        refuse: why the tool cannot train a config, or None.
+        refuse: why the tool cannot train a config, or None; default: batch sizes that are missing or contradict.
     """
 
-    name: str
     title: str
     versions: tuple[str, ...]
     run: str
@@ -100,7 +97,12 @@ class Tool:
     without: str = ""
     without_may_not_fit: bool = True
     tasks: tuple[str, ...] = ()
-    refuse: Callable[[ExportSource], str | None] = lambda source: None
+    refuse: Callable[[ExportSource], str | None] = batches_fit
+
+    @property
+    def name(self) -> str:
+        """The word after `--to`."""
+        return self.title.lower().replace("-", "")
 
     def why_not(self, source: ExportSource) -> str | None:
         """Why this config cannot be exported to it, or None."""
@@ -157,7 +159,7 @@ class Export:
             "tool": self.tool,
             "tool_version": self.version,
             "files": dict(self.files),
-            "departures": [each.to_dict() for each in self.departures],
+            "departures": [asdict(each) for each in self.departures],
             "predicted": self.predicted,
         }
 
@@ -168,7 +170,7 @@ def write(tool: Tool, source: ExportSource, version: str | None = None) -> Expor
     Raises:
         InputError: the tool cannot train this at all, or the keys of that version are not known.
     """
-    request = Request(source, tool.schema(version, source.versions.get(tool.name)))
+    request = Request(source, tool.schema(version, source.versions.get(tool.name)), tool.title)
     if reason := tool.why_not(source):
         raise InputError(reason, "See `autofit export --to list`.")
     shares = {knob: _share(tool, knob, request) for knob in source.config}

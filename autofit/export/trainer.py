@@ -4,8 +4,6 @@ Those are TrainingArguments, from_pretrained, peft's LoraConfig and BitsAndBytes
 measured becomes a deviation. `api.training_arguments` makes the objects, and names the layers that get adapters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +12,8 @@ from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.knobs import is_off
 from autofit.core.workload import CLASSIFICATION_TASKS, Hyperparameters
-from autofit.export.deviation import Deviation
-from autofit.export.source import check_batch_sizes
+from autofit.export.fragments import Parts
+from autofit.export.source import Deviation, batch_sizes
 
 _HALF = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 OPTIMIZERS = {
@@ -35,6 +33,11 @@ _OPTIMIZERS_INSTEAD = {
     "adamw-4bit": "Trainer scales its state in blocks of 256, where it was measured with 128",
     "adamw-fp8": "Trainer has none; torchao's 8-bit AdamW takes its place, with as many bytes",
 }
+_WHOLE = "Trainer cannot keep the outputs of products; it checkpoints blocks whole, with less memory and more time"
+_CHECKPOINTING_INSTEAD = {
+    "selective": f"{_WHOLE} than measured",
+    "alternate": "Trainer begins with the first block, so of an odd number it checkpoints one more than was measured",
+}
 # The values of activation_checkpointing that checkpoint blocks.
 CHECKPOINTED = ("full", "alternate", "selective")
 # Liger's own names; it ignores those that a model has no part for.
@@ -42,7 +45,7 @@ _LIGER_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu", "relu_squ
 
 
 @dataclass(frozen=True)
-class TrainerKeywords:
+class TrainerKeywords(Parts):
     """Keywords of TrainingArguments, from_pretrained, LoraConfig and BitsAndBytesConfig; dtypes by name.
 
     `trained_dtype` is that of adapters, and of heads trained whole.
@@ -60,17 +63,6 @@ class TrainerKeywords:
         """The deviations, a sentence each."""
         return tuple(map(str, self.deviations))
 
-    def joined(self, other: TrainerKeywords) -> TrainerKeywords:
-        """Both together."""
-        return TrainerKeywords(
-            arguments={**self.arguments, **other.arguments},
-            model={**self.model, **other.model},
-            lora={**self.lora, **other.lora},
-            quantization={**self.quantization, **other.quantization},
-            trained_dtype=self.trained_dtype or other.trained_dtype,
-            deviations=self.deviations + other.deviations,
-        )
-
 
 @dataclass(frozen=True)
 class TrainerCase:
@@ -82,9 +74,7 @@ class TrainerCase:
     effective_batch_size: int | None = None
     flash_attn: bool = False
 
-    def keywords(
-        self, knob: str, instead: str | None = None, *, may_not_fit: bool = False, **groups: Any
-    ) -> TrainerKeywords:
+    def keywords(self, knob: str, instead: str | None, *, may_not_fit: bool = False, **groups: Any) -> TrainerKeywords:
         """The keywords of a knob by group; with `instead`, they deviate from what was measured."""
         deviations = (Deviation(knob, self.config[knob], instead, may_not_fit),) if instead else ()
         return TrainerKeywords(**groups, deviations=deviations)
@@ -117,29 +107,13 @@ def learning(schedule: str = "lr_scheduler_type") -> dict[str, Any]:
     }
 
 
-def batch_sizes(case: TrainerCase) -> tuple[int, int]:
-    """The micro-batch and how many of them make a step.
-
-    Raises:
-        InputError: they are missing, or do not make the effective batch.
-    """
-    micro, steps = case.config["micro_batch_size"], case.config["gradient_accumulation_steps"]
-    for name, size in (("micro_batch_size", micro), ("gradient_accumulation_steps", steps)):
-        if not isinstance(size, int) or size < 1:
-            remedy = "Give micro_batch_size and gradient_accumulation_steps, as a search writes them."
-            raise InputError(f"{name} must be a whole number here, not {size!r}.", remedy)
-    assert isinstance(micro, int) and isinstance(steps, int)
-    check_batch_sizes(micro, steps, case.effective_batch_size)
-    return micro, steps
-
-
 def _micro_batch(case: TrainerCase) -> TrainerKeywords:
-    micro, _ = batch_sizes(case)
+    micro, _ = batch_sizes(case.config, case.effective_batch_size)
     return TrainerKeywords(arguments={"per_device_train_batch_size": micro, "per_device_eval_batch_size": micro})
 
 
 def _accumulation(case: TrainerCase) -> TrainerKeywords:
-    _, steps = batch_sizes(case)
+    _, steps = batch_sizes(case.config, case.effective_batch_size)
     alike = "Trainer weighs micro-batches alike for this task, autofit by their labels"
     uneven = case.task == "masked-lm" and steps > 1
     name = "gradient_accumulation_steps"
@@ -175,19 +149,11 @@ def _checkpointing(case: TrainerCase) -> TrainerKeywords:
         return case.keywords(knob, why, may_not_fit=True)
     if value not in CHECKPOINTED:
         return TrainerKeywords()
-    options: dict[str, Any] = {"use_reentrant": False}
-    if value == "alternate":
-        options["every_n_layers"] = 2
-    if case.config["activation_offload"] != "none":
-        options["offload"] = True
-    instead = {
-        "selective": "Trainer cannot keep the outputs of products; it checkpoints blocks whole, with less memory and "
-        "more time than measured",
-        "alternate": "Trainer begins with the first block, so of an odd number it checkpoints one more than was "
-        "measured",
-    }
+    every_second = {"every_n_layers": 2} if value == "alternate" else {}
+    offload = {"offload": True} if case.config["activation_offload"] != "none" else {}
+    options = {"use_reentrant": False, **every_second, **offload}
     arguments = {"activation_checkpointing": True, "activation_checkpointing_kwargs": options}
-    return case.keywords(knob, instead.get(value), arguments=arguments)
+    return case.keywords(knob, _CHECKPOINTING_INSTEAD.get(value), arguments=arguments)
 
 
 def _offload(case: TrainerCase) -> TrainerKeywords:
@@ -214,16 +180,15 @@ def _quantization(case: TrainerCase) -> TrainerKeywords:
     value, precision = str(case.config["quantization"]), str(case.config["precision"])
     if value == "none":
         return TrainerKeywords()
-    four_bits = {
-        "load_in_4bit": True,
-        "bnb_4bit_quant_type": "nf4",
-        "bnb_4bit_use_double_quant": value == "nf4-dq",
-        "bnb_4bit_compute_dtype": "bfloat16" if precision == "bf16" else _HALF.get(precision, "float32"),
-    }
-    # Without this, bitsandbytes quantizes a new head that has a bias; despite its name it applies to 4 bits as well.
-    heads = {"llm_int8_skip_modules": ["score", "classifier", "pre_classifier"]}
-    keywords = {"load_in_8bit": True} if value == "int8" else four_bits
-    return TrainerKeywords(quantization={**keywords, **(heads if case.task in CLASSIFICATION_TASKS else {})})
+    keywords: dict[str, Any] = {"load_in_8bit": True}
+    if value != "int8":
+        dtype = "bfloat16" if precision == "bf16" else _HALF.get(precision, "float32")
+        keywords = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": value == "nf4-dq"}
+        keywords["bnb_4bit_compute_dtype"] = dtype
+    if case.task in CLASSIFICATION_TASKS:
+        # bitsandbytes would quantize a new head that has a bias; despite its name this applies to 4 bits as well.
+        keywords["llm_int8_skip_modules"] = ["score", "classifier", "pre_classifier"]
+    return TrainerKeywords(quantization=keywords)
 
 
 def _optimizer(case: TrainerCase) -> TrainerKeywords:
@@ -283,11 +248,6 @@ def _impossible(knob: str, instead: str, *values: str) -> Callable[[TrainerCase]
     return keywords
 
 
-def _elsewhere(case: TrainerCase) -> TrainerKeywords:
-    """For knobs that another knob's function covers."""
-    return TrainerKeywords()
-
-
 # A new technique adds its row here; without one, `trainer_keywords` reports that Trainer runs without it.
 TRAINER_KNOBS: dict[str, Callable[[TrainerCase], TrainerKeywords]] = {
     "precision": _precision,
@@ -296,9 +256,7 @@ TRAINER_KNOBS: dict[str, Callable[[TrainerCase], TrainerKeywords]] = {
     "activation_checkpointing": _checkpointing,
     "activation_offload": _offload,
     "lora_rank": _lora,
-    "lora_targets": _elsewhere,
-    "lora_alpha": _elsewhere,
-    "lora_dropout": _elsewhere,
+    **dict.fromkeys(("lora_targets", "lora_alpha", "lora_dropout"), lambda case: TrainerKeywords()),  # see lora_rank
     "quantization": _quantization,
     "optimizer": _optimizer,
     "optimizer_offload": _impossible("optimizer_offload", "Trainer keeps the optimizer's state on the device"),

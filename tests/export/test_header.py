@@ -1,8 +1,8 @@
 """The header of train.py and of exports: what was measured, where and with what, and how a tool deviates."""
 
 from autofit.core.hardware import GIB
-from autofit.export.deviation import Deviation
 from autofit.export.header import export_header, script_header
+from autofit.export.source import Deviation
 from tests.export.sources import MEASURED, source
 
 HARDWARE = {"device": "cuda", "name": "NVIDIA H200", "budget_gib": 24.0}

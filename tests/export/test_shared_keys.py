@@ -1,24 +1,22 @@
 """Keys that several tools share."""
 
-from autofit.export.shared_keys import lora_alpha, missing, whole_alpha
-from autofit.export.tool import Request
+from autofit.export.shared_keys import arguments, lora_alpha, missing, trainer_case, whole_alpha
+from autofit.export.tool import Request, ToolKeys
 from tests.export.sources import source
 
 
 def request(**knobs: object) -> Request:
-    return Request(source(**knobs), "1.0")
+    return Request(source(**knobs), "1.0", "Tool")
 
 
 def test_alpha_is_twice_the_rank_unless_it_is_set() -> None:
-    share = lora_alpha("alpha", float)
-    assert share(request(lora_rank=8)).keys == {"alpha": 16.0}
-    assert share(request(lora_rank=8, lora_alpha=3.5)).keys == {"alpha": 3.5}
+    assert lora_alpha(request(lora_rank=8), "alpha").keys == {"alpha": 16}
+    assert lora_alpha(request(lora_rank=8, lora_alpha=3.5), "alpha").keys == {"alpha": 3.5}
 
 
 def test_an_alpha_that_is_rounded_is_a_deviation() -> None:
-    share = whole_alpha("Tool")
-    assert share(request(lora_rank=8)) == request(lora_rank=8).keys("lora_alpha", {"lora_alpha": 16})
-    (deviation,) = share(request(lora_rank=8, lora_alpha=3.4)).deviations
+    assert whole_alpha(request(lora_rank=8)) == ToolKeys({"lora_alpha": 16})
+    (deviation,) = whole_alpha(request(lora_rank=8, lora_alpha=3.4)).deviations
     assert str(deviation) == "lora_alpha 3.4: Tool takes whole numbers, here 3."
 
 
@@ -28,3 +26,13 @@ def test_a_knob_that_a_tool_has_nothing_for_is_a_deviation_when_it_is_on() -> No
     (deviation,) = share(request(kernels="liger")).deviations
     assert str(deviation) == "kernels liger: Tool has none of Liger's, and keeps more for the backward."
     assert not deviation.may_not_fit
+
+
+def test_off_is_written_out() -> None:
+    assert arguments(request(), "compile").keys == {"torch_compile": False}
+    assert arguments(request(compile="default"), "compile").keys["torch_compile"] is True
+
+
+def test_flash_attn_is_there_if_it_was_when_this_was_measured() -> None:
+    assert not trainer_case(source()).flash_attn
+    assert trainer_case(source("cuda", "causal-lm", {"versions": {"flash-attn": "2.8"}})).flash_attn

@@ -49,9 +49,9 @@ def test_every_knob_has_keys_or_a_deviation(name: str, knobs: dict[str, Any]) ->
             continue
         assert made.keys[knob], f"{knob} {value} has neither keys nor a deviation"
         share = tool_named(name).knobs[knob]
-        if knob not in FREE and not share(Request(given_, made.version)).as_measured:
+        if knob not in FREE and not share(Request(given_, made.version, name)).as_measured:
             off = source(**{**knobs, knob: OFF[knob]})
-            assert share(Request(off, made.version)).keys != made.keys[knob], f"{knob} {value} has the keys of off"
+            assert share(Request(off, made.version, name)).keys != made.keys[knob], f"{knob} {value} has the keys of off"
 
 
 @pytest.mark.parametrize("name", TOOLS)
@@ -113,7 +113,6 @@ def _leaves(value: Any) -> list[Any]:
 
 def test_a_knob_that_a_tool_forgets_is_a_deviation() -> None:
     forgetful = Tool(
-        name="forgetful",
         title="Forgetful",
         versions=("1.0", "2.0"),
         run="forget",

@@ -26,21 +26,19 @@ def _compile(request: Request) -> ToolKeys:
     value = request.text("compile")
     if value == "none":
         return ToolKeys({"dynamo_config.dynamo_backend": "NO"})
-    return ToolKeys(
-        {
-            "dynamo_config.dynamo_backend": "INDUCTOR",
-            "dynamo_config.dynamo_mode": value,
-            "dynamo_config.dynamo_use_regional_compilation": True,
-            "dynamo_config.dynamo_use_dynamic": False,
-            "dynamo_config.dynamo_use_fullgraph": False,
-        }
-    )
+    keys = {
+        "dynamo_config.dynamo_backend": "INDUCTOR",
+        "dynamo_config.dynamo_mode": value,
+        "dynamo_config.dynamo_use_regional_compilation": True,
+        **dict.fromkeys(("dynamo_config.dynamo_use_dynamic", "dynamo_config.dynamo_use_fullgraph"), False),
+    }
+    return ToolKeys(keys)
 
 
 TOOL = Tool(
-    name="accelerate",
     title="accelerate",
     versions=("1.15.0",),
+    refuse=lambda source: None,
     run="accelerate launch --config_file accelerate.yaml YOUR_SCRIPT.py",
     fixed=lambda request: {
         "compute_environment": "LOCAL_MACHINE",

@@ -7,10 +7,9 @@ bfloat16 is exported as autocast. Keys of plugins count only if the plugin is na
 
 from typing import Any
 
-from autofit.export.shared_keys import lora_dropout, offload_of_blocks, whole_alpha
+from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys
-from autofit.export.trainer import OPTIMIZERS, batch_sizes, learning
-from autofit.export.trainer_tools import arguments, attention, batches_fit, keywords, trainer_arguments, trainer_case
+from autofit.export.trainer import OPTIMIZERS, learning
 
 _SAVED = ["attention", *(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm"))]
 # Triton kernels that axolotl switches on by itself beside adapters.
@@ -44,20 +43,14 @@ def _precision(request: Request) -> ToolKeys:
     return request.keys("precision", keys, instead, may_not_fit=value in ("bf16", "fp8"))
 
 
-def _micro_batch(request: Request) -> ToolKeys:
-    micro, _ = batch_sizes(trainer_case(request.source))
-    return ToolKeys({"micro_batch_size": micro, "eval_batch_size": micro})
-
-
 def _checkpointing(request: Request) -> ToolKeys:
     """By Trainer's names before transformers 5.23, which include `every_n_layers`."""
     knob = "activation_checkpointing"
     value, adapters = request.text(knob), bool(request.config["lora_rank"])
-    deviations = arguments(knob)(request).deviations
+    deviations = shared.keywords(request, knob).deviations
     if value == "none" or value.startswith("budget-"):
         return ToolKeys({"gradient_checkpointing": False}, deviations)
-    every_second = {"every_n_layers": 2} if value == "alternate" else {}
-    options = {"use_reentrant": False, **every_second}
+    options = {"use_reentrant": False, **({"every_n_layers": 2} if value == "alternate" else {})}
     keys: dict[str, Any] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": options}
     if value != "selective":
         return ToolKeys(keys, deviations)
@@ -81,18 +74,18 @@ def _targets(request: Request) -> ToolKeys:
 
 def _quantization(request: Request) -> ToolKeys:
     value = request.text("quantization")
-    keys: dict[str, Any] = {"load_in_8bit": value == "int8", "load_in_4bit": value in ("nf4", "nf4-dq")}
-    if keys["load_in_4bit"]:
-        nested = value == "nf4-dq"
-        keys["bnb_config_kwargs"] = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": nested}
-    return ToolKeys(keys)
+    four_bits = value in ("nf4", "nf4-dq")
+    kind = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": value == "nf4-dq"}
+    keys = {"load_in_8bit": value == "int8", "load_in_4bit": four_bits}
+    return ToolKeys({**keys, **({"bnb_config_kwargs": kind} if four_bits else {})})
 
 
 def _optimizer(request: Request) -> ToolKeys:
     value = request.text("optimizer")
     if value in _TORCHAO:
         return ToolKeys({"optimizer": _TORCHAO[value]})
-    return ToolKeys({"optimizer": OPTIMIZERS.get(value, "adamw_torch")}, keywords(request, "optimizer").deviations)
+    name = OPTIMIZERS.get(value, "adamw_torch")
+    return ToolKeys({"optimizer": name}, shared.keywords(request, "optimizer").deviations)
 
 
 def _compile(request: Request) -> ToolKeys:
@@ -103,7 +96,7 @@ def _compile(request: Request) -> ToolKeys:
     keys: dict[str, Any] = {"torch_compile": True, "torch_compile_backend": "inductor", "torch_compile_mode": "default"}
     if value == "max-autotune-no-cudagraphs":
         keys["torch_compile_options"] = {"max_autotune_gemm": True, "triton.cudagraphs": False}
-    return ToolKeys(keys, keywords(request, "compile").deviations)
+    return ToolKeys(keys, shared.keywords(request, "compile").deviations)
 
 
 def _liger(request: Request) -> dict[str, Any]:
@@ -128,12 +121,10 @@ def _loss(request: Request) -> ToolKeys:
 
 
 TOOL = Tool(
-    name="axolotl",
     title="axolotl",
     versions=("0.19.0",),
     run="axolotl train axolotl.yaml",
     tasks=("causal-lm",),
-    refuse=batches_fit,
     fixed=lambda request: {
         "base_model": request.source.weights,
         "datasets": [{"path": "path/to/dataset", "type": "completion"}],
@@ -145,25 +136,26 @@ TOOL = Tool(
         **learning("lr_scheduler"),
     },
     knobs={
-        **trainer_arguments("gradient_accumulation_steps", "optimizer_offload", "optimizer_in_backward"),
+        **shared.trainer_arguments("gradient_accumulation_steps", "optimizer_offload", "optimizer_in_backward"),
         "precision": _precision,
-        "micro_batch_size": _micro_batch,
+        "micro_batch_size": lambda request: ToolKeys(
+            dict.fromkeys(("micro_batch_size", "eval_batch_size"), request.config["micro_batch_size"])
+        ),
         "activation_checkpointing": _checkpointing,
-        "activation_offload": offload_of_blocks(
-            {"activation_offloading": False},
-            {"activation_offloading": "hidden_states"},
+        "activation_offload": lambda request: shared.offload_of_blocks(
+            *(request, {"activation_offloading": False}, {"activation_offloading": "hidden_states"}),
             # Without checkpointing axolotl refuses to offload.
             "axolotl offloads with activation checkpointing only, and keeps activations on the device",
         ),
         "lora_rank": _rank,
-        "lora_alpha": whole_alpha("axolotl"),
-        "lora_dropout": lora_dropout(),
+        "lora_alpha": shared.whole_alpha,
+        "lora_dropout": shared.lora_dropout,
         "lora_targets": _targets,
         "quantization": _quantization,
         "optimizer": _optimizer,
         "parameter_offload": lambda request: ToolKeys({"layer_offloading": request.text("parameter_offload") == "cpu"}),
         "compile": _compile,
-        "attention": attention(),
+        "attention": shared.attention,
         "loss": _loss,
         "kernels": lambda request: ToolKeys(_liger(request)),
     },

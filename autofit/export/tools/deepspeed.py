@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from autofit.core.workload import Hyperparameters
-from autofit.export.shared_keys import convolutions, missing, value_of
+from autofit.export.shared_keys import convolutions, missing, values
 from autofit.export.source import ExportSource
 from autofit.export.tool import Header, Request, Tool, ToolKeys
-from autofit.export.trainer_tools import batches_fit
 
 _CHECKPOINTING = "DeepSpeed's serves only models that call its own checkpoint function; switch on that of the model"
 _STAGE = "zero_optimization.stage"
@@ -83,11 +82,9 @@ def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dic
 
 
 TOOL = Tool(
-    name="deepspeed",
     title="DeepSpeed",
     versions=("0.19.8",),
     run='deepspeed.initialize(model=model, config="deepspeed.json")',
-    refuse=batches_fit,
     fixed=lambda request: {"gradient_clipping": Hyperparameters().max_grad_norm or 0.0},
     files=_files,
     without="DeepSpeed's config holds none; the script that makes the model has to",
@@ -95,8 +92,8 @@ TOOL = Tool(
         **missing("DeepSpeed", activation_checkpointing=_CHECKPOINTING),
         **missing("DeepSpeed", may_not_fit=False, compile="DeepSpeed compiles when the script calls engine.compile()"),
         "precision": _precision,
-        "micro_batch_size": value_of("micro_batch_size", "train_micro_batch_size_per_gpu"),
-        "gradient_accumulation_steps": value_of("gradient_accumulation_steps"),
+        **values(micro_batch_size="train_micro_batch_size_per_gpu"),
+        **values(gradient_accumulation_steps="gradient_accumulation_steps"),
         "optimizer": _optimizer,
         "optimizer_offload": lambda request: _offload(request, "optimizer_offload", "offload_optimizer"),
         "parameter_offload": _parameter_offload,

@@ -6,7 +6,6 @@ On one device its finetuning neither checkpoints activations nor compiles; its l
 from autofit.core.workload import Hyperparameters
 from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys
-from autofit.export.trainer_tools import batches_fit
 
 _INSTEAD = {"tf32": shared.TF32.format("litgpt"), "fp8": shared.FP8.format("litgpt")}
 _QUANTIZED = {"int8": "bnb.int8-training", "nf4": "bnb.nf4", "nf4-dq": "bnb.nf4-dq"}
@@ -15,11 +14,10 @@ _QUANTIZED = {"int8": "bnb.int8-training", "nf4": "bnb.nf4", "nf4-dq": "bnb.nf4-
 def _precision(request: Request) -> ToolKeys:
     """Quantised weights require one dtype for all the rest."""
     value = request.text("precision")
-    mixed = value.endswith("-mixed")
-    if mixed and request.text("quantization") != "none":
+    if value.endswith("-mixed") and request.text("quantization") != "none":
         why = "litgpt holds adapters beside quantised weights in bfloat16, with less memory and precision than measured"
         return request.keys("precision", {"precision": "bf16-true"}, why)
-    frozen = mixed and bool(request.config["lora_rank"])
+    frozen = shared.frozen_in_mixed_precision(request)
     more = "litgpt holds frozen weights in float32, in more memory than measured"
     keys = {"precision": shared.LIGHTNING_PRECISION[value]}
     return request.keys("precision", keys, more if frozen else _INSTEAD.get(value), may_not_fit=frozen)
@@ -32,12 +30,10 @@ def _targets(request: Request) -> ToolKeys:
 
 
 TOOL = Tool(
-    name="litgpt",
     title="litgpt",
     versions=("0.5.13",),
     run="litgpt {finetune_full,finetune_lora} --config litgpt.yaml (finetune_lora where there are adapters)",
     tasks=("causal-lm",),
-    refuse=batches_fit,
     fixed=lambda request: {
         "checkpoint_dir": f"checkpoints/{request.source.weights}",
         "out_dir": "output",
@@ -61,13 +57,13 @@ TOOL = Tool(
             loss="litgpt holds the logits of all tokens, and widens them in chunks",
         ),
         "precision": _precision,
-        "micro_batch_size": shared.value_of("micro_batch_size", "train.micro_batch_size"),
-        "gradient_accumulation_steps": shared.global_batch("train.global_batch_size"),
-        "lora_rank": shared.lora_rank("lora_r"),
-        "lora_alpha": shared.whole_alpha("litgpt"),
-        "lora_dropout": shared.lora_dropout(),
+        **shared.values(micro_batch_size="train.micro_batch_size"),
+        "gradient_accumulation_steps": lambda request: shared.global_batch(request, "train.global_batch_size"),
+        "lora_rank": lambda request: shared.lora_rank(request, "lora_r"),
+        "lora_alpha": shared.whole_alpha,
+        "lora_dropout": shared.lora_dropout,
         "lora_targets": _targets,
         "quantization": shared.adapter("quantize", lambda request: _QUANTIZED.get(request.text("quantization"))),
-        "optimizer": shared.optimizer_class("optimizer.class_path", "optimizer.init_args"),
+        "optimizer": lambda each: shared.optimizer_class(each, "optimizer.class_path", "optimizer.init_args"),
     },
 )

@@ -9,8 +9,8 @@ from typing import Any
 from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, learning
-from autofit.export.trainer_tools import arguments, batches_fit, trainer_arguments
 
+_NEVER_ALL = "which never holds the logits of all tokens"
 _ATTENTION = {"sdpa": "sdpa", "eager": "disabled", "flash": "fa2"}
 
 
@@ -34,26 +34,17 @@ def _precision(request: Request) -> ToolKeys:
 
 
 def _checkpointing(request: Request) -> ToolKeys:
-    value = request.text("activation_checkpointing")
-    keys = {"disable_gradient_checkpointing": value not in CHECKPOINTED, "use_reentrant_gc": False}
-    if value.startswith("budget-"):
-        return ToolKeys(keys, arguments("activation_checkpointing")(request).deviations)
-    whole = shared.WHOLE_BLOCKS.format("LLaMA-Factory")
-    return request.keys("activation_checkpointing", keys, whole if value in ("alternate", "selective") else None)
+    off = request.text("activation_checkpointing") not in CHECKPOINTED
+    keys = {"disable_gradient_checkpointing": off, "use_reentrant_gc": False}
+    return shared.whole_blocks_of_trainer(request, keys)
 
 
 def _quantization(request: Request) -> ToolKeys:
     value = request.text("quantization")
     if value == "none":
         return ToolKeys({"quantization_bit": None})
-    return ToolKeys(
-        {
-            "quantization_bit": 8 if value == "int8" else 4,
-            "quantization_method": "bnb",
-            "quantization_type": "nf4",
-            "double_quantization": value == "nf4-dq",
-        }
-    )
+    keys = {"quantization_bit": 8 if value == "int8" else 4, "quantization_method": "bnb", "quantization_type": "nf4"}
+    return ToolKeys({**keys, "double_quantization": value == "nf4-dq"})
 
 
 def _liger(request: Request) -> dict[str, Any]:
@@ -67,8 +58,7 @@ def _loss(request: Request) -> ToolKeys:
     if value == "fused" and not kernels:
         instead = "LLaMA-Factory switches Liger's other kernels on with it"
     elif value != "fused" and kernels:
-        instead = "LLaMA-Factory switches Liger's fused loss on with its kernels, which never holds the logits of all "
-        instead += "tokens"
+        instead = f"LLaMA-Factory switches Liger's fused loss on with its kernels, {_NEVER_ALL}"
     elif value == "chunked":
         instead = "LLaMA-Factory holds the logits of all tokens; with enable_liger_kernel it never does"
     if instead:
@@ -77,12 +67,10 @@ def _loss(request: Request) -> ToolKeys:
 
 
 TOOL = Tool(
-    name="llamafactory",
     title="LLaMA-Factory",
     versions=("0.9.5",),
     run="llamafactory-cli train llamafactory.yaml",
     tasks=("causal-lm",),
-    refuse=batches_fit,
     fixed=lambda request: {
         "model_name_or_path": request.source.weights,
         "stage": "sft",
@@ -96,21 +84,19 @@ TOOL = Tool(
         "use_cpu": request.source.device == "cpu",
     },
     knobs={
-        **trainer_arguments("micro_batch_size", "gradient_accumulation_steps", "optimizer", "optimizer_offload"),
-        **trainer_arguments("optimizer_in_backward", "parameter_offload", "compile"),
+        **shared.trainer_arguments(*shared.TRAINER_ALONE, "compile"),
         "precision": _precision,
         "activation_checkpointing": _checkpointing,
-        "activation_offload": shared.offload_of_blocks(  # Unsloth's way, on the computing stream
-            {"use_unsloth_gc": False},
-            {"use_unsloth_gc": True},
+        "activation_offload": lambda request: shared.offload_of_blocks(  # Unsloth's way, on the computing stream
+            *(request, {"use_unsloth_gc": False}, {"use_unsloth_gc": True}),
             "LLaMA-Factory offloads the inputs of checkpointed blocks only, and needs more memory than measured",
             slower="LLaMA-Factory copies between the computations, not beside them, which is slower than measured",
         ),
-        "lora_rank": shared.lora_rank(
-            "lora_rank", beside={"finetuning_type": "lora"}, without={"finetuning_type": "full"}
+        "lora_rank": lambda request: shared.lora_rank(
+            request, "lora_rank", beside={"finetuning_type": "lora"}, without={"finetuning_type": "full"}
         ),
-        "lora_alpha": shared.whole_alpha("LLaMA-Factory"),
-        "lora_dropout": shared.lora_dropout(),
+        "lora_alpha": shared.whole_alpha,
+        "lora_dropout": shared.lora_dropout,
         "lora_targets": shared.adapter("lora_target", lambda request: ",".join(request.source.targets) or "all"),
         "quantization": _quantization,
         "attention": lambda request: ToolKeys({"flash_attn": _ATTENTION.get(request.text("attention"), "auto")}),

@@ -7,7 +7,6 @@ without the logits.
 from autofit.core.workload import Hyperparameters
 from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys
-from autofit.export.trainer_tools import batches_fit
 
 _OPTIMIZERS = {
     "adamw": "adamw",
@@ -34,19 +33,16 @@ def _targets(request: Request) -> ToolKeys:
 
 def _quantization(request: Request) -> ToolKeys:
     value = request.text("quantization")
-    if value == "none":
-        return ToolKeys()
-    if value == "int8":
-        return ToolKeys({"quantization.bits": 8})
+    if value in ("none", "int8"):
+        return ToolKeys({"quantization.bits": 8} if value == "int8" else {})
     dtypes = {"fp16-mixed": "float16", "fp32": "float32"}
-    return ToolKeys(
-        {
-            "quantization.bits": 4,
-            "quantization.bnb_4bit_quant_type": "nf4",
-            "quantization.bnb_4bit_use_double_quant": value == "nf4-dq",
-            "quantization.bnb_4bit_compute_dtype": dtypes.get(request.text("precision"), "bfloat16"),
-        }
-    )
+    keys = {
+        "quantization.bits": 4,
+        "quantization.bnb_4bit_quant_type": "nf4",
+        "quantization.bnb_4bit_use_double_quant": value == "nf4-dq",
+        "quantization.bnb_4bit_compute_dtype": dtypes.get(request.text("precision"), "bfloat16"),
+    }
+    return ToolKeys(keys)
 
 
 def _optimizer(request: Request) -> ToolKeys:
@@ -67,12 +63,10 @@ def _compile(request: Request) -> ToolKeys:
 
 
 TOOL = Tool(
-    name="ludwig",
     title="Ludwig",
     versions=("0.17.10",),
     run="ludwig train --config ludwig.yaml --dataset DATA",
     tasks=("causal-lm",),
-    refuse=batches_fit,
     fixed=lambda request: {
         "model_type": "llm",
         "base_model": request.source.weights,
@@ -91,14 +85,12 @@ TOOL = Tool(
             loss="Ludwig holds the logits of all tokens",
         ),
         "precision": _precision,
-        "micro_batch_size": shared.value_of("micro_batch_size", "trainer.batch_size"),
-        "gradient_accumulation_steps": shared.value_of(
-            "gradient_accumulation_steps", "trainer.gradient_accumulation_steps"
-        ),
-        "activation_checkpointing": shared.whole_blocks("Ludwig", "trainer.enable_gradient_checkpointing"),
-        "lora_rank": shared.lora_rank("adapter.r", beside={"adapter.type": "lora"}),
-        "lora_alpha": shared.whole_alpha("Ludwig", "adapter.alpha"),
-        "lora_dropout": shared.lora_dropout("adapter.dropout"),
+        **shared.values(micro_batch_size="trainer.batch_size"),
+        **shared.values(gradient_accumulation_steps="trainer.gradient_accumulation_steps"),
+        "activation_checkpointing": lambda each: shared.whole_blocks(each, "trainer.enable_gradient_checkpointing"),
+        "lora_rank": lambda request: shared.lora_rank(request, "adapter.r", beside={"adapter.type": "lora"}),
+        "lora_alpha": lambda request: shared.whole_alpha(request, "adapter.alpha"),
+        "lora_dropout": lambda request: shared.lora_dropout(request, "adapter.dropout"),
         "lora_targets": _targets,
         "quantization": _quantization,
         "optimizer": _optimizer,

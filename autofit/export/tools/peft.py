@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from autofit.export.shared_keys import lora_alpha, lora_dropout, value_of
+from autofit.export.shared_keys import lora_alpha, lora_dropout, values
 from autofit.export.source import ExportSource
 from autofit.export.tool import HUGGING_FACE, Header, Tool, ToolKeys
 
@@ -24,7 +24,6 @@ def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dic
 
 
 TOOL = Tool(
-    name="peft",
     title="peft",
     versions=("0.21.2",),
     run='get_peft_model(model, PeftConfig.from_pretrained("peft"))',
@@ -44,9 +43,9 @@ TOOL = Tool(
     without="an adapter's config says nothing of it; the code that trains has to",
     without_may_not_fit=False,
     knobs={
-        "lora_rank": value_of("lora_rank", "r"),
-        "lora_alpha": lora_alpha(),
-        "lora_dropout": lora_dropout(),
+        **values(lora_rank="r"),
+        "lora_alpha": lora_alpha,
+        "lora_dropout": lora_dropout,
         "lora_targets": lambda request: ToolKeys({"target_modules": list(request.source.targets) or "all-linear"}),
     },
 )

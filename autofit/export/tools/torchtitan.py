@@ -9,10 +9,9 @@ from typing import Any
 
 from autofit.core.workload import Hyperparameters
 from autofit.export import shared_keys as shared
-from autofit.export.source import ExportSource
+from autofit.export.source import ExportSource, batches_fit
 from autofit.export.template import call, comment, fill, keyword_arguments, literal, template
 from autofit.export.tool import Header, Request, Tool, ToolKeys
-from autofit.export.trainer_tools import batches_fit
 
 _FLAVOURS = {
     "meta-llama/Meta-Llama-3-8B": ("llama3", "8B"),
@@ -52,7 +51,7 @@ def _precision(request: Request) -> ToolKeys:
         "tf32": shared.TF32.format("torchtitan"),
         "fp16-mixed": "torchtitan has no float16, and computes in bfloat16",
     }.get(value)
-    frozen = value.endswith("-mixed") and bool(request.config["lora_rank"])
+    frozen = shared.frozen_in_mixed_precision(request)
     if frozen:
         instead = "torchtitan holds frozen weights in float32, in more memory than measured"
     return request.keys("precision", keys, instead, may_not_fit=frozen)
@@ -133,7 +132,6 @@ def _spec(keys: Mapping[str, Any]) -> list[str]:
 
 
 TOOL = Tool(
-    name="torchtitan",
     title="torchtitan",
     versions=("0.3.0",),
     run="torchrun --nproc_per_node=1 -m torchtitan.train --module torchtitan_config --config autofit",
@@ -150,15 +148,15 @@ TOOL = Tool(
             attention="torchtitan takes the attention of the flavour, PyTorch's flex attention",
         ),
         "precision": _precision,
-        "micro_batch_size": shared.value_of("micro_batch_size", "training.local_batch_size"),
-        "gradient_accumulation_steps": shared.global_batch("training.global_batch_size"),
+        **shared.values(micro_batch_size="training.local_batch_size"),
+        "gradient_accumulation_steps": lambda request: shared.global_batch(request, "training.global_batch_size"),
         "activation_checkpointing": _checkpointing,
-        "lora_rank": shared.lora_rank("lora.rank"),
-        "lora_alpha": shared.lora_alpha("lora.alpha", float),
+        "lora_rank": lambda request: shared.lora_rank(request, "lora.rank"),
+        "lora_alpha": lambda request: ToolKeys({"lora.alpha": float(shared.alpha(request))}),
         "lora_dropout": _dropout,
         "lora_targets": shared.adapter("lora.target_modules", lambda each: _TARGETS.get(each.text("lora_targets"))),
         "optimizer": _optimizer,
-        "compile": shared.compile_by_default("torchtitan"),
+        "compile": shared.compile_by_default,
         "loss": _loss,
     },
 )

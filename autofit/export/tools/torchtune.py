@@ -9,9 +9,8 @@ from typing import Any
 
 from autofit.core.workload import Hyperparameters
 from autofit.export import shared_keys as shared
-from autofit.export.source import ExportSource
+from autofit.export.source import ExportSource, batches_fit
 from autofit.export.tool import Request, Tool, ToolKeys
-from autofit.export.trainer_tools import batches_fit
 
 _PRECISION_INSTEAD = {
     "tf32": shared.TF32.format("torchtune"),
@@ -157,7 +156,6 @@ def _fixed(request: Request) -> dict[str, Any]:
 
 
 TOOL = Tool(
-    name="torchtune",
     title="torchtune",
     versions=("0.6.1",),
     run="tune run {full,lora}_finetune_single_device --config torchtune.yaml (lora_ where there are adapters)",
@@ -168,23 +166,23 @@ TOOL = Tool(
         **shared.missing("torchtune", "attention", "kernels"),
         **shared.missing("torchtune's recipe", "optimizer_offload", "parameter_offload"),
         "precision": _precision,
-        "micro_batch_size": shared.value_of("micro_batch_size", "batch_size"),
-        "gradient_accumulation_steps": shared.value_of("gradient_accumulation_steps"),
-        "activation_checkpointing": shared.whole_blocks("torchtune", "enable_activation_checkpointing"),
-        "activation_offload": shared.offload_of_blocks(
-            {"enable_activation_offloading": False},
-            {"enable_activation_offloading": True},
+        **shared.values(micro_batch_size="batch_size", gradient_accumulation_steps="gradient_accumulation_steps"),
+        "activation_checkpointing": lambda each: shared.whole_blocks(each, "enable_activation_checkpointing"),
+        "activation_offload": lambda request: shared.offload_of_blocks(
+            *(request, {"enable_activation_offloading": False}, {"enable_activation_offloading": True}),
             # Without checkpointing torchtune refuses to offload.
             "torchtune offloads with activation checkpointing only, and keeps activations on the device",
         ),
         "lora_rank": _rank,
-        "lora_alpha": shared.lora_alpha("model.lora_alpha"),
-        "lora_dropout": shared.lora_dropout("model.lora_dropout"),
+        "lora_alpha": lambda request: shared.lora_alpha(request, "model.lora_alpha"),
+        "lora_dropout": lambda request: shared.lora_dropout(request, "model.lora_dropout"),
         "lora_targets": _targets,
         "quantization": _quantization,
-        "optimizer": shared.optimizer_class("optimizer._component_", "optimizer", foreach={"fused": False}),
+        "optimizer": lambda request: shared.optimizer_class(
+            request, "optimizer._component_", "optimizer", foreach={"fused": False}
+        ),
         "optimizer_in_backward": _in_backward,
-        "compile": shared.compile_by_default("torchtune"),
+        "compile": shared.compile_by_default,
         "loss": _loss,
     },
 )

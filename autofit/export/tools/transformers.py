@@ -5,15 +5,15 @@ by block.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from autofit.export.shared_keys import lora_alpha, lora_dropout, lora_rank
+from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
 from autofit.export.tasks import TASKS
 from autofit.export.template import call, comment, fill, import_from, keyword_arguments, literal, template, yaml_file
-from autofit.export.tool import HUGGING_FACE, Header, Request, Share, Tool, ToolKeys
+from autofit.export.tool import HUGGING_FACE, Header, Request, Tool, ToolKeys
 from autofit.export.trainer import learning
-from autofit.export.trainer_tools import OFFLOADS, RENAMED, arguments, attention, batches_fit, keywords, named_before
 
 _YAML, _SCRIPT = "training_arguments.yaml", "train_transformers.py"
 _REGIONAL = "environment.ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
@@ -25,17 +25,13 @@ def _under(group: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _arguments(request: Request, knob: str) -> ToolKeys:
     """TrainingArguments, by the names of this version."""
-    share = arguments(knob)(request)
-    keys = share.keys if request.since(RENAMED) else named_before(share.keys)
+    share = shared.arguments(request, knob)
+    keys = share.keys if request.since(shared.RENAMED) else shared.named_before(share.keys)
     return ToolKeys(_under("arguments", keys), share.deviations)
 
 
-def _share(knob: str) -> Share:
-    return lambda request: _arguments(request, knob)
-
-
 def _precision(request: Request) -> ToolKeys:
-    share, trainer = _arguments(request, "precision"), keywords(request, "precision")
+    share, trainer = _arguments(request, "precision"), shared.keywords(request, "precision")
     model = {**_under("model", trainer.model), "trained.dtype": trainer.trained_dtype}
     return ToolKeys({**share.keys, **model}, share.deviations)
 
@@ -46,7 +42,7 @@ def _checkpointing(request: Request) -> ToolKeys:
     share = _arguments(request, "activation_checkpointing")
     if value.startswith("budget-"):
         return ToolKeys({**share.keys, "settings.activation_memory_budget": float(value.removeprefix("budget-"))})
-    if not request.since(OFFLOADS):
+    if not request.since(shared.OFFLOADS):
         for options in share.keys.values():
             if isinstance(options, dict):
                 options.pop("offload", None)
@@ -54,7 +50,7 @@ def _checkpointing(request: Request) -> ToolKeys:
 
 
 def _offload(request: Request) -> ToolKeys:
-    if request.since(OFFLOADS) or request.text("activation_offload") == "none":
+    if request.since(shared.OFFLOADS) or request.text("activation_offload") == "none":
         return _arguments(request, "activation_offload")
     why = "Trainer offloads nothing before transformers 5.17, and needs more memory than measured"
     return request.keys("activation_offload", {}, why, may_not_fit=True)
@@ -118,32 +114,26 @@ def _adapters(lora: Mapping[str, Any], dtype: str) -> list[str]:
     ]
 
 
-_PLAIN = (
-    *("micro_batch_size", "gradient_accumulation_steps", "optimizer", "optimizer_offload", "optimizer_in_backward"),
-    *("parameter_offload", "loss", "kernels"),
-)
 TOOL = Tool(
-    name="transformers",
     title="transformers",
-    versions=("5.16.1", OFFLOADS, RENAMED),
+    versions=("5.16.1", shared.OFFLOADS, shared.RENAMED),
     run=f"python {_SCRIPT} DATA_DIRECTORY",
     tasks=HUGGING_FACE,
-    refuse=batches_fit,
     fixed=_fixed,
     files=_files,
     knobs={
-        **{knob: _share(knob) for knob in _PLAIN},
+        **{knob: partial(_arguments, knob=knob) for knob in (*shared.TRAINER_ALONE, "loss", "kernels")},
         "precision": _precision,
         "activation_checkpointing": _checkpointing,
         "activation_offload": _offload,
-        "lora_rank": lora_rank("lora.r"),
-        "lora_alpha": lora_alpha("lora.lora_alpha"),
-        "lora_dropout": lora_dropout("lora.lora_dropout"),
+        "lora_rank": lambda request: shared.lora_rank(request, "lora.r"),
+        "lora_alpha": lambda request: shared.lora_alpha(request, "lora.lora_alpha"),
+        "lora_dropout": lambda request: shared.lora_dropout(request, "lora.lora_dropout"),
         "lora_targets": _targets,
         "quantization": lambda request: ToolKeys(
-            _under("quantization", keywords(request, "quantization").quantization)
+            _under("quantization", shared.keywords(request, "quantization").quantization)
         ),
         "compile": _compile,
-        "attention": attention("model."),
+        "attention": lambda request: shared.attention(request, "model."),
     },
 )

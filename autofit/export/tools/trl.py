@@ -7,15 +7,6 @@ the head is refused. Adapters are held in float32 (peft's default), beside quant
 from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, learning
-from autofit.export.trainer_tools import (
-    RENAMED,
-    arguments,
-    attention,
-    batches_fit,
-    keywords,
-    named_before,
-    trainer_arguments,
-)
 
 _REGIONAL = "env.ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
 _LOSS_INSTEAD = {
@@ -26,7 +17,7 @@ _LOSS_INSTEAD = {
 
 def _precision(request: Request) -> ToolKeys:
     """TRL's default dtype of weights is float32, so it is always written out."""
-    share, trainer = arguments("precision")(request), keywords(request, "precision")
+    share, trainer = shared.arguments(request, "precision"), shared.keywords(request, "precision")
     dtype = "float32" if request.text("quantization") == "none" else "bfloat16"
     deviations = share.deviations
     if request.config["lora_rank"] and trainer.trained_dtype != dtype:
@@ -38,47 +29,41 @@ def _precision(request: Request) -> ToolKeys:
 
 def _checkpointing(request: Request) -> ToolKeys:
     """By the names of the transformers that it was measured with."""
-    share = arguments("activation_checkpointing")(request)
+    share = shared.arguments(request, "activation_checkpointing")
     keys, deviations = dict(share.keys), share.deviations
     if request.text("activation_checkpointing") == "selective":
         keys["activation_checkpointing_kwargs"] |= {"selective": True}
         instead = "TRL keeps the outputs of attention, not those of other products, with less memory and more time"
         deviations = (request.deviation("activation_checkpointing", f"{instead} than measured"),)
-    return ToolKeys(named_before(keys) if request.measured_before("transformers", RENAMED) else keys, deviations)
+    before = request.measured_before("transformers", shared.RENAMED)
+    return ToolKeys(shared.named_before(keys) if before else keys, deviations)
 
 
 def _offload(request: Request) -> ToolKeys:
     """In checkpointed blocks an option of checkpointing, elsewhere TRL's own."""
     own = request.text("activation_offload") != "none"
     if own and request.text("activation_checkpointing") in CHECKPOINTED:
-        return ToolKeys({"activation_offloading": False}, keywords(request, "activation_offload").deviations)
+        return ToolKeys({"activation_offloading": False}, shared.keywords(request, "activation_offload").deviations)
     return ToolKeys({"activation_offloading": own})
 
 
 def _quantization(request: Request) -> ToolKeys:
     value = request.text("quantization")
-    return ToolKeys(
-        {
-            "load_in_4bit": value in ("nf4", "nf4-dq"),
-            "load_in_8bit": value == "int8",
-            "bnb_4bit_quant_type": "nf4",
-            "use_bnb_nested_quant": value == "nf4-dq",
-        }
-    )
+    keys = {"load_in_4bit": value in ("nf4", "nf4-dq"), "load_in_8bit": value == "int8", "bnb_4bit_quant_type": "nf4"}
+    return ToolKeys({**keys, "use_bnb_nested_quant": value == "nf4-dq"})
 
 
 def _targets(request: Request) -> ToolKeys:
     head = request.text("lora_targets") == "all-linear+head"
     keys = {"lora_target_modules": request.source.inner_targets or ["all-linear"]}
-    return request.keys(
-        "lora_targets", keys, "TRL refuses an adapter on the output head; it has none" if head else None
-    )
+    why = "TRL refuses an adapter on the output head; it has none"
+    return request.keys("lora_targets", keys, why if head else None)
 
 
 def _compile(request: Request) -> ToolKeys:
     """accelerate compiles block by block, as measured, if the environment says so, which TRL's YAML can set."""
     on = request.text("compile") != "none"
-    return ToolKeys({**arguments("compile")(request).keys, **({_REGIONAL: "1"} if on else {})})
+    return ToolKeys({**shared.arguments(request, "compile").keys, **({_REGIONAL: "1"} if on else {})})
 
 
 def _loss(request: Request) -> ToolKeys:
@@ -96,12 +81,10 @@ def _kernels(request: Request) -> ToolKeys:
 
 
 TOOL = Tool(
-    name="trl",
     title="TRL",
     versions=("1.16.0",),
     run="trl sft --config trl.yaml (with the transformers that it was measured with, or a later 5.x)",
     tasks=("causal-lm",),
-    refuse=batches_fit,
     fixed=lambda request: {
         "model_name_or_path": request.source.weights,
         "dataset_name": "path/to/dataset",
@@ -112,18 +95,17 @@ TOOL = Tool(
         "use_cpu": request.source.device == "cpu",
     },
     knobs={
-        **trainer_arguments("micro_batch_size", "gradient_accumulation_steps", "optimizer", "optimizer_offload"),
-        **trainer_arguments("optimizer_in_backward", "parameter_offload"),
+        **shared.trainer_arguments(*shared.TRAINER_ALONE),
         "precision": _precision,
         "activation_checkpointing": _checkpointing,
         "activation_offload": _offload,
-        "lora_rank": shared.lora_rank("lora_r", beside={"use_peft": True}, without={"use_peft": False}),
-        "lora_alpha": shared.whole_alpha("TRL"),
-        "lora_dropout": shared.lora_dropout(),
+        "lora_rank": lambda each: shared.lora_rank(each, "lora_r", {"use_peft": True}, {"use_peft": False}),
+        "lora_alpha": shared.whole_alpha,
+        "lora_dropout": shared.lora_dropout,
         "lora_targets": _targets,
         "quantization": _quantization,
         "compile": _compile,
-        "attention": attention(),
+        "attention": shared.attention,
         "loss": _loss,
         "kernels": _kernels,
     },

@@ -12,9 +12,9 @@ from autofit.export.source import ExportSource
 from autofit.export.template import call, comment, fill, keyword_arguments, template, yaml_file
 from autofit.export.tool import Header, Request, Tool, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, learning
-from autofit.export.trainer_tools import arguments, batches_fit, keywords, trainer_arguments
 
 _SCRIPT, _YAML = "train_unsloth.py", "unsloth.yaml"
+_COMPILE = "Unsloth compiles parts of the model in its own way, which was not measured"
 _LESS = (
     "",
     f"This YAML holds less than {_SCRIPT} beside it: it always takes adamw_8bit as optimizer, chooses",
@@ -25,8 +25,8 @@ _LESS = (
 def _precision(request: Request) -> ToolKeys:
     """Full training in mixed precision holds weights in float32."""
     value = request.text("precision")
-    share = arguments("precision", "arguments.")(request)
-    keys = {"model.dtype": keywords(request, "precision").model["dtype"], **share.keys}
+    share = shared.arguments(request, "precision", "arguments.")
+    keys = {"model.dtype": shared.keywords(request, "precision").model["dtype"], **share.keys}
     if not request.config["lora_rank"]:
         return ToolKeys({**keys, "model.float32_mixed_precision": value == "bf16-mixed"}, share.deviations)
     why = "Unsloth holds adapters in float32, in more memory than measured"
@@ -36,14 +36,10 @@ def _precision(request: Request) -> ToolKeys:
 
 def _checkpointing(request: Request) -> ToolKeys:
     """The value `unsloth` also offloads the inputs of blocks."""
-    value = request.text("activation_checkpointing")
-    on = value in CHECKPOINTED
+    on = request.text("activation_checkpointing") in CHECKPOINTED
     offloads = on and request.text("activation_offload") != "none"
     keys = {"model.use_gradient_checkpointing": "unsloth" if offloads else on}
-    if value.startswith("budget-"):
-        return ToolKeys(keys, keywords(request, "activation_checkpointing").deviations)
-    whole = shared.WHOLE_BLOCKS.format("Unsloth")
-    return request.keys("activation_checkpointing", keys, whole if value in ("alternate", "selective") else None)
+    return shared.whole_blocks_of_trainer(request, keys)
 
 
 def _targets(request: Request) -> ToolKeys:
@@ -125,42 +121,31 @@ def _yaml(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 TOOL = Tool(
-    name="unsloth",
     title="Unsloth",
     versions=("2026.10.9",),
     run=f"python {_SCRIPT} TEXT_FILE, or unsloth train --config {_YAML}",
     tasks=("causal-lm",),
-    refuse=batches_fit,
     fixed=_fixed,
     files=_files,
     knobs={
-        **trainer_arguments(
-            *("micro_batch_size", "gradient_accumulation_steps", "optimizer", "optimizer_offload"),
-            *("optimizer_in_backward", "parameter_offload"),
-            prefix="arguments.",
-        ),
+        **shared.trainer_arguments(*shared.TRAINER_ALONE, prefix="arguments."),
         **shared.missing(
             "Unsloth",
             attention="Unsloth chooses the attention by itself",
             loss="Unsloth computes the loss in its own way, whose memory was not measured",
         ),
-        **shared.missing(
-            "Unsloth",
-            may_not_fit=False,
-            compile="Unsloth compiles parts of the model in its own way, which was not measured",
-        ),
+        **shared.missing("Unsloth", may_not_fit=False, compile=_COMPILE),
         "precision": _precision,
         "activation_checkpointing": _checkpointing,
-        "activation_offload": shared.offload_of_blocks(  # by the value of the other key
-            {},
-            {"model.use_gradient_checkpointing": "unsloth"},
+        "activation_offload": lambda request: shared.offload_of_blocks(  # by the value of the other key
+            *(request, {}, {"model.use_gradient_checkpointing": "unsloth"}),
             "Unsloth offloads the inputs of checkpointed blocks only, and needs more memory than measured",
         ),
-        "lora_rank": shared.lora_rank(
-            "lora.r", beside={"model.full_finetuning": False}, without={"model.full_finetuning": True}
+        "lora_rank": lambda request: shared.lora_rank(
+            request, "lora.r", beside={"model.full_finetuning": False}, without={"model.full_finetuning": True}
         ),
-        "lora_alpha": shared.lora_alpha("lora.lora_alpha"),
-        "lora_dropout": shared.lora_dropout("lora.lora_dropout"),
+        "lora_alpha": lambda request: shared.lora_alpha(request, "lora.lora_alpha"),
+        "lora_dropout": lambda request: shared.lora_dropout(request, "lora.lora_dropout"),
         "lora_targets": _targets,
         "quantization": _quantization,
         "kernels": _kernels,

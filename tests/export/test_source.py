@@ -1,6 +1,7 @@
-"""A deviation as a sentence and as data."""
+"""A deviation as a sentence, and batch sizes that contradict."""
 
-from autofit.export.deviation import Deviation
+from autofit.export.source import Deviation, batches_fit
+from tests.export.sources import source
 
 
 def test_it_is_one_sentence() -> None:
@@ -10,10 +11,7 @@ def test_it_is_one_sentence() -> None:
     assert Deviation("loss", "fused", "x").message == "loss fused: x."
 
 
-def test_it_is_plain_data() -> None:
-    assert Deviation("loss", "fused", "x").to_dict() == {
-        "knob": "loss",
-        "value": "fused",
-        "instead": "x",
-        "may_not_fit": False,
-    }
+def test_batch_sizes_that_contradict_are_refused() -> None:
+    assert batches_fit(source()) is None
+    contradiction = source("cuda", "causal-lm", {"effective_batch_size": 16})
+    assert "is not the effective batch of 16" in str(batches_fit(contradiction))
