@@ -4,14 +4,14 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from autofit.core.measurement import Measurement
 from autofit.core.record import Record
 from autofit.core.result import TIERS, Result
+from autofit.report import formatting as fmt
 from autofit.report.formatting import changes, describe, gib, peak_gib, percent, rate, speed, value, values
 from autofit.report.markdown import plain, table
 from autofit.report.rows import latest_by_config
@@ -31,23 +31,21 @@ class Comparison:
     def to_markdown(self) -> str:
         """For a pull request."""
         parts = [f"### {plain(self.names[0])} and {plain(self.names[1])}", *map(plain, self.sentences)]
-        for title, rows in (("setup", self.setup), ("result", self.outcome)):
-            if rows:
-                parts.append(table((title, *self.names), rows))
+        parts += [table((title, *self.names), rows) for title, rows in self._tables]
         return "\n\n".join(parts) + "\n"
 
     def to_terminal(self) -> RenderableType:
         """For a console of any width."""
         tables = []
-        for title, rows in (("setup", self.setup), ("result", self.outcome)):
-            if rows:
-                grid = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False, expand=False)
-                for name in (title, *self.names):
-                    grid.add_column(Text(name), overflow="fold")
-                for row in rows:
-                    grid.add_row(*map(Text, row))
-                tables.append(grid)
+        for title, rows in self._tables:
+            tables.append(fmt.table(*(Column(Text(name), overflow="fold") for name in (title, *self.names))))
+            for row in rows:
+                tables[-1].add_row(*map(Text, row))
         return Group(*tables, *map(Text, self.sentences))
+
+    @property
+    def _tables(self) -> list[tuple[str, tuple[Row, ...]]]:
+        return [(title, rows) for title, rows in (("setup", self.setup), ("result", self.outcome)) if rows]
 
 
 def compare(first: Record, second: Record, names: tuple[str, str]) -> Comparison:
@@ -140,9 +138,8 @@ def _both_measured(first: Result, second: Result, names: tuple[str, str]) -> lis
         return []
     middle = speed(statistics.median(ratios.values()))
     if len(ratios) == 1:
-        return [
-            f"One config was measured to fit in both, {describe(next(iter(ratios)))}: in {names[1]} it is {middle}."
-        ]
+        (config,) = ratios
+        return [f"One config was measured to fit in both, {describe(config)}: in {names[1]} it is {middle}."]
     spread = f"from {min(ratios.values()):.2f} to {max(ratios.values()):.2f} times the speed"
     both = f"{len(ratios)} configs were measured to fit in both"
     return [f"{both}: in {names[1]} they are {middle} in the median ({spread})."]

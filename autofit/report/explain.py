@@ -125,9 +125,8 @@ def nothing_fits(result: Result) -> NothingFitsError:
     if miss is None or miss.peak_bytes is None:
         return NothingFitsError(f"no config of the space could be run in {budget}.", "See the run directory's probes/.")
     needs = f"the nearest needs {miss.peak_bytes.allocated / GIB:.2f} GiB"
-    return NothingFitsError(
-        f"no config that was tried fits {budget}: {needs}.", "Allow more memory, a wider space, or more trials."
-    )
+    remedy = "Allow more memory, a wider space, or more trials."
+    return NothingFitsError(f"no config that was tried fits {budget}: {needs}.", remedy)
 
 
 def nothing_fits_view(result: Result) -> RenderableType:
@@ -157,11 +156,9 @@ def nothing_fits_lines(result: Result) -> list[str]:
         lines.append(f"{how}: {fmt.describe(point.config)} {fmt.source(point.measured)}.")
     enough = least[0] if least else needed
     helps = _remedies(result, enough if enough and enough > budget else None)
-    if helps:
-        lines += ["What would help:", *(fmt.POINT + remedy for remedy in helps)]
+    lines += ["What would help:", *(fmt.POINT + remedy for remedy in helps)] if helps else []
     others = other_budget_lines(result)
-    if others:
-        lines += ["With other budgets:", *(fmt.POINT + line for line in others)]
+    lines += ["With other budgets:", *(fmt.POINT + line for line in others)] if others else []
     return [*lines, *(result.notes if predicted else ())]
 
 

@@ -4,8 +4,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from autofit.core.budget import Budget
@@ -18,11 +19,11 @@ from autofit.core.pareto import Point
 
 OUTCOMES = {outcome: outcome.value.replace("_", " ") for outcome in Outcome}
 OUTCOMES[Outcome.HOST_OUT_OF_MEMORY] = "out of host memory"
+FITS = {"yes": "fits", "maybe": "may fit", "no": "does not fit"}
 TIER_TITLES = {"full": "all weights", "lora": "LoRA", "qlora": "QLoRA"}
 POINT = "  - "  # how the point of a list begins
 # What moves a cursor, colours, or names a window.
 _ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b(?:\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)")
-_MOST_CHANGES = 4  # listed one by one
 _PART_OF_ANOTHER = ("gradient_accumulation_steps", "lora_targets")
 
 
@@ -40,10 +41,10 @@ def changes(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return [_knob(config, name) for name in names]
 
 
-def instead(config: Config, best: Measurement | None) -> str:
-    """What a config has in place of the best's knobs; all of it where most differs, or where there is no best."""
+def instead(config: Config, best: Measurement | None, most: int = 4) -> str:
+    """What a config has in place of the best's knobs; all of it where more than `most` differ, or without a best."""
     differing = changes(config, best.config) if best else []
-    return ", ".join(differing) if best and len(differing) <= _MOST_CHANGES else describe(config)
+    return ", ".join(differing) if best and len(differing) <= most else describe(config)
 
 
 def _knob(config: Mapping[str, Any], name: str) -> str:
@@ -159,6 +160,13 @@ def more_or_less(size: int, than: int) -> str:
     return f"{gib(abs(size - than))} GiB {'less' if size < than else 'more'}"
 
 
+def proof(best: Measurement | Estimate) -> str:
+    """How the figures of the best came about."""
+    if isinstance(best, Estimate):
+        return "predicted, not measured"
+    return "verified in longer runs" if best.verified else "not verified"
+
+
 def source(measured: bool) -> str:
     """Where a figure comes from."""
     return "(measured)" if measured else "(predicted)"
@@ -195,6 +203,11 @@ def about(seconds: float) -> str:
 def listed(words: list[str]) -> str:
     """Words with commas and a last `and`."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def table(*columns: Column | str) -> Table:
+    """A table with a line below its head and no others."""
+    return Table(*columns, box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
 
 
 def hanging(lines: Iterable[str]) -> RenderableType:

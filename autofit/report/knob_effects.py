@@ -25,10 +25,8 @@ def knob_lines(result: Result) -> list[str]:
     lines, idle = [], []
     for changes in shown:
         first = changes[0][0]
-        if all(
-            abs(speed - 1) < _NOTHING and _memory(change, result) in ("", "the same memory")
-            for change, speed in changes
-        ):
+        same = (_memory(change, result) in ("", "the same memory") for change, _ in changes)
+        if all(same) and all(abs(speed - 1) < _NOTHING for _, speed in changes):
             idle.append(first.knob)
         else:
             figures = [f"{value(change.value)}: {_figures(change, speed, result)}" for change, speed in changes[1:]]

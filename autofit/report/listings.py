@@ -4,18 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from autofit.core.errors import counted
 from autofit.core.hardware import GIB
-from autofit.report.formatting import describe, gib, interval, number, percent, value
+from autofit.report.formatting import FITS, describe, gib, interval, number, percent, table, value
 
-_VERDICTS = {"yes": "Fits", "maybe": "May fit", "no": "Does not fit"}
 _WIDEST_BAR = 40  # characters
 _NOTICED = 0.005  # of memory or time: a smaller change counts as none
 _SIZES = {"micro_batch_size": "micro-batch", "sequence_length": "sequence", "lora_rank": "LoRA rank"}
@@ -44,21 +42,18 @@ def estimate_table(data: Mapping[str, Any]) -> RenderableType:
     """The verdict first, then what the memory consists of and where the time goes."""
     usable, budget, reserved = data["usable_bytes"], data["budget_bytes"], data["reserved_bytes"]
     margin = f" (a margin of {percent(1 - usable / budget)} is kept)" if usable < budget else ""
-    verdict = f"{_VERDICTS[data['fits']]}: {_interval(data)} GiB expected, {gib(usable)} may be used{margin}."
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column()
+    verdict = f"{FITS[data['fits']].capitalize()}: {_interval(data)} GiB expected, {gib(usable)} may be used{margin}."
+    parts = Table.grid(Column(), Column(justify="right"), Column(), padding=(0, 2))
     most = max(data["breakdown"].values())
     for name, nbytes in data["breakdown"].items():
-        table.add_row(Text(name), Text(gib(nbytes) if nbytes else "-"), _Bar(nbytes / most if most else 0.0))
+        parts.add_row(Text(name), Text(gib(nbytes) if nbytes else "-"), _Bar(nbytes / most if most else 0.0))
     tensors = f"{gib(data['allocated_bytes'])} GiB of tensors at the peak"
     return Group(
         Text(f"{_subject(data)}, on {data['hardware']['name']} within {gib(budget)} GiB"),
         Text(verdict, style="bold"),
         Text(f"Config: {describe(data['config'])}."),
         Text(),
-        table,
+        parts,
         Text(f"{tensors}." if reserved is None else f"{tensors}, {gib(reserved)} reserved for them."),
         Text(),
         Text(_time(data)),
@@ -69,35 +64,32 @@ def estimate_table(data: Mapping[str, Any]) -> RenderableType:
 def around_table(data: Mapping[str, Any], *, rows: int = 16) -> RenderableType:
     """What each single change of a knob would save or cost, and the largest sizes that still fit."""
     alternatives = list(_worth_a_row(data))
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("from here", overflow="fold")  # the only one that gives way where it is narrow
-    for title in ("GiB", "memory", "time", "fits"):
-        table.add_column(title, justify="right", no_wrap=True)
+    first = Column("from here", overflow="fold")  # the only one that gives way where it is narrow
+    figures = (Column(title, justify="right", no_wrap=True) for title in ("GiB", "memory", "time", "fits"))
+    changed = table(first, *figures)
     for other in alternatives[:rows]:
         memory, time = _changes(other, data)
         cells = (gib(_middle(other)), _percent(memory), "-" if time is None else _percent(time), other["fits"])
-        table.add_row(*map(Text, (f"{other['knob']} {value(other['value'])}", *cells)))
+        changed.add_row(*map(Text, (f"{other['knob']} {value(other['value'])}", *cells)))
     lines = [f"{len(alternatives) - rows} more: --json --alternatives."] if len(alternatives) > rows else []
     largest = ", ".join(f"{_SIZES[name]} {size or 'none'}" for name, size in data["largest"].items())
     lines += [f"Largest that fits, all else as it is: {largest}."] if largest else []
-    shown = (Text(), table) if alternatives else (Text("Nothing is known of other configs."),)
+    shown = (Text(), changed) if alternatives else (Text("Nothing is known of other configs."),)
     return Group(*shown, *map(Text, lines))
 
 
 def cards_table(data: Mapping[str, Any]) -> RenderableType:
     """The cards of the catalogue, and whether the config fits each."""
     unit = "tokens" if any(card["tokens_per_second"] for card in data["cards"]) else "samples"
-    table = _table("--gpu", "GiB", "fits", "needs GiB", f"{unit}/s")
-    for index in (1, 3, 4):
-        table.columns[index].justify = "right"
+    cards = _named("--gpu", ">GiB", "fits", ">needs GiB", f">{unit}/s")
     for card in data["cards"]:
         needs = _interval(card) if card["device_bytes"] else "-"
         rate = card[f"{unit}_per_second"]
         cells = (card["name"], f"{card['memory_bytes'] / GIB:.1f}", card["fits"], needs, number(rate) if rate else "-")
-        table.add_row(*map(Text, cells))
+        cards.add_row(*map(Text, cells))
     reasons = dict.fromkeys(card["reason"] for card in data["cards"] if card["reason"])
     notes = [*(f"- {reason}" for reason in reasons), *(f"Note: {note}" for note in data["notes"])]
-    return Group(Text(_subject(data)), Text(f"Config: {describe(data['config'])}."), table, *map(Text, notes))
+    return Group(Text(_subject(data)), Text(f"Config: {describe(data['config'])}."), cards, *map(Text, notes))
 
 
 def _subject(data: Mapping[str, Any]) -> str:
@@ -164,20 +156,16 @@ def doctor_table(data: Mapping[str, Any]) -> RenderableType:
         "predictions": _calibration(data["calibration"]),
         "store": store["trouble"] or f"{_measurements(store)} in {store['path']}",
     }
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column()
-    facts.add_column(overflow="fold")
+    facts = Table.grid(Column(), Column(overflow="fold"), padding=(0, 2))
     for name, text in rows.items():
         facts.add_row(Text(name, style="bold"), Text(text))
     # Two columns, a line for the name of each and its values below it: more would fold words on eighty columns.
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(max_width=34)
-    table.add_column()
+    knobs = Table.grid(Column(max_width=34), Column(), padding=(0, 2, 0, 0))
     for technique in data["techniques"]:
-        table.add_row(Text(technique["name"], "bold"), Text("" if technique["values"] else "derived from others"))
+        knobs.add_row(Text(technique["name"], "bold"), Text("" if technique["values"] else "derived from others"))
         for status, values in _by_status(technique["values"]).items():
-            table.add_row(Padding(Text(", ".join(values)), (0, 0, 0, 2)), Text(status))
-    return Group(facts, Text(), table)
+            knobs.add_row(Padding(Text(", ".join(values)), (0, 0, 0, 2)), Text(status))
+    return Group(facts, Text(), knobs)
 
 
 def _calibration(known: Mapping[str, Any]) -> str:
@@ -214,37 +202,36 @@ def _by_status(values: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 def models_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """The presets: name, task, size, and where the weights are."""
-    table = _table("model", "task", "size", "weights")
-    table.columns[2].justify = "right"
+    models = _named("model", "task", ">size", "weights")
     for row in rows:
         count = row["parameters"]
         sizes = (f"{count / unit:.3g}{suffix}" for unit, suffix in ((10**9, "B"), (10**6, "M")) if count >= unit)
-        table.add_row(*map(Text, (row["name"], row["task"], next(sizes, f"{count:,}"), row.get("hub") or "")))
-    return table
+        models.add_row(*map(Text, (row["name"], row["task"], next(sizes, f"{count:,}"), row.get("hub") or "")))
+    return models
 
 
 def spaces_table(rows: Sequence[Mapping[str, Any]], counted_for: str) -> RenderableType:
     """The search spaces: name, what each allows, and how many configs it holds for the named case."""
-    table = _table("space", "configs", "what it allows")
-    table.columns[1].justify = "right"
+    spaces = _named("space", ">configs", "what it allows")
     for row in rows:
         number = f"{row['configs']:,}" if row["counted"] == "exactly" else f"at most {row['configs']:,}"
-        table.add_row(Text(row["name"]), Text(number), Text(" ".join(row["description"].split())))
-    return Group(table, Text(f"Counted without what is refused, {counted_for}."))
+        spaces.add_row(Text(row["name"]), Text(number), Text(" ".join(row["description"].split())))
+    return Group(spaces, Text(f"Counted without what is refused, {counted_for}."))
 
 
 def tools_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """The tools that configs are exported to: name, versions, what they train, how an export is used."""
-    table = _table("tool", "what it trains, with whose keys, and how")
+    tools = _named("tool", "what it trains, with whose keys, and how")
     for row in rows:
         tasks = ", ".join(row["tasks"]) or "anything"
-        table.add_row(Text(row["name"]), Text(f"{tasks}; {row['name']} {', '.join(row['versions'])}\n{row['run']}"))
-    return table
+        tools.add_row(Text(row["name"]), Text(f"{tasks}; {row['name']} {', '.join(row['versions'])}\n{row['run']}"))
+    return tools
 
 
-def _table(*titles: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for title in titles:
-        table.add_column(title, overflow="fold")
-    table.columns[0].no_wrap, table.columns[0].overflow = True, "ellipsis"  # the name that the others are about
-    return table
+def _named(name: str, *titles: str) -> Table:
+    """A table whose first column is the name that the others are about; those with a `>` stand at the right."""
+    others = (Column(each.removeprefix(">"), overflow="fold") for each in titles)
+    shown = table(Column(name, no_wrap=True, overflow="ellipsis"), *others)
+    for column, title in zip(shown.columns[1:], titles, strict=True):
+        column.justify = "right" if title.startswith(">") else "left"
+    return shown

@@ -8,7 +8,7 @@ from autofit.core.measurement import Measurement
 from autofit.core.record import Record
 from autofit.core.result import Result
 from autofit.report.explain import how_it_ended, nothing_fits_lines
-from autofit.report.formatting import POINT, describe, gib, number, peak_gib, rate, throughput, value, where
+from autofit.report.formatting import POINT, describe, gib, number, peak_gib, proof, rate, throughput, value, where
 from autofit.report.knob_effects import knob_lines
 from autofit.report.other_budgets import other_budget_lines
 from autofit.report.predicted import answer_line, predicted_lines, predicted_notes
@@ -55,8 +55,7 @@ def _answer(result: Result, best: Measurement) -> list[str]:
     peak, step = peak_gib(best), best.step_seconds
     memory = f", {peak} of {gib(result.budget.device_bytes)} GiB at the peak" if peak else ""
     seconds = f", {step.median:.3g} s a step ({step.low:.3g} to {step.high:.3g})" if step else ""
-    proof = "verified in longer runs" if best.verified else "not verified"
-    answer = f"**{plain(rate(best))}**{plain(memory)}{plain(seconds)}, {proof}: {plain(describe(best.config))}."
+    answer = f"**{plain(rate(best))}**{plain(memory)}{plain(seconds)}, {proof(best)}: {plain(describe(best.config))}."
     return [answer, _details(best.config)]
 
 
@@ -78,9 +77,8 @@ def _details(config: Mapping[str, Any]) -> str:
 def _table_of(rows: Iterable[Row], unit: str) -> str:
     cells = []
     for row in rows:
-        figure, _ = throughput(row.measurement)
-        shown = number(figure) if figure else ""
-        cells.append((describe(row.measurement.config), shown, peak_gib(row.measurement), row.verdict))
+        one, (figure, _) = row.measurement, throughput(row.measurement)
+        cells.append((describe(one.config), number(figure) if figure else "", peak_gib(one), row.verdict))
     return table(("config", f"{unit}/s", "peak GiB", "verdict"), cells)
 
 

@@ -2,7 +2,7 @@
 
 from autofit.core.pareto import OtherBudget, Point, fastest_within
 from autofit.core.result import Result
-from autofit.report.formatting import changes, describe, gib, listed, rate, source, speed
+from autofit.report.formatting import describe, gib, instead, listed, rate, source, speed
 from autofit.report.rows import latest_by_config, relative_speed
 
 _MOST_CHANGES = 3  # listed one by one; beyond that the whole config reads easier
@@ -66,6 +66,4 @@ def _against(point: Point, name: str, result: Result) -> tuple[float, str]:
         ratio = relative_speed(latest_by_config(result)[point.config], result) / relative_speed(leader, result)
     else:
         ratio = point.samples_per_second / (result.best.throughput * relative_speed(leader, result))
-    differing = changes(point.config, leader.config)
-    words = ", ".join(differing) if len(differing) <= _MOST_CHANGES else describe(point.config)
-    return ratio, f"{words} {source(point.measured)}"
+    return ratio, f"{instead(point.config, leader, most=_MOST_CHANGES)} {source(point.measured)}"

@@ -7,7 +7,7 @@ from collections import Counter
 
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from autofit.core.events import Event, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
@@ -102,9 +102,8 @@ class Progress:
 def panel(progress: Progress, now: float, console: Console, *, ended: bool = False) -> RenderableType:
     """Draw the search as it stands; `ended` leaves out what goes on."""
     search = progress.search
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(style="dim", min_width=_LABEL, no_wrap=True, overflow="crop")
-    grid.add_column(overflow="fold")
+    labels = Column(style="dim", min_width=_LABEL, no_wrap=True, overflow="crop")
+    grid = Table.grid(labels, Column(overflow="fold"), padding=(0, 1, 0, 0))
     rows: dict[str, RenderableType | None] = {} if ended else {"now": _now(progress, now, console)}
     if search is not None and search.trials:  # else all is predicted
         rows |= {

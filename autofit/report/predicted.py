@@ -54,16 +54,11 @@ def predicted_lines(result: Result, best: Estimate) -> list[str]:
             sure = "" if other.verdict == "yes" else ", which may or may not fit"
             figures = f"{rate(other)} in {interval(other.low, other.high)} GiB{sure}"
             others.append(f"{POINT}{TIER_TITLES[name]}: {figures}: {describe(other.config)}")
-    none = [name for name, other in result.predicted_tiers.items() if other is None and result.frontier.get(name)]
-    return [
-        f"It {_VERDICTS[best.verdict or 'maybe']}: {left}.",
-        *(["The best predicted of the other tiers:", *others] if others else []),
-        *(
-            [f"Nothing is predicted to fit that trains {' or '.join(TIER_TITLES[name] for name in none)}."]
-            if none
-            else []
-        ),
-    ]
+    nothing = (name for name, other in result.predicted_tiers.items() if other is None and result.frontier.get(name))
+    none = [TIER_TITLES[name] for name in nothing]
+    lines = [f"It {_VERDICTS[best.verdict or 'maybe']}: {left}."]
+    lines += ["The best predicted of the other tiers:", *others] if others else []
+    return [*lines, *([f"Nothing is predicted to fit that trains {' or '.join(none)}."] if none else [])]
 
 
 def predicted_notes(result: Result) -> list[str]:
@@ -75,10 +70,8 @@ def prediction_counts(result: Result) -> str:
     """How many configs there are, how many are predicted not to fit, and how many are refused."""
     too_large, refused = result.skipped.get("predicted", 0), result.skipped.get("refused", 0)
     beforehand = f" and {refused:,} refused beforehand" if refused else ""
-    return (
-        f"Of {counted(result.space_size, 'config')} {too_large:,} are predicted not to fit "
-        f"{gib(result.budget.device_bytes)} GiB{beforehand}; none was measured."
-    )
+    total, budget = counted(result.space_size, "config"), f"{gib(result.budget.device_bytes)} GiB"
+    return f"Of {total} {too_large:,} are predicted not to fit {budget}{beforehand}; none was measured."
 
 
 def explain_predicted(result: Result, best: Estimate) -> str:

@@ -50,9 +50,7 @@ def latest_by_config(result: Result) -> dict[Config, Measurement]:
 def relative_speed(measurement: Measurement, result: Result) -> float:
     """Throughput against the best, measured the same way: verified runs with verified ones, explored with explored."""
     assert result.best, "there is a best to compare with"
-    reference = result.best
-    if not measurement.verified:
-        reference = next((one for one in result.trials if one.config == result.best.config), result.best)
+    reference = result.best if measurement.verified else _explored(result) or result.best
     return measurement.throughput / reference.throughput if reference.throughput else 1.0
 
 
@@ -61,12 +59,16 @@ def explored_at(result: Result, shown: Iterable[Measurement]) -> str:
 
     Else a row could read "10 % slower" beside a figure larger than the best's.
     """
-    explored = next((one for one in result.trials if result.best and one.config == result.best.config), None)
+    explored = _explored(result)
     if not explored or not result.best or abs(explored.throughput / result.best.throughput - 1) <= _NOTICED:
         return ""
-    if not any(one.fits and not one.verified for one in shown):
+    if all(one.verified or not one.fits for one in shown):
         return ""
     return f"What is not verified was measured once, briefly, when the best reached {rate(explored)}."
+
+
+def _explored(result: Result) -> Measurement | None:
+    return next((one for one in result.trials if result.best and one.config == result.best.config), None)
 
 
 def nearest_misses(measurements: Iterable[Measurement]) -> list[Measurement]:

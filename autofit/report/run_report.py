@@ -53,19 +53,16 @@ def report(runs: Sequence[Path], form: str | None, output: Path | None) -> str |
             return _compare(records, [run.expanduser().absolute() for run in runs], form, output)
         return _report(records[0], runs[0].expanduser().absolute(), form or "html", output)
     except OSError as error:
-        raise InputError(
-            f"{error.filename} cannot be written: {error.strerror}.", "Choose another --output."
-        ) from error
+        message = f"{error.filename} cannot be written: {error.strerror}."
+        raise InputError(message, "Choose another --output.") from error
     except InputError:
         raise
     except Exception as error:
         changed = [str(run / _RECORD) for run, record in zip(runs, records, strict=True) if not record.intact]
         if not changed:
             raise  # a mistake of ours, whose traceback somebody has to see
-        why = f"{type(error).__name__}: {error}"
-        raise InputError(
-            f"nothing can be made of {' or '.join(changed)}, which was changed ({why}).", _DAMAGED
-        ) from error
+        which = f"{' or '.join(changed)}, which was changed ({type(error).__name__}: {error})"
+        raise InputError(f"nothing can be made of {which}.", _DAMAGED) from error
 
 
 def _record(run: Path) -> Record:
@@ -74,10 +71,8 @@ def _record(run: Path) -> Record:
         what = "is a file, not a run directory" if directory.exists() else "is not there"
         raise InputError(f"{run} {what}.", "Give the directory of a search, such as autofit-runs/NAME.")
     if not (directory / _RECORD).exists():
-        raise InputError(
-            f"{run} holds no {_RECORD}: no search has ended there.",
-            "Go on with one by autofit search --resume --out, or give another directory.",
-        )
+        remedy = "Go on with one by autofit search --resume --out, or give another directory."
+        raise InputError(f"{run} holds no {_RECORD}: no search has ended there.", remedy)
     return Record.load(directory / _RECORD)
 
 
@@ -148,10 +143,8 @@ def to_png(svg: str, path: Path, size: tuple[int, int]) -> None:
             profile = (f"--user-data-dir={folder}/profile", f"--force-device-scale-factor={_SHARPNESS}")
             _run([chromium, *_BROWSER_FLAGS, *profile, *shot, source.as_uri()], path)
         else:
-            raise InputError(
-                "a PNG needs a converter, and there is none: neither cairosvg nor rsvg-convert nor a Chromium.",
-                "Install one (pip install cairosvg), or use --format svg.",
-            )
+            message = "a PNG needs a converter, and there is none: neither cairosvg nor rsvg-convert nor a Chromium."
+            raise InputError(message, "Install one (pip install cairosvg), or use --format svg.")
 
 
 def _run(command: list[str], path: Path) -> None:

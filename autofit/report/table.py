@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from autofit.core.measurement import Measurement
@@ -46,11 +45,10 @@ def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> R
 def _answer(result: Result, best: Measurement) -> list[RenderableType]:
     peak, step = fmt.peak_gib(best), best.step_seconds
     memory = f" in {peak} of {fmt.gib(result.budget.device_bytes)} GiB" if peak else ""
-    proof = "verified in longer runs" if best.verified else "not verified"
     lines: list[RenderableType] = [
         Text.assemble(
             (f"{fmt.rate(best)}{memory}", "bold"),
-            fmt.printable(f": the best config for {result.model} on {result.hardware.name}, {proof}."),
+            fmt.printable(f": the best config for {result.model} on {result.hardware.name}, {fmt.proof(best)}."),
         ),
         Padding(Text(fmt.describe(best.config), "bold"), (0, 0, 0, 2), expand=False),
     ]
@@ -72,11 +70,10 @@ class _Rows:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = options.max_width >= _WIDE
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False, expand=False)
         unit = "tokens" if any(row.measurement.tokens_per_second for row in self.rows) else "samples"
-        for title in (f"{unit}/s", *(["step s"] if wide else []), "peak GiB"):
-            table.add_column(title, justify="right", overflow="fold")
-        table.add_column("against the best, and what it has instead", overflow="fold")
+        titles = (f"{unit}/s", *(["step s"] if wide else []), "peak GiB")
+        figures = (Column(title, justify="right", overflow="fold") for title in titles)
+        table = fmt.table(*figures, Column("against the best, and what it has instead", overflow="fold"))
         for row in self.rows:
             one = row.measurement
             figure, step = fmt.throughput(one)[0], one.step_seconds

@@ -14,16 +14,15 @@ from autofit.core.notebook import as_html
 from autofit.core.record import Record
 from autofit.core.result import Result
 from autofit.report.explain import nothing_fits_lines, summary
-from autofit.report.formatting import describe, gib, number, percent, throughput, where
+from autofit.report.formatting import FITS, describe, gib, number, percent, proof, throughput, where
 from autofit.report.html.knob_names import config_rows
 from autofit.report.html.memory import KIND_WORDS
-from autofit.report.html.page import memory_used, picture_style, proof, step_words
+from autofit.report.html.page import memory_used, picture_style, step_words
 from autofit.report.html.scatter import scatter
 from autofit.report.html.svg import Picture, Scale, width_of
 from autofit.report.predicted import answer_line, predicted_lines, predicted_notes
 
 _WIDTH = 480
-_VERDICTS = {"yes": "fits", "maybe": "may fit", "no": "does not fit"}
 _MOST_POINTS = 400  # of a curve
 
 Rows = Iterable[tuple[str, str]]
@@ -69,7 +68,7 @@ def estimate_html(estimate: Estimate) -> str:
     """Whether it fits, what the memory consists of, and where the time goes."""
     low, high, budget = gib(estimate.low), gib(estimate.high), estimate.budget
     expected = f"{low} GiB" if low == high else f"{low} to {high} GiB"
-    verdict = f", {_VERDICTS[estimate.fits(budget)]} {gib(budget.device_bytes)} GiB" if budget else ""
+    verdict = f", {FITS[estimate.fits(budget)]} {gib(budget.device_bytes)} GiB" if budget else ""
     parts = {part: size for part in PARTS if (size := estimate.breakdown.get(part))}
     rows = [("Memory", f"{expected}{verdict}")]
     rows += [(f"- {KIND_WORDS.get(part, part)}", f"{gib(size)} GiB") for part, size in parts.items()]
@@ -97,7 +96,7 @@ def trained_html(history: Sequence[Step], evaluations: Sequence[float], config: 
 
 
 def _config(config: Mapping[str, Any]) -> Rows:
-    return ((row.title, row.words) for row in config_rows(config))
+    return ((title, words) for title, words, _ in config_rows(config))
 
 
 def _stack(parts: Mapping[str, int], budget: int) -> Picture:

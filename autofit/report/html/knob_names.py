@@ -1,7 +1,6 @@
 """A config as a table in words: what each knob that is on does, for readers who do not know the knobs' names."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.errors import counted
@@ -11,13 +10,7 @@ from autofit.report.formatting import value
 _PART_OF_OTHERS = ("gradient_accumulation_steps", "lora_targets", "lora_alpha", "lora_dropout")
 
 
-@dataclass(frozen=True)
-class KnobRow:
-    """A line of the table: a title, what it means, and the knob as YAML has it."""
-
-    title: str
-    words: str
-    knob: str
+KnobRow = tuple[str, str, str]  # a title, what it means, and the knob as YAML has it
 
 
 def config_rows(config: Mapping[str, Any]) -> list[KnobRow]:
@@ -49,4 +42,4 @@ def _row(config: Mapping[str, Any], knob: str) -> KnobRow:
             words = f"LoRA adapters of rank {given} on {targets.replace('all-linear', 'all linear layers')}"
     elif str(given).startswith("budget-"):
         words = f"the compiler keeps about {float(str(given).removeprefix('budget-')):.0%} of the activations"
-    return KnobRow(title.title, words, ", ".join(f"{part}: {value(config.get(part, 1))}" for part in parts))
+    return title.title, words, ", ".join(f"{part}: {value(config.get(part, 1))}" for part in parts)

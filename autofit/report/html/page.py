@@ -53,13 +53,7 @@ def report_page(record: Record, directory: Path) -> str:
         rate=rate,
         unit=unit,
         amount=1_000_000_000 if unit == "tokens" else 1_000_000,  # to begin with
-        tiers=_tiers(result),
-        timelines=traced_tiers(record),
         directory=directory,
-        exports=_exports(directory / "exports"),
-        trials=_trials(record, directory),
-        trials_unit=trials_unit(result),
-        differing=knobs_that_differ(trial.config for trial in result.trials),
     )
 
 
@@ -105,13 +99,6 @@ def step_words(best: Measurement | Estimate) -> str:
     return f"about {step:.3g} s a step" if step else ""
 
 
-def proof(best: Measurement | Estimate) -> str:
-    """How the figures came about."""
-    if isinstance(best, Estimate):
-        return "predicted, not measured"
-    return "verified in longer runs" if best.verified else "not verified"
-
-
 def training_time(seconds: float) -> str:
     """A time to train in the unit that fits it."""
     for least, size, name in ((172_800, 86_400, "days"), (5400, 3600, "hours"), (90, 60, "minutes")):
@@ -149,9 +136,8 @@ def shared_knobs(result: Result) -> str:
 
 def _tiers(result: Result) -> list[tuple[str, str, str]]:
     """(name, mark, title) of each tier that is drawn."""
-    drawn = {tier(trial.config) for trial in result.trials} | {
-        name for name, points in result.frontier.items() if points
-    }
+    drawn = {tier(trial.config) for trial in result.trials}
+    drawn |= {name for name, points in result.frontier.items() if points}
     return [(name, mark, formatting.TIER_TITLES[name]) for name, mark in _MARKS.items() if name in drawn]
 
 
@@ -178,11 +164,11 @@ def _template() -> jinja2.Template:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     functions: tuple[Callable[..., Any], ...] = (
-        *(memory_used, step_words, proof, training_time, shared_knobs, tier, config_rows, off_knobs, counted, summary),
+        *(memory_used, step_words, training_time, shared_knobs, tier, config_rows, off_knobs, counted, summary),
         *(commands, knob_lines, other_budget_lines, explored_at, scatter, breakdown, timeline_picture, timeline_words),
-        *(moments, knob_picture, progress, error_picture, error_words),
+        *(moments, traced_tiers, knob_picture, progress, error_picture, error_words),
     )
     environment.globals |= {function.__name__: function for function in functions}
-    environment.globals |= {"text": formatting, "kinds": KIND_WORDS}
-    environment.globals |= {"picture": _inline, "pictures": _both}
+    environment.globals |= {"text": formatting, "kinds": KIND_WORDS, "picture": _inline, "pictures": _both}
+    environment.globals |= {"tiers": _tiers, "trials": _trials, "trials_unit": trials_unit, "exports": _exports}
     return environment.from_string(_read("page.html"))

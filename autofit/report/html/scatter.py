@@ -122,11 +122,8 @@ def scatter(record: Record, width: int = 720) -> Picture | None:
     picture.frame(plot.across, plot.up, titles=("peak memory, GiB", f"{unit(result)}/s"), ticks=(width // 90, 5))
     _budget_line(plot)
     scale = per_sample(result)
-    points = [
-        Point(one.measurement.config, one.nbytes, one.rate / scale, None, measured=True)
-        for one in configs
-        if one.rate and one.nbytes
-    ]
+    seen = ((one.measurement.config, one.nbytes or 0, (one.rate or 0.0) / scale) for one in fitting)
+    points = [Point(*each, None, measured=True) for each in seen]
     points += [point for of_tier in result.frontier.values() for point in of_tier if not point.measured]
     for name in TIERS:
         _front(plot, [point for point in points if tier(point.config) == name], name)

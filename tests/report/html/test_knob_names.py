@@ -11,7 +11,7 @@ def test_what_is_on_and_what_is_off() -> None:
     config = {technique.name: technique.off for technique in techniques.all_techniques()}
     config |= {"precision": "bf16", "micro_batch_size": 1, "gradient_accumulation_steps": 4}
     config |= {"lora_rank": 8, "lora_targets": "all-linear", "quantization": "nf4"}
-    words = {row.title: (row.words, row.knob) for row in config_rows(config)}
+    words = {title: (means, knob) for title, means, knob in config_rows(config)}
     assert words["Micro-batch"] == (
         "1 sample at a time, 4 times for each update",
         "micro_batch_size: 1, gradient_accumulation_steps: 4",
@@ -34,11 +34,11 @@ def test_every_value_has_words(name: str) -> None:
     """But for those that say enough by themselves, as numbers do."""
     for value in techniques.technique_named(name).choices(tiny.CPU):
         config = {"micro_batch_size": 2, "gradient_accumulation_steps": 2, name: value}
-        words = {row.knob: row.words for row in config_rows(config)}
+        words = {knob: means for _, means, knob in config_rows(config)}
         if isinstance(value, str) and value != "none" and name != "lora_targets":
             assert words[f"{name}: {value}"] != value, "say what it does"
 
 
 def test_a_technique_of_ones_own() -> None:
     (row,) = config_rows({"my_knob": "x"})
-    assert (row.title, row.words, row.knob) == ("My knob", "x", "my_knob: x")
+    assert row == ("My knob", "x", "my_knob: x")
