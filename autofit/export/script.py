@@ -18,7 +18,7 @@ from autofit.export.fragments import Case, Fragments
 from autofit.export.header import script_header
 from autofit.export.knobs import KNOBS
 from autofit.export.source import check_batch_sizes
-from autofit.export.tasks import TASKS, Task, checks, random_model, tokenizer
+from autofit.export.tasks import PADDING, TASKS, Task, checks
 from autofit.export.template import WIDTH, call, fill, import_from, literal, packed, plain, template
 
 _NOT_ARCHITECTURE = (
@@ -85,6 +85,7 @@ def train_script(
     micro = int(config.get("micro_batch_size") or effective)
     steps = int(config.get("gradient_accumulation_steps") or effective // micro)
     check_batch_sizes(micro, steps, effective)
+    config = Config({"precision": "fp32", "optimizer": "adamw", **config})
     fragments = _fragments(Case(config, str(workload["task"]), device, micro, length, model_config, versions))
     modules = [line.split()[1].partition(".")[0].replace("_", "-") for line in fragments.imports]
     title = f"Train {plain(model)} ({workload['task']}) as autofit {'predicted' if predicted else 'measured'} it."
@@ -130,10 +131,11 @@ def _fragments(case: Case) -> Fragments:
     """What all knobs add, together; raises InputError for a knob or value that has no lines here."""
     together, config = Fragments(), case.config
     for name in (*KNOBS, *(name for name in config if name not in KNOBS)):
-        added = KNOBS[name](case) if name in KNOBS else Fragments() if is_off(config[name]) else None
-        if added is None:
-            raise InputError(f"train.py cannot express {name} {config[name]}.", _INSTEAD)
-        together = together.joined(added)
+        if not is_off(config.get(name)):
+            added = KNOBS[name](case) if name in KNOBS else None
+            if added is None:
+                raise InputError(f"train.py cannot express {name} {config[name]}.", _INSTEAD)
+            together = together.joined(added)
     return together
 
 
@@ -141,8 +143,7 @@ def _imports(task: Task, fragments: Fragments, device: str, allocator: str) -> l
     def order(line: str) -> tuple[bool, str]:
         return line.startswith("from "), line
 
-    classes = ["AutoConfig", task.auto_class]
-    classes += ["AutoTokenizer"] if task.text else []
+    classes = ["AutoConfig", task.auto_class, *(["AutoTokenizer"] if task.text else [])]
     classes += ["BitsAndBytesConfig"] if fragments.quantization else []
     standard = {*_STANDARD, *fragments.standard, *(["import json"] if task.text else [])}
     library = {*task.imports, *fragments.imports, "import torch", import_from("transformers", *classes)}
@@ -169,15 +170,14 @@ def _build_model(task: Task, fragments: Fragments) -> str:
     quantized = bool(fragments.quantization)
     # "auto" is the dtype of the checkpoint, which need not be widened first, to be narrowed again.
     dtype = fragments.load_dtype if quantized or not fragments.place else '"auto"'
-    given = [
-        *(["num_labels=NUM_LABELS", "ignore_mismatched_sizes=True"] if task.classes else []),
-        f"dtype={dtype}",
-    ]
+    given = [*(["num_labels=NUM_LABELS", "ignore_mismatched_sizes=True"] if task.classes else []), f"dtype={dtype}"]
+    made = f"{task.auto_class}.from_config(ARCHITECTURE)"
+    padding = [PADDING.format("ARCHITECTURE.", "ARCHITECTURE.")] if task.text and task.classes else []
     first = ["weights or folder", "quantization_config=bnb", "device_map=DEVICE"] if quantized else ["weights"]
     slots = {
         "held": fragments.held or "",
         "adapt": [*task.configure, *fragments.adapt, *fragments.place],
-        "random_weights": random_model(task, "{}.save_pretrained(folder)" if quantized else "model = {}"),
+        "random_weights": [*padding, f"{made}.save_pretrained(folder)" if quantized else f"model = {made}"],
         "load_weights": call(f"model = {task.auto_class}.from_pretrained", [*first, *given], indent=8),
         "quantized": str(fragments.quantized),
         "quantization": call("bnb = BitsAndBytesConfig", fragments.quantization, indent=4),
@@ -236,7 +236,7 @@ def _main(task: Task, fragments: Fragments) -> str:
         "data_kind": task.data_kind,
         "data_arguments": "args.data, tokenizer" if task.text else "args.data",
         "start": fragments.start,
-        "tokenizer": tokenizer(task),
+        "tokenizer": (template("tokenizer") if task.text else "") + (template("mask_id") if task.mask_argument else ""),
         "model": ["model = build_model(args.weights)", *checks(task)],
         "optimizer": f"{'step_in_backward' if in_backward else 'optimizer = build_optimizer'}(model, args.lr)",
         "scaler": [f"scaler = {fragments.scaler}"] if fragments.scaler else [],

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from autofit.export.template import template
-
 
 @dataclass(frozen=True)
 class Task:
@@ -29,8 +27,16 @@ class Task:
 
 _LABELS = 'batch["labels"] != -100'
 _NO_CACHE = "model.config.use_cache = False  # nothing is generated"
-_PADDING = "{}pad_token_id = {}pad_token_id or 0  # where a text ends"
+PADDING = "{}pad_token_id = {}pad_token_id or 0  # where a text ends"
 _TEXT = "text, or .jsonl with texts"
+_KNOWN_TOKENS = (
+    'if data["input_ids"].max() >= model.get_input_embeddings().num_embeddings:',
+    '    raise SystemExit("the data has tokens that the model does not know: check --tokenizer")',
+)
+_KNOWN_CLASSES = (
+    'if data["labels"].max() >= NUM_LABELS:',
+    '    raise SystemExit("the data has more classes than the model: change NUM_LABELS")',
+)
 
 TASKS = {
     "causal-lm": Task(
@@ -57,7 +63,7 @@ TASKS = {
         unit="samples",
         valid=_LABELS,
         classes=True,
-        configure=(_NO_CACHE, _PADDING.format("model.config.", "model.config.")),
+        configure=(_NO_CACHE, PADDING.format("model.config.", "model.config.")),
     ),
     "image-classification": Task(
         auto_class="AutoModelForImageClassification",
@@ -71,29 +77,6 @@ TASKS = {
 }
 
 
-def random_model(task: Task, use: str) -> list[str]:
-    """Lines that make the model with random weights, for `{}` in `use`."""
-    padding = [_PADDING.format("ARCHITECTURE.", "ARCHITECTURE.")] if task.text and task.classes else []
-    return [*padding, use.format(f"{task.auto_class}.from_config(ARCHITECTURE)")]
-
-
-def tokenizer(task: Task) -> str:
-    """Lines of `main` that find the tokenizer of a task that reads text."""
-    lines = template("tokenizer") if task.text else ""
-    return lines + (template("mask_id") if task.mask_argument else "")
-
-
 def checks(task: Task) -> list[str]:
     """Lines of `main` that compare data and model, before a wrong index fails the first step."""
-    lines = []
-    if task.text:
-        lines += [
-            'if data["input_ids"].max() >= model.get_input_embeddings().num_embeddings:',
-            '    raise SystemExit("the data has tokens that the model does not know: check --tokenizer")',
-        ]
-    if task.classes:
-        lines += [
-            'if data["labels"].max() >= NUM_LABELS:',
-            '    raise SystemExit("the data has more classes than the model: change NUM_LABELS")',
-        ]
-    return lines
+    return [*(_KNOWN_TOKENS if task.text else ()), *(_KNOWN_CLASSES if task.classes else ())]

@@ -1,8 +1,8 @@
 """What every knob adds to train.py. A new technique adds its lines here: one function and one row of KNOBS.
 
-A knob that is off adds nothing. `script` refuses a value without a row rather than leave it out: the header's figures
-would be those of another run. activation_offload and parameter_offload have no row, because what makes them fast is
-copies on a stream of their own, which a few plain lines do not have.
+A knob that is off is not asked, and adds nothing. `script` refuses a value without a row rather than leave it out: the
+header's figures would be those of another run. activation_offload and parameter_offload have no row, because what makes
+them fast is copies on a stream of their own, which a few plain lines do not have.
 """
 
 from collections.abc import Callable
@@ -14,24 +14,16 @@ from autofit.export.knobs.loss import loss
 from autofit.export.knobs.optimizer import optimizer, optimizer_in_backward, optimizer_offload
 from autofit.export.knobs.weights import precision, quantization
 
-
-def _elsewhere(case: Case) -> Fragments:
-    """For knobs that the script's constants, or another knob's function, cover."""
-    return Fragments()
-
-
+# What the script's constants, or another knob's function, cover.
+_ELSEWHERE = ("micro_batch_size", "gradient_accumulation_steps", "lora_targets", "lora_alpha", "lora_dropout")
 # In the order in which their lines follow each other.
 KNOBS: dict[str, Callable[[Case], Fragments | None]] = {
-    "micro_batch_size": _elsewhere,
-    "gradient_accumulation_steps": _elsewhere,
+    **dict.fromkeys(_ELSEWHERE, lambda case: Fragments()),
     "quantization": quantization,
     "precision": precision,
     "attention": attention,
     "kernels": kernels,  # before adapters wrap the model
     "lora_rank": lora,
-    "lora_targets": _elsewhere,
-    "lora_alpha": _elsewhere,
-    "lora_dropout": _elsewhere,
     "activation_checkpointing": activation_checkpointing,
     "loss": loss,
     "optimizer": optimizer,

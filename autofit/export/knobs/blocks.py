@@ -10,7 +10,7 @@ _BLOCK_CLASS = "from transformers.modeling_layers import GradientCheckpointingLa
 def attention(case: Case) -> Fragments | None:
     """How softmax(QK)V is computed."""
     value = case.config.get("attention")
-    if value in (None, "sdpa"):  # the default of transformers
+    if value == "sdpa":  # the default of transformers
         return Fragments()
     set_to = 'model.set_attn_implementation("{}")  # attention: {}'
     if value == "eager":
@@ -27,10 +27,7 @@ def attention(case: Case) -> Fragments | None:
 
 def kernels(case: Case) -> Fragments | None:
     """Liger's kernels for this kind of model, but not its losses."""
-    value = case.text("kernels")
-    if value == "none":
-        return Fragments()
-    if value != "liger":
+    if case.text("kernels") != "liger":
         return None
     return Fragments(
         imports=("from liger_kernel.transformers import _apply_liger_kernel_to_instance as liger",),
@@ -42,11 +39,8 @@ def activation_checkpointing(case: Case) -> Fragments | None:
     """What the blocks save for the backward."""
     value = case.text("activation_checkpointing")
     comment = f"# activation_checkpointing: {value}"
-    if value == "none":
-        return Fragments()
     if value in ("budget-0.25", "budget-0.5", "budget-0.75"):
-        share = value.removeprefix("budget-")
-        setting = f"torch._functorch.config.activation_memory_budget = {share}"
+        setting = f"torch._functorch.config.activation_memory_budget = {value.removeprefix('budget-')}"
         start = (f"{comment} of what the compiler would keep", setting)
         compiles = case.text("compile") != "none"
         return Fragments(imports=("import torch._functorch.config",), start=start) if compiles else None
@@ -81,8 +75,6 @@ def _enable(case: Case, more: str = "") -> str:
 def compiled(case: Case) -> Fragments | None:
     """torch.compile block by block, or of the whole model if it repeats none."""
     value = case.text("compile")
-    if value == "none":
-        return Fragments()
     if value not in ("default", "max-autotune-no-cudagraphs"):
         return None
     listed = case.text("activation_checkpointing") == "alternate"  # which has made `blocks`

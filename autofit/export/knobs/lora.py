@@ -15,13 +15,11 @@ def lora(case: Case) -> Fragments | None:
     """Adapters beside frozen weights; `precision` sets the dtypes of both."""
     config, classifies = case.config, case.classifies
     rank, targets = config.get("lora_rank"), config.get("lora_targets") or "all-linear"
-    if not rank:
-        return Fragments()
     if targets not in ("attention", "all-linear", "all-linear+head"):
         return None
     if classifies and targets == "all-linear+head":
         targets = "all-linear"  # a classifier's new head is trained whole whatever the targets
-    alpha, dropout = config.get("lora_alpha") or 2 * int(rank), config.get("lora_dropout") or 0.0
+    alpha, dropout = config.get("lora_alpha") or 2 * int(rank or 0), config.get("lora_dropout") or 0.0
     # peft leaves out the output embedding by itself, but not every head of a classifier.
     by_name = classifies or targets == "all-linear+head"
     transposed = by_name and case.model_config["model_type"] in TRANSPOSED

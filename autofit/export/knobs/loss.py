@@ -20,8 +20,6 @@ _LEAST_CHUNKS = 8
 def loss(case: Case) -> Fragments | None:
     """A function that computes the loss from hidden states, some tokens at a time or by Liger's kernel."""
     value, model = case.text("loss", "standard"), case.model_config
-    if value == "standard":
-        return Fragments()
     plain = model.get("model_type") in PLAIN_HEADS and not model.get("lm_head_bias")
     sizes = _features(case) and model.get("vocab_size")
     if value not in ("chunked", "fused") or case.task != "causal-lm" or not plain or not sizes:

@@ -29,10 +29,7 @@ def optimizer(case: Case) -> Fragments | None:
 
 def optimizer_offload(case: Case) -> Fragments | None:
     """torchao's optimizer around a fused AdamW on the host, the only one that it accepts."""
-    value = case.text("optimizer_offload")
-    if value == "none":
-        return Fragments()
-    if value != "cpu" or case.text("optimizer", "adamw") != "adamw":
+    if case.text("optimizer_offload") != "cpu" or case.text("optimizer", "adamw") != "adamw":
         return None
     return Fragments(
         imports=("from torch.optim import AdamW", "from torchao.optim import CPUOffloadOptimizer"),
@@ -43,5 +40,4 @@ def optimizer_offload(case: Case) -> Fragments | None:
 
 def optimizer_in_backward(case: Case) -> Fragments | None:
     """Gradients are applied, and freed, as they come."""
-    value = case.config.get("optimizer_in_backward", False)
-    return Fragments(stepped_in_backward=value) if isinstance(value, bool) else None
+    return Fragments(stepped_in_backward=True) if case.config["optimizer_in_backward"] is True else None

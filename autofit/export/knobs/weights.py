@@ -82,8 +82,6 @@ def _products_in_fp8(case: Case) -> Fragments:
 def quantization(case: Case) -> Fragments | None:
     """Linear layers but the output head in 8 or 4 bits as they are loaded, by bitsandbytes."""
     value = case.text("quantization")
-    if value == "none":
-        return Fragments()
     if value not in ("int8", "nf4", "nf4-dq"):
         return None
     four_bits = (
