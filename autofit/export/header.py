@@ -40,18 +40,13 @@ def script_header(
     return "\n\n".join([*blocks, "    python train.py --data FILE --weights DIRECTORY --output DIRECTORY"])
 
 
-def export_header(
-    written_for: str, source: ExportSource, *, deviations: Sequence[Deviation], run: str
-) -> tuple[str, ...]:
+def export_header(tool: str, source: ExportSource, *, deviations: Sequence[Deviation], run: str) -> tuple[str, ...]:
     """The lines above an export for a tool and its version, each short enough for a comment."""
     by = f", by autofit {plain(source.versions['autofit'])}" if "autofit" in source.versions else ""
-    lines = [
-        *_wrapped(f"Training {plain(source.model)} with the keys of {written_for}{by}."),
-        *_wrapped(" ".join(_sentences(source))),
-        "",
-    ]
+    title = f"Training {plain(source.model)} with the keys of {tool}{by}."
+    lines = [*_wrapped(title), *_wrapped(" ".join(_sentences(source))), ""]
     if deviations:
-        lines.append(f"What was {source.origin} and {written_for.partition(' ')[0]} does otherwise:")
+        lines.append(f"What was {source.origin} and {tool.partition(' ')[0]} does otherwise:")
         lines += [line for each in deviations for line in _wrapped(f"- {plain(each.message)}", indent="  ")]
     else:
         lines.append(f"The keys below cover every knob of the {source.origin} config.")

@@ -25,10 +25,7 @@ _NOT_ARCHITECTURE = (
     *("_name_or_path", "transformers_version", "dtype", "torch_dtype", "auto_map", "id2label", "label2id"),
     "model_type",
 )
-_STANDARD = (
-    *("import argparse", "import math", "import os"),
-    *("from pathlib import Path", "from time import perf_counter"),
-)
+_STANDARD = ("import argparse", "import math", "import os", "from pathlib import Path", "from time import perf_counter")
 _INSTEAD = "Run it with `autofit train`."
 # What probes run under: with fixed segments the same config may not fit a card, and threads that spin while they wait
 # make a busy machine many times slower.

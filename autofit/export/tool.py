@@ -154,14 +154,9 @@ class Export:
 
     def to_json(self) -> dict[str, Any]:
         """The one object that `autofit export --json` prints."""
-        return {
-            "schema": 1,
-            "tool": self.tool,
-            "tool_version": self.version,
-            "files": dict(self.files),
-            "departures": [asdict(each) for each in self.departures],
-            "predicted": self.predicted,
-        }
+        tool = {"schema": 1, "tool": self.tool, "tool_version": self.version}
+        departures = [asdict(each) for each in self.departures]
+        return {**tool, "files": dict(self.files), "departures": departures, "predicted": self.predicted}
 
 
 def write(tool: Tool, source: ExportSource, version: str | None = None) -> Export:
@@ -183,14 +178,9 @@ def write(tool: Tool, source: ExportSource, version: str | None = None) -> Expor
         keys |= share.keys
     header = export_header(f"{tool.title} {request.version}", source, deviations=deviations, run=tool.run)
     tree = nested(keys)
-    return Export(
-        tool.name,
-        request.version,
-        tool.files(source, tree, header) if tool.files else {f"{tool.name}.yaml": yaml_file(header, tree)},
-        deviations,
-        {knob: share.keys for knob, share in shares.items()},
-        bool(source.predicted),
-    )
+    files = tool.files(source, tree, header) if tool.files else {f"{tool.name}.yaml": yaml_file(header, tree)}
+    by_knob = {knob: share.keys for knob, share in shares.items()}
+    return Export(tool.name, request.version, files, deviations, by_knob, bool(source.predicted))
 
 
 def _share(tool: Tool, knob: str, request: Request) -> ToolKeys:

@@ -53,12 +53,8 @@ def compare(first: Record, second: Record, names: tuple[str, str]) -> Comparison
     setups = _setup(first), _setup(second)
     rows = [(name, setups[0].get(name, "-"), setups[1].get(name, "-")) for name in {**setups[0], **setups[1]}]
     results = first.result, second.result
-    return Comparison(
-        names,
-        tuple(row for row in rows if row[1] != row[2]),
-        tuple(_outcome(*results)),
-        tuple(_sentences(*results, names)),
-    )
+    setup = tuple(row for row in rows if row[1] != row[2])
+    return Comparison(names, setup, tuple(_outcome(*results)), tuple(_sentences(*results, names)))
 
 
 def _setup(record: Record) -> dict[str, str]:
@@ -129,11 +125,8 @@ def _sentences(first: Result, second: Result, names: tuple[str, str]) -> list[st
 def _both_measured(first: Result, second: Result, names: tuple[str, str]) -> list[str]:
     """What the machine or the versions alone changed of the speed, by the configs that both measured."""
     mine, others = latest_by_config(first), latest_by_config(second)
-    ratios = {
-        config: others[config].throughput / one.throughput
-        for config, one in mine.items()
-        if config in others and one.fits and others[config].fits and one.throughput
-    }
+    both = (config for config, one in mine.items() if config in others and one.fits and others[config].fits)
+    ratios = {each: others[each].throughput / mine[each].throughput for each in both if mine[each].throughput}
     if not ratios:
         return []
     middle = speed(statistics.median(ratios.values()))
@@ -141,5 +134,5 @@ def _both_measured(first: Result, second: Result, names: tuple[str, str]) -> lis
         (config,) = ratios
         return [f"One config was measured to fit in both, {describe(config)}: in {names[1]} it is {middle}."]
     spread = f"from {min(ratios.values()):.2f} to {max(ratios.values()):.2f} times the speed"
-    both = f"{len(ratios)} configs were measured to fit in both"
-    return [f"{both}: in {names[1]} they are {middle} in the median ({spread})."]
+    how_many = f"{len(ratios)} configs were measured to fit in both"
+    return [f"{how_many}: in {names[1]} they are {middle} in the median ({spread})."]

@@ -98,11 +98,9 @@ def _runner_up(result: Result, best: Measurement) -> str:
     second = result.runner_up
     if second is None:
         return ""
-    differing = [
-        f"{name} ({fmt.value(mine)} instead of {fmt.value(other)})"
-        for name, (mine, other) in best.config.differences(second.config).items()
-        if name != "gradient_accumulation_steps"
-    ]
+    changed = {**best.config.differences(second.config)}
+    changed.pop("gradient_accumulation_steps", None)
+    differing = [f"{name} ({fmt.value(mine)} instead of {fmt.value(its)})" for name, (mine, its) in changed.items()]
     ratio = relative_speed(second, result)
     how = fmt.speed(ratio) + (", which counts as a tie" if ratio > 1 else "")
     return f"The runner-up is {how}; against it the best differs in {fmt.listed(differing)}." if differing else ""
@@ -144,15 +142,14 @@ def nothing_fits_lines(result: Result) -> list[str]:
     needed = fmt.budget_needed(miss, result.hardware, result.budget) if miss else None
     if miss is not None:
         # Far above the budget a probe is stopped before its peak.
-        least_needed = (
-            f"a budget of at least {fmt.gib(needed)}" if needed and needed > budget else f"more than {fmt.gib(budget)}"
-        )
+        above = needed if needed and needed > budget else None
+        least_needed = f"a budget of at least {fmt.gib(above)}" if above else f"more than {fmt.gib(budget)}"
         lines.append(f"The nearest miss needs {least_needed} GiB: {fmt.describe(miss.config)}.")
     least = least_that_fits(result)
     if least is not None:
         size, point = least
-        above = f"The smallest budget in which anything is expected to fit is {fmt.gib(size)} GiB"
-        how = above if size > budget else "Not measured, but expected to fit"  # the search ended before it
+        smallest = f"The smallest budget in which anything is expected to fit is {fmt.gib(size)} GiB"
+        how = smallest if size > budget else "Not measured, but expected to fit"  # the search ended before it
         lines.append(f"{how}: {fmt.describe(point.config)} {fmt.source(point.measured)}.")
     enough = least[0] if least else needed
     helps = _remedies(result, enough if enough and enough > budget else None)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from threading import Event as Signal
 from threading import RLock, Thread
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderResult
@@ -55,9 +54,7 @@ class LiveDisplay:
             self._ticker.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         if self._ticker is not None:
             self._ticker.join()

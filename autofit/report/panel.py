@@ -157,9 +157,8 @@ def _best(progress: Progress) -> Text:
         return Text("nothing that was measured fits, so far" if progress.done else "none yet")
     gain = best.throughput / first.throughput - 1 if first and first.throughput else 0.0
     faster = f", {fmt.percent(gain)} faster than the first that fitted" if gain >= 0.005 else ""
-    return Text.assemble(
-        (fmt.rate(best), "bold green"), f" (probe {best.number + 1}){faster}\n", fmt.describe(best.config)
-    )
+    speed = (fmt.rate(best), "bold green")
+    return Text.assemble(speed, f" (probe {best.number + 1}){faster}\n", fmt.describe(best.config))
 
 
 def _time(progress: Progress, now: float) -> str:
@@ -168,9 +167,8 @@ def _time(progress: Progress, now: float) -> str:
     pace, more = progress.seconds_per_probe(now), progress.search.trials - progress.done
     if limit is not None:
         left = limit - (now - progress.search_began)
-        return (
-            f"{elapsed}, {fmt.clock(left)} left" if left > 0 else f"{elapsed}, past the limit: still verifying the best"
-        )
+        rest = f"{fmt.clock(left)} left" if left > 0 else "past the limit: still verifying the best"
+        return f"{elapsed}, {rest}"
     if any(event.verifying for event, _ in progress.running.values()):
         return f"{elapsed}, verifying what may be the best"
     if pace and more > 0 and not progress.verified and progress.phase is None:
@@ -204,10 +202,8 @@ def _memory(progress: Progress, console: Console) -> RenderableType | None:
 def _probes(progress: Progress, console: Console) -> RenderableType:
     assert progress.search, "there is a number of probes"
     most = max(progress.search.trials, progress.done)
-    counts = ", ".join(
-        f"{count} {'fit' if outcome is Outcome.FITS else fmt.OUTCOMES[outcome]}"
-        for outcome, count in progress.counts.items()
-    )
+    words = {**fmt.OUTCOMES, Outcome.FITS: "fit"}
+    counts = ", ".join(f"{count} {words[outcome]}" for outcome, count in progress.counts.items())
     bar = _bars([(progress.done / most, f"{progress.done} of at most {most}")], console)
     return Group(bar, Text(counts)) if counts else bar
 

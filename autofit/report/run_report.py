@@ -29,7 +29,7 @@ _SECONDS = 120
 _SHARPNESS = 2  # pixels of a PNG for one of the drawing
 
 
-def report(runs: Sequence[Path], form: str | None, output: Path | None) -> str | RenderableType:
+def report(runs: Sequence[Path], form: str | None, output: Path | None) -> RenderableType:
     """Report on one run, or compare two.
 
     Args:
@@ -99,9 +99,7 @@ def _report(record: Record, directory: Path, form: str, output: Path | None) -> 
     return "\n".join(map(str, paths))
 
 
-def _compare(
-    records: Sequence[Record], runs: Sequence[Path], form: str | None, output: Path | None
-) -> str | RenderableType:
+def _compare(records: Sequence[Record], runs: Sequence[Path], form: str | None, output: Path | None) -> RenderableType:
     if form not in (None, "md"):
         raise InputError(f"two runs are compared as a table or as Markdown, not as {form}.", "Use --format md.")
     first, second = runs

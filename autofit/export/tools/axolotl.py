@@ -105,12 +105,8 @@ def _liger(request: Request) -> dict[str, Any]:
     if not (kernels or fused):
         return {}
     parts = dict.fromkeys(("liger_rope", "liger_rms_norm", "liger_layer_norm", "liger_glu_activation"), kernels)
-    return {
-        "plugins": ["axolotl.integrations.liger.LigerPlugin"],
-        **parts,
-        "liger_cross_entropy": False,
-        "liger_fused_linear_cross_entropy": fused,
-    }
+    losses = {"liger_cross_entropy": False, "liger_fused_linear_cross_entropy": fused}
+    return {"plugins": ["axolotl.integrations.liger.LigerPlugin"], **parts, **losses}
 
 
 def _loss(request: Request) -> ToolKeys:

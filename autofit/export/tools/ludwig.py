@@ -8,14 +8,7 @@ from autofit.core.workload import Hyperparameters
 from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys
 
-_OPTIMIZERS = {
-    "adamw": "adamw",
-    "adamw-foreach": "adamw",
-    "adamw-8bit": "adamw_8bit",
-    "paged-adamw-8bit": "paged_adamw_8bit",
-    "adafactor": "adafactor",
-    "sgd": "sgd",
-}
+_OPTIMIZERS = ("adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor", "sgd")  # Ludwig's have underscores
 
 
 def _precision(request: Request) -> ToolKeys:
@@ -47,12 +40,13 @@ def _quantization(request: Request) -> ToolKeys:
 
 def _optimizer(request: Request) -> ToolKeys:
     value = request.text("optimizer")
-    instead, registered = None, value in _OPTIMIZERS
+    name = value.removesuffix("-foreach")
+    instead, registered = None, name in _OPTIMIZERS
     if not registered:
         instead = "Ludwig has none; its AdamW, of 8 bytes for each weight that is trained, takes its place"
     elif value == "adamw-foreach":
         instead = "Ludwig has one AdamW, and lets PyTorch choose how it goes through the weights"
-    keys = {"trainer.optimizer.type": _OPTIMIZERS.get(value, "adamw")}
+    keys = {"trainer.optimizer.type": name.replace("-", "_") if registered else "adamw"}
     return request.keys("optimizer", keys, instead, may_not_fit=not registered)
 
 

@@ -10,13 +10,7 @@ from autofit.core.result import TIERS
 from autofit.report.formatting import TIER_TITLES, describe, gib, percent
 from autofit.report.html.svg import Picture, Scale, apart, steps, width_of
 
-KIND_WORDS = {  # in the order of KINDS
-    "parameters": "weights",
-    "optimizer": "optimizer state",
-    "gradients": "gradients",
-    "activations": "activations",
-    "temporary": "temporary",
-}
+KIND_WORDS = dict(zip(KINDS, ("weights", "optimizer state", "gradients", "activations", "temporary"), strict=True))
 _BAR, _ROW = 22, 62
 _NARROW = 160  # moments that a small picture can show
 
@@ -141,9 +135,8 @@ def _thinned(timeline: Timeline, most: int | None) -> list[tuple[float, tuple[in
     """The moments, or of each stretch the fullest."""
     every = list(zip(timeline.at, timeline.moments, strict=True))
     stretch = -(-len(every) // most) if most else 1
-    return [
-        max(every[start : start + stretch], key=lambda pair: sum(pair[1])) for start in range(0, len(every), stretch)
-    ]
+    stretches = (every[start : start + stretch] for start in range(0, len(every), stretch))
+    return [max(each, key=lambda pair: sum(pair[1])) for each in stretches]
 
 
 def _name_bands(picture: Picture, x: float, up: Scale, timeline: Timeline) -> None:

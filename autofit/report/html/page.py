@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from autofit.core.errors import counted
@@ -159,10 +159,8 @@ def _read(name: str) -> str:
 
 
 @functools.cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
+def _template() -> Template:
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     functions: tuple[Callable[..., Any], ...] = (
         *(memory_used, step_words, training_time, shared_knobs, tier, config_rows, off_knobs, counted, summary),
         *(commands, knob_lines, other_budget_lines, explored_at, scatter, breakdown, timeline_picture, timeline_words),

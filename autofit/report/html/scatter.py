@@ -5,7 +5,7 @@ The other charts draw the same configs with the same marks.
 
 from dataclasses import dataclass
 from itertools import pairwise
-from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
@@ -76,14 +76,14 @@ def hover_text(one: Plotted, result: Result) -> str:
     return " \u2014 ".join([f"probe {one.number + 1}: {describe(one.measurement.config)}", *figures])
 
 
-def link(picture: Picture, number_of_trial: int, title: str, kind: str) -> ElementTree.Element:
+def link(picture: Picture, number_of_trial: int, title: str, kind: str) -> Element:
     """A link to the row of a trial, for what is drawn into it."""
     element = picture.draw("a", href=f"#trial-{number_of_trial}", kind=kind, tabindex=-1)
     picture.draw("title", title, into=element)
     return element
 
 
-def shape(picture: Picture, into: ElementTree.Element, name: str, at: At, radius: float) -> None:
+def shape(picture: Picture, into: Element, name: str, at: At, radius: float) -> None:
     """Draw the mark of a tier: a circle, a triangle or a square."""
     x, y = at
     if name == "full":

@@ -7,7 +7,7 @@ the style along.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement, tostring
 
 _DECADES = 200  # between the ends of a logarithmic axis, as far as 2 and 5 are worth a tick
 _FONT = 6.1  # pixels that a letter of a label takes on average
@@ -63,15 +63,13 @@ class Picture:
         self.width, self.height, self.label = width, height, label
         attributes = {"viewBox": f"0 0 {width} {height}", "role": "group" if interactive else "img"}
         style = {"class": "picture", "style": f"max-width:{width}px"}
-        self.root = ElementTree.Element("svg", {**attributes, "aria-label": label, **style})
+        self.root = Element("svg", {**attributes, "aria-label": label, **style})
 
-    def draw(
-        self, tag: str, text: str | None = None, *, into: ElementTree.Element | None = None, **attributes: object
-    ) -> ElementTree.Element:
+    def draw(self, tag: str, text: str | None = None, *, into: Element | None = None, **attributes: object) -> Element:
         """Add an element: `kind` is its class, other names have hyphens for underscores, None is left out."""
         names = {name: "class" if name == "kind" else name.replace("_", "-") for name in attributes}
         given = {names[name]: _figure(value) for name, value in attributes.items() if value is not None}
-        element = ElementTree.SubElement(self.root if into is None else into, tag, given)
+        element = SubElement(self.root if into is None else into, tag, given)
         element.text = text
         return element
 
@@ -79,7 +77,7 @@ class Picture:
         """Draw a straight line."""
         self.draw("line", x1=start[0], y1=start[1], x2=end[0], y2=end[1], kind=kind)
 
-    def cross(self, at: At, radius: float, into: ElementTree.Element, kind: str | None = None) -> None:
+    def cross(self, at: At, radius: float, into: Element, kind: str | None = None) -> None:
         """Draw two crossing strokes."""
         arm = f"{2 * radius:g}"
         path = f"M{at[0] - radius:.1f},{at[1] - radius:.1f}l{arm},{arm}m0,-{arm}l-{arm},{arm}"
@@ -110,16 +108,16 @@ class Picture:
 
     def markup(self) -> str:
         """The element as it stands inside a page."""
-        return ElementTree.tostring(self.root, encoding="unicode")
+        return tostring(self.root, encoding="unicode")
 
     def document(self, style: str) -> str:
         """A file of its own, with its style."""
         size = {"width": str(self.width), "height": str(self.height)}
-        root = ElementTree.Element("svg", {**self.root.attrib, "xmlns": "http://www.w3.org/2000/svg", **size})
-        ElementTree.SubElement(root, "style").text = style
-        ElementTree.SubElement(root, "rect", {"class": "paper", "width": "100%", "height": "100%"})
+        root = Element("svg", {**self.root.attrib, "xmlns": "http://www.w3.org/2000/svg", **size})
+        SubElement(root, "style").text = style
+        SubElement(root, "rect", {"class": "paper", "width": "100%", "height": "100%"})
         root.extend(list(self.root))
-        return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
+        return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'
 
 
 def steps(points: Sequence[At]) -> str:
