@@ -1,16 +1,12 @@
 """Repeated blocks: the layers of a network, which checkpointing, streaming and regional compilation work on."""
 
-from __future__ import annotations
-
 from torch import nn
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The model's blocks in order: the children of every ModuleList or Sequential that repeats a class of layers.
-
-    A list counts when at least two children share a class and at least one child has children of its own (a Sequential
-    of bare Linears is no list of blocks). Encoder-decoder models have several lists; a block never contains another.
-    """
+    """The model's blocks in order: the children of every ModuleList or Sequential that repeats a class of layers. A
+    list counts when at least two children share a class and at least one child has children of its own (a Sequential of
+    bare Linears is no list of blocks). Encoder-decoder models have several lists; a block never contains another."""
     blocks: list[nn.Module] = []
     inside: set[nn.Module] = set()
     for module in model.modules():  # outer modules come before inner ones

@@ -48,10 +48,8 @@ class Step:
 
 @dataclass
 class Deferral:
-    """A head that defers its logits while `active`; `computed` counts how often all of them were needed.
-
-    `forward` replaces the head's own; `wrapped` says that the instance's forward was already replaced before.
-    """
+    """A head that defers its logits while `active`; `computed` counts how often all of them were needed. `forward`
+    replaces the head's own; `wrapped` says that the instance's forward was already replaced before."""
 
     head: nn.Module
     active: bool = False
@@ -162,11 +160,8 @@ def _for_rows(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def defer_logits(setup: Setup, summed_loss: SummedLoss) -> Deferral:
-    """Defer the logits whenever the model is given labels, and compute its loss by `summed_loss`.
-
-    Raises:
-        RefusedError: the model is not a causal LM of transformers with a linear head.
-    """
+    """Defer the logits whenever the model is given labels, and compute its loss by `summed_loss`. Raises RefusedError
+    where the model is not a causal LM of transformers with a linear head."""
     model: Any = setup.model
     head: Any = output_head(model)
     standard: Any = getattr(model, "loss_function", None)
@@ -231,13 +226,8 @@ def _causal_lm_loss(standard: Callable[..., Any], summed_loss: SummedLoss) -> Ca
 
 @torch.no_grad()
 def loss_of_few_tokens(setup: Setup) -> float:
-    """The loss of one sample cut to a few tokens, to compare a model before and after a change.
-
-    Without dropout or ignored labels. NaN where a batch is no mapping of tensors.
-
-    Raises:
-        RefusedError: the model returns no loss.
-    """
+    """The loss of one sample cut to a few tokens, to compare a model before and after a change. Without dropout or
+    ignored labels. NaN where a batch is no mapping of tensors. Raises RefusedError where the model returns no loss."""
     workload, model = setup.workload, setup.model
     batch = workload.batch(1)
     if not isinstance(batch, Mapping):

@@ -5,8 +5,6 @@ is made. flash-attn saves for the backward what PyTorch's own copy of its kernel
 output and a number per row), so PyTorch's stands for it. A window makes it faster, and takes no memory.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 from unittest import mock
@@ -22,11 +20,8 @@ IMPLEMENTATION = "flash_attention_2"
 
 
 def stand_in_for_flash_attn(setup: Setup) -> None:
-    """Make a transformers model call the stand-in wherever it would call flash-attn.
-
-    Raises:
-        ValueError: the model has no such implementation.
-    """
+    """Make a transformers model call the stand-in wherever it would call flash-attn. Raises ValueError where the model
+    has no such implementation."""
     model: Any = setup.model
     modeling: Any = importlib.import_module("transformers.modeling_utils")
     implementations = modeling.AttentionInterface._global_mapping

@@ -8,12 +8,10 @@ used or freed. The caching allocator may then reuse it at once, and the peak is 
 `record_stream` it would depend on when copies happen to end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -24,10 +22,8 @@ Ticket = torch.cuda.Event | None  # what the computation waits for before it rel
 
 
 class CopyLane:
-    """Copies in order, on a stream of their own; at once where `stream` is None (tests, fake tensors).
-
-    `note_host` is called with every host buffer, which fake tensors do not show.
-    """
+    """Copies in order, on a stream of their own; at once where `stream` is None (tests, fake tensors). `note_host` is
+    called with every host buffer, which fake tensors do not show."""
 
     def __init__(
         self, stream: torch.cuda.Stream | None, note_host: Callable[[torch.Tensor], Any] = lambda buffer: None
@@ -37,7 +33,7 @@ class CopyLane:
         self.pinned = stream is not None  # a copy from or to unpinned memory blocks the host
 
     @classmethod
-    def of(cls, device: torch.device) -> CopyLane:
+    def of(cls, device: torch.device) -> Self:
         """A lane beside the computation of a CUDA device."""
         return cls(torch.cuda.Stream(device))
 
@@ -68,11 +64,8 @@ class CopyLane:
 
 @contextmanager
 def pinning() -> Iterator[None]:
-    """Wraps allocations of pinned memory: CUDA has one error for "host full" and "device full".
-
-    Raises:
-        MemoryError: the host cannot pin more memory.
-    """
+    """Wraps allocations of pinned memory: CUDA has one error for "host full" and "device full". Raises MemoryError
+    where the host cannot pin more memory."""
     try:
         yield
     except torch.AcceleratorError as error:
@@ -122,7 +115,7 @@ class Layout:
     offset: int
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Layout:
+    def of(cls, tensor: torch.Tensor) -> Self:
         """The layout of a tensor."""
         return cls(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
@@ -132,10 +125,8 @@ class Layout:
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors of a weight: itself, or those that a tensor subclass (quantised) wraps.
-
-    Stand-ins for quantised weights under fake tensors list theirs in `constants`.
-    """
+    """The plain tensors of a weight: itself, or those that a tensor subclass (quantised) wraps. Stand-ins for quantised
+    weights under fake tensors list theirs in `constants`."""
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
             yield from plain_tensors(getattr(tensor, name))

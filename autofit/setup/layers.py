@@ -1,7 +1,5 @@
 """What several techniques must agree on: which layers are linear, and which ones make a model's outputs."""
 
-from __future__ import annotations
-
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
@@ -9,10 +7,8 @@ from autofit.core.workload import CLASSIFICATION_TASKS, task_of
 
 
 def is_linear(module: nn.Module) -> bool:
-    """A linear layer that is called, including GPT-2's transposed ones.
-
-    Not the last layer of an nn.MultiheadAttention, whose weight is read without a call, so a replacement has no effect.
-    """
+    """A linear layer that is called, including GPT-2's transposed ones. Not the last layer of an nn.MultiheadAttention,
+    whose weight is read without a call, so a replacement has no effect."""
     linear = isinstance(module, nn.Linear) or is_transposed_linear(module)
     return linear and not isinstance(module, NonDynamicallyQuantizableLinear)
 
@@ -32,11 +28,9 @@ def output_head(model: nn.Module) -> nn.Module | None:
 
 
 def output_heads(model: nn.Module) -> list[nn.Module]:
-    """The linear layers outside the pretrained body, which adapters and quantisation leave alone.
-
-    In a transformers classifier, all layers outside its base model (RoBERTa's and DistilBERT's heads have two): they
-    are new, and random. In any other model, the output layer.
-    """
+    """The linear layers outside the pretrained body, which adapters and quantisation leave alone. In a transformers
+    classifier, all layers outside its base model (RoBERTa's and DistilBERT's heads have two): they are new, and random.
+    In any other model, the output layer."""
     body = getattr(model, getattr(model, "base_model_prefix", "") or "none", None)
     if task_of(model) in CLASSIFICATION_TASKS and isinstance(body, nn.Module):
         pretrained = set(body.modules())

@@ -5,8 +5,6 @@ save for the backward is written down here; each kernel is one operator that rea
 tests/setup/test_liger.py compares this with liger-kernel 0.8.5, wherever that is installed.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -63,11 +61,8 @@ def why_not_liger(value: str, hardware: Hardware, instead: str) -> str | None:
 
 
 def stand_in_for_liger(setup: Setup) -> None:
-    """Replace by stand-ins what Liger replaces in a transformers model.
-
-    Raises:
-        RefusedError: Liger has no kernels for this type of model.
-    """
+    """Replace by stand-ins what Liger replaces in a transformers model. Raises RefusedError where Liger has no kernels
+    for this type of model."""
     model: Any = setup.model
     name = getattr(getattr(model, "config", None), "model_type", None)
     if str(name) not in _KINDS:

@@ -3,8 +3,6 @@
 A search checks every config of a space, a hundred thousand times, so each look-up is cached for the process.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

@@ -56,9 +56,7 @@ class Movable:
 
     def _is_weight(self, tensor: torch.Tensor) -> bool:
         """Whether it is a weight, a view of one, or made of one alone, as autocast's copies in the low format.
-
-        Autocast's cache holds those copies as long as the forward runs, so moving them would free nothing.
-        """
+        Autocast's cache holds those copies as long as the forward runs, so moving them would free nothing."""
         if _key(tensor) in self._weights:
             return True
         node: Any = tensor.grad_fn

@@ -1,7 +1,5 @@
 """Setup: a training run being assembled. The only mutable object, alive between build and loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The extension point: one Technique is one knob of the search, in one file."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 from typing import ClassVar
 

@@ -3,8 +3,6 @@
 Also what takes all techniques together: the canonical form of a Config, and whether it is refused.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect
@@ -23,11 +21,7 @@ _built_in: set[str] = set()
 
 
 def register(technique: Technique) -> None:
-    """Add a technique; it replaces one of the same name.
-
-    Raises:
-        InputError: it lacks a name or a stage.
-    """
+    """Add a technique; it replaces one of the same name. Raises InputError where it lacks a name or a stage."""
     for part in ("name", "stage"):
         if not hasattr(technique, part):
             message = f"the technique {type(technique).__name__} has no {part}."
@@ -47,11 +41,7 @@ def added_techniques() -> list[Technique]:
 
 
 def technique_named(name: str) -> Technique:
-    """The technique of a knob.
-
-    Raises:
-        InputError: no such knob; names the nearest one.
-    """
+    """The technique of a knob; where there is none, an InputError names the nearest."""
     if name not in _registry:
         raise unknown("knob", name, _registry)
     return _registry[name]
@@ -72,11 +62,8 @@ def check(knobs: Mapping[str, Any], hardware: Hardware) -> None:
 
 
 def canonicalize(knobs: Mapping[str, Any], workload: Workload, hardware: Hardware) -> Config:
-    """The canonical Config: every knob present, absent ones off, meaningless ones null.
-
-    Raises:
-        InputError: an unknown knob, an impossible value, or knobs that contradict each other.
-    """
+    """The canonical Config: every knob present, absent ones off, meaningless ones null. Raises InputError for an
+    unknown knob, an impossible value, or knobs that contradict each other."""
     check(knobs, hardware)
     return constraints(workload, hardware).canonical(knobs)
 

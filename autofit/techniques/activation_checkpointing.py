@@ -3,8 +3,6 @@
 Chen et al. 2016, arXiv 1604.06174; saving the expensive operators' outputs: Korthikanti et al. 2022, arXiv 2205.05198.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """activation_offload: what the forward saves for the backward waits in host memory."""
 
-from __future__ import annotations
-
 from autofit.setup import Config, Hardware, Setup, Stage, Technique, Value, Workload
 from autofit.setup.host_copies import CopyLane
 from autofit.setup.saved_tensors import SavedTensorsOnHost

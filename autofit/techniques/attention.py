@@ -1,7 +1,5 @@
 """attention: how softmax(QK)V is computed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

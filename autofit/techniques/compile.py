@@ -3,8 +3,6 @@
 PyTorch calls this regional compilation: the compile time no longer grows with the depth.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """gradient_accumulation_steps: derived from the batch sizes; written out so that a config is complete, never set."""
 
-from __future__ import annotations
-
 from autofit.setup import Config, Hardware, InputError, Stage, Technique, Value, Workload
 
 

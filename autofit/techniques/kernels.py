@@ -5,8 +5,6 @@ once, and saves less for the backward. Liger has such kernels for some fifty mod
 by default for each type is known to work; its own losses stay off, because `loss` decides that.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import math
@@ -65,11 +63,8 @@ class Kernels(Technique):
 
 
 def _patch_for(model: nn.Module) -> Any:
-    """Liger's function that patches this type of model.
-
-    Raises:
-        RefusedError: there is none, or this version of Liger does not work with this version of transformers.
-    """
+    """Liger's function that patches this type of model. Raises RefusedError where there is none, or this version of
+    Liger does not work with this version of transformers."""
     kind = getattr(getattr(model, "config", None), "model_type", None)
     try:
         liger = importlib.import_module("liger_kernel.transformers.monkey_patch")
@@ -84,10 +79,8 @@ def _patch_for(model: nn.Module) -> Any:
 
 @contextmanager
 def _compared(modules: list[nn.Module], tolerance: float) -> Iterator[None]:
-    """Compare each module's output with that of its class.
-
-    Liger binds SwiGLU to an MLP whatever activation the config names, and with random weights the loss hardly shows it.
-    """
+    """Compare each module's output with that of its class. Liger binds SwiGLU to an MLP whatever activation the config
+    names, and with random weights the loss hardly shows it."""
 
     def compare(module: nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         expected = type(module).forward(module, *args, **kwargs)

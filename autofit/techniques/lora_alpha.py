@@ -1,7 +1,5 @@
 """lora_alpha: low-rank updates are scaled by alpha / rank. `lora_rank` applies it."""
 
-from __future__ import annotations
-
 import math
 
 from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload

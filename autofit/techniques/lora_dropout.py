@@ -1,7 +1,5 @@
 """lora_dropout: the share of inputs of low-rank updates that is dropped. `lora_rank` applies it."""
 
-from __future__ import annotations
-
 from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
 

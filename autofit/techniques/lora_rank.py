@@ -1,7 +1,5 @@
 """lora_rank: freeze the weights and train low-rank updates beside them (Hu et al. 2021, arXiv 2106.09685)."""
 
-from __future__ import annotations
-
 import re
 import warnings
 
@@ -75,10 +73,8 @@ class LoraRank(Technique):
 
 
 def _leave_fast_path(model: nn.Module) -> None:
-    """Turn off the fast path of PyTorch's encoders, whose evaluation reads layers' weights and bypasses adapters.
-
-    For good, as the adapters stay too; by the attributes in which PyTorch notes whether a module has a fast path.
-    """
+    """Turn off the fast path of PyTorch's encoders, whose evaluation reads layers' weights and bypasses adapters. For
+    good, as the adapters stay too; by the attributes in which PyTorch notes whether a module has a fast path."""
     for module in model.modules():
         if any(hasattr(part, "lora_A") for part in module.modules()):
             if isinstance(module, nn.TransformerEncoderLayer):
@@ -88,13 +84,8 @@ def _leave_fast_path(model: nn.Module) -> None:
 
 
 def adapter_targets(model: nn.Module, targets: str) -> list[str]:
-    """Full names of the layers that get adapters.
-
-    `attention`: linear layers inside attention modules; `all-linear`: all but the output head; `all-linear+head`: all.
-
-    Raises:
-        RefusedError: the model has none of that kind.
-    """
+    """Full names of the layers that get adapters. `attention`: linear layers inside attention modules; `all-linear`:
+    all but the output head; `all-linear+head`: all. Raises RefusedError where the model has none of that kind."""
     heads = output_heads(model)
     linears = {name: module for name, module in model.named_modules() if is_linear(module)}
     if targets != "all-linear+head" or task_of(model) in CLASSIFICATION_TASKS:  # whose heads are trained whole
@@ -107,10 +98,8 @@ def adapter_targets(model: nn.Module, targets: str) -> list[str]:
 
 
 def _unambiguous(model: nn.Module, targets: list[str]) -> list[str] | str:
-    """The names as peft takes them: a list, in which a name also matches every longer one that ends in it.
-
-    Where that would adapt more layers (a layer "0" beside "1.layers.0"), a pattern that matches each name whole.
-    """
+    """The names as peft takes them: a list, in which a name also matches every longer one that ends in it. Where that
+    would adapt more layers (a layer "0" beside "1.layers.0"), a pattern that matches each name whole."""
     names, endings = set(targets), tuple(f".{name}" for name in targets)
     if any(name.endswith(endings) and name not in names for name, _ in model.named_modules()):
         return "|".join(re.escape(name) for name in targets)

@@ -1,7 +1,5 @@
 """lora_targets: which layers get low-rank updates. `lora_rank` applies it; null at rank 0."""
 
-from __future__ import annotations
-
 from autofit.core.workload import CLASSIFICATION_TASKS
 from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 

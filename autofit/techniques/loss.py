@@ -16,8 +16,6 @@ chooses itself, and no tracker sees what it allocates inside. It supports no sof
 linear layer.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import math
@@ -95,11 +93,9 @@ class Loss(Technique):
 
 
 def chunk_rows(tokens: int, features: int, vocabulary: int) -> int:
-    """Tokens per chunk.
-
-    Enough to make a chunk's logits as large as the hidden states of all tokens, but not fewer than keep a GPU busy (the
-    gradient of the head's weight is read and written once per chunk), nor more than an eighth of all tokens.
-    """
+    """Tokens per chunk. Enough to make a chunk's logits as large as the hidden states of all tokens, but not fewer than
+    keep a GPU busy (the gradient of the head's weight is read and written once per chunk), nor more than an eighth of
+    all tokens."""
     rows = max(_ROWS, tokens * features // vocabulary)
     rows = -(-rows // 8) * 8  # matrix units like multiples of 8
     return max(1, min(rows, -(-tokens // _LEAST_CHUNKS)))
@@ -149,11 +145,9 @@ def chunked_loss(
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Loss and gradients in one pass over the chunks; the backward only scales them.
-
-    Every parameter of the head is an input once, so its gradient accumulates, and its hooks run, once per backward. The
-    gradients are of the sum, not the mean: those of a mean over thousands of tokens would vanish in fp16.
-    """
+    """Loss and gradients in one pass over the chunks; the backward only scales them. Every parameter of the head is an
+    input once, so its gradient accumulates, and its hooks run, once per backward. The gradients are of the sum, not the
+    mean: those of a mean over thousands of tokens would vanish in fp16."""
 
     @staticmethod
     def forward(ctx: Any, chunks: _Chunks, hidden: torch.Tensor, *trained: nn.Parameter) -> torch.Tensor:
@@ -270,11 +264,8 @@ def fused_loss(
 
 
 def scale_and_cap(pending: Pending) -> tuple[float, float | None]:
-    """The model's scale and soft-cap of its logits: `cap * tanh(scale * logits / cap)`; cap None for no cap.
-
-    Raises:
-        RefusedError: the model does something else to them.
-    """
+    """The model's scale and soft-cap of its logits: `cap * tanh(scale * logits / cap)`; cap None for no cap. Raises
+    RefusedError where the model does something else to them."""
     kinds = {"true_divide": "div"}
     steps = [(kinds.get(name, name), step.args) for step in pending.steps if (name := step.function.__name__)]
     steps = [(name, args) for name, args in steps if name not in ("float", "to", "contiguous")]

@@ -1,7 +1,5 @@
 """micro_batch_size: how many samples go through the model at once; gradients accumulate over the effective batch."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -5,8 +5,6 @@ Bytes of state per trained weight, beside fp32 weights: `adamw` 8, `adamw-8bit` 
 elements (torchao: of whole blocks, too); smaller ones have the state of `adamw`.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable
@@ -121,11 +119,8 @@ class Optimizer(Technique):
 
 
 def _make(setup: Setup, kind: Callable[[], Callable[..., TorchOptimizer]]) -> None:
-    """Create the optimizer: the workload's own, or one of this kind.
-
-    Raises:
-        InputError: the workload's function fails, or returns something else.
-    """
+    """Create the optimizer: the workload's own, or one of this kind. Raises InputError where the workload's function
+    fails, or returns something else."""
     own, groups = setup.workload.optimizer, parameter_groups(setup)
     if not groups:
         raise InputError("the model has no trainable parameter.", "Set requires_grad on what should be trained.")
@@ -178,11 +173,9 @@ def _kind(value: str) -> Callable[..., TorchOptimizer]:
 
 
 def _own_manager(optimizer: type[TorchOptimizer]) -> Callable[..., TorchOptimizer]:
-    """Keep bitsandbytes' process-wide overrides from an optimizer, except those of modules.
-
-    Trainer has embeddings keep 32-bit state; bitsandbytes remembers that by position in the parameter groups, and would
-    apply it to every later optimizer of the process, which was not measured so.
-    """
+    """Keep bitsandbytes' process-wide overrides from an optimizer, except those of modules. Trainer has embeddings keep
+    32-bit state; bitsandbytes remembers that by position in the parameter groups, and would apply it to every later
+    optimizer of the process, which was not measured so."""
 
     def make(*arguments: Any, **options: Any) -> TorchOptimizer:
         made: Any = optimizer(*arguments, **options)
@@ -196,11 +189,9 @@ def _own_manager(optimizer: type[TorchOptimizer]) -> Callable[..., TorchOptimize
 
 
 class _LowBit(TorchOptimizer):
-    """Adapts torchao's optimizers: learning rates are numbers, as the loop expects, not tensors.
-
-    torch.compile must take their step whole, and raises where an active dispatch mode (a tracker of storage) forbids
-    compilation: then the same function runs uncompiled.
-    """
+    """Adapts torchao's optimizers: learning rates are numbers, as the loop expects, not tensors. torch.compile must
+    take their step whole, and raises where an active dispatch mode (a tracker of storage) forbids compilation: then the
+    same function runs uncompiled."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         rate = param_group.get("lr", self.defaults["lr"])
@@ -262,11 +253,9 @@ def _stand_in(value: str, setup: Setup) -> Callable[..., TorchOptimizer] | None:
 
 @dataclass(frozen=True)
 class _Format:
-    """How torchao stores a moment, and the temporaries of its compiled step.
-
-    Temporaries were read from the allocator during steps compiled by Inductor for a CPU (torch 2.13, torchao 0.18, 2^20
-    elements, fp32 and bf16 weights): new scales for both moments, and for `adamw-4bit` 26 bytes per element.
-    """
+    """How torchao stores a moment, and the temporaries of its compiled step. Temporaries were read from the allocator
+    during steps compiled by Inductor for a CPU (torch 2.13, torchao 0.18, 2^20 elements, fp32 and bf16 weights): new
+    scales for both moments, and for `adamw-4bit` 26 bytes per element."""
 
     dtype: torch.dtype
     per_code: int

@@ -4,8 +4,6 @@ All gradients together are as large as the trained weights; this way one or two 
 all of them at once: no accumulation, no loss scaler, no clipping by the global norm.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +15,8 @@ from autofit.setup import Config, Hardware, InputError, RefusedError, Setup, Sta
 
 
 class OptimizerInBackward(Technique):
-    """`true`: one optimizer per weight, stepped by a hook when that weight's gradient is complete.
-
-    No memory order: temporaries of a step (foreach, adafactor) coexist with activations here.
-    """
+    """`true`: one optimizer per weight, stepped by a hook when that weight's gradient is complete. No memory order:
+    temporaries of a step (foreach, adafactor) coexist with activations here."""
 
     name = "optimizer_in_backward"
     stage = Stage.STEP  # after `optimizer`, whose kind and groups it uses
@@ -89,10 +85,8 @@ class SteppedInBackward(Optimizer):
                 self.state[parameter] = inner.state[parameter]
 
     def _apply(self, inner: Optimizer, parameter: nn.Parameter) -> None:
-        """Step one weight; a second gradient in a step would be a second update, which is different training.
-
-        Autograd calls this once per backward, when all uses of a tied weight have added their part.
-        """
+        """Step one weight; a second gradient in a step would be a second update, which is different training. Autograd
+        calls this once per backward, when all uses of a tied weight have added their part."""
         if parameter in self._applied:
             raise InputError(
                 f"optimizer_in_backward already applied a gradient of {self._names[parameter]} in this step: "

@@ -14,8 +14,6 @@ trained fp32 weight.
 Gradients stay on the device (`offload_gradients` off), because freeing them there would forbid accumulation.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -7,8 +7,6 @@ DTensors: bitsandbytes' int8 weights then fail in the forward, and NF4 weights l
 scales in the state dict. Quantised weights are the main use.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -60,11 +58,8 @@ class ParameterOffload(Technique):
 
 
 def stream_blocks(setup: Setup, lane: CopyLane, *, smallest: int) -> BlockStreamer:
-    """Send every frozen weight of a block to the host as soon as it exists.
-
-    Raises:
-        RefusedError: too few blocks have weights of at least `smallest` bytes, counted in 4 bits.
-    """
+    """Send every frozen weight of a block to the host as soon as it exists. Raises RefusedError where too few blocks
+    have weights of at least `smallest` bytes, counted in 4 bits."""
 
     def elements(module: nn.Module, name: str) -> int:
         weight = module._parameters[name]

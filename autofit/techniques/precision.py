@@ -1,11 +1,9 @@
 """precision: the number formats of weights, gradients, optimizer state and arithmetic."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -142,11 +140,8 @@ def _contains(stored: torch.dtype, given: torch.dtype) -> bool:
 
 
 def _multiply_in_fp8(setup: Setup) -> None:
-    """Replace linear layers by torchao's, which share the weights and cast to fp8 around each product.
-
-    Raises:
-        RefusedError: no layer has the shape for it.
-    """
+    """Replace linear layers by torchao's, which share the weights and cast to fp8 around each product. Raises
+    RefusedError where no layer has the shape for it."""
     from torchao.float8 import convert_to_float8_training
 
     heads = output_heads(setup.model)
@@ -173,10 +168,8 @@ def _multiply_in_fp8(setup: Setup) -> None:
 
 def _pad_rows(layer: nn.Module) -> None:
     """Pad inputs with rows of zeros to a multiple of 16, without which torch refuses the product in the backward.
-
     Needed for texts padded to the longest of a batch, a last batch, or the 197 tokens of an image. torchao's
-    `pad_inner_dim` would copy the operands of every product.
-    """
+    `pad_inner_dim` would copy the operands of every product."""
     product = layer.forward
 
     def forward(inputs: torch.Tensor) -> torch.Tensor:
@@ -201,18 +194,16 @@ def _put_back(parent: nn.Module, name: str, layer: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class _Fp32Products:
-    """How a card rounds fp32 products: by PyTorch's older switches, and by the newer one of each kind of product.
-
-    Both are set, because parts of PyTorch still read the older ones, which raise where the two contradict each other.
-    Where a user has set such a contradiction, the older ones (None) are not restored.
-    """
+    """How a card rounds fp32 products: by PyTorch's older switches, and by the newer one of each kind of product. Both
+    are set, because parts of PyTorch still read the older ones, which raise where the two contradict each other. Where
+    a user has set such a contradiction, the older ones (None) are not restored."""
 
     matmul: str | None
     convolution: bool | None
     newer: tuple[str, ...]
 
     @classmethod
-    def now(cls) -> _Fp32Products:
+    def now(cls) -> Self:
         def read(switch: Callable[[], Any]) -> Any:
             try:
                 return switch()
@@ -224,7 +215,7 @@ class _Fp32Products:
         return cls(matmul, convolution, tuple(str(backend.fp32_precision) for backend in _backends()))
 
     @classmethod
-    def to(cls, precision: str) -> _Fp32Products:
+    def to(cls, precision: str) -> Self:
         tf32 = precision == "tf32"
         return cls("high" if tf32 else "highest", tf32, tuple(precision for _ in _backends()))
 

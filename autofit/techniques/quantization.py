@@ -6,8 +6,6 @@ each weight is made, or taken from the living model, and quantised before the ne
 model unquantised.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections import Counter

@@ -4,8 +4,6 @@ A directory being written ends in `.part`. One being replaced or removed is rena
 takes time; the next writer cleans up after a crash. A full disk or a missing right becomes one sentence here.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -25,10 +23,8 @@ _CHUNK = 8 * MIB
 
 @contextmanager
 def atomic_directory(path: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
-    """Yield an empty directory to fill; on exit it becomes `path`, replacing what was there.
-
-    `what` is for messages: "the checkpoint of step 200". Where writing fails (InputError), nothing partial stays.
-    """
+    """Yield an empty directory to fill; on exit it becomes `path`, replacing what was there. `what` is for messages:
+    "the checkpoint of step 200". Where writing fails (InputError), nothing partial stays."""
     part = _hidden(path, _PART)
     with _filling(part, path, what=what, needed_bytes=needed_bytes):
         yield part

@@ -1,7 +1,5 @@
 """build: a Workload and a Config become a Setup that can train, for probes and for the user's training alike."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ state of optimizer, scaler, random numbers and data (read with `weights_only=Tru
 `checkpoint.yaml`, which names the run and holds the checksums of the other files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -55,11 +53,9 @@ def exists(directory: Path) -> bool:
 
 
 def save(setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, data_state: Any = None) -> Path:
-    """Write the state after step `next_step - 1`; then remove all but the last `keep_last` checkpoints.
-
-    On a GPU, the host holds a copy of the trained weights meanwhile. `data_state` are plain values and tensors, in
-    lists, tuples and dicts. Where writing fails (InputError), earlier checkpoints stay.
-    """
+    """Write the state after step `next_step - 1`; then remove all but the last `keep_last` checkpoints. On a GPU, the
+    host holds a copy of the trained weights meanwhile. `data_state` are plain values and tensors, in lists, tuples and
+    dicts. Where writing fails (InputError), earlier checkpoints stay."""
     check_counts(keep_last=keep_last)
     assert setup.optimizer is not None, "build() sets the optimizer"
     _check_readable(data_state, "the loader")
@@ -154,11 +150,9 @@ def _check_readable(state: Any, owner: str) -> None:
 
 
 def _frozen_digest(setup: Setup) -> str:
-    """A digest of some values of every frozen weight, which checkpoints do not hold.
-
-    Read from the state dict, which includes weights that rest on the host. Quantised weights are left out: their bits
-    depend on the device that rounded them.
-    """
+    """A digest of some values of every frozen weight, which checkpoints do not hold. Read from the state dict, which
+    includes weights that rest on the host. Quantised weights are left out: their bits depend on the device that rounded
+    them."""
     frozen = {name for name, parameter in setup.model.named_parameters() if not parameter.requires_grad}
     digest = hashlib.sha256()
     for name, tensor in setup.model.state_dict().items():
@@ -221,12 +215,9 @@ def _read_label(path: Path) -> dict[str, Any]:
 
 
 def _read_contents(path: Path, label: dict[str, Any]) -> dict[str, Any]:
-    """The contents of every other file, all of them checked before any is used.
-
-    State goes to the host: each optimizer knows best what of it belongs on the device, and an offloaded one none.
-    Tensors of a library's own class (torchao's) pass `weights_only`: that library, loaded with the optimizer, has
-    registered them as safe.
-    """
+    """The contents of every other file, all of them checked before any is used. State goes to the host: each optimizer
+    knows best what of it belongs on the device, and an offloaded one none. Tensors of a library's own class (torchao's)
+    pass `weights_only`: that library, loaded with the optimizer, has registered them as safe."""
     contents: dict[str, Any] = {}
     for name in (_WEIGHTS, _BUFFERS, _STATE):
         file = path / name

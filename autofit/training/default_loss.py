@@ -1,7 +1,5 @@
 """The default loss: the model's own. Where it has none, an error says how to pass one."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any

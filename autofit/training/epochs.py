@@ -5,8 +5,6 @@ that can save and load its position (torchdata's StatefulDataLoader protocol: `s
 any other is read again up to the batch where the run stopped.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The mean loss on held-out data, in slices that cannot exhaust memory."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterable
 from typing import Any
@@ -37,11 +35,8 @@ def check_evaluation(setup: Setup, loader: Any) -> None:
 
 
 def _sums(setup: Setup, batches: Iterable[Any]) -> tuple[float, int]:
-    """The sum of losses and the number of terms in it.
-
-    Slices are as large as the micro-batch, which fits with gradients; where longer samples run out of memory, they
-    are halved.
-    """
+    """The sum of losses and the number of terms in it. Slices are as large as the micro-batch, which fits with
+    gradients; where longer samples run out of memory, they are halved."""
     total, weight, size = 0.0, 0, setup.micro_batch_size
     with evaluation_mode(setup.model):
         for batch in batches:

@@ -33,10 +33,8 @@ _LIBRARIES = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "p
 
 
 def fingerprint(workload: Workload, model: nn.Module) -> str:
-    """A digest of a workload and the number of threads; the same in every process like this one.
-
-    Raises whatever the user's own code does.
-    """
+    """A digest of a workload and the number of threads; the same in every process like this one. Raises whatever the
+    user's own code does."""
     facts = [facts_of(workload, model), torch.get_num_threads()]
     return digest(json.dumps(facts, sort_keys=True, default=str))
 
@@ -94,10 +92,8 @@ def _model_facts(model: nn.Module, code: Code) -> Iterator[Any]:
 
 @dataclass
 class Code:
-    """The code of functions and classes as plain data, also of a notebook's cells, which have no file.
-
-    A second mention of the same thing gives its name only, because code may call itself.
-    """
+    """The code of functions and classes as plain data, also of a notebook's cells, which have no file. A second mention
+    of the same thing gives its name only, because code may call itself."""
 
     _visited: set[int] = field(default_factory=set)
 

@@ -3,8 +3,6 @@
 Runs in a probe process. Every mistake in the user's own factories becomes one sentence here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import traceback
@@ -40,10 +38,8 @@ _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(autofit.__file__).paren
 
 
 def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int) -> Traits:
-    """Read the model's structure and try the loss on a small batch, whole and split.
-
-    The trial needs the weights in fp32; it is skipped, with a note, where they would take more than half of the budget.
-    """
+    """Read the model's structure and try the loss on a small batch, whole and split. The trial needs the weights in
+    fp32; it is skipped, with a note, where they would take more than half of the budget."""
     with blamed_on("the model factory"):
         model = meta_model_from(workload.model)
     traits = _structure(workload, model)
@@ -106,9 +102,7 @@ def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) ->
 
 def loss_splits(setup: Setup, batch: Any) -> tuple[bool, str | None]:
     """Whether the loss of a batch is the weighted mean of its slices' losses, with a sentence where that is unclear.
-
-    Tried without dropout and with BatchNorm's stored statistics, on a batch of a few samples.
-    """
+    Tried without dropout and with BatchNorm's stored statistics, on a batch of a few samples."""
 
     def is_close(one: float, other: float) -> bool:
         tolerance = _TOLERANCE if setup.config["precision"] == "fp32" else _LOW_PRECISION_TOLERANCE

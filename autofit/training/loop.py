@@ -1,7 +1,5 @@
 """The training loop: optimizer steps in a row, each reported, none lost when memory runs out."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -47,10 +45,8 @@ Callback = Callable[[StepReport], None]
 
 
 def learning_rate_factor(hyperparameters: Hyperparameters, total_steps: int, step: int) -> float:
-    """The factor on the learning rate at a step (0-based): linear warm-up, then the schedule down to 0.
-
-    A function of the step alone, so a resumed run needs no other state.
-    """
+    """The factor on the learning rate at a step (0-based): linear warm-up, then the schedule down to 0. A function of
+    the step alone, so a resumed run needs no other state."""
     warmup = hyperparameters.warmup_steps
     if step < warmup:
         return (step + 1) / (warmup + 1)

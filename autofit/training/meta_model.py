@@ -4,8 +4,6 @@ Memory and speed do not depend on values. So a model is made with its parameters
 it there, and only then does each parameter get memory, once, in its final dtype.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,10 +19,8 @@ from autofit.setup import Setup
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Put parameters of modules made inside on the meta device; buffers stay real, since their values matter.
-
-    A parameter that is registered twice stays one parameter, so tied weights stay tied.
-    """
+    """Put parameters of modules made inside on the meta device; buffers stay real, since their values matter. A
+    parameter that is registered twice stays one parameter, so tied weights stay tied."""
     original = nn.Module.register_parameter
     on_meta = WeakTensorKeyDictionary()  # real parameter -> its stand-in on meta
 

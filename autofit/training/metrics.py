@@ -1,7 +1,5 @@
 """Recorders of a training run: a metrics file, TensorBoard, and a progress bar, all callbacks like a user's own."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys
@@ -37,10 +35,8 @@ class Recorder(ABC):
 
 
 class MetricsFile(Recorder):
-    """JSON lines, one per step or evaluation, each flushed at once.
-
-    Opening drops the lines of steps from `first_step` on, which a resumed run does again.
-    """
+    """JSON lines, one per step or evaluation, each flushed at once. Opening drops the lines of steps from `first_step`
+    on, which a resumed run does again."""
 
     def __init__(self, path: Path, *, first_step: int = 0) -> None:
         self._path = path

@@ -4,8 +4,6 @@ A smaller micro-batch with more accumulation, then full checkpointing: both lear
 state as it is. Never another rank, precision or optimizer.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -25,10 +23,8 @@ _UNWRAPPED = ("compile", "activation_offload", "parameter_offload")  # nothing m
 
 
 class Recovery:
-    """Rolls a step back, and moves the run to configs that need less memory.
-
-    `splits`: whether the loss of a batch may be summed up from slices; asked once, before the first split.
-    """
+    """Rolls a step back, and moves the run to configs that need less memory. `splits`: whether the loss of a batch may
+    be summed up from slices; asked once, before the first split."""
 
     def __init__(self, setup: Setup, splits: Callable[[], bool]) -> None:
         self._setup = setup
@@ -52,10 +48,8 @@ class Recovery:
 
     @torch.no_grad()
     def roll_back(self) -> bool:
-        """Restore the snapshot; False where weights or the optimizer's state are half updated.
-
-        Call it after the exception's handler has returned: its frames hold tensors.
-        """
+        """Restore the snapshot; False where weights or the optimizer's state are half updated. Call it after the
+        exception's handler has returned: its frames hold tensors."""
         setup = self._setup
         assert setup.optimizer is not None, "build() sets the optimizer"
         is_torn = setup.phase == "update" or (setup.phase == "backward" and setup.stepped_in_backward is not None)

@@ -4,8 +4,6 @@ torch's (host and device), Python's and numpy's, since augmentations use any of 
 tensors, which a checkpoint reads back without running code.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 """Saving the trained model as its own library does (an adapter, a transformers model, or safetensors), and merging
 adapters into a plain model."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One training of the user's model with a known config: build, resume, run, evaluate, save, and restore."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """The training step: loss, gradients, update. A probe times `train_step`; the training loop repeats it for the user."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -47,10 +45,8 @@ def loss_value(setup: Setup, batch: Any) -> float:
 
 
 def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
-    """Forward and backward over all micro-batches of `batch`; returns its loss, detached, on the device.
-
-    Gradients equal those of the unsplit batch, whatever the micro-batch.
-    """
+    """Forward and backward over all micro-batches of `batch`; returns its loss, detached, on the device. Gradients
+    equal those of the unsplit batch, whatever the micro-batch."""
     setup.phase = "forward"  # already while data moves: the last step ended in "update"
     batch_loss = torch.zeros((), device=setup.device)
     slices = weighted_slices(setup.workload, batch, setup.micro_batch_size)

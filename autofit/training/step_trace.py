@@ -4,12 +4,11 @@ The trace opens in ui.perfetto.dev, the snapshot in pytorch.org/memory_viz. A se
 of its own steps.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -90,17 +89,15 @@ class StepTrace:
 
 
 class SteadyStep:
-    """A callback that records the third step of a training, including the pause between it and the step before.
-
-    A context manager: a training that ends before that step leaves no record.
-    """
+    """A callback that records the third step of a training, including the pause between it and the step before. A
+    context manager: a training that ends before that step leaves no record."""
 
     def __init__(self, trace: StepTrace) -> None:
         self._trace = trace
         self._steps = 0
         self._recording = ExitStack()
 
-    def __enter__(self) -> SteadyStep:
+    def __enter__(self) -> Self:
         self._recording.enter_context(self._trace.recording_allocations())
         return self
 

@@ -1,7 +1,5 @@
 """The user's own model: on the host while probes measure, and back in its modes and dtypes after training."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -68,10 +66,8 @@ def _move(targets: Iterable[tuple[torch.Tensor, torch.device]]) -> None:
 
 
 def dtypes_to_restore(model: nn.Module, settings: Mapping[str, Any]) -> Dtypes | None:
-    """The dtypes of trained and of frozen weights to return them in; None where the settings ask for others.
-
-    Beside adapters, all present weights are frozen.
-    """
+    """The dtypes of trained and of frozen weights to return them in; None where the settings ask for others. Beside
+    adapters, all present weights are frozen."""
 
     def choices(knob: str, off: Any) -> list[Any]:
         given = settings.get(knob, off)

@@ -1,7 +1,5 @@
 """A model and a data loader, as `fit` gets them, become a Workload; and passes over loaders of any kind."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -60,10 +58,8 @@ def training_workload(
     optimizer: Callable[[Any], Any] | None = None,
     peek: Peek | None = None,
 ) -> Workload:
-    """The workload of training `model` itself on `loader`, whose own batch size is the effective batch.
-
-    Reads the first batches to find the largest shape; the model is not touched.
-    """
+    """The workload of training `model` itself on `loader`, whose own batch size is the effective batch. Reads the first
+    batches to find the largest shape; the model is not touched."""
     _check_model(model)
     check_loss_function(loss)
     largest, samples, shapes = _largest(loader, peek or Peek())
@@ -105,9 +101,7 @@ def _check_model(model: Any) -> None:
 
 def _largest(loader: Any, peek: Peek) -> tuple[Any, int, int]:
     """The batch with the largest samples, the most samples a batch has, and the number of shapes that samples have.
-
-    Holds two batches at a time: each that comes from a worker takes shared memory and open files.
-    """
+    Holds two batches at a time: each that comes from a worker takes shared memory and open files."""
     largest: Any = None
     structure, samples, shapes = "", 0, set()
     batches = batches_of(loader)
@@ -152,10 +146,8 @@ def _elements_per_sample(batch: Any) -> float:
 
 
 def batches_of(loader: Any, *, name: str = "loader") -> Iterator[Any]:
-    """A fresh pass over a loader: an iterable that can be read again, or a function that returns an iterator.
-
-    A bare iterator is refused, because its first batches would be lost to the search.
-    """
+    """A fresh pass over a loader: an iterable that can be read again, or a function that returns an iterator. A bare
+    iterator is refused, because its first batches would be lost to the search."""
     if callable(loader) and not isinstance(loader, Iterable):
         return iter(loader())
     if not isinstance(loader, Iterable):
