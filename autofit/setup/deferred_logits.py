@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from autofit.core.errors import RefusedError
 from autofit.setup.layers import output_head
-from autofit.setup.state import Setup
+from autofit.setup.state import Setup, evaluation_mode
 
 FEW_TOKENS = 16  # enough to tell one loss from another
 NO_HEAD = "the model is not a causal language model of transformers with a linear output head; use standard."
@@ -240,13 +240,8 @@ def loss_of_few_tokens(setup: Setup) -> float:
     on_device = tree_map_only(torch.Tensor, few, dict(batch))
     if isinstance(on_device.get("labels"), torch.Tensor) and not on_device["labels"].is_floating_point():
         on_device["labels"] = on_device["labels"].clamp(min=0)
-    was_training = model.training
-    model.eval()
-    try:
-        with setup.step_context(), setup.forward_context():
-            output = workload.loss(model, on_device) if workload.loss else model(**on_device)
-    finally:
-        model.train(was_training)
+    with evaluation_mode(model), setup.step_context(), setup.forward_context():
+        output = workload.loss(model, on_device) if workload.loss else model(**on_device)
     loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
     if not isinstance(loss, torch.Tensor):
         message = "the model returns no loss to compare with (labels by another name, or return_dict=False?)"

@@ -1,7 +1,7 @@
 """Setup: a training run being assembled. The only mutable object, alive between build and loop."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -96,3 +96,14 @@ def _entered(contexts: list[Context]) -> ExitStack:
         for context in contexts:
             stack.enter_context(context())
         return stack.pop_all()
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Without dropout and with stored statistics inside; restores the mode."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

@@ -25,13 +25,10 @@ _DRAWS = "with dropout the compiler would draw different random numbers in backw
 _USE_ANOTHER = "use full, alternate or selective."
 # What `selective` saves, by the operators' names without overloads: products, convolutions, and attention in every
 # form that PyTorch, flash-attn and xFormers have. All else is cheap to recompute.
-_SAVED = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_int_mm"),
-        *("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"),
-    )
-)
+_SAVED = {
+    *("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_int_mm"),
+    *("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution"),
+}
 _SAVED_PARTS = ("scaled_dot_product", "flash_attn", "flash_attention", "efficient_attention", "flex_attention")
 
 
@@ -143,7 +140,7 @@ def _save_nothing(*_: Any, **__: Any) -> CheckpointPolicy:
 
 
 def _policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    name = operator.name().partition(".")[0]
+    name = operator.name().partition(".")[0].removeprefix("aten::")
     saved = name in _SAVED or any(part in name for part in _SAVED_PARTS)
     return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 

@@ -88,10 +88,8 @@ def _compared(modules: list[nn.Module], tolerance: float) -> Iterator[None]:
             return
         difference = float((result - expected).float().norm() / expected.float().norm())
         if difference > tolerance:
-            name = type(module).__name__
-            raise RefusedError(
-                f"liger's {name} differs from the model's own by {difference:.2g} of its output; use none."
-            )
+            message = f"liger's {type(module).__name__} differs from the model's own by {difference:.2g} of its output"
+            raise RefusedError(f"{message}; use none.")
 
     with ExitStack() as stack:
         for module in modules:

@@ -102,6 +102,7 @@ def chunk_rows(tokens: int, features: int, vocabulary: int) -> int:
 
 
 Rows = Callable[[int, int, int], int]
+Sums = dict[nn.Parameter, torch.Tensor]  # a parameter -> the sum of the chunks' gradients of it
 ROWS: dict[str, Rows] = {"chunked": chunk_rows, "fused": liger.chunk_rows}
 
 
@@ -151,13 +152,13 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, chunks: _Chunks, hidden: torch.Tensor, *trained: nn.Parameter) -> torch.Tensor:
-        sums = {parameter: torch.zeros_like(parameter) for parameter in trained}
+        sums: Sums = {parameter: torch.zeros_like(parameter) for parameter in trained}
         gradient = torch.empty_like(hidden) if ctx.needs_input_grad[1] else None
         add = _add_plain if is_plain(chunks.pending.deferral) else _add_any
         total = torch.zeros((), device=hidden.device)
         for part in chunks:
             own = gradient[part] if gradient is not None else None
-            total += add(chunks, chunks.hidden[part], chunks.classes[part], _Sums(sums, own))
+            total += add(chunks, chunks.hidden[part], chunks.classes[part], sums, own)
         # Not save_for_backward: hooks of activation offloading are for activations.
         ctx.gradients = [gradient, *sums.values()]
         return total
@@ -170,14 +171,6 @@ class _ChunkedLoss(torch.autograd.Function):
         return None, *(gradient if gradient is None else gradient.mul_(upstream[0]) for gradient in gradients)
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """Where a chunk's gradients go: added to those of parameters, written to those of its hidden states."""
-
-    parameters: dict[nn.Parameter, torch.Tensor]
-    hidden: torch.Tensor | None
-
-
 def is_plain(deferral: Deferral) -> bool:
     """Whether the head is a bare linear layer: no adapter, quantised or sharded weight, hook or wrapper."""
     head = deferral.head
@@ -187,7 +180,9 @@ def is_plain(deferral: Deferral) -> bool:
     return not is_traceable_wrapper_subclass(head.weight)
 
 
-def _add_plain(chunks: _Chunks, rows: torch.Tensor, classes: torch.Tensor, sums: _Sums) -> torch.Tensor:
+def _add_plain(
+    chunks: _Chunks, rows: torch.Tensor, classes: torch.Tensor, sums: Sums, to_rows: torch.Tensor | None
+) -> torch.Tensor:
     """By hand: autograd would make a whole weight's gradient per chunk before adding it."""
     head: Any = chunks.pending.deferral.head
     with _own_graph():
@@ -197,9 +192,9 @@ def _add_plain(chunks: _Chunks, rows: torch.Tensor, classes: torch.Tensor, sums:
         loss = chunks.loss(chunks.pending.finished(leaf), classes)
         (gradient,) = torch.autograd.grad(loss, leaf)
     del leaf
-    if sums.hidden is not None:
-        sums.hidden.copy_(gradient @ head.weight)
-    weight, bias = sums.parameters.get(head.weight), sums.parameters.get(head.bias)
+    if to_rows is not None:
+        to_rows.copy_(gradient @ head.weight)
+    weight, bias = sums.get(head.weight), sums.get(head.bias)
     if weight is not None and weight.dtype == gradient.dtype == rows.dtype:
         weight.addmm_(gradient.t(), rows)
     elif weight is not None:
@@ -209,17 +204,19 @@ def _add_plain(chunks: _Chunks, rows: torch.Tensor, classes: torch.Tensor, sums:
     return loss.detach()
 
 
-def _add_any(chunks: _Chunks, rows: torch.Tensor, classes: torch.Tensor, sums: _Sums) -> torch.Tensor:
+def _add_any(
+    chunks: _Chunks, rows: torch.Tensor, classes: torch.Tensor, sums: Sums, to_rows: torch.Tensor | None
+) -> torch.Tensor:
     """By autograd, through any head."""
-    inputs: list[torch.Tensor] = list(sums.parameters)
+    inputs: list[torch.Tensor] = list(sums)
     with _own_graph():
-        if sums.hidden is not None:
+        if to_rows is not None:
             inputs.append(rows := rows.detach().requires_grad_())
         loss = chunks.loss(chunks.pending.of(rows), classes)
         gradients = list(torch.autograd.grad(loss, inputs))
-    if sums.hidden is not None:
-        sums.hidden.copy_(gradients.pop())
-    for total, gradient in zip(sums.parameters.values(), gradients, strict=True):
+    if to_rows is not None:
+        to_rows.copy_(gradients.pop())
+    for total, gradient in zip(sums.values(), gradients, strict=True):
         total += gradient
     return loss.detach()
 
@@ -236,12 +233,8 @@ def fused_loss(
 ) -> torch.Tensor:
     """The sum of the tokens' losses by Liger's kernels, which support a scale and a soft-cap between head and loss.
 
-    Args:
-        kernels: a stand-in for Liger's function.
-
-    Raises:
-        RefusedError: the model does something else there, or the head is more than a linear layer.
-    """
+    Raises RefusedError where the model does something else there, or the head is more than a linear layer. `kernels` is
+    a stand-in for Liger's function."""
     if kernels is None:
         kernels = importlib.import_module("liger_kernel.transformers.functional").liger_fused_linear_cross_entropy
     head: Any = pending.deferral.head
@@ -251,15 +244,9 @@ def fused_loss(
     if scale != 1.0 and head.bias is not None:
         raise RefusedError("fused cannot scale the logits of a head with a bias; use chunked.")
     hidden = pending.hidden.reshape(-1, pending.hidden.shape[-1])
-    total: torch.Tensor = kernels(
-        hidden * scale if scale != 1.0 else hidden,
-        head.weight,
-        classes,
-        bias=head.bias,
-        ignore_index=ignored,
-        reduction="sum",
-        softcap=cap,
-    )
+    scaled = hidden * scale if scale != 1.0 else hidden
+    options = {"bias": head.bias, "ignore_index": ignored, "reduction": "sum", "softcap": cap}
+    total: torch.Tensor = kernels(scaled, head.weight, classes, **options)
     return total
 
 

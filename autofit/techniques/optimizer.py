@@ -22,19 +22,14 @@ _FIDELITY = {
     "adamw": 5,
     "adamw-foreach": 5,
     "adamw-8bit": 4,  # a code book made for the values of moments
-    "paged-adamw-8bit": 4,
-    "adamw-fp8": 3,  # three bits of mantissa
     "adamw-4bit": 2,
+    "adamw-fp8": 3,  # three bits of mantissa
+    "paged-adamw-8bit": 4,
     "adafactor": 1,  # no first moment, and the second as a product of rows and columns
     "sgd": 0,
 }
-_LIBRARY = {
-    "adamw-8bit": "bitsandbytes",
-    "paged-adamw-8bit": "bitsandbytes",
-    "adamw-4bit": "torchao",
-    "adamw-fp8": "torchao",
-}
 _COMPILED = ("adamw-4bit", "adamw-fp8")  # torchao compiles its step; step counts are on the host, in C++
+_LIBRARY = dict.fromkeys(("adamw-8bit", "paged-adamw-8bit"), "bitsandbytes") | dict.fromkeys(_COMPILED, "torchao")
 _ADA = (8, 9)  # first compute capability whose compiler supports float8_e4m3fn; torchao's README names it too
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -50,16 +45,7 @@ class Optimizer(Technique):
     name = "optimizer"
     stage = Stage.STEP
     off = "adamw"
-    values = (
-        "adamw",
-        "adamw-foreach",
-        "adamw-8bit",
-        "adamw-4bit",
-        "adamw-fp8",
-        "paged-adamw-8bit",
-        "adafactor",
-        "sgd",
-    )
+    values = tuple(_FIDELITY)
     # torchao's first step compiles for 40 to 50 s on two CPU cores; bitsandbytes does not, for nearly the same bytes.
     cuda_values = (*_COMPILED, "paged-adamw-8bit")
     host_values = ("paged-adamw-8bit",)

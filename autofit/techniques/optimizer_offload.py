@@ -187,9 +187,7 @@ class _StandIn:
         for weight in (weight for weight in self.optim_dict if weight.grad is not None):  # at first there is no queue
             optimizer, host = self.optim_dict[weight], self.param_d2h_map[weight]
             optimizer.step()
-            self._note_host(
-                optimizer.state[host]["step"]
-            )  # made from no other tensor, so nothing else shows where it is
+            self._note_host(optimizer.state[host]["step"])  # made from no other tensor: nothing else shows where it is
             weight.copy_(host)
         self.queue.clear()
 

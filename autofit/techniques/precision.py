@@ -145,18 +145,13 @@ def _multiply_in_fp8(setup: Setup) -> None:
     from torchao.float8 import convert_to_float8_training
 
     heads = output_heads(setup.model)
-    layers = {
-        name: (parent, own, child)
-        for prefix, parent in setup.model.named_modules()
-        for own, child in parent.named_children()
-        for name in (f"{prefix}.{own}" if prefix else own,)
-    }
 
-    def chosen(layer: nn.Module, name: str) -> bool:
+    def chosen(layer: nn.Module, _: str = "") -> bool:
         shape = layer.weight.shape if type(layer) is nn.Linear else (1,)
         return layer not in heads and not any(size % _FP8_MULTIPLE for size in shape)
 
-    replaced = [layers[name] for name, layer in setup.model.named_modules() if name in layers and chosen(layer, name)]
+    layers = [(parent, *child) for parent in setup.model.modules() for child in parent.named_children()]
+    replaced = [(parent, name, layer) for parent, name, layer in layers if chosen(layer)]
     if not replaced:
         message = f"no linear layer has both sizes a multiple of {_FP8_MULTIPLE}, as fp8 products need"
         raise RefusedError(f"{message}; use bf16.")

@@ -23,6 +23,8 @@ _COMPUTE = {"bf16": torch.bfloat16, "bf16-mixed": torch.bfloat16, "fp16-mixed": 
 _SMALLEST_NESTED = 64  # elements: one block, whose scale is quantised too
 _NO_LINEARS = "the model has no frozen linear layer to quantise; use none."
 
+Store = Callable[[Any, torch.Tensor], nn.Parameter]  # (layer, [outputs, inputs]) -> its quantised weight
+
 
 class Quantization(Technique):
     """`int8`, `nf4`, `nf4-dq` (block scales quantised too: 4.1 bits a weight instead of 4.5) of frozen linear layers.
@@ -70,17 +72,17 @@ class Quantization(Technique):
             _multiply_as_on_cuda(setup)
 
 
-def _quantise(setup: Setup, value: Value, store: Callable[[Any, bool, torch.Tensor], nn.Parameter]) -> None:
+def _quantise(setup: Setup, value: Value, store: Store) -> None:
     """Replace the layers, and register how their weights will be stored."""
     layers = _quantisable(setup.model)
     if not layers:
         raise RefusedError(_NO_LINEARS)
     compute = _COMPUTE.get(str(setup.config["precision"]), torch.float32)
     for parent, name, layer in layers:
-        quantised: Any = _int8_layer(layer) if value == "int8" else _nf4_layer(layer, value == "nf4-dq", compute)
+        quantised: Any = _quantised_layer(layer, value, compute)
         quantised.stands_for = type(layer)  # for `dequantised`
         setattr(parent, name, quantised)
-        setup.holders[quantised] = functools.partial(store, quantised, is_transposed_linear(layer))
+        setup.holders[quantised] = functools.partial(_stored, store, quantised, is_transposed_linear(layer))
     # peft reads it to choose the adapters for layers of this kind.
     setup.patch(setup.model, "is_loaded_in_8bit" if value == "int8" else "is_loaded_in_4bit", True)
     if value == "int8":
@@ -105,80 +107,52 @@ def _quantisable(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     ]
 
 
-def _sizes(layer: Any) -> tuple[int, int]:
-    """(inputs, outputs) of a linear layer."""
-    if is_transposed_linear(layer):
-        inputs, outputs = layer.weight.shape
-        return int(inputs), int(outputs)
-    return layer.in_features, layer.out_features
+def _quantised_layer(layer: Any, value: Value, compute: torch.dtype) -> nn.Module:
+    """A layer for the quantised weight; it holds the given one until that is quantised."""
+    from bitsandbytes.nn import Int8Params, Linear4bit, Linear8bitLt, Params4bit
 
-
-def _nf4_layer(layer: Any, double: bool, compute: torch.dtype) -> nn.Module:
-    """A layer for a weight in NF4; it holds the given parameter until that is quantised."""
-    from bitsandbytes.nn import Linear4bit, Params4bit
-
-    quantised = Linear4bit(
-        *_sizes(layer),
-        bias=layer.bias is not None,
-        compute_dtype=compute,
-        compress_statistics=double,
-        quant_type="nf4",
-        device="meta",
-    )
-    # In evaluation it would repack the weight for another kernel, and keep that in training.
-    quantised.support_avx512bf16_for_cpu = False
-    quantised.weight = Params4bit(
-        layer.weight.detach(), requires_grad=False, compress_statistics=double, quant_type="nf4", module=quantised
-    )
+    given, options = layer.weight.detach(), {"bias": layer.bias is not None, "device": "meta"}
+    inputs, outputs = given.shape if is_transposed_linear(layer) else reversed(given.shape)
+    if value == "int8":
+        quantised: Any = Linear8bitLt(inputs, outputs, has_fp16_weights=False, threshold=_OUTLIERS, **options)
+        quantised.weight = Int8Params(given, requires_grad=False, has_fp16_weights=False)
+    else:
+        settings = {"compress_statistics": value == "nf4-dq", "quant_type": "nf4"}
+        quantised = Linear4bit(inputs, outputs, compute_dtype=compute, **settings, **options)
+        # In evaluation it would repack the weight for another kernel, and keep that in training.
+        quantised.support_avx512bf16_for_cpu = False
+        quantised.weight = Params4bit(given, requires_grad=False, module=quantised, **settings)
     quantised.bias = layer.bias
     return quantised  # type: ignore[no-any-return]
 
 
-def _int8_layer(layer: Any) -> nn.Module:
-    """A layer for a weight in int8; it holds the given parameter until that is quantised."""
-    from bitsandbytes.nn import Int8Params, Linear8bitLt
-
-    quantised = Linear8bitLt(
-        *_sizes(layer), bias=layer.bias is not None, has_fp16_weights=False, threshold=_OUTLIERS, device="meta"
-    )
-    quantised.weight = Int8Params(layer.weight.detach(), requires_grad=False, has_fp16_weights=False)
-    quantised.bias = layer.bias
-    return quantised  # type: ignore[no-any-return]
+def _stored(store: Store, layer: Any, transposed: bool, values: torch.Tensor) -> nn.Parameter:
+    return store(layer, values.t().contiguous() if transposed else values)
 
 
-def _store_nf4(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Parameter:
+def _store_nf4(layer: Any, values: torch.Tensor) -> nn.Parameter:
     from bitsandbytes.nn import Params4bit
 
-    given = layer.weight
-    weight = Params4bit(
-        values.t().contiguous() if transposed else values,
-        requires_grad=False,
-        compress_statistics=given.compress_statistics,
-        quant_type=given.quant_type,
-        module=layer,
-    )
+    double = layer.weight.compress_statistics
+    weight = Params4bit(values, requires_grad=False, compress_statistics=double, quant_type="nf4", module=layer)
     return weight._quantize(values.device)  # type: ignore[no-any-return]
 
 
-def _store_int8(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Parameter:
+def _store_int8(layer: Any, values: torch.Tensor) -> nn.Parameter:
     from bitsandbytes.nn import Int8Params
 
-    weight = Int8Params(values.t().contiguous() if transposed else values, requires_grad=False, has_fp16_weights=False)
+    weight = Int8Params(values, requires_grad=False, has_fp16_weights=False)
     layer.weight = weight._quantize(values.device)
     # Otherwise done in the first call, whose compiled code would then fit no other call.
     layer.init_8bit_state()
     return layer.weight  # type: ignore[no-any-return]
 
 
-def _store_fake_nf4(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Parameter:
+def _store_fake_nf4(layer: Any, values: torch.Tensor) -> nn.Parameter:
     from bitsandbytes.functional import quantize_4bit
 
-    given = layer.weight
-    packed, state = quantize_4bit(
-        values.t().contiguous() if transposed else values,
-        compress_statistics=given.compress_statistics,
-        quant_type=given.quant_type,
-    )
+    double = layer.weight.compress_statistics
+    packed, state = quantize_4bit(values, compress_statistics=double, quant_type="nf4")
     weight: Any = nn.Parameter(packed, requires_grad=False)
     weight.quant_state = layer.quant_state = state
     weight.constants = [state.absmax, state.code]
@@ -187,10 +161,10 @@ def _store_fake_nf4(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Pa
     return weight  # type: ignore[no-any-return]
 
 
-def _store_fake_int8(layer: Any, transposed: bool, values: torch.Tensor) -> nn.Parameter:
+def _store_fake_int8(layer: Any, values: torch.Tensor) -> nn.Parameter:
     from bitsandbytes.functional import int8_vectorwise_quant
 
-    rows, scales, _ = int8_vectorwise_quant((values.t().contiguous() if transposed else values).to(torch.float16))
+    rows, scales, _ = int8_vectorwise_quant(values.to(torch.float16))
     weight: Any = nn.Parameter(rows, requires_grad=False)
     weight.CB, weight.SCB, weight.constants = rows, scales, [scales]
     return weight  # type: ignore[no-any-return]

@@ -10,8 +10,9 @@ from autofit.core.errors import InputError
 from autofit.data.batch import loss_count, sample_count, samples_of
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
+from autofit.setup.state import evaluation_mode
 from autofit.training.inspect import blamed_on
-from autofit.training.step import evaluation_mode, loss_value
+from autofit.training.step import loss_value
 from autofit.training.workload import batches_of
 
 

@@ -24,11 +24,12 @@ from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.setup.blocks import repeated_blocks
 from autofit.setup.layers import is_linear
+from autofit.setup.state import evaluation_mode
 from autofit.training.build import build
 from autofit.training.default_loss import check_call
 from autofit.training.fingerprint import fingerprint
 from autofit.training.meta_model import meta_model_from
-from autofit.training.step import evaluation_mode, loss_value
+from autofit.training.step import loss_value
 
 _CHECKED_SAMPLES = 4
 _SPLITTABLE_SOURCES = ("preset", "directory", "hub")  # transformers models with their own loss

@@ -1,11 +1,8 @@
 """The training step: loss, gradients, update. A probe times `train_step`; the training loop repeats it for the user."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
 from autofit.core.errors import InputError
 from autofit.data.batch import map_tensors, sample_count, weighted_slices
@@ -24,17 +21,6 @@ def compute_loss(setup: Setup, batch: Any) -> torch.Tensor:
     if torch.is_grad_enabled() and not loss.requires_grad:
         raise InputError("the loss needs no gradient: no trainable weight takes part in it.", "Check requires_grad.")
     return loss.reshape(())
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Without dropout and with stored statistics inside; restores the mode."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def loss_value(setup: Setup, batch: Any) -> float:
