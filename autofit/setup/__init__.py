@@ -4,18 +4,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
-from autofit.setup.state import Setup, Slices
+from autofit.setup.state import Setup
 from autofit.setup.technique import Stage, Technique
 
-__all__ = [
-    "Config",
-    "Hardware",
-    "InputError",
-    "RefusedError",
-    "Setup",
-    "Slices",
-    "Stage",
-    "Technique",
-    "Value",
-    "Workload",
-]
+__all__ = ["Config", "Hardware", "InputError", "RefusedError", "Setup", "Stage", "Technique", "Value", "Workload"]

@@ -68,16 +68,11 @@ def _attention(
         query, key, value = (
             tensor.transpose(1, 2)[:, :tokens].contiguous().transpose(1, 2) for tensor in (query, key, value)
         )
+    causal, grouped = module.is_causal if is_causal is None else is_causal, heads != key.shape[1]
     try:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             out = functional.scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                dropout_p=dropout,
-                is_causal=module.is_causal if is_causal is None else is_causal,
-                scale=scaling,
-                enable_gqa=heads != key.shape[1],
+                query, key, value, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=grouped
             )
     except RuntimeError as error:
         raise RefusedError("flash-attn's kernel does not support this model's attention; use sdpa.") from error

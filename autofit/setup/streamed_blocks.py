@@ -71,14 +71,6 @@ class BlockStreamer:
             block.resting[slot] = _Resting(weight, self._lane)
             block.on_device = False
 
-    def resident_bytes(self) -> int:
-        """Bytes of the streamed weights that are on the device now."""
-        return sum(weight.storage.nbytes() for block in self.blocks for weight in block.resting.values())
-
-    def streamed_bytes(self) -> int:
-        """Bytes of all streamed weights."""
-        return sum(weight.host.numel() for block in self.blocks for weight in block.resting.values())
-
     def close(self) -> None:
         """Remove the hooks and restore every weight; to the host, where the device has no room for all of them."""
         for handle in self._handles:

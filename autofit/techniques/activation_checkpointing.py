@@ -115,7 +115,7 @@ def _checkpoint(setup: Setup, block: nn.Module, *, selective: bool) -> None:
     """Wrap the block's forward."""
     inner = block.forward
     norms = [module for module in block.modules() if isinstance(module, _NormBase) and module.track_running_stats]
-    policy = _policy if selective else _save_nothing
+    policy = _policy if selective else lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE
 
     def contexts() -> Contexts:
         tracing = torch._guards.TracingContext.try_get() is not None
@@ -133,10 +133,6 @@ def _checkpoint(setup: Setup, block: nn.Module, *, selective: bool) -> None:
     if not selective:
         setattr(forward, _FULL, True)
     setup.patch(block, "forward", forward)
-
-
-def _save_nothing(*_: Any, **__: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

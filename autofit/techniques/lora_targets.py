@@ -12,6 +12,7 @@ class LoraTargets(Technique):
     name = "lora_targets"
     stage = Stage.ADAPT
     off = None
+    library = "peft"
     values = ("attention", "all-linear", "all-linear+head")
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
@@ -20,9 +21,6 @@ class LoraTargets(Technique):
         if workload.task in CLASSIFICATION_TASKS and config[self.name] == "all-linear+head":
             return "all-linear"  # a classifier's new head is trained whole whatever the targets
         return config[self.name] or "all-linear"
-
-    def package(self, value: Value) -> str:
-        return "peft"
 
     def fidelity(self, value: Value) -> int:
         return _ORDER.get(str(value), 0)

@@ -30,8 +30,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from autofit.setup import Config, Hardware, RefusedError, Setup, Slices, Stage, Technique, Value, Workload, liger
+from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, liger
 from autofit.setup.deferred_logits import NO_HEAD, Deferral, Pending, SummedLoss, defer_logits, loss_of_few_tokens
+from autofit.setup.state import Slices
 
 _ROWS = 256  # tokens that keep a GPU's matrix units busy while the head's weight is read
 _LEAST_CHUNKS = 8  # so that a chunk's logits, with the copies a loss makes of them, are a small part of all
@@ -232,7 +233,6 @@ def fused_loss(
     pending: Pending, classes: torch.Tensor, ignored: int, *, kernels: Callable[..., torch.Tensor] | None = None
 ) -> torch.Tensor:
     """The sum of the tokens' losses by Liger's kernels, which support a scale and a soft-cap between head and loss.
-
     Raises RefusedError where the model does something else there, or the head is more than a linear layer. `kernels` is
     a stand-in for Liger's function."""
     if kernels is None:

@@ -49,12 +49,8 @@ class OptimizerInBackward(Technique):
 
 
 class SteppedInBackward(Optimizer):
-    """One optimizer per weight behind the interface of one: their groups and state, and the hooks that step them.
-
-    Args:
-        groups: of the plain optimizer; each weight gets its group's weight decay.
-        names: of weights, for messages.
-    """
+    """One optimizer per weight behind the interface of one: their groups and state, and the hooks that step them. Each
+    weight gets the weight decay of its group in the plain optimizer's `groups`; `names` are for messages."""
 
     def __init__(
         self,
@@ -88,11 +84,8 @@ class SteppedInBackward(Optimizer):
         """Step one weight; a second gradient in a step would be a second update, which is different training. Autograd
         calls this once per backward, when all uses of a tied weight have added their part."""
         if parameter in self._applied:
-            raise InputError(
-                f"optimizer_in_backward already applied a gradient of {self._names[parameter]} in this step: "
-                "there was more than one backward.",
-                "Set optimizer_in_backward to false.",
-            )
+            message = f"optimizer_in_backward already applied a gradient of {self._names[parameter]} in this step"
+            raise InputError(f"{message}: there was more than one backward.", "Set optimizer_in_backward to false.")
         inner.step()
         parameter.grad = None
         self.state[parameter] = inner.state[parameter]

@@ -72,13 +72,8 @@ def _step_on_host(setup: Setup, kind: Callable[..., Any]) -> None:
 
 
 class SteppedOnHost(Optimizer):
-    """Wraps torchao's CPUOffloadOptimizer: groups, weights and state as the loop expects them.
-
-    Args:
-        groups: of the plain optimizer.
-        make: makes torchao's optimizer from such groups.
-        gradients_change: between backward and step, so that the host's copies are stale by then.
-    """
+    """Wraps torchao's CPUOffloadOptimizer, which `make` makes: groups, weights and state as the loop expects them.
+    `gradients_change`: between backward and step, so that the host's copies are stale by then."""
 
     def __init__(self, groups: list[dict[str, Any]], make: Callable[..., Any], *, gradients_change: bool) -> None:
         given = [{key: group[key] for key in ("params", "weight_decay")} for group in groups]

@@ -61,13 +61,10 @@ def stream_blocks(setup: Setup, lane: CopyLane, *, smallest: int) -> BlockStream
     """Send every frozen weight of a block to the host as soon as it exists. Raises RefusedError where too few blocks
     have weights of at least `smallest` bytes, counted in 4 bits."""
 
-    def elements(module: nn.Module, name: str) -> int:
-        weight = module._parameters[name]
-        return 0 if weight is None else weight.numel()
-
     compiled = setup.config.get("compile") not in (None, "none")
     streamer = BlockStreamer(setup.model, repeated_blocks(setup.model), lane, smallest=smallest, whole=compiled)
-    if len({id(block) for block, slot in streamer.slots() if elements(*slot) >= 2 * smallest}) < LEAST_BLOCKS:
+    worth = {id(block) for block, slot in streamer.slots() if getattr(*slot).numel() >= 2 * smallest}
+    if len(worth) < LEAST_BLOCKS:
         streamer.close()
         raise RefusedError(_TOO_FEW)
     for block, (module, name) in streamer.slots():

@@ -189,12 +189,8 @@ def is_quantised(module: nn.Module) -> bool:
 
 
 def dequantised(layer: Any, dtype: torch.dtype, delta: torch.Tensor | None = None) -> nn.Module:
-    """The plain form of a quantised layer, with its weight's dequantised values.
-
-    Args:
-        dtype: of the weight.
-        delta: [outputs, inputs], added before the values are rounded to `dtype`.
-    """
+    """The plain form of a quantised layer, with its dequantised values in `dtype`; `delta` [outputs, inputs] is added
+    before they are rounded."""
     from peft.utils.integrations import dequantize_bnb_weight
 
     values = dequantize_bnb_weight(layer.weight, state=getattr(layer, "state", None)).float()

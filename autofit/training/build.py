@@ -22,12 +22,9 @@ def build(
     model: nn.Module | None = None,
     hyperparameters: Hyperparameters | None = None,
 ) -> Setup:
-    """Put a training run together; raises RefusedError where a technique cannot be applied.
-
-    Args:
-        model: the user's model, changed in place; None: made by the workload's factory, with random weights that take
-            memory only in their final dtype.
-    """
+    """Put a training run together; raises RefusedError where a technique cannot be applied. `model` is the user's,
+    changed in place; None: made by the workload's factory, with random weights that take memory only in their final
+    dtype."""
     canonical = canonicalize(config, workload, hardware)
     reason = refuse(canonical, workload, hardware)
     if reason:

@@ -16,6 +16,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from torch.utils._pytree import tree_leaves
 
 from autofit.core import strict_yaml
 from autofit.core.errors import InputError
@@ -180,18 +181,9 @@ def _detached(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tens
 
 def _storage_bytes(value: Any) -> int:
     """The bytes of the tensors in nested containers, each storage counted once."""
-    storages: dict[int, int] = {}
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, torch.Tensor):
-            for storage in (tensor.untyped_storage() for tensor in plain_tensors(item)):
-                storages[storage.data_ptr()] = storage.nbytes()
-        elif isinstance(item, dict):
-            waiting += item.values()
-        elif isinstance(item, list | tuple):
-            waiting += item
-    return sum(storages.values())
+    found = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    storages = [plain.untyped_storage() for tensor in found for plain in plain_tensors(tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _steps(directory: Path) -> list[tuple[int, Path]]:

@@ -40,12 +40,8 @@ def fingerprint(workload: Workload, model: nn.Module) -> str:
 
 
 def cache_key(workload: object, **conditions: Any) -> str:
-    """Names what is cached about a workload; another name for any change that could matter.
-
-    Args:
-        workload: its fingerprint, or the facts that stand for it.
-        conditions: all else that the cached answer depends on; the code of added techniques always counts.
-    """
+    """Names what is cached about a workload (its fingerprint, or the facts that stand for it); another name for any
+    change that could matter. The code of added techniques always counts beside the `conditions`."""
     code = Code()
     added = [code.of(type(technique)) for technique in techniques.added_techniques()]
     return f"v{LAYOUT}-" + digest(json.dumps([workload, added, conditions], sort_keys=True, default=str))

@@ -70,10 +70,9 @@ def train(
     A step that runs out of memory is rolled back and retried with a config that needs less and learns the same;
     `listener` gets a sentence about it and its cost.
 
-    Raises:
-        InputError: the batches end early.
-        DivergedError: the loss is not finite; weights and running statistics are those before the step.
-        OutOfMemoryError: no fallback is left, or memory ran out while weights were being updated.
+    Raises InputError where the batches end early, DivergedError where the loss is not finite (weights and running
+    statistics are those before the step), OutOfMemoryError where no fallback is left, or memory ran out while weights
+    were being updated.
     """
     stepper = _Stepper(setup, listener)
     setup.model.train()

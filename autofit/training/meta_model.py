@@ -55,12 +55,10 @@ def meta_model_from(factory: Callable[[], Any]) -> nn.Module:
 
 def meta_copy(model: nn.Module) -> nn.Module:
     """A copy of a model without its weights, and with its buffers on the CPU; the model is not touched."""
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = {id(buffer): buffer.detach().cpu().clone() for buffer in model.buffers()}
     for parameter in model.parameters():
         meta = torch.empty_like(parameter, device="meta")
         memo[id(parameter)] = nn.Parameter(meta, requires_grad=parameter.requires_grad)
-    for buffer in model.buffers():
-        memo[id(buffer)] = buffer.detach().cpu().clone()
     return copy.deepcopy(model, memo)
 
 

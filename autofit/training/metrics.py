@@ -1,6 +1,5 @@
 """Recorders of a training run: a metrics file, TensorBoard, and a progress bar, all callbacks like a user's own."""
 
-import importlib.util
 import json
 import sys
 from abc import ABC, abstractmethod
@@ -104,11 +103,6 @@ class TensorBoard(Recorder):
 
     def close(self) -> None:
         self._writer.close()
-
-    @staticmethod
-    def installed() -> bool:
-        """Whether the tensorboard package is there, which torch's writer needs."""
-        return importlib.util.find_spec("tensorboard") is not None
 
 
 class Bar(Recorder):

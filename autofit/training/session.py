@@ -16,7 +16,7 @@ from autofit.core.strict_yaml import dump, load_mapping
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.hardware import segments
 from autofit.hardware.device import detect
-from autofit.setup import Setup
+from autofit.setup import Setup, requirements
 from autofit.training import checkpoint, random_state
 from autofit.training.build import build
 from autofit.training.epochs import Epochs
@@ -127,7 +127,7 @@ class _Training:
         with ExitStack() as stack:
             if self._directory:
                 self._recorders.append(MetricsFile(self._directory / METRICS_FILE, first_step=first))
-                if TensorBoard.installed():
+                if requirements.installed("tensorboard"):
                     self._recorders.append(TensorBoard(self._directory / "tensorboard"))
             if self._session.progress:
                 self._recorders.append(Bar(steps, first_step=first))

@@ -64,7 +64,7 @@ def update(setup: Setup) -> bool:
     trained = [parameter for group in setup.optimizer.param_groups for parameter in group["params"]]
     if all(parameter.grad is None for parameter in trained):
         return False  # no valid label in the whole batch, which a scaler does not accept
-    setup.phase = "update"
+    setup.phase, stepped = "update", True
     if max_norm is not None:
         if scaler:
             scaler.unscale_(setup.optimizer)
@@ -76,7 +76,6 @@ def update(setup: Setup) -> bool:
         stepped = bool(scaler.get_scale() >= before)  # the scale only falls after a skipped step
     else:
         setup.optimizer.step()
-        stepped = True
     setup.optimizer.zero_grad(set_to_none=True)
     return stepped
 

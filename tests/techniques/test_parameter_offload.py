@@ -25,6 +25,7 @@ from autofit.training.evaluation import evaluate
 from autofit.training.save_model import save_model
 from autofit.training.step import accumulate, train_step
 from tests import tiny
+from tests.streaming import resident_bytes, streamed_bytes
 
 LORA = {"lora_rank": 4, "lora_targets": "all-linear"}
 OFFLOAD = {"parameter_offload": "cpu", **LORA}
@@ -120,7 +121,7 @@ def test_building_never_has_more_than_one_frozen_weight_on_the_device(
     monkeypatch.setattr(BlockStreamer, "hold", noted)
     build(workload, OFFLOAD, tiny.CPU, model=living(workload) if given else None)
     assert there == [0] * 2 * DEPTH
-    assert streamers[0].streamed_bytes() == 2 * DEPTH * MATRIX
+    assert streamed_bytes(streamers[0]) == 2 * DEPTH * MATRIX
 
 
 @pytest.mark.parametrize(
@@ -140,15 +141,15 @@ def test_gradients_are_the_same_with_two_blocks_on_the_device(
     workload, log = wide(), []
     plain, streamed = built(workload, LORA | knobs), built(workload, OFFLOAD | knobs)
     for block in repeated_blocks(streamed.model):
-        block.register_forward_hook(lambda *_: log.append(streamers[0].resident_bytes()))
+        block.register_forward_hook(lambda *_: log.append(resident_bytes(streamers[0])))
     batch = workload.batch(4)
     for _ in range(2):
         assert torch.equal(accumulate(plain, batch), accumulate(streamed, batch))
     for (name, one), (_, other) in zip(plain.trainable(), streamed.trainable(), strict=True):
         assert torch.equal(one.grad, other.grad), name
-    assert max(log) == 2 * streamers[0].streamed_bytes() / DEPTH
+    assert max(log) == 2 * streamed_bytes(streamers[0]) / DEPTH
     bits = {"nf4-dq": 4, "int8": 8}.get(str(knobs.get("quantization")), 16 if "precision" in knobs else 32)
-    assert streamers[0].streamed_bytes() == 2 * DEPTH * MATRIX * bits // 32
+    assert streamed_bytes(streamers[0]) == 2 * DEPTH * MATRIX * bits // 32
 
 
 def test_steps_evaluations_checkpoints_and_the_end(streamers: list[BlockStreamer], tmp_path: Path) -> None:
@@ -164,7 +165,7 @@ def test_steps_evaluations_checkpoints_and_the_end(streamers: list[BlockStreamer
     assert losses[2] < losses[1] < losses[0]
     save_model(setup, tmp_path)
     assert load_file(tmp_path / "adapter_model.safetensors")
-    assert streamers[0].resident_bytes() < streamers[0].streamed_bytes() / 2
+    assert resident_bytes(streamers[0]) < streamed_bytes(streamers[0]) / 2
     setup.close()
     original = dict(living(workload).named_parameters())
     for name, parameter in parameters.items():
@@ -200,7 +201,7 @@ def test_compiled_blocks(streamers: list[BlockStreamer], monkeypatch: pytest.Mon
         torch.testing.assert_close(accumulate(plain, batch), accumulate(streamed, batch))
     for (_, one), (_, other) in zip(plain.trainable(), streamed.trainable(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
-    assert streamers[0].resident_bytes() < streamers[0].streamed_bytes() / 2
+    assert resident_bytes(streamers[0]) < streamed_bytes(streamers[0]) / 2
     streamed.close()
 
 

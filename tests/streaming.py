@@ -1,0 +1,13 @@
+"""What of a BlockStreamer's weights is where."""
+
+from autofit.setup.streamed_blocks import BlockStreamer
+
+
+def resident_bytes(streamer: BlockStreamer) -> int:
+    """Bytes of the streamed weights that are on the device now."""
+    return sum(weight.storage.nbytes() for block in streamer.blocks for weight in block.resting.values())
+
+
+def streamed_bytes(streamer: BlockStreamer) -> int:
+    """Bytes of all streamed weights."""
+    return sum(weight.host.numel() for block in streamer.blocks for weight in block.resting.values())
