@@ -13,7 +13,7 @@ from torch import nn
 
 from autofit.estimate.recorder import Recorder
 from autofit.estimate.scaling import Grid, Symbols
-from autofit.setup.blocks import repeated_blocks
+from autofit.setup.layers import repeated_blocks
 from autofit.techniques.loss import ROWS, token_slices
 
 FIRST_BLOCKS = 1  # before those in the middle

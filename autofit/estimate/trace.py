@@ -29,7 +29,7 @@ from autofit.estimate.recorder import Event, Mark, Recorder, on_real_tensors
 from autofit.estimate.saved_activations import SavedTensors, Stay
 from autofit.estimate.shallow_model import Depth, SampledChunks, shorten
 from autofit.setup import Setup
-from autofit.setup.blocks import repeated_blocks
+from autofit.setup.layers import repeated_blocks
 from autofit.techniques import canonicalize, refuse
 from autofit.training.build import adapt, finish
 from autofit.training.meta_model import materialize, meta_model_from

@@ -75,11 +75,9 @@ def pinning() -> Iterator[None]:
 
 
 class HostPool:
-    """Host buffers, reused over micro-batches and steps.
-
-    Sizes are rounded up to powers of two, as torch's allocator of pinned memory does: a buffer then serves other sizes
-    too, and batches of varying length do not make the pool grow without end.
-    """
+    """Host buffers, reused over micro-batches and steps. Sizes are rounded up to powers of two, as torch's allocator of
+    pinned memory does: a buffer then serves other sizes too, and batches of varying length do not make the pool grow
+    without end."""
 
     def __init__(self, lane: CopyLane) -> None:
         self._lane = lane

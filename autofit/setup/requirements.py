@@ -1,7 +1,5 @@
-"""What techniques need on a machine: packages, compilers and compute capability.
-
-A search checks every config of a space, a hundred thousand times, so each look-up is cached for the process.
-"""
+"""What techniques need on a machine: packages, compilers and compute capability. A search checks every config of a
+space, a hundred thousand times, so each look-up is cached for the process."""
 
 import functools
 import importlib.util

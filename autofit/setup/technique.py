@@ -10,11 +10,9 @@ from autofit.setup.state import Setup
 
 
 class Stage(IntEnum):
-    """The order in which techniques touch a run.
-
-    WEIGHTS decides how weights are stored, before any exist; ADAPT adds or freezes some; then `build` materialises
-    them. BLOCKS changes how the forward runs, STEP how gradients become updates, COMPILE wraps the result.
-    """
+    """The order in which techniques touch a run. WEIGHTS decides how weights are stored, before any exist; ADAPT adds
+    or freezes some; then `build` materialises them. BLOCKS changes how the forward runs, STEP how gradients become
+    updates, COMPILE wraps the result."""
 
     WEIGHTS = 1
     ADAPT = 2

@@ -1,7 +1,5 @@
-"""The registry of techniques: every module of this package that defines one is a knob, nothing else to edit.
-
-Also what takes all techniques together: the canonical form of a Config, and whether it is refused.
-"""
+"""The registry of techniques: every module of this package that defines one is a knob, nothing else to edit. Also what
+takes all techniques together: the canonical form of a Config, and whether it is refused."""
 
 import functools
 import importlib

@@ -1,7 +1,5 @@
-"""activation_checkpointing: save less of the forward for the backward, and recompute the rest there.
-
-Chen et al. 2016, arXiv 1604.06174; saving the expensive operators' outputs: Korthikanti et al. 2022, arXiv 2205.05198.
-"""
+"""activation_checkpointing: save less of the forward for the backward, and recompute the rest there. Chen et al. 2016,
+arXiv 1604.06174; saving the expensive operators' outputs: Korthikanti et al. 2022, arXiv 2205.05198."""
 
 import functools
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
-from autofit.setup.blocks import repeated_blocks
+from autofit.setup.layers import repeated_blocks
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 

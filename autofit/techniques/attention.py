@@ -80,12 +80,10 @@ class Attention(Technique):
 
 
 def _avoid_cudnn_where_shapes_vary(setup: Setup) -> None:
-    """Exclude cuDNN's attention from PyTorch's choice where shapes vary.
-
-    It is the first choice on Hopper and on Blackwell's data-centre cards (sdp_utils.cpp), and faster there: a B200
-    trains 12 % more tokens a second with it than with flash (torchtitan 1196). But it plans anew for each shape, which
-    took a second on a B200, of steps of 0.1 s (FunASR 3704); a probe, which sees one shape, would not show it.
-    """
+    """Exclude cuDNN's attention from PyTorch's choice where shapes vary. It is the first choice on Hopper and on
+    Blackwell's data-centre cards (sdp_utils.cpp), and faster there: a B200 trains 12 % more tokens a second with it
+    than with flash (torchtitan 1196). But it plans anew for each shape, which took a second on a B200, of steps of 0.1
+    s (FunASR 3704); a probe, which sees one shape, would not show it."""
     if setup.workload.varying and torch.backends.cuda.cudnn_sdp_enabled():
         torch.backends.cuda.enable_cudnn_sdp(False)
         setup.on_close(lambda: torch.backends.cuda.enable_cudnn_sdp(True))

@@ -1,7 +1,5 @@
-"""compile: torch.compile, block by block where the model repeats one: identical blocks share one compiled code.
-
-PyTorch calls this regional compilation: the compile time no longer grows with the depth.
-"""
+"""compile: torch.compile, block by block where the model repeats one: identical blocks share one compiled code. PyTorch
+calls this regional compilation: the compile time no longer grows with the depth."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +8,7 @@ from typing import Any
 import torch
 
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
-from autofit.setup.blocks import repeated_blocks
+from autofit.setup.layers import repeated_blocks
 
 BACKEND = "inductor"  # tests that need no generated code use aot_eager: captured and partitioned, run as it was
 _VOLTA = (7, 0)  # first compute capability that Triton supports

@@ -12,10 +12,8 @@ from autofit.setup.layers import is_linear, output_heads
 
 class LoraRank(Technique):
     """0 trains all weights; r > 0 trains two matrices of rank r per target (peft), with lora_alpha and lora_dropout.
-
     Ranks have no memory order: beside adamw-8bit, which stores the state of tensors below 4096 elements in fp32, a
-    higher rank can need less (a network of 48 features: 14 % less at rank 86 than at 85).
-    """
+    higher rank can need less (a network of 48 features: 14 % less at rank 86 than at 85)."""
 
     name = "lora_rank"
     stage = Stage.ADAPT

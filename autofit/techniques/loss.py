@@ -41,11 +41,9 @@ _LOW_PRECISION_TOLERANCE = 1e-2
 
 
 class Loss(Technique):
-    """`standard`: the model's own. `chunked`: some tokens at a time, in PyTorch. `fused`: by Liger's Triton kernels.
-
-    No memory order: with fewer tokens in a micro-batch than the rank of an adapter on the head, a chunk's gradient of
-    that adapter, beside their sum, is larger than the logits were.
-    """
+    """`standard`: the model's own. `chunked`: some tokens at a time, in PyTorch. `fused`: by Liger's Triton kernels. No
+    memory order: with fewer tokens in a micro-batch than the rank of an adapter on the head, a chunk's gradient of that
+    adapter, beside their sum, is larger than the logits were."""
 
     name = "loss"
     stage = Stage.BLOCKS

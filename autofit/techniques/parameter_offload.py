@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
-from autofit.setup.blocks import repeated_blocks
 from autofit.setup.host_copies import CopyLane
+from autofit.setup.layers import repeated_blocks
 from autofit.setup.state import Holder
 from autofit.setup.streamed_blocks import LEAST_BLOCKS, SMALLEST, BlockStreamer, Slot
 
@@ -26,11 +26,9 @@ _TOO_FEW = (
 
 
 class ParameterOffload(Technique):
-    """`cpu`: only the running block and the next one have their frozen weights on the device.
-
-    Weights tied to something outside their block stay on the device, as do adapters and quantisation constants. Pinned
-    host memory is allocated in powers of two per weight. State dicts read the weights from there.
-    """
+    """`cpu`: only the running block and the next one have their frozen weights on the device. Weights tied to something
+    outside their block stay on the device, as do adapters and quantisation constants. Pinned host memory is allocated
+    in powers of two per weight. State dicts read the weights from there."""
 
     name = "parameter_offload"
     stage = Stage.ADAPT  # after LoRA froze weights, before weights exist: building needs no more memory than running

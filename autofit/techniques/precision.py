@@ -1,7 +1,7 @@
 """precision: the number formats of weights, gradients, optimizer state and arithmetic."""
 
 import functools
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -199,14 +199,11 @@ class _Fp32Products:
 
     @classmethod
     def now(cls) -> Self:
-        def read(switch: Callable[[], Any]) -> Any:
-            try:
-                return switch()
-            except RuntimeError:
-                return None
-
-        matmul = read(torch.get_float32_matmul_precision)
-        convolution = read(lambda: bool(torch.backends.cudnn.allow_tf32))
+        matmul = convolution = None
+        with suppress(RuntimeError):
+            matmul = torch.get_float32_matmul_precision()
+        with suppress(RuntimeError):
+            convolution = bool(torch.backends.cudnn.allow_tf32)
         return cls(matmul, convolution, tuple(str(backend.fp32_precision) for backend in _backends()))
 
     @classmethod

@@ -1,7 +1,5 @@
-"""Inspection of a workload before anything is measured: the model's structure, and whether its loss can be split.
-
-Runs in a probe process. Every mistake in the user's own factories becomes one sentence here.
-"""
+"""Inspection of a workload before anything is measured: the model's structure, and whether its loss can be split. Runs
+in a probe process. Every mistake in the user's own factories becomes one sentence here."""
 
 import dataclasses
 import math
@@ -22,8 +20,7 @@ from autofit.core.workload import Traits, Workload
 from autofit.data.batch import sample_count, weighted_slices
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
-from autofit.setup.blocks import repeated_blocks
-from autofit.setup.layers import is_linear
+from autofit.setup.layers import is_linear, repeated_blocks
 from autofit.setup.state import evaluation_mode
 from autofit.training.build import build
 from autofit.training.default_loss import check_call

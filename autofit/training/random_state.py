@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 
 
 def capture(device: torch.device) -> dict[str, Any]:
     """The state of every generator."""
-    numpy = _mapped(np.random.get_state(legacy=False), np.ndarray, torch.from_numpy)
+    numpy = tree_map_only(np.ndarray, torch.from_numpy, np.random.get_state(legacy=False))
     return {**capture_torch(device), "python": random.getstate(), "numpy": numpy}
 
 
@@ -33,7 +34,7 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
     if "numpy" not in state:
         return
     random.setstate(state["python"])
-    np.random.set_state(_mapped(state["numpy"], torch.Tensor, torch.Tensor.numpy))
+    np.random.set_state(tree_map_only(torch.Tensor, torch.Tensor.numpy, state["numpy"]))
 
 
 @contextmanager
@@ -51,10 +52,3 @@ def seed_host(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-
-
-def _mapped(state: Any, kind: type, function: Any) -> Any:
-    """The same nested dict with `function` applied to every value of a type."""
-    if isinstance(state, dict):
-        return {key: _mapped(value, kind, function) for key, value in state.items()}
-    return function(state) if isinstance(state, kind) else state

@@ -2,6 +2,7 @@
 adapters into a plain model."""
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,10 +106,7 @@ def _merged_layer(layer: Any, dtype: torch.dtype) -> nn.Module:
 
 def _untie_adapted(model: nn.Module) -> None:
     """Give every adapted layer its own weight, so that its adapter is not added to layers that share it."""
-    uses: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    uses = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
     for module in filter(_is_adapted, model.modules()):
         base: Any = module.get_base_layer()  # type: ignore[operator]
         if uses[id(base.weight)] > 1:

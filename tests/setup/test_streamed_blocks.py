@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from autofit.core.workload import Workload
-from autofit.setup.blocks import repeated_blocks
 from autofit.setup.host_copies import CopyLane
+from autofit.setup.layers import repeated_blocks
 from autofit.setup.streamed_blocks import BlockStreamer
 from tests import tiny
 from tests.late_lane import LateLane

@@ -16,7 +16,7 @@ from autofit.core.errors import RefusedError
 from autofit.core.workload import Traits, Workload
 from autofit.hardware.tracker import StorageTracker
 from autofit.setup import Setup
-from autofit.setup.blocks import repeated_blocks
+from autofit.setup.layers import repeated_blocks
 from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.techniques.activation_checkpointing import _policy
 from autofit.training.build import build

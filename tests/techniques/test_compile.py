@@ -17,7 +17,7 @@ from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.setup import Setup
-from autofit.setup.blocks import repeated_blocks
+from autofit.setup.layers import repeated_blocks
 from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.techniques import compile as technique_file
 from autofit.training.build import build

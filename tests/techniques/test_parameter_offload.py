@@ -15,8 +15,8 @@ from autofit.core.errors import RefusedError
 from autofit.core.workload import Traits, Workload
 from autofit.hardware.device import detect
 from autofit.setup import Setup
-from autofit.setup.blocks import repeated_blocks
 from autofit.setup.host_copies import CopyLane
+from autofit.setup.layers import repeated_blocks
 from autofit.setup.streamed_blocks import BlockStreamer
 from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build

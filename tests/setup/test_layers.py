@@ -3,7 +3,7 @@
 from torch import nn
 
 from autofit.models.huggingface import HuggingFaceModel
-from autofit.setup.blocks import repeated_blocks
+from autofit.setup.layers import repeated_blocks
 from tests import tiny
 
 
