@@ -45,7 +45,7 @@ class Optimizer(Technique):
     name = "optimizer"
     stage = Stage.STEP
     off = "adamw"
-    values = tuple(_FIDELITY)
+    values = ("adamw", "adamw-foreach", "adamw-8bit", "adamw-4bit", "adamw-fp8", "paged-adamw-8bit", "adafactor", "sgd")
     # torchao's first step compiles for 40 to 50 s on two CPU cores; bitsandbytes does not, for nearly the same bytes.
     cuda_values = (*_COMPILED, "paged-adamw-8bit")
     host_values = ("paged-adamw-8bit",)
