@@ -5,10 +5,7 @@ calls (a dozen for 26 million combinations) reveal it for all: call it, note wha
 again. The trees of all constraints share their parts: equal parts have the same number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from autofit.core.config import Config, Value
 from autofit.core.constraints import Constraints
@@ -18,79 +15,56 @@ ALLOWED, FORBIDDEN = 0, 1  # the first two trees: what a rule says that is no va
 _MOST_ANSWERS = 4_000  # of a rule that reads so much that more would be needed, nothing is said beforehand
 
 
-@dataclass(frozen=True)
-class Given:
-    """The end of a branch of a rule that settles a knob: its canonical value."""
-
-    knob: str
-    value: Value
-
-
-@dataclass(frozen=True)
-class Branch:
-    """The rule reads a knob: one tree for each of its listed values, by number."""
-
-    knob: str
-    trees: tuple[int, ...]
-
-
 class Trees:
-    """All trees by their numbers. Equal ones have the same number, and none branches where nothing hangs on it."""
+    """All trees by their numbers. Equal ones have the same number, and none branches where nothing hangs on it.
+
+    Attributes:
+        reads: the knobs that each tree hangs on.
+        gives: the trees of all values that each may come to say.
+        values: what the trees say that hang on nothing and settle a knob: the knob and its canonical value.
+    """
 
     def __init__(self) -> None:
-        self._trees: list[Given | Branch | None] = [None, None]  # ALLOWED, FORBIDDEN
-        self._reads: list[frozenset[str]] = [frozenset(), frozenset()]
-        self._gives: list[frozenset[int]] = [frozenset(), frozenset()]
+        self.reads: list[frozenset[str]] = [frozenset(), frozenset()]  # of ALLOWED, FORBIDDEN
+        self.gives: list[frozenset[int]] = [frozenset(), frozenset()]
+        self.values: dict[int, tuple[str, Value]] = {}
+        self._branches: dict[int, tuple[str, tuple[int, ...]]] = {}
         self._numbers: dict[object, int] = {}
         self._assumed: dict[tuple[int, str, int], int] = {}
 
-    def given(self, knob: str, value: Value) -> int:
+    def value(self, knob: str, value: Value) -> int:
         """The tree that says a value at once."""
-        return self._number((knob, type(value), value), Given(knob, value))
+        number = self._numbers.setdefault((knob, type(value), value), len(self.reads))
+        if number == len(self.reads):
+            self.values[number] = knob, value
+            self.reads.append(frozenset())
+            self.gives.append(frozenset({number}))
+        return number
 
     def branch(self, knob: str, trees: Sequence[int]) -> int:
-        """The tree that reads a knob first."""
-        if all(tree == trees[0] for tree in trees):
+        """The tree that reads a knob first, and goes on with one tree for each of its listed values."""
+        if len(set(trees)) == 1:
             return trees[0]
-        return self._number((knob, tuple(trees)), Branch(knob, tuple(trees)))
-
-    def value(self, tree: int) -> Given | None:
-        """What the tree says, if that is a value, and hangs on nothing."""
-        held = self._trees[tree]
-        return held if isinstance(held, Given) else None
-
-    def reads(self, tree: int) -> frozenset[str]:
-        """The knobs it hangs on."""
-        return self._reads[tree]
-
-    def gives(self, tree: int) -> frozenset[int]:
-        """The trees of all values that it may come to say."""
-        return self._gives[tree]
+        branch = knob, tuple(trees)
+        number = self._numbers.setdefault(branch, len(self.reads))
+        if number == len(self.reads):
+            self._branches[number] = branch
+            self.reads.append(frozenset({knob}).union(*(self.reads[each] for each in trees)))
+            self.gives.append(frozenset[int]().union(*(self.gives[each] for each in trees)))
+        return number
 
     def assume(self, tree: int, knob: str, place: int) -> int:
         """What is left of a tree when a knob has its listed value of that place."""
-        if knob not in self._reads[tree]:
+        if knob not in self.reads[tree]:
             return tree
         key = (tree, knob, place)
         if key not in self._assumed:
-            held = self._trees[tree]
-            assert isinstance(held, Branch), "only branches read"
-            self._assumed[key] = (
-                held.trees[place]
-                if held.knob == knob
-                else self.branch(held.knob, [self.assume(each, knob, place) for each in held.trees])
-            )
+            read, trees = self._branches[tree]
+            if read == knob:
+                self._assumed[key] = trees[place]
+            else:
+                self._assumed[key] = self.branch(read, [self.assume(each, knob, place) for each in trees])
         return self._assumed[key]
-
-    def _number(self, key: object, tree: Given | Branch) -> int:
-        number = self._numbers.setdefault(key, len(self._trees))
-        if number == len(self._trees):
-            self._trees.append(tree)
-            below = tree.trees if isinstance(tree, Branch) else ()
-            itself = (frozenset({tree.knob}), frozenset[int]()) if below else (frozenset[str](), frozenset({number}))
-            self._reads.append(itself[0].union(*(self._reads[each] for each in below)))
-            self._gives.append(itself[1].union(*(self._gives[each] for each in below)))
-        return number
 
 
 class Asking:
@@ -101,62 +75,43 @@ class Asking:
         self._rules = constraints
         self._trees = trees
         self._listed = {name: knobs.get(name) or (constraints.off[name],) for name in self.names}
-        self._choices = {name: len(values) for name, values in self._listed.items() if len(values) > 1}
 
-    def settling(self, name: str, places: Mapping[str, int], reads: list[str]) -> int:
-        """The value that a knob settles to, as a tree."""
-        try:
-            return self._trees.given(name, self._config(places, reads)[name])
-        except InputError:  # knobs that contradict each other
-            return FORBIDDEN
+    def settling(self, name: str) -> int | None:
+        """The value that a knob settles to."""
+        return self._tree(lambda config: self._trees.value(name, config[name]))
 
-    def refusing(self, name: str, places: Mapping[str, int], reads: list[str]) -> int:
-        """Whether a rule lets the canonical config be, as a tree."""
-        try:
-            return FORBIDDEN if self._rules.refuse[name](self._config(places, reads)) else ALLOWED
-        except InputError:
-            return FORBIDDEN
+    def refusing(self, name: str) -> int | None:
+        """Whether a rule lets the canonical config be."""
+        return self._tree(lambda config: FORBIDDEN if self._rules.refuse[name](config) else ALLOWED)
 
-    def tree(self, ask: Callable[[Mapping[str, int], list[str]], int]) -> int | None:
-        """All that a rule says; None where it would have to be asked too often.
-
-        Args:
-            ask: what it says of the combination with its values at these places (the first ones where a knob has no
-                place); notes the knobs read.
-        """
+    def _tree(self, rule: Callable[[Config], int]) -> int | None:
+        """All that a rule says; None where it would have to be asked too often."""
         answers = 0
 
         def asked(places: dict[str, int]) -> int:
+            """What it says of all combinations with these places; of what else it reads, the first is tried first."""
             nonlocal answers
             answers += 1
             if answers > _MOST_ANSWERS:
-                raise _TooManyError
-            reads: list[str] = []
-            said = ask(places, reads)
-            return grown(places, [name for name in dict.fromkeys(reads) if name not in places], said)
+                raise OverflowError
+            reads: dict[str, int] = {}
 
-        def grown(places: dict[str, int], reads: list[str], said: int) -> int:
-            """The tree below those places, of which one answer is known: what it read, and said."""
-            if not reads:
-                return said
-            first, *others = reads
-            trees = [grown({**places, first: 0}, others, said)]
-            trees += [asked({**places, first: place}) for place in range(1, self._choices[first])]
-            return self._trees.branch(first, trees)
+            def given(name: str) -> Value:
+                if name not in places and len(self._listed[name]) > 1:
+                    reads[name] = 0
+                return self._listed[name][places.get(name, 0)]
+
+            try:
+                tree = rule(self._rules.read_lazily(self.names, given))
+            except InputError:  # knobs that contradict each other
+                tree = FORBIDDEN
+            while reads:
+                last, _ = reads.popitem()
+                others = range(1, len(self._listed[last]))
+                tree = self._trees.branch(last, [tree, *(asked({**places, **reads, last: place}) for place in others)])
+            return tree
 
         try:
             return asked({})
-        except _TooManyError:
+        except OverflowError:
             return None
-
-    def _config(self, places: Mapping[str, int], reads: list[str]) -> Config:
-        def given(name: str) -> Value:
-            if name in self._choices:
-                reads.append(name)
-            return self._listed[name][places.get(name, 0)]
-
-        return self._rules.read_lazily(self.names, given)
-
-
-class _TooManyError(Exception):
-    """A rule was asked too often."""

@@ -5,10 +5,7 @@ follow, however it came about: 26 million combinations have a few hundred states
 listed (or drawn) by passing all rows of a state on at once.
 """
 
-from __future__ import annotations
-
 import contextlib
-import functools
 import random
 import sys
 from collections import defaultdict
@@ -22,7 +19,7 @@ import numpy.typing as npt
 from autofit.core.config import Config, Value
 from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
-from autofit.search.decision_diagram import ALLOWED, FORBIDDEN, Asking, Given, Trees
+from autofit.search.decision_diagram import ALLOWED, FORBIDDEN, Asking, Trees
 
 MAX_CONFIGS = 300_000  # as Configs, about 250 MB
 _MAX_UNREAD = 50_000  # combinations tried one by one, where a rule reads too much to be known beforehand
@@ -67,21 +64,22 @@ class Enumeration:
         self._doubled = False  # whether combinations that settle to the same config may be counted each
         asking = Asking(knobs, constraints, self._trees)
         self._names = asking.names
-        settling = [asking.tree(functools.partial(asking.settling, name)) for name in asking.names]
-        refusing = [asking.tree(functools.partial(asking.refusing, name)) for name in constraints.refuse]
+        settling = [asking.settling(name) for name in asking.names]
+        refusing = [asking.refusing(name) for name in constraints.refuse]
         self._unread = None in settling or None in refusing
         settled = [tree for tree in settling if tree is not None]
         refused = [tree for tree in refusing if tree is not None]
         if self._unread:  # what such a rule reads is open: every value of every knob may make a difference
             settled += [self._every_value(knob) for knob in knobs]
         # What is read by many rules comes first, so that what is forbidden shows early; what is free comes last.
-        self._order = sorted(knobs, key=lambda knob: -sum(knob in self._trees.reads(tree) for tree in refused))
+        self._order = sorted(knobs, key=lambda knob: -sum(knob in self._trees.reads[tree] for tree in refused))
         self._canonical = self._choice(0, settled)
         self._legal = self._choice(0, settled + refused)
         if self._entangled():
             self._unread = True
             self._steps.clear()
             self._canonical = self._legal = self._choice(0, map(self._every_value, knobs))
+        self._most = _MAX_UNREAD if self._unread else MAX_CONFIGS
 
     def count(self, *, refused: bool = False) -> Count:
         """The number of legal configs, or with `refused` of all canonical ones."""
@@ -89,7 +87,7 @@ class Enumeration:
         total = self._below(start)
         if not self._unread and not self._doubled:
             return Count(total, exact=True)
-        if total > self._most():
+        if total > self._most:
             return Count(total, exact=False)
         return Count(len(self._found(start, range(total), refused=refused)), exact=True)
 
@@ -105,14 +103,11 @@ class Enumeration:
             InputError: every combination contradicts itself; the first one's reason.
         """
         total = self._below(self._legal)
-        ranks = range(total) if total <= self._most() else self._drawn(total, seed)
+        ranks = range(total) if total <= self._most else self._drawn(total, seed)
         found = self._found(self._legal, ranks)
         if not found and not self.count(refused=True).configs:
             self._rules.canonical({knob: values[0] for knob, values in self._knobs.items()})
         return found
-
-    def _most(self) -> int:
-        return _MAX_UNREAD if self._unread else MAX_CONFIGS
 
     def _entangled(self) -> bool:
         """Whether too many states come of the constraints to be counted."""
@@ -126,14 +121,14 @@ class Enumeration:
     def _every_value(self, knob: str) -> int:
         """A tree that says something else for each value; of a name that no config holds."""
         places = range(len(self._knobs[knob]))
-        return self._trees.branch(knob, [self._trees.given(f"{knob} as listed", place) for place in places])
+        return self._trees.branch(knob, [self._trees.value(f"{knob} as listed", place) for place in places])
 
     def _choice(self, place: int, trees: Iterable[int]) -> _Choice | None:
         """What these trees say together; None where one of them forbids."""
         left = {tree for tree in trees if tree != ALLOWED}
         if FORBIDDEN in left:
             return None
-        given = {tree for tree in left if self._trees.value(tree)}
+        given = left & self._trees.values.keys()
         return _Choice(place, tuple(sorted(given)), tuple(sorted(left - given)))
 
     def _assume(self, state: _State, knob: str, place: int) -> _Choice | None:
@@ -142,7 +137,7 @@ class Enumeration:
     def _step(self, state: _State) -> tuple[str, tuple[_Choice, ...]]:
         """The knob that is decided next, and its values that are not forbidden; of those that come to the same, one."""
         if state not in self._steps:
-            read = frozenset().union(*map(self._trees.reads, state))
+            read = frozenset().union(*(self._trees.reads[tree] for tree in state))
             knob = next(each for each in self._order if each in read)
             choices: dict[tuple[tuple[int, ...], _State], _Choice] = {}
             for place in range(len(self._knobs[knob])):
@@ -157,8 +152,8 @@ class Enumeration:
         """Whether several values of a knob may settle to the same one, as far as its own tree tells."""
         of_each = []
         for choice in choices:
-            gives = frozenset().union(*map(self._trees.gives, (*choice.given, *choice.left)))
-            of_each.append({tree for tree in gives if self._given(tree).knob == knob})
+            gives = frozenset().union(*(self._trees.gives[tree] for tree in (*choice.given, *choice.left)))
+            of_each.append({tree for tree in gives if self._trees.values[tree][0] == knob})
         distinct = sum(map(len, of_each)) == len(set().union(*of_each))
         return len(of_each) > 1 and not (distinct and all(of_each))
 
@@ -174,8 +169,8 @@ class Enumeration:
         """Ranks among all that is counted, rising; random.sample cannot count as far as some products go."""
         draw, ranks = random.Random(seed), {self._rank_of_first()}
         few = total <= sys.maxsize
-        numbers = iter(draw.sample(range(total), self._most())) if few else iter(lambda: draw.randrange(total), -1)
-        while len(ranks) < self._most():
+        numbers = iter(draw.sample(range(total), self._most)) if few else iter(lambda: draw.randrange(total), -1)
+        while len(ranks) < self._most:
             ranks.add(next(numbers))
         return sorted(ranks)
 
@@ -204,7 +199,7 @@ class Enumeration:
         if self._unread:
             listed = [_values(places[knob][order], values.__getitem__) for knob, values in self._knobs.items()]
             return tuple(dict.fromkeys(self._tried(zip(*listed, strict=True), refused=refused)))
-        settled = [_values(trees[name][order], self._value) for name in self._names]
+        settled = [_values(trees[name][order], lambda tree: self._trees.values[tree][1]) for name in self._names]
         rows = zip(*settled, strict=True)
         return tuple(dict.fromkeys(Config(dict(zip(self._names, row, strict=True))) for row in rows))
 
@@ -217,7 +212,7 @@ class Enumeration:
 
         def arrive(choice: _Choice, rows: _Numbers, numbers: Any) -> None:
             for tree in choice.given:
-                trees[self._given(tree).knob][rows] = tree
+                trees[self._trees.values[tree][0]][rows] = tree
             if choice.left:
                 knob = self._step(choice.left)[0]
                 arriving[knob].setdefault(choice.left, []).append((rows, numbers))
@@ -244,14 +239,6 @@ class Enumeration:
                 config = self._rules.canonical(dict(zip(self._knobs, values, strict=True)))
                 if refused or not any(refuse(config) for refuse in self._rules.refuse.values()):
                     yield config
-
-    def _given(self, tree: int) -> Given:
-        given = self._trees.value(tree)
-        assert given, "only the trees of values are told apart here"
-        return given
-
-    def _value(self, tree: int) -> Value:
-        return self._given(tree).value
 
 
 def _values(numbers: _Numbers, value: Callable[[int], Value]) -> list[Value]:
