@@ -14,10 +14,10 @@ from autofit.search.prior_measurements import PriorMeasurement, prior_measuremen
 from autofit.search.pruning import rules_out
 from autofit.search.ranking import Figures, best_of_tiers, fastest, finalists, nearest_miss, preferred, recommend
 from autofit.search.sampler import SurrogateSampler
-from autofit.search.space import KnobChoices, Space, SpaceFile, list_spaces, load_space
+from autofit.search.space import KnobChoices, Space, list_spaces, load_space
 from autofit.search.study import Limits, SearchOutcome, SearchProblem, search
 from autofit.search.surrogate import Surrogate
-from autofit.search.verification import Verification, verify, verify_tiers
+from autofit.search.verification import Verification, verify
 
 __all__ = [
     "search",
@@ -32,7 +32,6 @@ __all__ = [
     "prior_measurement",
     "SearchOutcome",
     "Space",
-    "SpaceFile",
     "KnobChoices",
     "load_space",
     "list_spaces",
@@ -45,7 +44,6 @@ __all__ = [
     "finalists",
     "Verification",
     "verify",
-    "verify_tiers",
     "best_of_tiers",
     "nearest_miss",
     "SurrogateSampler",

@@ -5,8 +5,6 @@ The search repeats its leader now and then, and the drift that repeats have in c
 It is modelled as a random walk over time, so one pair that differs within noise says little, several that agree much.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -54,22 +52,14 @@ def slowdown(measurements: Sequence[Measurement], *, noise: float) -> Array:
 
 def as_now(measurements: Sequence[Measurement], *, noise: float) -> list[Measurement]:
     """The measurements, corrected to the machine's speed at the last of them."""
-    slower = slowdown(measurements, noise=noise)
-    if not slower.any():
-        return list(measurements)
-    return [
-        each.taking(each.step_seconds.median / math.exp(log)) if each.fits and each.step_seconds else each
-        for each, log in zip(measurements, slower.tolist(), strict=True)
-    ]
+    slower = slowdown(measurements, noise=noise).tolist()
+    return [each.faster(math.exp(log)) if log else each for each, log in zip(measurements, slower, strict=True)]
 
 
 def is_due(measurements: Sequence[Measurement]) -> bool:
     """Whether it is time to repeat a measurement, to see the machine drift."""
-    configs, repeat = set(), 0
-    for index, each in enumerate(measurements):
-        if each.config in configs:
-            repeat = index
-        configs.add(each.config)
+    first = {each.config: index for index, each in reversed(list(enumerate(measurements)))}
+    repeat = max((index for index, each in enumerate(measurements) if first[each.config] < index), default=0)
     later = measurements[repeat + 1 :]
     long = len(later) >= AGAIN_AFTER_PROBES and sum(each.seconds for each in later) >= AGAIN_AFTER_SECONDS
     return long and any(each.fits for each in measurements)

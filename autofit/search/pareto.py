@@ -4,8 +4,6 @@ Measured configs count as measured. Others count by the surrogate's posterior, a
 the space was predicted, so no figure rests on additive effects alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import operator
 from collections.abc import Iterable, Sequence
@@ -58,12 +56,7 @@ class Evidence:
         best = self.best
         explored = next((each for each in self.measurements if best and each.config == best.config), best)
         level = best.throughput / explored.throughput if best and explored and explored.throughput else 1.0
-        return [
-            each.taking(each.step_seconds.median / level)
-            if each.step_seconds and each.fits and not each.verified
-            else each
-            for each in self.measurements
-        ]
+        return [each if each.verified or not each.fits else each.faster(level) for each in self.measurements]
 
     @cached_property
     def latest(self) -> dict[Config, Measurement]:
@@ -138,34 +131,18 @@ def _alternatives(
     for config, knob in knobs.items():
         source = evidence.latest.get(config) or predicted.get(config)
         if isinstance(source, Measurement):
-            size = source.peak_bytes.held_bytes if source.peak_bytes else None
-            whole = source.fits or (size is not None and size > evidence.usable_bytes)
-            size = size if whole else None  # a run that ended early has not reached its peak
-            outcome = source.outcome
+            size, outcome = source.peak_bytes.held_bytes if source.peak_bytes else None, source.outcome
+            if not source.fits and (size or 0) <= evidence.usable_bytes:
+                size = None  # a run that ended early has not reached its peak
         elif source:
             size = source.peak_bytes
             outcome = Outcome.FITS if size <= evidence.usable_bytes else Outcome.OUT_OF_MEMORY
         else:
             continue
-        found.append(
-            Alternative(
-                knob,
-                config,
-                outcome,
-                peak_bytes=size,
-                samples_per_second=source.samples_per_second,
-                tokens_per_second=source.tokens_per_second,
-                measured=isinstance(source, Measurement),
-            )
-        )
-    found.sort(
-        key=lambda each: (
-            list(each.config).index(each.knob),
-            not each.fits,
-            -(each.samples_per_second or 0.0),
-            not each.measured,
-        )
-    )
+        speeds = source.samples_per_second, source.tokens_per_second
+        found.append(Alternative(knob, config, outcome, size, *speeds, measured=isinstance(source, Measurement)))
+    found.sort(key=lambda each: (not each.fits, -(each.samples_per_second or 0.0), not each.measured))
+    found.sort(key=lambda each: list(each.config).index(each.knob))
     by_value: dict[tuple[str, object], Alternative] = {}
     for each in found:  # some also differ in a knob that has a meaning only beside the new value
         by_value.setdefault((each.knob, each.value), each)

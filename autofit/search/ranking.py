@@ -1,7 +1,5 @@
 """Ranking: which measurement to recommend. Pure functions; the rule for ties is only here."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -52,16 +50,14 @@ def preferred(figures: Sequence[Figures], *, tolerance: float, fidelity: Fidelit
     return max(tied, key=merit)
 
 
-def finalists(
-    measurements: Iterable[Measurement], *, tolerance: float, fidelity: Fidelity, count: int = 2
-) -> tuple[Measurement, ...]:
-    """The recommended one, then the one recommended without it, and so on: at most `count`."""
+def finalists(measurements: Iterable[Measurement], *, tolerance: float, fidelity: Fidelity) -> list[Measurement]:
+    """The recommended one, then the one recommended without it, and so on."""
     left = list(measurements)
     chosen: list[Measurement] = []
-    while len(chosen) < count and (best := recommend(left, tolerance=tolerance, fidelity=fidelity)):
+    while best := recommend(left, tolerance=tolerance, fidelity=fidelity):
         chosen.append(best)
         left = [measurement for measurement in left if measurement.config != best.config]
-    return tuple(chosen)
+    return chosen
 
 
 def best_of_tiers(

@@ -4,8 +4,6 @@ Short measurements that are too good by chance rank first. So finalists are chos
 measurements, not by each one's own; the winner is chosen by the verified measurements alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics
@@ -49,9 +47,7 @@ class Verification:
         before = {each.config: each.throughput for each in self.explored if each.fits}
         gains = [each.throughput / before[each.config] for each in self.verified if before.get(each.config)]
         by = statistics.geometric_mean(gains) if gains else 1.0
-        return tuple(
-            each.taking(each.step_seconds.median / by) if each.step_seconds else each for each in self.explored
-        )
+        return tuple(each.faster(by) for each in self.explored)
 
     def latest(self) -> tuple[Measurement, ...]:
         """Of every config that fits, its latest measurement."""
@@ -77,9 +73,9 @@ def verify(
         measure: measures a finalist, longer and in a fresh process.
         in_time: whether there is time for more than the minimum.
         elsewhere: whether `measure` has more cores than exploring probes: more configs may win there, and explored
-            measurements cannot be compared with verified ones.
+            measurements cannot be compared with verified ones, so one of each tier is verified.
     """
-    waiting = list(finalists(posterior, tolerance=tolerance, fidelity=fidelity, count=len(posterior)))
+    waiting = finalists(posterior, tolerance=tolerance, fidelity=fidelity)
     verified: list[Measurement] = []
     failed: list[Config] = []
     rounds: Rounds = {}
@@ -118,45 +114,20 @@ def joined(rounds: Sequence[Measurement]) -> Measurement:
     )
 
 
-def verify_tiers(
-    finals: Verification,
-    posterior: Sequence[Measurement],
-    measure: Callable[[Measurement], Measurement],
-    *,
-    tolerance: float,
-    fidelity: Fidelity,
-) -> Verification:
-    """Measure the best of each tier again that has no verified config yet, so that all tiers can be compared."""
-    order = finalists(posterior, tolerance=tolerance, fidelity=fidelity, count=len(posterior))
-    waiting = [each for each in order if each.config not in finals.failed]
-    verified, failed = list(finals.verified), list(finals.failed)
-    try:
-        while called := _next_tier(waiting, verified):
-            waiting.remove(called)
-            rounds: Rounds = {called.config: []}
-            _in_turn([called], measure, ROUNDS, rounds)
-            verified += passed(rounds)
-            failed += [config for config, of_one in rounds.items() if not of_one[-1].fits]
-    except KeyboardInterrupt:
-        return Verification(finals.explored, tuple(verified), tuple(failed), interrupted=True)
-    return Verification(finals.explored, tuple(verified), tuple(failed))
-
-
-def _next_tier(waiting: Sequence[Measurement], verified: Sequence[Measurement]) -> Measurement | None:
-    done = {tier(each.config) for each in verified}
-    return next((each for each in waiting if tier(each.config) not in done), None)
-
-
 def _called(
     waiting: Sequence[Measurement], verified: Sequence[Measurement], tolerance: float, *, elsewhere: bool
 ) -> list[Measurement]:
-    """The next to measure: the first field, a missing runner-up, or a config expected to beat all verified ones."""
+    """The next to measure: the first field, a missing runner-up, or a config expected to beat all verified ones.
+
+    Elsewhere no config is expected to; there it is the best of a tier that has none verified.
+    """
     if not verified:
         return _field(waiting, tolerance + _ELSEWHERE, MOST) if elsewhere else _field(waiting, tolerance, FIELD)
     if len(verified) < 2:
         return list(waiting[:1])
     if elsewhere:
-        return []
+        done = {tier(each.config) for each in verified}
+        return [each for each in waiting if tier(each.config) not in done][:1]
     to_beat = max(each.throughput for each in verified) * (1 + tolerance)
     faster = [each for each in waiting if each.throughput > to_beat]
     return faster[:1] if len(verified) < MOST else []

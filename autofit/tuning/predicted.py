@@ -4,13 +4,10 @@ Rough figures rank the space. Only a config's own estimate, which follows a whol
 the first in rank is followed, then the next, until one does. All of it runs in child processes, as probes do.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,7 +35,7 @@ from autofit.search import Enumeration, Figures, Predictions, preferred
 from autofit.search.pareto import leading
 from autofit.tuning.artifacts import write_artifacts, write_report
 from autofit.tuning.record import make_record
-from autofit.tuning.run import new_run_name, run_search
+from autofit.tuning.run import run_folder, run_search
 from autofit.tuning.space import space_for
 from autofit.tuning.target import estimate_on, structure_traits, target_hardware
 
@@ -93,7 +90,7 @@ def predicted_search(workload: Workload, options: SearchOptions, listener: Liste
     if options.host_mem is None:
         assumptions = (*assumptions, _HOST_UNKNOWN)
     budget = budget_for(options, hardware)
-    with RunDirectory(options.out or Path("autofit-runs") / new_run_name(workload.name)) as directory:
+    with RunDirectory(run_folder(workload, options)) as directory:
         try:
             for note in assumptions:
                 notify(note)
@@ -137,9 +134,8 @@ class _Space:
         configs = enumeration.configs(options.seed)
         self._size, legal = enumeration.count(refused=True).configs, enumeration.count().configs
         self._refused = self._size - legal
-        listener(
-            SearchStarted(workload.name, hardware, budget, self._size, 0, options.time_limit, refused=self._refused)
-        )
+        started = (workload.name, hardware, budget, self._size, 0, options.time_limit, self._refused)
+        listener(SearchStarted(*started))
         self._notes: tuple[str, ...] = ()
         if len(configs) < legal:
             drawn = counted(len(configs), "config")

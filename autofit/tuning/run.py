@@ -1,7 +1,5 @@
 """One search from start to end: explore the space, verify the finalists, write the answer down."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -42,7 +40,6 @@ from autofit.search import (
     outlook,
     search,
     verify,
-    verify_tiers,
 )
 from autofit.tuning.artifacts import write_artifacts, write_report
 from autofit.tuning.context import Context, context_of
@@ -67,9 +64,7 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
     start = time.monotonic()
     listener = listener or (lambda event: None)
     listener(PhaseStarted("looking at the model and the device"))
-    named = options.out is not None
-    out = options.out or Path("autofit-runs") / new_run_name(workload.name)
-    with RunDirectory(out, resume=options.resume) as directory:
+    with RunDirectory(run_folder(workload, options), resume=options.resume) as directory:
         try:
             with LocalExecutor(directory.probes, options.probe_timeout) as executor:
                 context = context_of(workload, options, executor, directory.journal)
@@ -85,7 +80,7 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
                 timelines = follow_tiers(result, context.workload, options, executor)
                 record = make_record(result, options, predictions=run.predictions, timelines=timelines)
         except BaseException:  # Ctrl-C too
-            directory.discard_if_unused(keep_folder=named)
+            directory.discard_if_unused(keep_folder=options.out is not None)
             raise
         run.calibrate(finals)
         listener(PhaseStarted("writing the result and the report"))
@@ -158,28 +153,24 @@ class _Run:
         """Measure the possible winners again, longer."""
         if outcome.stopped_by == "interrupt":
             return Verification(outcome.measurements, interrupted=True)
-        contention, elsewhere = Contention(), self.context.fewer_cores
-        tolerance, fidelity = self.options.tolerance, techniques.fidelity
+        contention = Contention()
         finals = verify(
             outcome.measurements,
             outcome.posterior,
             self._verify_one,
-            tolerance=tolerance,
-            fidelity=fidelity,
+            tolerance=self.options.tolerance,
+            fidelity=techniques.fidelity,
             in_time=lambda: time.monotonic() - self._start < (self.options.time_limit or math.inf),
-            elsewhere=elsewhere,
+            elsewhere=self.context.fewer_cores,
         )
         self._contention = contention.share()
-        if not elsewhere or finals.interrupted:
-            return finals
-        return verify_tiers(finals, outcome.posterior, self._verify_one, tolerance=tolerance, fidelity=fidelity)
+        return finals
 
     def result(self, outcome: SearchOutcome, finals: Verification) -> Result:
         """Everything as data."""
         context, tolerance, fidelity = self.context, self.options.tolerance, techniques.fidelity
         candidates = finals.candidates()
-        ranked = finalists(candidates, tolerance=tolerance, fidelity=fidelity, count=len(candidates))
-        best, runner_up = (*ranked[:2], None, None)[:2]
+        best, runner_up, *_ = (*finalists(candidates, tolerance=tolerance, fidelity=fidelity), None, None)
         comparable = finals.verified if context.fewer_cores and finals.verified else finals.latest()
         tiers = best_of_tiers(comparable, tolerance=tolerance, fidelity=fidelity)
         if best is not None:
@@ -195,12 +186,12 @@ class _Run:
             workload=context.workload,
         )
         around = outlook(evidence, others=other_budgets(context.budget, context.hardware), tolerance=tolerance)
-        notes = [
+        notes = (
             *context.budget_notes,
-            *([drift_note(outcome.slowdown)] if outcome.slowdown > NOTABLE_DRIFT else ()),
+            drift_note(outcome.slowdown) if outcome.slowdown > NOTABLE_DRIFT else None,
             *(f"Of the best config: {warning}" for warning in (best.warnings if best else ())),
             context.placement.describe_measurements(),
-        ]
+        )
         return Result(
             model=context.workload.name,
             workload=context.workload.summary(),
@@ -220,24 +211,16 @@ class _Run:
             finalists=finals.verified,
             bound=outcome.bound,
             notes=tuple(filter(None, notes)),
-            frontier=around.frontier,
-            alternatives=around.alternatives,
-            other_budgets=around.other_budgets,
+            **vars(around),
             predicted=self.predictions is not None,
         )
 
     def calibrate(self, finals: Verification) -> None:
         """Improve later predictions by the longest measurements. A CPU's bytes of tensors are exact as they are."""
-        predictions = self.predictions
-        if predictions is None or self.context.fewer_cores:  # predicted for fewer cores than finalists run on
+        if self.predictions is None or self.context.fewer_cores:  # predicted for fewer cores than finalists run on
             return
-        found = compare(
-            finals.verified,
-            predictions.nbytes,
-            predictions.seconds,
-            exact=self.context.exact_memory,
-            waiting=self._contention,
-        )
+        nbytes, seconds, exact = self.predictions.nbytes, self.predictions.seconds, self.context.exact_memory
+        found = compare(finals.verified, nbytes, seconds, exact=exact, waiting=self._contention)
         learn(self.context.hardware, found)
 
     def _started(self, size: int, refused: int) -> None:
@@ -308,6 +291,7 @@ class _Run:
             raise ProbeError(message, "See probes/ in the run directory.")
 
 
-def new_run_name(model: str) -> str:
-    """A name for the run directory of a model, where the user gave none."""
-    return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', model).strip('-')}-{datetime.now():%Y%m%d-%H%M%S}"
+def run_folder(workload: Workload, options: SearchOptions) -> Path:
+    """The folder for a search: the one that the user gave, or one named by model and time."""
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", workload.name).strip("-")
+    return options.out or Path("autofit-runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -8,7 +8,7 @@ import pytest
 
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
-from autofit.search import Verification, verification, verify, verify_tiers
+from autofit.search import Verification, verification, verify
 
 
 def at(name: str, rate: float, *, peak: int = 10) -> Measurement:
@@ -150,7 +150,7 @@ def test_what_was_explored_on_fewer_cores_has_a_wider_field_and_calls_nobody_up_
 
 
 def test_the_best_of_each_tier_that_has_none_verified_is_measured_again() -> None:
-    verified = (at("a", 10),)
+    full = [at("a", 10), at("d", 9.9)]
     lora = [Measurement(Config(optimizer=name, lora_rank=8), Outcome.FITS, samples_per_second=1.0) for name in "bc"]
     order: list[str] = []
 
@@ -160,15 +160,10 @@ def test_the_best_of_each_tier_that_has_none_verified_is_measured_again() -> Non
         seen = at(name, 0 if name == "b" else 3.0)
         return dataclasses.replace(seen, config=finalist.config)
 
-    found = verify_tiers(
-        Verification((at("a", 10), *lora), verified),
-        (at("a", 10), *lora),
-        measure,
-        tolerance=0.03,
-        fidelity=lambda config: (),
-    )
-    assert order == ["b", "c", "c"]
-    assert [each.config["optimizer"] for each in found.verified] == ["a", "c"]
+    those = [*full, *lora]
+    found = verify(those, those, measure, tolerance=0.03, fidelity=lambda config: (), elsewhere=True)
+    assert order == ["a", "d", "a", "d", "b", "c", "c"]
+    assert [each.config["optimizer"] for each in found.verified] == ["a", "d", "c"]
     assert found.failed == (lora[0].config,)
 
 
