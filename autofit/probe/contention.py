@@ -4,8 +4,6 @@ Linux counts it (`/proc/pressure/cpu`, "some"); where it does not, the load of t
 processors stands for it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

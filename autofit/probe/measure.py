@@ -1,7 +1,5 @@
 """What the child processes of an executor run: measure or trace one Config, inspect the workload and the hardware."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import time

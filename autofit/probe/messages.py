@@ -1,6 +1,7 @@
-"""Messages between the parent, the zygote and its children, sent whole by `multiprocessing.connection`."""
+"""Messages between the parent, the zygote and its children, sent whole by `multiprocessing.connection`.
 
-from __future__ import annotations
+The first is the zygote's None: it has imported what it preloads.
+"""
 
 from dataclasses import dataclass
 
@@ -23,17 +24,11 @@ class Returned:
 
 @dataclass(frozen=True)
 class Died:
-    """The child ended without an answer: killed by `signal`, or with exit code `code`."""
+    """The child ended without an answer: with exit code `code`, or killed by signal `-code`."""
 
-    signal: int | None
-    code: int | None
+    code: int
 
 
 @dataclass(frozen=True)
 class TimedOut:
     """The child was killed because its time was up."""
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The zygote has imported what it preloads."""

@@ -1,7 +1,5 @@
 """A probe on the CPU: tensor storage is counted as it is allocated and freed."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,15 +46,10 @@ def guard_cpu(budget_bytes: int) -> None:
 
     Near such a limit the outcome of a run was measured not to be repeatable; the verdict is the tracker's.
     """
-    limit = _data_segment_bytes() + int(budget_bytes * _GUARD_SLACK) + GIB
+    status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    taken = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
+    limit = taken + int(budget_bytes * _GUARD_SLACK) + GIB
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard != resource.RLIM_INFINITY:
         limit = min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-
-
-def _data_segment_bytes() -> int:
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmData:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/status has no VmData")

@@ -1,7 +1,5 @@
 """A probe on a CUDA card: PyTorch's allocator counts, and is held to the budget with what lies beside it."""
 
-from __future__ import annotations
-
 import ctypes
 
 import torch
@@ -72,19 +70,16 @@ class CudaProbe(Probe):
         torch.cuda.set_per_process_memory_fraction(min(1.0, max(0, cap) / self.total), 0)
 
     def prepare(self) -> Setup:
-        if self.pages:
-            self._shrink_card()
-        return super().prepare()
-
-    def _shrink_card(self) -> None:
-        """Occupy the card's memory above the budget, so that pages move to the host where a smaller card's would.
+        """As a Probe does; with pages, the card's memory above the budget is occupied first, so that they move to the
+        host where a smaller card's would.
 
         Counting pages against the budget would call every such config too large: they take all that is free, and fit
         nonetheless. Refusing them would keep them from the cards that they are made for.
         """
         above = self.free_bytes - (self.request.budget.device_bytes - self.request.hardware.context_bytes)
-        if above > 0:
+        if self.pages and above > 0:
             _hold(above)
+        return super().prepare()
 
     def built(self) -> None:
         self._update_context()
@@ -104,6 +99,7 @@ class CudaProbe(Probe):
             torch.cuda.reset_peak_memory_stats(0)
             accumulate(setup, self.part(setup, 2))
             update(setup)
+        self.retries_before_timing = self._retries()
 
     def _update_context(self) -> None:
         """Measure what this process holds beside the allocator, which grows as kernels are loaded."""
@@ -114,9 +110,6 @@ class CudaProbe(Probe):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
-
-    def before_timing(self) -> None:
-        self.retries_before_timing = self._retries()
 
     def over_budget(self) -> bool:
         return self.peak().held_bytes > self.usable

@@ -4,8 +4,6 @@ A zygote is placed before it starts, because OpenMP, MKL and CUDA read their set
 places of a search are alike, so that measurements in one can be compared with another's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

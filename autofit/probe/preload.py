@@ -4,8 +4,6 @@ Some libraries ask for the card when they are imported, to define kernels for it
 During the imports the answers come from a forked child, which ends before the first job.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """The part of a probe that is the same on every device: build one Config, run real steps, report what was measured."""
 
-from __future__ import annotations
-
 import math
 import resource
 import time
@@ -76,7 +74,6 @@ class Probe(ABC):
             setup = self.prepare()
         if self.over_budget():
             return
-        self.before_timing()
         self.samples, self.hopeless = time_steps(self._stepper(setup), self.request.plan, time.monotonic)
 
     def prepare(self) -> Setup:
@@ -182,9 +179,6 @@ class Probe(ABC):
 
     def warmed_up(self, setup: Setup) -> None:  # noqa: B027
         """Called after the first steps."""
-
-    def before_timing(self) -> None:  # noqa: B027
-        """Called just before the timed steps."""
 
     def check_free_memory(self) -> None:  # noqa: B027 - a CPU's budget is of tensors, whatever else the machine holds
         """Raise a ProbeError unless the device had the budget free when it was opened."""

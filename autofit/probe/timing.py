@@ -1,7 +1,6 @@
 """Step times: how many are enough, and the interval of their median."""
 
-from __future__ import annotations
-
+import itertools
 import math
 import statistics
 from collections.abc import Callable
@@ -35,15 +34,9 @@ def interval_of_median(samples: list[float]) -> StepSeconds:
 
     Below six samples no pair of order statistics covers 95 %; the whole range is given then.
     """
-    ordered = sorted(samples)
-    count = len(ordered)
-    rank = 0  # the largest rank whose symmetric interval still covers 95 %
-    tail = 0.0
-    for successes in range(count // 2):
-        tail += math.comb(count, successes) / 2**count
-        if 1 - 2 * tail < 0.95:
-            break
-        rank = successes
+    ordered, count = sorted(samples), len(samples)
+    tails = itertools.accumulate(math.comb(count, rank) / 2**count for rank in range(count // 2))
+    rank = max((rank for rank, tail in enumerate(tails) if 1 - 2 * tail >= 0.95), default=0)
     return StepSeconds(statistics.median(ordered), ordered[rank], ordered[count - 1 - rank])
 
 
@@ -67,11 +60,8 @@ def time_steps(step: Callable[[], float], plan: Plan, clock: Callable[[], float]
         samples.append(step())
         if plan.best_seconds and len(samples) == 2 and min(samples) > plan.hopeless * plan.best_seconds:
             return samples, True
-        if len(samples) < plan.min_steps:
-            continue
         interval = interval_of_median(samples)
-        if (
-            interval.high - interval.low
-        ) / 2 <= plan.tightness * interval.median or clock() - start >= plan.max_seconds:
+        tight = (interval.high - interval.low) / 2 <= plan.tightness * interval.median
+        if len(samples) >= plan.min_steps and (tight or clock() - start >= plan.max_seconds):
             break
     return samples, False

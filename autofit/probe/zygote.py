@@ -7,8 +7,6 @@ not survive a fork. Run as `python -m autofit.probe.zygote FD`, so no `__main__`
 It ends, and its child with it, however the parent ends: the socket between them closes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib
@@ -23,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from autofit.core.environment import die_with_parent
-from autofit.probe.messages import Died, Job, Ready, Returned, TimedOut
+from autofit.probe.messages import Died, Job, Returned, TimedOut
 from autofit.probe.preload import preload
 
 _PRELOADED = ("transformers", "transformers.modeling_utils", "autofit.probe.measure", "peft")
@@ -41,7 +39,7 @@ def main() -> None:
     gc.freeze()  # children then leave the pages of these objects shared
     deaths = _Deaths()
     with contextlib.suppress(EOFError, OSError):  # the parent has ended
-        connection.send(Ready())
+        connection.send(None)  # it is ready
         while True:
             connection.send(_run(connection.recv(), connection, deaths))
 
@@ -100,7 +98,7 @@ def _run(job: Job, connection: Connection, deaths: _Deaths) -> Returned | Died |
     code = os.waitstatus_to_exitcode(status)
     if answer and code == 0:  # else it was killed while it answered
         return Returned(answer)
-    return Died(signal=-code, code=None) if code < 0 else Died(signal=None, code=code)
+    return Died(code)
 
 
 def _collect(reader: int, child: int, deaths: _Deaths, connection: Connection, deadline: float) -> bytes | None:

@@ -3,13 +3,10 @@
 Which processes, devices and machines serve a request is the executor's own business.
 """
 
-from __future__ import annotations
-
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from autofit.core.budget import Budget
@@ -23,6 +20,7 @@ from autofit.probe.steps import Request
 from autofit.probe.timing import Plan
 
 LOOK_SECONDS = 600.0
+Work = Callable[..., Any]  # of a workload and arguments; both, and its answer, are sent between processes
 
 
 class Executor(ABC):
@@ -49,13 +47,7 @@ class Executor(ABC):
 
     @abstractmethod
     def run(
-        self,
-        function: Callable[..., Any],
-        workload: Workload | None,
-        *arguments: Any,
-        log: str,
-        timeout: float,
-        task: str = "it",
+        self, function: Work, workload: Workload | None, *arguments: Any, log: str, timeout: float, task: str = "it"
     ) -> Any:
         """The result of `function(workload, *arguments)` in a process of its own, which writes to the log of that name.
 
@@ -75,9 +67,7 @@ class Executor(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def detect(self, device: str | None) -> Hardware:
@@ -119,12 +109,10 @@ class Executor(ABC):
             InputError: as `measure`; ProbeError: the step could not be run.
         """
         request = Request(config, hardware, budget, Plan())
-        written: dict[str, str] = self.run(
-            trace_step, workload, request, directory, log="step-trace.log", timeout=self.timeout
-        )
+        log, timeout = "step-trace.log", self.timeout
+        written: dict[str, str] = self.run(trace_step, workload, request, directory, log=log, timeout=timeout)
         return written
 
-    def _look(self, function: Callable[..., Any], workload: Workload | None, *arguments: Any) -> Any:
-        return self.run(
-            function, workload, *arguments, log="look.log", timeout=LOOK_SECONDS, task="looking at the model"
-        )
+    def _look(self, function: Work, workload: Workload | None, *arguments: Any) -> Any:
+        task = "looking at the model"
+        return self.run(function, workload, *arguments, log="look.log", timeout=LOOK_SECONDS, task=task)

@@ -1,7 +1,5 @@
 """The executor of one machine: a zygote of this process, which forks one child per probe."""
 
-from __future__ import annotations
-
 import contextlib
 import copyreg
 import dataclasses
@@ -15,7 +13,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,7 +26,7 @@ from autofit.core.errors import AutofitError, InputError, ProbeError
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
 from autofit.hardware.out_of_memory import outcome_of_last_words
-from autofit.probe.executors import Executor
+from autofit.probe.executors import Executor, Work
 from autofit.probe.measure import check_free_memory, measure, serve
 from autofit.probe.messages import Died, Job, Returned, TimedOut
 from autofit.probe.placement import Place
@@ -108,8 +105,6 @@ class LocalExecutor(Executor):
         start = time.monotonic()
         answer = self._call(measure, workload, (request,), log, timeout)
         seconds = time.monotonic() - start
-        if isinstance(answer, AutofitError):
-            raise answer
         if not isinstance(answer, Measurement):
             outcome, reason = _ending(answer, timeout, _last_line(log, written_before))
             answer = Measurement(config=request.config, outcome=outcome, reason=reason)
@@ -118,17 +113,9 @@ class LocalExecutor(Executor):
         return dataclasses.replace(answer, number=number, seconds=seconds)
 
     def run(
-        self,
-        function: Callable[..., Any],
-        workload: Workload | None,
-        *arguments: Any,
-        log: str,
-        timeout: float,
-        task: str = "it",
+        self, function: Work, workload: Workload | None, *arguments: Any, log: str, timeout: float, task: str = "it"
     ) -> Any:
         answer = self._call(function, workload, arguments, self.logs / log, timeout)
-        if isinstance(answer, AutofitError):
-            raise answer
         if isinstance(answer, TimedOut):
             raise ProbeError(f"{task} took more than {timeout:.0f} s.")
         if isinstance(answer, Died):
@@ -136,14 +123,9 @@ class LocalExecutor(Executor):
         return answer
 
     def _call(
-        self,
-        function: Callable[..., Any],
-        workload: Workload | None,
-        arguments: tuple[Any, ...],
-        log: Path,
-        timeout: float,
+        self, function: Work, workload: Workload | None, arguments: tuple[Any, ...], log: Path, timeout: float
     ) -> Any:
-        """What `function(workload, *arguments)` returned in a child, or TimedOut, or Died."""
+        """What `function(workload, *arguments)` returned in a child, or TimedOut, or Died; raises autofit's errors."""
         payload = pickle.dumps((serve, (self._pickle(workload), cloudpickle.dumps((function, arguments)))))
         with self._turn:
             try:
@@ -160,7 +142,10 @@ class LocalExecutor(Executor):
             except BaseException:  # Ctrl-C: the next caller would take the answer still to come for its own
                 self.give_up()
                 raise
-        return pickle.loads(answer.payload) if isinstance(answer, Returned) else answer
+        returned = pickle.loads(answer.payload) if isinstance(answer, Returned) else answer
+        if isinstance(returned, AutofitError):
+            raise returned
+        return returned
 
     def _pickle(self, workload: Workload | None) -> bytes:
         if self._pickled is None or self._pickled[0] is not workload:
@@ -193,14 +178,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def _ending(answer: TimedOut | Died, timeout: float, last_line: str) -> tuple[Outcome, str]:
     if isinstance(answer, TimedOut):
         return Outcome.TIMED_OUT, f"took more than {timeout:.0f} s"
-    if answer.signal == signal.SIGKILL:  # nobody here sent it: the kernel's out-of-memory killer did
+    if answer.code == -signal.SIGKILL:  # nobody here sent it: the kernel's out-of-memory killer did
         return Outcome.HOST_OUT_OF_MEMORY, "the system killed the process for want of host memory"
     found = outcome_of_last_words(last_line) if answer.code == 1 else None
     return found or (Outcome.FAILED, _cause_of_death(answer))
 
 
 def _cause_of_death(answer: Died) -> str:
-    return f"exit code {answer.code}" if answer.signal is None else f"killed by {signal.Signals(answer.signal).name}"
+    return f"exit code {answer.code}" if answer.code >= 0 else f"killed by {signal.Signals(-answer.code).name}"
 
 
 def _last_line(log: Path, start: int = 0) -> str:

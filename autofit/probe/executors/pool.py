@@ -1,11 +1,9 @@
 """The executor of several probes at once on one machine: a zygote a card, or a share of the cores."""
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +48,9 @@ class PoolExecutor(Executor):
         with alone, self._worker() as worker:
             return worker.measure(workload, request, number=number)
 
-    def run(
-        self,
-        function: Callable[..., Any],
-        workload: Workload | None,
-        *arguments: Any,
-        log: str,
-        timeout: float,
-        task: str = "it",
-    ) -> Any:
+    def run(self, *arguments: Any, **options: Any) -> Any:
         with self._worker() as worker:
-            return worker.run(function, workload, *arguments, log=log, timeout=timeout, task=task)
+            return worker.run(*arguments, **options)
 
     @contextlib.contextmanager
     def _worker(self) -> Iterator[LocalExecutor]:

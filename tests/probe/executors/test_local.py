@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -267,11 +268,11 @@ def test_running_out_counts_only_where_others_left_the_card_what_the_budget_allo
     """They may have come while the probe ran, so that is looked at when it has ended."""
     config = techniques.canonicalize({}, tiny.mlp_workload(), tiny.CPU)
     card = dataclasses.replace(tiny.CPU, device="cuda")
-    answers = [Measurement(config, Outcome.OUT_OF_MEMORY), ProbeError("others use the card.")]
-    monkeypatch.setattr(executor, "_call", lambda *_: answers.pop(0))
+    missed = Measurement(config, Outcome.OUT_OF_MEMORY)
+    answers = mock.Mock(side_effect=[missed, ProbeError("others use the card."), missed, None])
+    monkeypatch.setattr(executor, "_call", answers)
     with pytest.raises(ProbeError, match="others use the card"):
         executor.measure(tiny.mlp_workload(), Request(config, card, BUDGET, QUICK), number=55)
-    answers = [Measurement(config, Outcome.OUT_OF_MEMORY), None]
     assert executor.measure(tiny.mlp_workload(), Request(config, card, BUDGET, QUICK), number=55).number == 55
 
 
