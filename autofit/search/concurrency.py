@@ -3,8 +3,6 @@
 Only that thread touches what the search knows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Protocol
@@ -33,9 +31,7 @@ class Concurrency(Protocol):
 class Threaded:
     """Probes in threads; also one alone, so that Ctrl-C finds the search waiting and not halfway through a message.
 
-    Args:
-        probe: called in several threads if `places` allow it.
-        give_up: makes every call of `probe` that has not returned return or raise soon.
+    `give_up` makes every call of `probe` that has not returned return or raise soon.
     """
 
     def __init__(self, probe: Probe, places: int = 1, give_up: Callable[[], None] = lambda: None) -> None:

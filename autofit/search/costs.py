@@ -4,8 +4,6 @@ The logarithm of a probe's seconds is a sum of effects of its knobs (`linear_mod
 deep models take longer to build, others are quantised or compiled first.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Encoding: many configs as one table of small numbers, so that a question is answered for all of them at once."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 

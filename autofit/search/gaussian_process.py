@@ -46,23 +46,16 @@ class GaussianProcess:
 
     Args:
         knobs: those that the configs may differ in; the micro-batch counts by its doublings.
-        noise: of measurements, as a standard deviation of logarithms.
     """
 
-    def __init__(self, knobs: Sequence[str], pool: Encoding, *, noise: float) -> None:
-        self._noise = noise
+    def __init__(self, knobs: Sequence[str], pool: Encoding) -> None:
         self._pool = pool
         self._columns = [index for index, knob in enumerate(pool.knobs) if knob in knobs and knob != MICRO_BATCH]
         self._all = _Points(pool.codes[:, self._columns], pool.doublings)
         self._correlations: dict[Config, Array] = {}  # of a measured config with each of the pool
 
     def predict(
-        self,
-        measured: Sequence[Config],
-        values: Array,
-        at: Sequence[Config] | None = None,
-        *,
-        noise: Array | None = None,
+        self, measured: Sequence[Config], values: Array, noise: Array, at: Sequence[Config] | None = None
     ) -> Mixture:
         """The posterior at some configs, given measured ones.
 
@@ -72,20 +65,17 @@ class GaussianProcess:
 
         Args:
             values: logarithms of measured / predicted speed.
+            noise: the covariance of their errors.
             at: None: all of the pool.
-            noise: the covariance of the values' errors, where these are not independent.
         """
         count = len(self._pool.codes) if at is None else len(at)
         if not len(values):
             none = np.zeros((len(_SCALES), count))
             return Mixture(_LIKELY, none, none + _SCALES[:, None])
-        with_others = (
-            self._correlate_pool(measured) if at is None else self._points(measured).correlate(self._points(at))
-        )
-        among = self._points(measured).correlate(self._points(measured))
-        errors = np.eye(len(values)) * self._noise**2 if noise is None else noise
-        lower = np.linalg.cholesky(errors + _COMMON**2)
-        half = np.linalg.solve(lower, among)
+        points = self._points(measured)
+        with_others = self._correlate_pool(measured) if at is None else points.correlate(self._points(at))
+        lower = np.linalg.cholesky(noise + _COMMON**2)
+        half = np.linalg.solve(lower, points.correlate(points))
         spread, turned = np.linalg.eigh(np.linalg.solve(lower, half.T))
         spread = np.maximum(spread, 0.0)  # of a matrix that is positive but for rounding
         whole = turned.T @ np.linalg.inv(lower)
@@ -101,9 +91,9 @@ class GaussianProcess:
 
     def _correlate_pool(self, measured: Sequence[Config]) -> Array:
         """Correlations of measured configs with the pool: [measured, pool]."""
-        new = [config for config in measured if config not in self._correlations]
-        for config in new:
-            self._correlations[config] = self._points([config]).correlate(self._all)[0]
+        for config in measured:
+            if config not in self._correlations:
+                self._correlations[config] = self._points([config]).correlate(self._all)[0]
         return np.array([self._correlations[config] for config in measured])
 
     def _points(self, configs: Sequence[Config]) -> _Points:

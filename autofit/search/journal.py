@@ -5,8 +5,7 @@ torn last line, stale locks, trials that nobody runs. The caller holds the run d
 writer.
 """
 
-from __future__ import annotations
-
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,12 +26,7 @@ from autofit.search.sampler import MEASUREMENT, measurements_of
 _STUDY = "autofit"
 _IDENTITY, _BUDGET = "identity", "budget"
 # Optuna's words: complete has a value, pruned was stopped by a limit, fail says nothing about the objective.
-_STATES = {
-    Outcome.FITS: TrialState.COMPLETE,
-    Outcome.OUT_OF_MEMORY: TrialState.PRUNED,
-    Outcome.HOST_OUT_OF_MEMORY: TrialState.PRUNED,
-    Outcome.TIMED_OUT: TrialState.PRUNED,
-}
+_PRUNED = (Outcome.OUT_OF_MEMORY, Outcome.HOST_OUT_OF_MEMORY, Outcome.TIMED_OUT)
 
 
 @dataclass(frozen=True)
@@ -115,9 +109,11 @@ def abandon(study: Study, trial: int) -> None:
 
 
 def _tell(study: Study, trial: int, measurement: Measurement | None) -> None:
-    state = _STATES.get(measurement.outcome, TrialState.FAIL) if measurement else TrialState.FAIL
-    value = measurement.throughput if measurement and state is TrialState.COMPLETE else None
-    study.tell(trial, value, state=state)
+    if measurement and measurement.fits:
+        study.tell(trial, measurement.throughput, state=TrialState.COMPLETE)
+    else:
+        pruned = measurement and measurement.outcome in _PRUNED
+        study.tell(trial, state=TrialState.PRUNED if pruned else TrialState.FAIL)
 
 
 def _repair(path: Path) -> None:
@@ -126,23 +122,13 @@ def _repair(path: Path) -> None:
         lock.unlink(missing_ok=True)
     if not path.exists():
         return
-    text = path.read_bytes()
-    whole = _whole_bytes(path, text)
+    lines = path.read_bytes().splitlines(keepends=True)
+    whole = list(itertools.takewhile(lambda line: line.endswith(b"\n") and _is_record(line), lines))
+    if len(whole) < len(lines) - 1:
+        message = f"{path} is damaged: its line {len(whole) + 1} cannot be read, and others follow it."
+        raise InputError(message, "Choose another --out.")
     with path.open("r+b") as file:
-        file.truncate(whole)
-
-
-def _whole_bytes(path: Path, text: bytes) -> int:
-    """The length of the journal up to its last line that is written whole."""
-    whole = 0
-    for number, line in enumerate(text.splitlines(keepends=True), start=1):
-        if not (line.endswith(b"\n") and _is_record(line)):
-            if whole + len(line) == len(text):
-                break
-            message = f"{path} is damaged: its line {number} cannot be read, and others follow it."
-            raise InputError(message, "Choose another --out.")
-        whole += len(line)
-    return whole
+        file.truncate(sum(map(len, whole)))
 
 
 def _is_record(line: bytes) -> bool:
@@ -156,15 +142,12 @@ def _check_identity(study: Study, journal: Journal) -> None:
     asked = json.loads(json.dumps(dict(journal.identity), default=str))
     held = study.user_attrs.get(_IDENTITY)
     if held is None:
-        if journal.budget_bytes is not None:
-            study.set_user_attr(_BUDGET, journal.budget_bytes)
+        study.set_user_attr(_BUDGET, journal.budget_bytes)
         study.set_user_attr(_IDENTITY, asked)
         return
     before, now = dict(_leaves(held)), dict(_leaves(asked))
-    names = [*before, *(name for name in now if name not in before)]
-    changes = [
-        f"{name} was {before.get(name)!r}, is {now.get(name)!r}" for name in names if before.get(name) != now.get(name)
-    ]
+    changed = [name for name in before | now if before.get(name) != now.get(name)]
+    changes = [f"{name} was {before.get(name)!r}, is {now.get(name)!r}" for name in changed]
     if changes:
         message = f"{journal.path} holds a search of something else: {'; '.join(changes)}."
         raise InputError(message, "Resume it with what it was started with, or choose another --out.")

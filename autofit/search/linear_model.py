@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autofit.core.config import Config, Value
-from autofit.search.encoding import MICRO_BATCH
+from autofit.search.encoding import MICRO_BATCH, doublings
 
 Array = npt.NDArray[np.float64]
 
@@ -26,27 +26,21 @@ _INTERCEPT_DEVIATION = 30.0  # wide: logarithms of bytes lie near 23, of samples
 class Features:
     """A Config as a row of numbers: an intercept, the slope over the micro-batch, then 0 or 1 for each value of a knob.
 
-    An unknown value is a row of zeros for its knob.
+    An unknown value is a row of zeros for its knob. `width` is the number of columns.
     """
 
     def __init__(self, values: Mapping[str, Sequence[Value]]) -> None:
         self.names = tuple((knob, value) for knob, each in values.items() for value in each)
+        self.width = 2 + len(self.names)
         self._column = {name: column for column, name in enumerate(self.names, start=2)}
-        sizes = [_log2(value) for value in values.get(MICRO_BATCH, ())]
-        self._middle = sum(sizes) / len(sizes) if sizes else 0.0
-
-    @property
-    def width(self) -> int:
-        """The number of columns."""
-        return 2 + len(self.names)
+        sizes = doublings([{MICRO_BATCH: value} for value in values.get(MICRO_BATCH, ())])
+        self._middle = float(sizes.mean()) if len(sizes) else 0.0
 
     def rows(self, configs: Sequence[Config]) -> Array:
         """One row for each config."""
         rows = np.zeros((len(configs), self.width))
-        rows[:, 0] = 1.0
+        rows[:, 0], rows[:, 1] = 1.0, doublings(configs) - self._middle
         for row, config in zip(rows, configs, strict=True):
-            if MICRO_BATCH in config:
-                row[1] = _log2(config[MICRO_BATCH]) - self._middle
             for item in config.items():
                 if item in self._column:
                     row[self._column[item]] = 1.0
@@ -120,7 +114,3 @@ def normal_below(z: Array) -> Array:
     powers = ((((1.061405429 * t - 1.453152027) * t) + 1.421413741) * t - 0.284496736) * t + 0.254829592
     above = 0.5 * powers * t * np.exp(-x * x)
     return np.asarray(np.where(z < 0, above, 1 - above))
-
-
-def _log2(value: Value) -> float:
-    return math.log2(value) if isinstance(value, int | float) and value > 0 else 0.0

@@ -41,19 +41,15 @@ class Predictions:
 
     def log_bytes(self, configs: Sequence[Config]) -> Array:
         """Logarithms of the bytes; the median stands for unknown ones."""
-        return _logs(self.nbytes, configs, self._median_bytes)
+        return _logs(self.nbytes, configs, self._medians[0])
 
     def log_throughput(self, configs: Sequence[Config]) -> Array:
         """Logarithms of steps per second; the median stands for unknown ones."""
-        return -_logs(self.seconds, configs, self._median_seconds)
+        return -_logs(self.seconds, configs, self._medians[1])
 
     @cached_property
-    def _median_bytes(self) -> float:
-        return _median(self.nbytes)
-
-    @cached_property
-    def _median_seconds(self) -> float:
-        return _median(self.seconds)
+    def _medians(self) -> tuple[float, float]:
+        return _median(self.nbytes), _median(self.seconds)
 
 
 def _median(figures: Mapping[Config, float]) -> float:

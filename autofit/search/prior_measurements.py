@@ -4,8 +4,6 @@ Speeds of another day are compared with each other, not with today's: one search
 is the same every day, so a measurement within one budget is informative for another.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Pruning: what one out-of-memory proves about other configs. Proofs only; the surrogate guesses."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 

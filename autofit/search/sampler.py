@@ -9,8 +9,6 @@ expected to beat the best, the best of each tier is searched for in the same way
 It learns from the study's trials only (the user attribute `measurement`), so a resumed study continues unchanged.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -65,11 +63,11 @@ class SurrogateSampler(BaseSampler):
 
         Proofs of earlier searches count once something fits: where nothing does, the nearest miss is measured anew.
         """
-        for measurement in measurements:
-            failed = measurement.config if _is_proof(measurement) else None
-            if failed and failed not in self._ruled_by:
-                self._ruled_by.add(failed)
-                self._open &= ~ruled_out(failed, self.surrogate.encoding, self.surrogate.memory_order)
+        # Numbers below 0 are of expected measurements (`with_running`), which prove nothing.
+        failed = {each.config for each in measurements if each.outcome is Outcome.OUT_OF_MEMORY and each.number >= 0}
+        for config in failed - self._ruled_by:
+            self._open &= ~ruled_out(config, self.surrogate.encoding, self.surrogate.memory_order)
+        self._ruled_by |= failed
         left = self._open & self._not_outgrown if any(each.fits for each in measurements) else self._open.copy()
         left[[self._index[each.config] for each in measurements if each.config in self._index]] = False
         return left
@@ -97,9 +95,8 @@ class SurrogateSampler(BaseSampler):
         left = self.left(measurements)
         if not left.any():
             return None
-        if self._tolerance is None or not any(measurement.fits for measurement in measurements):
-            return left, measurements
-        if self.surrogate.can_improve(measurements, left, self._tolerance):
+        some_fit = any(measurement.fits for measurement in measurements)
+        if self._tolerance is None or not some_fit or self.surrogate.can_improve(measurements, left, self._tolerance):
             return left, measurements
         for name, of_tier in self._tiers.items():
             within, rivals = left & of_tier, [each for each in measurements if tier(each.config) == name]
@@ -156,11 +153,6 @@ class SurrogateSampler(BaseSampler):
     ) -> Any:
         """Optuna asks for a parameter that is no knob; there is none."""
         raise LookupError(f"{param_name} is not a knob of the space this sampler was made for")
-
-
-def _is_proof(measurement: Measurement) -> bool:
-    """Whether configs that need as much cannot fit; an expected measurement (`with_running`) proves nothing."""
-    return measurement.outcome is Outcome.OUT_OF_MEMORY and measurement.number >= 0
 
 
 def measurements_of(study: Study) -> list[Measurement]:

@@ -3,8 +3,6 @@
 It knows nothing of models, devices or techniques: the tuning room hands over functions, the `SearchProblem`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -130,10 +128,18 @@ def search(
     problem.on_started(size, refused)
     predictions = problem.predict(legal) if len(legal) > 1 else None
     prior = _within(problem.prior_measurements, legal)
-    possible = _with(prior.fits, legal, _possible(legal, predictions, limits.memory_bytes))
+    possible: Sequence[Config] = legal
+    if predictions is not None and limits.memory_bytes is not None:
+        likely = [config for config in legal if not predictions.surely_exceeds(config, limits.memory_bytes)]
+        possible = _with(prior.fits, legal, likely or legal)  # all if none would remain: predictions prove nothing
     pool = _with(prior.fits, legal, _worth_scoring(possible, predictions, limits.memory_bytes, seed))
+    # Every value of each knob of the space: the listed ones, and canonical ones they lead to (null at rank 0).
+    values = {
+        knob: tuple(dict.fromkeys((*listed, *(config[knob] for config in legal))))
+        for knob, listed in space.knobs.items()
+    }
     surrogate = Surrogate(
-        _values(space, legal),
+        values,
         pool,
         memory_order=problem.memory_order,
         memory_bytes=limits.memory_bytes,
@@ -142,7 +148,10 @@ def search(
     )
     sampler = SurrogateSampler(surrogate, seed=seed, tolerance=limits.tolerance)
     with _quiet():
-        study = open_study(_of_space(journal, space), sampler)
+        if journal is not None:  # Optuna's parameters cannot change their choices
+            knobs = {knob: list(values) for knob, values in space.knobs.items()}
+            journal = dataclasses.replace(journal, identity={**journal.identity, "space": knobs})
+        study = open_study(journal, sampler)
         stopped_by = _Exploration(study, sampler, problem, limits, deadline=deadline).run()
         measurements = measurements_of(study)
     measured = {measurement.config for measurement in measurements}
@@ -162,13 +171,6 @@ def search(
         slowdown=math.expm1(float(abs(slowdown(measurements, noise=SPEED_NOISE)).max(initial=0.0))),
         surrogate=surrogate,
     )
-
-
-def _possible(configs: Sequence[Config], predictions: Predictions | None, memory_bytes: int | None) -> Sequence[Config]:
-    """The configs without those that surely exceed the memory; all if none would remain: predictions prove nothing."""
-    if predictions is None or memory_bytes is None:
-        return configs
-    return [config for config in configs if not predictions.surely_exceeds(config, memory_bytes)] or configs
 
 
 def _within(measurements: Sequence[PriorMeasurement], legal: Sequence[Config]) -> PriorMeasurements:
@@ -266,22 +268,6 @@ class _Exploration:
         finally:
             for trial in self._running.values():
                 abandon(self._study, trial.number)  # does nothing after `record`
-
-
-def _values(space: Space, configs: Sequence[Config]) -> dict[str, tuple[Value, ...]]:
-    """Every value of each knob of the space: the listed ones, and canonical ones they lead to (null at rank 0)."""
-    return {
-        knob: tuple(dict.fromkeys((*listed, *(config[knob] for config in configs))))
-        for knob, listed in space.knobs.items()
-    }
-
-
-def _of_space(journal: Journal | None, space: Space) -> Journal | None:
-    """The journal with the space in its identity: Optuna's parameters cannot change their choices."""
-    if journal is None:
-        return None
-    knobs = {knob: list(values) for knob, values in space.knobs.items()}
-    return dataclasses.replace(journal, identity={**journal.identity, "space": knobs})
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ It chooses what to measure next, says when to stop, and tells noise from speed; 
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +41,7 @@ _BEYOND = 0.2  # how far past the limit an out-of-memory is assumed to lie
 _WORKS_DEVIATION, _WORKS_NOISE = 0.5, 0.2  # of 1 for a config that works and 0 for one that does not
 _INFEASIBLE = 0.05  # a config that is less likely feasible does not count for when to stop
 _CONFIDENCE = 0.05  # a config that is faster with at most this probability is no reason to go on
-_EXACT = 1e-4
+_PARTS = 10_000  # a bound is told in such parts of 1
 
 
 @dataclass(frozen=True)
@@ -101,27 +102,24 @@ class Surrogate:
     ) -> None:
         self.values, self.memory_order = values, memory_order
         self.prior = prior or PriorMeasurements()
+        self.informed = predictions is not None or bool(self.prior.fits)
         self._predictions = predictions
         self._memory_bytes = memory_bytes
+        self._memory_noise = _GUESSED_MEMORY_NOISE if predictions is None else _MEMORY_NOISE
         self._cache: dict[str, tuple[Any, Any]] = {}  # of the pool: by name the measurements and the answer
         self._features = Features(values)
         self.pool, self.encoding = self.group(pool), Encoding(pool)
         knobs = [knob for knob, each in values.items() if len(each) > 1]
-        self._process = GaussianProcess(knobs, self.encoding, noise=SPEED_NOISE)
+        self._process = GaussianProcess(knobs, self.encoding)
         self._costs = Costs(self._features)
         self._memory_effects = _memory_effects(values, self._features, memory_order)
         self._least_memory = float(min(self.pool.rows @ self._memory_effects, default=0.0))
 
-    @property
-    def informed(self) -> bool:
-        """Whether there are predictions, or earlier measurements that fit."""
-        return self._predictions is not None or bool(self.prior.fits)
-
     def group(self, configs: Sequence[Config]) -> Group:
         """Configs with what the model needs of them."""
-        none = np.zeros(len(configs))
-        nbytes = none if self._predictions is None else self._predictions.log_bytes(configs)
-        speed = none if self._predictions is None else self._predictions.log_throughput(configs)
+        nbytes = speed = np.zeros(len(configs))
+        if self._predictions is not None:
+            nbytes, speed = self._predictions.log_bytes(configs), self._predictions.log_throughput(configs)
         return Group(configs, self._features.rows(configs), nbytes, speed)
 
     def speeds(
@@ -150,7 +148,7 @@ class Surrogate:
         noise = self.prior.noise(len(values) - len(self.prior.configs), SPEED_NOISE)
         if self._predictions is not None:
             asked = None if group is self.pool else group.configs
-            errors = self._process.predict(at.configs, values - at.speed, asked, noise=noise)
+            errors = self._process.predict(at.configs, values - at.speed, noise, asked)
             return replace(errors, means=errors.means + group.speed)
         mean = np.zeros(self._features.width)
         mean[1] = _SPEED_SLOPE
@@ -204,10 +202,6 @@ class Surrogate:
         probability: Array = self._cached("feasible", measurements, group, compute)
         return probability
 
-    @property
-    def _memory_noise(self) -> float:
-        return _GUESSED_MEMORY_NOISE if self._predictions is None else _MEMORY_NOISE
-
     def cost(self, measurements: Sequence[Measurement], group: Group, indices: Indices | slice = slice(None)) -> Array:
         """The expected seconds of a probe of each config, or of those at some indices."""
         return self._costs.seconds(measurements, group.rows[indices])
@@ -235,19 +229,16 @@ class Surrogate:
         """
         if self._predictions is None:
             return math.inf
-        low, high = -1.0 + 1e-9, 1e3
         speeds = self._of_feasible(measurements, left, None)
         if speeds is None:
-            return low
+            return -1.0
         if not math.isfinite(speeds.best):
             return math.inf
-        while high - low > _EXACT:
-            middle = (low + high) / 2 if high < 1 else math.sqrt((low + 2) * (high + 2)) - 2
-            if float(speeds.probability_above(middle).max()) > _CONFIDENCE:
-                low = middle
-            else:
-                high = middle
-        return high
+        shares = range(1 - _PARTS, 1000 * _PARTS)
+        enough = bisect.bisect_left(
+            shares, -_CONFIDENCE, key=lambda share: -speeds.probability_above(share / _PARTS).max()
+        )
+        return (shares.start + enough) / _PARTS
 
     def _of_feasible(
         self, measurements: Sequence[Measurement], left: Mask, rivals: Sequence[Measurement] | None
@@ -258,13 +249,9 @@ class Surrogate:
 
     def memory(self, measurements: Sequence[Measurement], group: Group) -> tuple[Array, Array, float]:
         """Expected log bytes of configs, their deviation, and the log of the limit."""
-        sizes = [
-            (measurement.config, measurement.peak_bytes.allocated)
-            for measurement in measurements
-            if measurement.fits and measurement.peak_bytes and measurement.peak_bytes.allocated > 0
-        ]
+        sizes = [(each.config, size) for each in measurements if each.fits and (size := _allocated(each))]
         sizes += self.prior.sizes
-        failed = [measurement.config for measurement in measurements if measurement.outcome is Outcome.OUT_OF_MEMORY]
+        failed = [each.config for each in measurements if each.outcome is Outcome.OUT_OF_MEMORY]
         failed += self.prior.outgrew
         limit = self._limit(measurements)
         if self._predictions is not None:
@@ -288,11 +275,7 @@ class Surrogate:
     def _limit(self, measurements: Sequence[Measurement]) -> float:
         if self._memory_bytes:
             return math.log(self._memory_bytes)
-        peaks = [
-            (measurement.outcome, measurement.peak_bytes.allocated)
-            for measurement in measurements
-            if measurement.peak_bytes and measurement.peak_bytes.allocated > 0
-        ]
+        peaks = [(each.outcome, size) for each in measurements if (size := _allocated(each))]
         fitted = max((size for outcome, size in peaks if outcome is Outcome.FITS), default=1)
         failed = min((size for outcome, size in peaks if outcome is Outcome.OUT_OF_MEMORY), default=2 * fitted)
         return math.log(max(fitted, failed))
@@ -312,6 +295,10 @@ class Surrogate:
         return np.clip(effects.predict(group.rows)[0], 0.02, 1.0)
 
 
+def _allocated(measurement: Measurement) -> int:
+    return measurement.peak_bytes.allocated if measurement.peak_bytes else 0
+
+
 def _memory_effects(values: Mapping[str, tuple[Value, ...]], features: Features, memory_order: MemoryOrder) -> Array:
     """Expected effects on log memory: rising in the order of the space, corrected by proven ranks."""
     mean = np.zeros(features.width)
@@ -325,9 +312,6 @@ def _memory_effects(values: Mapping[str, tuple[Value, ...]], features: Features,
 
 def _ladder(knob: str, values: tuple[Value, ...], memory_order: MemoryOrder) -> list[Value]:
     """The values by rising memory; those with a proven rank are sorted among themselves."""
-    ladder = list(values)
     ranks = {value: rank for value in values if (rank := memory_order(knob, value)) is not None}
-    indices = [index for index, value in enumerate(values) if value in ranks]
-    for index, value in zip(indices, sorted(ranks, key=ranks.__getitem__), strict=True):
-        ladder[index] = value
-    return ladder
+    ranked = iter(sorted(ranks, key=ranks.__getitem__))
+    return [next(ranked) if value in ranks else value for value in values]

@@ -1,7 +1,5 @@
 """Writes the files of a run directory: result.yaml, train.py, exports, result.json and report.html."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The context of a search: workload, hardware, budget, placement and space, all known before the first probe."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 from dataclasses import dataclass
@@ -79,7 +77,6 @@ class Context:
             # As requested: the default, and what is granted of a request, depend on what is free on the day.
             "budget_bytes": self.requested_bytes,
             "margin": self.budget.margin,
-            "space": {knob: list(values) for knob, values in self.space.knobs.items()},
             "torch": importlib.metadata.version("torch"),
             "cores_of_each_worker": self.placement.cores_of_each,
         }

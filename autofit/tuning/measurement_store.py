@@ -4,8 +4,6 @@ Any number of processes may write at once; each waits its turn. Stored measureme
 the file never fails a search: it raises StoreError, and the caller goes on without.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sqlite3
@@ -87,10 +85,9 @@ class Store:
         with self._transaction() as file:
             row = (*search, config, json.dumps(trial), now)
             file.execute("INSERT INTO measurements VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-            for condition, most in (("key = :key", MOST_OF_ONE), ("true", MOST)):
-                oldest = f"SELECT id FROM measurements WHERE {condition} ORDER BY id DESC LIMIT 1 OFFSET {most}"
-                drop = f"DELETE FROM measurements WHERE {condition} AND id <= ({oldest})"
-                file.execute(drop, {"key": subject.key})
+            for those, most in (("key = :key", MOST_OF_ONE), ("true", MOST)):
+                oldest = f"SELECT id FROM measurements WHERE {those} ORDER BY id DESC LIMIT 1 OFFSET {most}"
+                file.execute(f"DELETE FROM measurements WHERE {those} AND id <= ({oldest})", {"key": subject.key})
             file.execute("DELETE FROM measurements WHERE measured_at < ?", (now - DAYS * 86400,))
 
     def count(self) -> Count:
@@ -130,7 +127,7 @@ class Store:
             if not self.path.exists():
                 yield None
                 return
-            with contextlib.closing(self._connect()) as file:
+            with self._connected() as file:
                 yield file if self._schema(file) == SCHEMA else None
 
     @contextlib.contextmanager
@@ -138,21 +135,18 @@ class Store:
         """The file, created where there is none, for writing."""
         with self._errors():
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.closing(self._connect()) as file, file:
+            with self._connected() as file, file:
                 file.execute("BEGIN IMMEDIATE")
                 if self._schema(file) != SCHEMA:
                     _create_tables(file)
                 yield file
 
-    def _connect(self) -> sqlite3.Connection:
-        file = sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)
-        try:
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        with contextlib.closing(sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)) as file:
             # It need not survive a power cut whole, and waiting for the disk twice a measurement is not worth that.
-            file.execute("PRAGMA synchronous = NORMAL")
-        except BaseException:  # a damaged file says so here
-            file.close()
-            raise
-        return file
+            file.execute("PRAGMA synchronous = NORMAL")  # a damaged file says so here
+            yield file
 
     def _schema(self, file: sqlite3.Connection) -> int:
         schema = int(file.execute("PRAGMA user_version").fetchone()[0])

@@ -1,9 +1,9 @@
 """Makes the record of a search: its result, the prediction for each trial, and the memory of the best configs through a
 step, which a child follows on fake tensors. On request, traces a real step of the best config for profilers."""
 
-from __future__ import annotations
-
+import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -39,11 +39,10 @@ def make_record(
     if predictions:
         nbytes, seconds = predictions.nbytes, predictions.seconds
         predicted = [Predicted(finite(nbytes.get(t.config)), finite(seconds.get(t.config))) for t in result.trials]
+    told = {"seed", "tolerance", "trials", "time_limit", "workers", "space", "set"}
     return Record(
         result=result,
-        options=options.model_dump(
-            include={"seed", "tolerance", "trials", "time_limit", "workers", "space", "set"},
-        ),
+        options=options.model_dump(include=told),
         predicted=tuple(predicted),
         timelines=timelines or {},
         finished=datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -58,17 +57,13 @@ def follow_tiers(result: Result, workload: Workload, options: SearchOptions, exe
     if result.stopped_by == "interrupt":
         return {}
     timeout = min(FOLLOW_SECONDS, max(1.0, FOLLOW_SHARE * (options.time_limit or math.inf)))
+    run = functools.partial(executor.run, timelines, workload, result.hardware, log="timeline.log", timeout=timeout)
     followed: dict[str, Timeline] = {}
-    try:
+    # Too slow, or not wanted: the report does without the other tiers.
+    with contextlib.suppress(AutofitError, KeyboardInterrupt):
         for name, best in result.tiers.items():
-            if best is not None:
-                (timeline,) = executor.run(
-                    timelines, workload, result.hardware, [best.config], log="timeline.log", timeout=timeout
-                )
-                if timeline is not None:
-                    followed[name] = timeline
-    except (AutofitError, KeyboardInterrupt):  # too slow, or not wanted: the report does without the other tiers
-        return followed
+            if best is not None and (timeline := run([best.config])[0]) is not None:
+                followed[name] = timeline
     return followed
 
 

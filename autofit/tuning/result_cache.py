@@ -3,8 +3,6 @@
 The parent of probes does not touch the device, so the operating system's facts stand for the machine.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 from pathlib import Path

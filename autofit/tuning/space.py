@@ -1,7 +1,5 @@
 """The space of a search: the knobs and values that techniques offer a workload on some hardware."""
 
-from __future__ import annotations
-
 from autofit import techniques
 from autofit.core.config import Config
 from autofit.core.hardware import Hardware
@@ -22,9 +20,8 @@ def knob_choices(workload: Workload, hardware: Hardware) -> KnobChoices:
 
 def legal_configs(options: SearchOptions, workload: Workload, hardware: Hardware) -> list[Config]:
     """The configs that a search with these options would choose from."""
-    return list(
-        space_for(options, workload, hardware).configs(techniques.constraints(workload, hardware), options.seed)
-    )
+    constraints = techniques.constraints(workload, hardware)
+    return list(space_for(options, workload, hardware).configs(constraints, options.seed))
 
 
 def space_for(options: SearchOptions, workload: Workload, hardware: Hardware) -> Space:

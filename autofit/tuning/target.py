@@ -1,7 +1,5 @@
 """The hardware that a prediction is for, which need not be here, and the estimate of a trace on it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

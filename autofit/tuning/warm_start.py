@@ -4,8 +4,6 @@ Joins the store with the search. Trouble with the store never fails a search: it
 without the store.
 """
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Callable, Mapping

@@ -17,8 +17,8 @@ NOISE = 0.02
 POOL = Encoding(CONFIGS)
 
 
-def residuals() -> GaussianProcess:
-    return GaussianProcess(list(VALUES), POOL, noise=NOISE)
+def predict(measured: list[Config], values: np.ndarray, at: list[Config] | None = None) -> Mixture:
+    return GaussianProcess(list(VALUES), POOL).predict(measured, values, NOISE**2 * np.eye(len(values)), at)
 
 
 def deviation(mixture: Mixture) -> np.ndarray:
@@ -28,7 +28,7 @@ def deviation(mixture: Mixture) -> np.ndarray:
 
 
 def test_without_measurements_predictions_are_taken_as_they_are() -> None:
-    found = residuals().predict([], np.array([]))
+    found = predict([], np.array([]))
     assert not found.mean.any()
     assert found.weights.sum() == pytest.approx(1.0)
     assert (deviation(found) > 0.1).all()
@@ -36,7 +36,7 @@ def test_without_measurements_predictions_are_taken_as_they_are() -> None:
 
 @given(st.floats(-1, 1))
 def test_what_all_predictions_are_off_by_is_mostly_learnt_from_one_probe(common: float) -> None:
-    found = residuals().predict(CONFIGS[:1], np.array([common]))
+    found = predict(CONFIGS[:1], np.array([common]))
     assert found.mean[0] == pytest.approx(common, abs=0.03)
     assert (0.5 * abs(common) <= np.abs(found.mean) + 1e-9).all()
     assert (np.abs(found.mean) <= abs(common) + 1e-9).all()
@@ -45,7 +45,7 @@ def test_what_all_predictions_are_off_by_is_mostly_learnt_from_one_probe(common:
 def test_what_is_measured_is_known_and_what_is_like_it_better_than_what_is_not() -> None:
     at = [Config(precision="bf16", micro_batch_size=2, optimizer="adamw")]
     at.append(Config(precision="fp32", micro_batch_size=2, optimizer="adamw"))
-    found = residuals().predict(at, np.array([0.3, 0.0]))
+    found = predict(at, np.array([0.3, 0.0]))
     means, deviations = (dict(zip(CONFIGS, each.tolist(), strict=True)) for each in (found.mean, deviation(found)))
     neighbour, far = at[0].replace(micro_batch_size=4), at[0].replace(micro_batch_size=8, optimizer="adamw-8bit")
     assert means[at[0]] == pytest.approx(0.3, abs=0.03)
@@ -55,7 +55,7 @@ def test_what_is_measured_is_known_and_what_is_like_it_better_than_what_is_not()
 
 def test_good_predictions_are_trusted_more_and_poor_ones_less() -> None:
     at = CONFIGS[::3]
-    good, poor = (residuals().predict(at, np.array([size, -size] * 3)) for size in (0.01, 0.6))
+    good, poor = (predict(at, np.array([size, -size] * 3)) for size in (0.01, 0.6))
     assert good.weights[0] > 0.5 > good.weights[-1]
     assert poor.weights[-1] > 0.9
     assert deviation(good).max() < deviation(poor).min() * 2
@@ -64,8 +64,8 @@ def test_good_predictions_are_trusted_more_and_poor_ones_less() -> None:
 @given(st.lists(st.integers(0, len(CONFIGS) - 1), min_size=1, max_size=8, unique=True))
 def test_the_order_of_measurements_says_nothing(places: list[int]) -> None:
     values = np.linspace(-0.2, 0.2, len(places))
-    forth = residuals().predict([CONFIGS[place] for place in places], values)
-    back = residuals().predict([CONFIGS[place] for place in reversed(places)], values[::-1])
+    forth = predict([CONFIGS[place] for place in places], values)
+    back = predict([CONFIGS[place] for place in reversed(places)], values[::-1])
     np.testing.assert_allclose(forth.mean, back.mean, atol=1e-6)
     np.testing.assert_allclose(deviation(forth), deviation(back), atol=1e-4)
 
@@ -73,9 +73,9 @@ def test_the_order_of_measurements_says_nothing(places: list[int]) -> None:
 def test_configs_that_the_pool_lacks_are_no_obstacle() -> None:
     other = Config(precision="fp8", micro_batch_size=None, optimizer="adamw")
     at = [CONFIGS[0], other]
-    found = residuals().predict(at, np.array([0.1, 0.2]), [*CONFIGS, other])
+    found = predict(at, np.array([0.1, 0.2]), [*CONFIGS, other])
     assert found.mean[-1] == pytest.approx(0.2, abs=0.03)
-    with_pool = residuals().predict(at, np.array([0.1, 0.2]))
+    with_pool = predict(at, np.array([0.1, 0.2]))
     np.testing.assert_allclose(with_pool.mean, found.mean[:-1])
 
 
@@ -89,7 +89,7 @@ def test_it_is_the_textbook_s_process_also_where_something_is_measured_twice(pla
         return float(0.75**apart * 0.85 ** abs(sizes[0] - sizes[1]))
 
     measured, values = [CONFIGS[place] for place in places], np.linspace(-0.3, 0.4, len(places))
-    found, evidence = residuals().predict(measured, values), []
+    found, evidence = predict(measured, values), []
     for number, scale in enumerate((0.06, 0.13, 0.26, 0.52)):
         among = np.array([[scale**2 * alike(a, b) + 0.16 for b in measured] for a in measured])
         there = np.array([[scale**2 * alike(a, b) + 0.16 for b in CONFIGS] for a in measured])
