@@ -34,6 +34,8 @@ class Technique:
     values: ClassVar[tuple[Value, ...]] = ()  # every possible value; empty: what `choices` returns
     cuda_values: ClassVar[tuple[Value, ...]] = ()  # of these, the ones that are not searched on a CPU
     host_values: ClassVar[tuple[Value, ...]] = ()  # the ones that store something in the host's memory
+    compiled_values: ClassVar[tuple[Value, ...]] = ()  # the ones for which the run calls torch.compile
+    paged_values: ClassVar[tuple[Value, ...]] = ()  # the ones that use CUDA's managed memory
     library: ClassVar[str] = "torch"  # the distribution that implements every value but `off`
     takes: ClassVar[str] = ""  # the accepted values in words, where `values` cannot list them
     all_exact: ClassVar[bool] = False  # whether every value is the same mathematics as `off`
@@ -62,7 +64,7 @@ class Technique:
 
     def compiles(self, value: Value) -> bool:
         """Whether the run calls torch.compile, so that no dispatch mode may watch it."""
-        return False
+        return value in self.compiled_values
 
     def keeps_on_host(self, value: Value) -> bool:
         """Whether the value stores in host memory part of what a GPU trains."""
@@ -70,7 +72,7 @@ class Technique:
 
     def pages(self, value: Value) -> bool:
         """Whether the value uses managed memory, which moves between GPU and host outside PyTorch's allocator."""
-        return False
+        return value in self.paged_values
 
     def exact(self, value: Value, workload: Workload) -> bool:
         """Whether the value is the same mathematics as `off`, up to rounding and random draws."""

@@ -27,11 +27,8 @@ class Compile(Technique):
     stage = Stage.COMPILE
     off = "none"
     values = ("none", "default", "max-autotune-no-cudagraphs")
-    cuda_values = ("default", "max-autotune-no-cudagraphs")
+    cuda_values = compiled_values = ("default", "max-autotune-no-cudagraphs")
     all_exact = True
-
-    def compiles(self, value: Value) -> bool:
-        return value != self.off
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] == self.off or (BACKEND != "inductor" and hardware.device == "cpu"):

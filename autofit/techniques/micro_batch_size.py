@@ -49,10 +49,8 @@ class MicroBatchSize(Technique):
         for norm in batch_norms:
             setup.on_close(norm.register_forward_pre_hook(_refuse_one_value).remove)
         if batch_norms and value < setup.workload.effective_batch_size:
-            setup.warnings.append(
-                f"BatchNorm takes its statistics over micro-batches of {value}, not over the whole batch of "
-                f"{setup.workload.effective_batch_size}."
-            )
+            whole = f"not over the whole batch of {setup.workload.effective_batch_size}"
+            setup.warnings.append(f"BatchNorm takes its statistics over micro-batches of {value}, {whole}.")
 
 
 def _refuse_one_value(module: nn.Module, args: tuple[Any, ...]) -> None:

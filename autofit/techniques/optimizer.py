@@ -48,7 +48,8 @@ class Optimizer(Technique):
     values = ("adamw", "adamw-foreach", "adamw-8bit", "adamw-4bit", "adamw-fp8", "paged-adamw-8bit", "adafactor", "sgd")
     # torchao's first step compiles for 40 to 50 s on two CPU cores; bitsandbytes does not, for nearly the same bytes.
     cuda_values = (*_COMPILED, "paged-adamw-8bit")
-    host_values = ("paged-adamw-8bit",)
+    host_values = paged_values = ("paged-adamw-8bit",)
+    compiled_values = _COMPILED
     always = True
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
@@ -64,12 +65,6 @@ class Optimizer(Technique):
 
     def package(self, value: Value) -> str:
         return _LIBRARY.get(str(value), "torch")
-
-    def compiles(self, value: Value) -> bool:
-        return value in _COMPILED
-
-    def pages(self, value: Value) -> bool:
-        return value == "paged-adamw-8bit"
 
     def exact(self, value: Value, workload: Workload) -> bool:
         return value in ("adamw", "adamw-foreach")
@@ -129,13 +124,10 @@ def _make(setup: Setup, kind: Callable[[], Callable[..., TorchOptimizer]]) -> No
 
 def parameter_groups(setup: Setup) -> list[dict[str, Any]]:
     """Trainable parameters, each once, in groups: weight decay on matrices, none on biases and norms."""
-    matrices = [p for _, p in setup.trainable() if p.dim() >= 2]
-    vectors = [p for _, p in setup.trainable() if p.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": setup.hyperparameters.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    trained, decay = [parameter for _, parameter in setup.trainable()], setup.hyperparameters.weight_decay
+    matrices = {"params": [parameter for parameter in trained if parameter.dim() >= 2], "weight_decay": decay}
+    vectors = {"params": [parameter for parameter in trained if parameter.dim() < 2], "weight_decay": 0.0}
+    return [group for group in (matrices, vectors) if group["params"]]
 
 
 def _kind(value: str) -> Callable[..., TorchOptimizer]:

@@ -103,9 +103,8 @@ class Precision(Technique):
         if value in ("bf16", "fp8"):
             _cast_inputs(setup, torch.bfloat16)
             if not setup.config.get("lora_rank"):
-                setup.warnings.append(
-                    "bf16 weights lose updates smaller than 1/256 of the weight; bf16-mixed keeps them."
-                )
+                lost = "bf16 weights lose updates smaller than 1/256 of the weight; bf16-mixed keeps them."
+                setup.warnings.append(lost)
             return
         low = None if setup.frozen_dtype == _FP32 else setup.frozen_dtype
         given = {parameter.dtype for parameter in setup.model.parameters() if parameter.is_floating_point()}
@@ -181,10 +180,8 @@ def _pad_rows(layer: nn.Module) -> None:
 def _put_back(parent: nn.Module, name: str, layer: nn.Module) -> None:
     """Restore the plain layer, below adapters where there are some by now."""
     adapted = getattr(parent, name)
-    if hasattr(adapted, "base_layer"):
-        adapted.base_layer = layer
-    else:
-        setattr(parent, name, layer)
+    owner, name = (adapted, "base_layer") if hasattr(adapted, "base_layer") else (parent, name)
+    setattr(owner, name, layer)
 
 
 @dataclass(frozen=True)

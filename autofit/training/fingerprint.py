@@ -5,8 +5,6 @@ from a config.json is identified by that. Of any other the user's code counts to
 does. Libraries are identified by their versions.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import inspect
@@ -72,20 +70,6 @@ def facts_of(workload: Workload, model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _model_facts(model: nn.Module, code: Code) -> Iterator[Any]:
-    """Structure, settings, shapes, dtypes, what is trained, and the code and library version of every class."""
-    for name, module in model.named_modules():
-        class_name = f"{type(module).__module__}.{type(module).__qualname__}"
-        # The attributes by which two modules of one class and the same shapes compute differently.
-        attributes = {key: value for key, value in vars(module).items() if key[0] != "_" and key != "training"}
-        yield name, class_name, module.extra_repr(), {key: code.used(value) for key, value in attributes.items()}
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        yield name, list(tensor.shape), str(tensor.dtype), tensor.requires_grad
-    for kind in sorted({type(module) for module in model.modules()}, key=lambda each: each.__qualname__):
-        library = sys.modules.get(kind.__module__.partition(".")[0])
-        yield kind.__qualname__, code.of(kind), getattr(library, "__version__", None)
-
-
 @dataclass
 class Code:
     """The code of functions and classes as plain data, also of a notebook's cells, which have no file. A second mention
@@ -134,6 +118,20 @@ class Code:
         modules = [scope[name] for name in names if isinstance(scope.get(name), types.ModuleType)]
         scopes = [scope, *(vars(module) for module in modules if not _is_library(module))]
         return [[name, self.used(each[name])] for each in scopes for name in names if name in each]
+
+
+def _model_facts(model: nn.Module, code: Code) -> Iterator[Any]:
+    """Structure, settings, shapes, dtypes, what is trained, and the code and library version of every class."""
+    for name, module in model.named_modules():
+        class_name = f"{type(module).__module__}.{type(module).__qualname__}"
+        # The attributes by which two modules of one class and the same shapes compute differently.
+        attributes = {key: value for key, value in vars(module).items() if key[0] != "_" and key != "training"}
+        yield name, class_name, module.extra_repr(), {key: code.used(value) for key, value in attributes.items()}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        yield name, list(tensor.shape), str(tensor.dtype), tensor.requires_grad
+    for kind in sorted({type(module) for module in model.modules()}, key=lambda each: each.__qualname__):
+        library = sys.modules.get(kind.__module__.partition(".")[0])
+        yield kind.__qualname__, code.of(kind), getattr(library, "__version__", None)
 
 
 def _is_library(thing: Any) -> bool:

@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -31,11 +32,8 @@ def parameters_on_meta() -> Iterator[None]:
             parameter = on_meta[parameter]
         original(module, name, parameter)
 
-    nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
-    try:
+    with mock.patch.object(nn.Module, "register_parameter", register):
         yield
-    finally:
-        nn.Module.register_parameter = original  # type: ignore[method-assign]
 
 
 def meta_model_from(factory: Callable[[], Any]) -> nn.Module:
