@@ -35,10 +35,8 @@ def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> R
         ["With other budgets:", *(fmt.POINT + line for line in budgets)] if budgets else [],
         [*card, *result.notes],
     ]
-    parts: list[RenderableType] = [fmt.hanging(lines) for lines in sentences if any(lines)]
-    files = written(result)
-    parts += [files] if files else []
-    first, *others = parts
+    parts = (*(fmt.hanging(lines) for lines in sentences if any(lines)), written(result))
+    first, *others = (part for part in parts if part is not None)
     return Group(*answer, _Rows(shown, result), first, *(line for part in others for line in (Text(), part)))
 
 

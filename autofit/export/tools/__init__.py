@@ -13,8 +13,7 @@ from autofit.export.tool import Tool
 def all_tools() -> tuple[Tool, ...]:
     """Every tool that configs are exported to, in alphabetical order."""
     modules = (importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__))
-    tools = [module.TOOL for module in modules if hasattr(module, "TOOL")]
-    return tuple(sorted(tools, key=lambda tool: tool.name))
+    return tuple(sorted((module.TOOL for module in modules), key=lambda tool: tool.name))
 
 
 def describe_tools() -> list[dict[str, Any]]:

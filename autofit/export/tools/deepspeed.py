@@ -14,6 +14,7 @@ from autofit.export.source import ExportSource
 from autofit.export.tool import Header, Request, Tool, ToolKeys
 
 _CHECKPOINTING = "DeepSpeed's serves only models that call its own checkpoint function; switch on that of the model"
+_STREAMED = "ZeRO streams all weights, those that are trained as well, and fetches ahead in its own way"
 _STAGE = "zero_optimization.stage"
 _AUTOCAST = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 _OPTIMIZERS = {"adamw": "AdamW", "adamw-foreach": "AdamW", "adafactor": "Adafactor", "sgd": "SGD"}
@@ -72,11 +73,6 @@ def _offload(request: Request, knob: str, section: str, instead: str | None = No
     return request.keys(knob, keys, instead)
 
 
-def _parameter_offload(request: Request) -> ToolKeys:
-    why = "ZeRO streams all weights, those that are trained as well, and fetches ahead in its own way"
-    return _offload(request, "parameter_offload", "offload_param", why)
-
-
 def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dict[str, str]:
     return {"deepspeed.json": json.dumps({"_comment": list(header), **keys}, indent=2) + "\n"}
 
@@ -96,6 +92,6 @@ TOOL = Tool(
         **values(gradient_accumulation_steps="gradient_accumulation_steps"),
         "optimizer": _optimizer,
         "optimizer_offload": lambda request: _offload(request, "optimizer_offload", "offload_optimizer"),
-        "parameter_offload": _parameter_offload,
+        "parameter_offload": lambda request: _offload(request, "parameter_offload", "offload_param", _STREAMED),
     },
 )

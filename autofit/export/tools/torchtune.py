@@ -178,9 +178,7 @@ TOOL = Tool(
         "lora_dropout": lambda request: shared.lora_dropout(request, "model.lora_dropout"),
         "lora_targets": _targets,
         "quantization": _quantization,
-        "optimizer": lambda request: shared.optimizer_class(
-            request, "optimizer._component_", "optimizer", foreach={"fused": False}
-        ),
+        "optimizer": lambda each: shared.optimizer_class(each, "optimizer._component_", "optimizer", {"fused": False}),
         "optimizer_in_backward": _in_backward,
         "compile": shared.compile_by_default,
         "loss": _loss,

@@ -91,6 +91,7 @@ def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dic
 def _yaml(keys: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that the command line has."""
     model, given, lora = keys["model"], keys["arguments"], keys.get("lora")
+    checkpointing = model["use_gradient_checkpointing"]
     yaml: dict[str, Any] = {
         "model": model["model_name"],
         "data": {"dataset": "path/to/dataset"},
@@ -104,9 +105,7 @@ def _yaml(keys: Mapping[str, Any]) -> dict[str, Any]:
             "batch_size": given["per_device_train_batch_size"],
             "gradient_accumulation_steps": given["gradient_accumulation_steps"],
             "packing": False,
-            "gradient_checkpointing": {True: "true", False: "none"}.get(
-                model["use_gradient_checkpointing"], model["use_gradient_checkpointing"]
-            ),
+            "gradient_checkpointing": {True: "true", False: "none"}.get(checkpointing, checkpointing),
         },
     }
     if lora:
