@@ -25,7 +25,7 @@ from autofit.estimate.rates import Rates, format_of, rate_of
 from autofit.estimate.roofline import Speed, Work, passes_of
 from autofit.estimate.scaling import ONE, UNSCALED
 from autofit.estimate.trace import Trace, trace
-from autofit.hardware.caching_allocator import replay
+from autofit.hardware.caching_allocator import reserved_by
 
 # (low, high) relative to predictions before probes have shown more. On the CPU from benchmarks/estimate_memory; on CUDA
 # of reserved bytes: PyTorch's own allocator, rehearsed without kernels (benchmarks/fake_cuda), reserved 2.7 % less to
@@ -69,8 +69,8 @@ def estimate_of(
     reserved, context, workspace = None, 0, 0
     if hardware.device == "cuda":
         context, workspace = hardware.context_bytes or _CONTEXT, workspace_bytes(hardware)
-        replayed = replay(two_steps(traced, hardware), expandable=hardware.expandable_segments)
-        reserved = max(replayed.peak_reserved, peak.nbytes + workspace)
+        reserved = reserved_by(two_steps(traced, hardware), expandable=hardware.expandable_segments)
+        reserved = max(reserved, peak.nbytes + workspace)
         parts = {**peak.parts, "temporary": peak.parts["temporary"] + workspace}
         peak = replace(peak, nbytes=peak.nbytes + workspace, parts=parts)
     share, uncertainty = recomputed_share(traced.config, workload, hardware), None

@@ -12,10 +12,8 @@ from autofit.hardware.caching_allocator import (
     LARGE_SEGMENT,
     SMALL_SEGMENT,
     CachingAllocator,
-    DoesNotFitError,
     Event,
-    Replay,
-    replay,
+    reserved_by,
     round_size,
 )
 
@@ -50,10 +48,7 @@ def drive(allocator: CachingAllocator, actions: Sequence[Action], first_key: int
     live: dict[int, tuple[int, int]] = {}
     for key, (action, number) in enumerate(actions, first_key):
         if action == "allocate":
-            try:
-                live[key] = (allocator.allocate(key, number), number)
-            except DoesNotFitError:
-                assert allocator.limit is not None
+            live[key] = (allocator.allocate(key, number), number)
         elif live:
             freed = list(live)[number % len(live)]
             allocator.free(freed)
@@ -66,10 +61,7 @@ def check(allocator: CachingAllocator, live: dict[int, tuple[int, int]]) -> None
     ranges = sorted((address, address + round_size(nbytes)) for address, nbytes in live.values())
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges)), "blocks overlap"
     assert all(address % 512 == 0 for address, _ in ranges)
-    assert sum(end - start for start, end in ranges) <= allocator.allocated <= allocator.reserved
-    assert allocator.allocated <= allocator.peak_allocated <= allocator.peak_reserved
-    assert allocator.reserved <= allocator.peak_reserved
-    assert allocator.limit is None or allocator.peak_reserved <= allocator.limit
+    assert sum(end - start for start, end in ranges) <= allocator.reserved
 
 
 @pytest.mark.parametrize(
@@ -85,26 +77,30 @@ def check(allocator: CachingAllocator, live: dict[int, tuple[int, int]]) -> None
     ],
 )
 def test_sizes_of_blocks_and_segments(nbytes: int, block: int, segment: int, pages: int) -> None:
-    assert replay([(1, nbytes)], expandable=False) == Replay(block, segment, 0)
-    assert replay([(1, nbytes)], expandable=True) == Replay(block, pages, 0)
+    assert round_size(nbytes) == block
+    assert reserved_by([(1, nbytes)], expandable=False) == segment
+    assert reserved_by([(1, nbytes)], expandable=True) == pages
 
 
-def test_a_large_block_is_handed_out_whole_when_at_most_1_mib_would_remain() -> None:
-    assert replay([(1, 11 * MIB)], expandable=False) == Replay(12 * MIB, 12 * MIB, 0)
-    assert replay([(1, 11 * MIB - 512)], expandable=False) == Replay(11 * MIB - 512, 12 * MIB, 0)
-    assert replay([(1, 11 * MIB)], expandable=True) == Replay(11 * MIB, 20 * MIB, 0)
+@pytest.mark.parametrize(("kib", "segments"), [(5000, 2), (4000, 1)])
+def test_a_large_block_is_handed_out_whole_when_at_most_1_mib_would_remain(kib: int, segments: int) -> None:
+    """Of 6000 KiB 1000 stay in use: they do not become one block with the 5000 behind them and the rest of 4480."""
+    blocks = [(1, 5000), (2, 6000), (3, 5000), (2, 0), (4, kib), (3, 0), (5, 5000 + 4480 + 6000 - kib - 512)]
+    events = [(key, size << 10) for key, size in blocks]
+    assert reserved_by(events, expandable=False) == segments * 20 * MIB
+    assert reserved_by(events, expandable=True) == 20 * MIB
 
 
 @EXPANDABLE
 def test_a_small_block_is_split_down_to_512_bytes(expandable: bool) -> None:
     events = [(1, MIB), (2, MIB - 512), (3, 512)]
-    assert replay(events, expandable=expandable) == Replay(2 * MIB, 2 * MIB, 0)
-    assert replay([*events, (4, 1)], expandable=expandable) == Replay(2 * MIB + 512, 4 * MIB, 0)
+    assert reserved_by(events, expandable=expandable) == 2 * MIB
+    assert reserved_by([*events, (4, 1)], expandable=expandable) == 4 * MIB
 
 
 @EXPANDABLE
 def test_the_pools_share_nothing(expandable: bool) -> None:
-    assert replay([(1, 2 * MIB), (2, 512)], expandable=expandable).peak_reserved == 22 * MIB
+    assert reserved_by([(1, 2 * MIB), (2, 512)], expandable=expandable) == 22 * MIB
 
 
 @EXPANDABLE
@@ -137,8 +133,8 @@ def test_free_neighbours_become_one_block(expandable: bool) -> None:
 
 def test_segments_do_not_grow_together_but_pages_do() -> None:
     events = [(1, 20 * MIB), (2, 20 * MIB), (1, 0), (2, 0), (3, 30 * MIB)]
-    assert replay(events, expandable=False) == Replay(40 * MIB, 70 * MIB, 0)
-    assert replay(events, expandable=True) == Replay(40 * MIB, 40 * MIB, 0)
+    assert reserved_by(events, expandable=False) == 70 * MIB
+    assert reserved_by(events, expandable=True) == 40 * MIB
 
 
 def test_an_expandable_segment_grows_from_its_free_end() -> None:
@@ -154,25 +150,6 @@ def test_a_block_that_can_still_grow_counts_as_large_as_it_can_become() -> None:
         assert allocator.allocate(2, 5 * MIB) == base + expected
 
 
-@pytest.mark.parametrize(("other", "expected"), [(30, 10), (29, 40)])
-def test_a_block_before_a_hole_can_grow_into_it(other: int, expected: int) -> None:
-    allocator, base = allocated(True, 10, 30, other, 60 - other)  # five pages, none free at the end
-    allocator.free(1)
-    allocator.empty_cache()  # leaves 10 MiB free at 10, which can grow to 30
-    allocator.free(2)
-    assert allocator.allocate(4, 5 * MIB) == base + expected * MIB
-
-
-@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
-def test_holes_side_by_side_count_as_one(order: tuple[int, int]) -> None:
-    allocator, base = allocated(True, 10, 30, 20, 40, 20)
-    for key in order:
-        allocator.free(key)
-        allocator.empty_cache()
-    allocator.free(3)  # 40 MiB, fewer than the 10 at 10 can become with both holes of 20
-    assert allocator.allocate(5, 5 * MIB) == base + 60 * MIB
-
-
 @EXPANDABLE
 def test_the_end_that_can_grow_is_taken_where_nothing_else_fits(expandable: bool) -> None:
     allocator, _ = allocated(expandable, 4, 6)
@@ -181,104 +158,15 @@ def test_the_end_that_can_grow_is_taken_where_nothing_else_fits(expandable: bool
     assert allocator.reserved == 20 * MIB
 
 
-def test_whole_segments_are_given_back_under_pressure() -> None:
-    events = [(1, 20 * MIB), (1, 0), (2, 30 * MIB)]
-    assert replay(events, expandable=False) == Replay(30 * MIB, 50 * MIB, 0)
-    assert replay(events, expandable=False, limit=50 * MIB) == Replay(30 * MIB, 50 * MIB, 0)
-    assert replay(events, expandable=False, limit=50 * MIB - 1) == Replay(30 * MIB, 30 * MIB, 1)
-
-
-def test_the_peak_outlives_what_is_given_back() -> None:
-    events = [(1, 30 * MIB), (1, 0), (2, 512)]
-    assert replay(events, expandable=False, limit=31 * MIB) == Replay(30 * MIB, 30 * MIB, 1)
-    assert replay(events, expandable=True, limit=41 * MIB) == Replay(30 * MIB, 40 * MIB, 1)
-
-
-def test_a_segment_whose_first_block_alone_is_free_is_not_given_back() -> None:
-    allocator, _ = allocated(False, 5, 5)
-    allocator.free(0)
-    allocator.empty_cache()
-    assert allocator.reserved == 20 * MIB
-
-
-def test_a_segment_in_use_in_part_is_not_given_back() -> None:
-    allocator = CachingAllocator(expandable=False, limit=40 * MIB)
-    allocator.allocate(1, 5 * MIB)
-    with pytest.raises(DoesNotFitError, match="31457280 more bytes do not fit into 41943040 bytes, of which 20971520"):
-        allocator.allocate(2, 30 * MIB)
-    assert (allocator.reserved, allocator.allocated, allocator.retries) == (20 * MIB, 5 * MIB, 1)
-    allocator.free(1)
-    allocator.allocate(2, 30 * MIB)
-    assert (allocator.reserved, allocator.retries) == (30 * MIB, 2)
-
-
-def test_both_pools_give_back_under_pressure() -> None:
-    events = [(1, 512), (1, 0), (2, 20 * MIB), (2, 0), (3, 30 * MIB)]
-    assert replay(events, expandable=False, limit=31 * MIB) == Replay(30 * MIB, 30 * MIB, 1)
-    assert replay(events, expandable=True, limit=41 * MIB) == Replay(30 * MIB, 40 * MIB, 1)
-
-
-def test_pages_in_the_middle_are_given_back_and_filled_again_from_the_lowest_on() -> None:
-    allocator, base = allocated(True, 30, 30, 20)
-    assert allocator.reserved == 80 * MIB
-    allocator.free(0)
-    allocator.empty_cache()
-    assert allocator.reserved == 60 * MIB  # the page at 20 is in use from 30 on
-    assert allocator.allocate(3, 40 * MIB) == base + 80 * MIB  # does not fit into the 30 MiB at 0
-    assert allocator.reserved == 100 * MIB
-    assert allocator.allocate(4, 25 * MIB) == base  # the hole of 20 and the free 10 behind it
-    assert allocator.reserved == 120 * MIB
-
-
-def test_a_hole_is_only_mapped_as_far_as_needed() -> None:
-    allocator, base = allocated(True, 60, 20)
-    allocator.free(0)
-    allocator.empty_cache()
-    assert allocator.reserved == 20 * MIB
-    assert allocator.allocate(2, 25 * MIB) == base
-    assert allocator.reserved == 60 * MIB
-    assert allocator.allocate(3, 30 * MIB) == base + 25 * MIB  # 15 that are mapped and the hole of 20 behind them
-    assert allocator.reserved == 80 * MIB
-
-
-def test_holes_side_by_side_are_one() -> None:
-    allocator, base = allocated(True, 20, 20, 20, 20, 20)
-    for key in (0, 2, 1):
-        allocator.free(key)
-        allocator.empty_cache()
-    assert allocator.reserved == 40 * MIB
-    assert allocator.allocate(5, 60 * MIB) == base
-
-
-def test_the_limit_counts_whole_pages() -> None:
-    assert replay([(1, 12 * MIB)], expandable=False, limit=12 * MIB).peak_reserved == 12 * MIB
-    with pytest.raises(DoesNotFitError):
-        replay([(1, 12 * MIB)], expandable=True, limit=20 * MIB - 1)
-    assert replay([(1, 12 * MIB)], expandable=True, limit=20 * MIB).peak_reserved == 20 * MIB
-
-
-def test_an_expandable_segment_is_refused_by_the_size_of_a_segment_even_where_fewer_pages_would_do() -> None:
-    events = [(1, 8 * MIB), (2, 14 * MIB)]  # 12 free, 2 more needed: a page of 20
-    assert replay(events, expandable=True, limit=40 * MIB).peak_reserved == 40 * MIB
-    events = [(1, 2 * MIB), (2, 38 * MIB)]
-    assert replay(events, expandable=True, limit=58 * MIB).peak_reserved == 40 * MIB
-    with pytest.raises(DoesNotFitError):
-        replay(events, expandable=True, limit=58 * MIB - 1)
-
-
 @EXPANDABLE
 def test_a_storage_that_is_resized_holds_both_blocks_for_a_moment(expandable: bool) -> None:
-    allocator = CachingAllocator(expandable=expandable)
-    allocator.allocate(1, 4 * MIB)
-    allocator.allocate(1, 6 * MIB)
-    assert (allocator.allocated, allocator.peak_allocated) == (6 * MIB, 10 * MIB)
-    allocator.free(1)
-    assert allocator.allocated == 0
+    assert reserved_by([(1, 14 * MIB), (1, 16 * MIB)], expandable=expandable) == (40 if expandable else 30) * MIB
+    assert reserved_by([(1, 4 * MIB), (1, 6 * MIB), (2, 14 * MIB)], expandable=True) == 40 * MIB, "6 live behind free 4"
 
 
 @EXPANDABLE
 def test_empty_storages_take_no_block_and_a_block_is_freed_once(expandable: bool) -> None:
-    assert replay([(7, 0), (7, 0)], expandable=expandable) == Replay(0, 0, 0)
+    assert reserved_by([(7, 0), (7, 0)], expandable=expandable) == 0
     allocator = CachingAllocator(expandable=expandable)
     allocator.allocate(1, 512)
     assert 1 in allocator
@@ -290,22 +178,23 @@ def test_empty_storages_take_no_block_and_a_block_is_freed_once(expandable: bool
         allocator.allocate(1, 0)
 
 
-@given(actions=ACTIONS, expandable=st.booleans(), limit=st.none() | st.integers(0, 200 * MIB))
-def test_blocks_never_overlap_and_the_limit_holds(actions: list[Action], expandable: bool, limit: int | None) -> None:
-    drive(CachingAllocator(expandable=expandable, limit=limit), actions)
-
-
-@given(actions=ACTIONS, expandable=st.booleans(), limit=st.none() | st.integers(0, 200 * MIB))
-def test_all_of_it_can_be_given_back_once_all_is_free(
-    actions: list[Action], expandable: bool, limit: int | None
-) -> None:
-    """A segment is given back only where it is one free block: no free neighbour was missed."""
-    allocator = CachingAllocator(expandable=expandable, limit=limit)
-    for key in drive(allocator, actions):
+@given(actions=ACTIONS, expandable=st.booleans())
+def test_all_of_it_is_whole_again_once_all_is_free(actions: list[Action], expandable: bool) -> None:
+    """Each segment, or what pages grew by, can be had as one block then: no free neighbour was missed."""
+    allocator, live, grown = CachingAllocator(expandable=expandable), [], []
+    for key, (action, number) in enumerate(actions):
+        before = allocator.reserved
+        live += drive(allocator, [(action, number)], key) if action == "allocate" else []
+        if action == "free" and live:
+            allocator.free(live.pop(number % len(live)))
+        grown += [allocator.reserved - before] if allocator.reserved > before else []
+    for key in live:
         allocator.free(key)
-    assert allocator.allocated == 0
-    allocator.empty_cache()
-    assert allocator.reserved == 0
+    reserved = allocator.reserved
+    blocks = [size for nbytes in grown for size in ([MIB, MIB] if nbytes == SMALL_SEGMENT else [nbytes])]
+    for key, nbytes in enumerate(sorted(blocks, reverse=True)):
+        allocator.allocate(key, nbytes)
+    assert allocator.reserved == reserved
 
 
 @given(actions=ACTIONS, after=ACTIONS, expandable=st.booleans(), data=st.data())
@@ -321,7 +210,7 @@ def test_the_order_of_frees_in_a_row_does_not_matter(
     for key in data.draw(st.permutations(freed)):
         other.free(key)
     assert drive(one, after, len(actions)) == drive(other, after, len(actions))
-    assert (one.reserved, one.allocated, one.peak_reserved) == (other.reserved, other.allocated, other.peak_reserved)
+    assert one.reserved == other.reserved
 
 
 @given(actions=ACTIONS)
@@ -342,21 +231,6 @@ def test_expandable_segments_reserve_exactly_the_pages_below_the_highest_address
         assert allocator.reserved == sum(-(-(high[page] - low[page]) // page) * page for page in low)
 
 
-@given(actions=ACTIONS, expandable=st.booleans())
-def test_a_limit_at_the_free_peak_changes_nothing_and_one_below_holds(actions: list[Action], expandable: bool) -> None:
-    events = [(key, nbytes) if action == "allocate" else (key - 1, 0) for key, (action, nbytes) in enumerate(actions)]
-    free = replay(events, expandable=expandable)
-    # alloc_block weighs a whole segment where pages would do with less: room for the largest possible one.
-    assert replay(events, expandable=expandable, limit=free.peak_reserved + 52 * MIB) == free
-    try:
-        limited = replay(events, expandable=expandable, limit=max(0, free.peak_reserved - 1))
-    except DoesNotFitError as error:
-        assert error.size + error.reserved > error.limit - LARGE_SEGMENT
-    else:
-        assert limited.peak_reserved < free.peak_reserved or not free.peak_reserved
-        assert limited.retries > 0 or not free.peak_reserved
-
-
 @EXPANDABLE
 def test_sixty_thousand_events_take_a_moment(expandable: bool) -> None:
     """0.05 s on one core; the bound only catches work that grows with the square of the events."""
@@ -367,7 +241,7 @@ def test_sixty_thousand_events_take_a_moment(expandable: bool) -> None:
     events += [(key + 20_000, 0) for key in survivors]
     assert len(events) == 60_000
     begin = time.process_time()
-    replay(events, expandable=expandable)
+    reserved_by(events, expandable=expandable)
     assert time.process_time() - begin < 1.5
 
 
