@@ -109,7 +109,7 @@ class Recorder(StorageTracker):
 
     def label(self, value: Any, name: str, block: int | None = None) -> None:
         """Label the storages of a tensor or container, and say which block of the model they belong to."""
-        self._see(value)
+        self.see(value)
         for number in self.storages_of(value):
             if self.labels.get(number) == HOST:  # the state of an offloaded optimizer stays on the host
                 continue
@@ -180,12 +180,12 @@ class Recorder(StorageTracker):
             with self:
                 result = kernel(*args, **kwargs)
             self._paused = False
-            self._see(result)
+            self.see(result)
             return result
         if func is _ADD and not self._as_tracked and _sums_gradients(args):
             func = torch.ops.aten.add_.Tensor
         result = func(*args, **kwargs)
-        self._see(result)
+        self.see(result)
         self._follow(func, args, kwargs, result)
         cost = cost_of(func, args, kwargs, result)
         if self._has_host:

@@ -52,30 +52,27 @@ class StorageTracker(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self._see(args)
-        self._see(result)
+        self.see(args)
+        self.see(result)
         return result
-
-    def see_module(self, module: torch.nn.Module) -> None:
-        """Count the parameters and buffers of a module made before the mode was entered."""
-        self._see((*module.parameters(), *module.buffers()))
 
     def reset_peak(self) -> None:
         """Forget the peak so far; what lives now stays counted."""
         self.peak = self.live
 
-    def _see(self, value: Any) -> None:
+    def see(self, value: Any) -> None:
+        """Count the storages of a tensor, or of those in a list or tuple."""
         if isinstance(value, torch.Tensor):
             if is_traceable_wrapper_subclass(value):  # quantised weights: their bytes are in the inner tensors
                 inner: Any = value
-                self._see([getattr(value, name) for name in inner.__tensor_flatten__()[0]])
+                self.see([getattr(value, name) for name in inner.__tensor_flatten__()[0]])
             elif value.layout is torch.sparse_coo:  # the gradient of a sparse embedding
-                self._see((value._indices(), value._values()))
+                self.see((value._indices(), value._values()))
             elif value.layout is torch.strided and value.device.type != "meta":
                 self._count(value.untyped_storage())
         elif isinstance(value, list | tuple):
             for item in value:
-                self._see(item)
+                self.see(item)
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata

@@ -116,8 +116,8 @@ def test_tensors_from_before_are_counted_when_they_are_used() -> None:
 def test_a_module_from_before_can_be_shown() -> None:
     model = nn.BatchNorm1d(5)
     with StorageTracker() as tracker:
-        tracker.see_module(model)
-        tracker.see_module(model)
+        tracker.see([*model.parameters(), *model.buffers()])
+        tracker.see([*model.parameters(), *model.buffers()])
     assert tracker.live == sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
@@ -200,14 +200,14 @@ class Pair(torch.Tensor):
 def test_a_wrapper_is_counted_by_what_it_wraps() -> None:
     pair = Pair(torch.zeros(1000, dtype=torch.uint8), torch.zeros(10))
     with StorageTracker() as tracker:
-        tracker.see_module(nn.ParameterDict({"weight": nn.Parameter(pair, requires_grad=False)}))
+        tracker.see(nn.Parameter(pair, requires_grad=False))
     assert tracker.live == 1000 + 40
 
 
 def test_a_wrapper_inside_a_wrapper() -> None:
     outer = Pair(Pair(torch.zeros(1000, dtype=torch.uint8), torch.zeros(10)), torch.zeros(5))
     with StorageTracker() as tracker:
-        tracker.see_module(nn.ParameterDict({"weight": nn.Parameter(outer, requires_grad=False)}))
+        tracker.see(nn.Parameter(outer, requires_grad=False))
     assert tracker.live == 1000 + 40 + 20
 
 

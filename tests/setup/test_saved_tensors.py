@@ -250,7 +250,7 @@ def test_after_the_forward_the_device_holds_less_by_what_was_packed() -> None:
 
     def live(hosts: list[torch.Tensor], hooks: Any) -> int:
         with DeviceTracker(hosts) as tracker:
-            tracker.see_module(model)
+            tracker.see([*model.parameters(), *model.buffers()])
             with hooks:
                 loss = tiny.classify(model, (features.clone(), classes))
             live = tracker.live

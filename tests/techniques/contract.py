@@ -130,7 +130,7 @@ def traced_step(setup: Setup) -> Trace:
 
     hooks.append(setup.model.register_forward_pre_hook(count_samples, with_kwargs=True))
     with StorageTracker() as tracker, _Ops(trace.ops):
-        tracker.see_module(setup.model)
+        tracker.see([*setup.model.parameters(), *setup.model.buffers()])
         trace.loss = float(accumulate(setup, batch))
         trace.peak_bytes = tracker.peak
         update(setup)

@@ -233,8 +233,8 @@ def kept_bytes(setup: Setup) -> int:
     """Storage that the forward leaves for the backward, under the tracker: nothing is compiled."""
     batch = setup.workload.batch(4)
     with StorageTracker() as tracker:
-        tracker.see_module(setup.model)
-        tracker._see(list(batch.values()))
+        tracker.see([*setup.model.parameters(), *setup.model.buffers()])
+        tracker.see(list(batch.values()))
         before = tracker.live
         with setup.step_context(), setup.forward_context():
             loss = compute_loss(setup, batch)

@@ -231,7 +231,7 @@ def peak_of_a_head(loss: str, *, trained: bool) -> int:
     with contextlib.closing(build(workload, {"loss": loss}, tiny.CPU, model=model)) as setup:
         batch = workload.batch(4)
         with StorageTracker() as tracker:
-            tracker.see_module(model)
+            tracker.see([*model.parameters(), *model.buffers()])
             before = tracker.live
             accumulate(setup, batch)
             return tracker.peak - before

@@ -103,7 +103,7 @@ def test_building_never_holds_the_whole_model_unquantised(value: str, from_livin
     model = Wide() if from_living else None
     with StorageTracker() as tracker:
         if model is not None:
-            tracker.see_module(model)
+            tracker.see([*model.parameters(), *model.buffers()])
         build(WIDE, config, tiny.CPU, model=model)
     held = count * predicted_bytes(value, 256, 256)
     assert tracker.live < held + 0.3 * one  # adapters are of rank 1
