@@ -5,11 +5,8 @@ products, the gradients of a step's first micro-batch stay where they were made 
 the optimizer makes its state in the first update, in whatever the backward has left free.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import dataclass
 
 from autofit.core.hardware import Hardware
 from autofit.estimate.fake_device import workspace_bytes
@@ -23,101 +20,66 @@ _NEAR = 4  # events around the moment when a gradient is complete, among which t
 
 def two_steps(traced: Trace, hardware: Hardware) -> Iterator[tuple[int, int]]:
     """The allocations and frees of two steps, from building the model on: (storage, bytes), 0 for a free."""
-    return _Run.of(traced, hardware).events()
+    return _Run(traced, hardware).events()
 
 
-@dataclass(frozen=True)
 class _Run:
-    """The parts of a trace that a run consists of.
+    """The parts of a trace that a run consists of, and what to know of their storages."""
 
-    Attributes:
-        lasting: the storages with a single life: weights, inputs and optimizer state.
-        added: gradients that are added to earlier ones and freed; empty where nothing is accumulated.
-        workspaces: (events of the step before it, bytes) of what the first products take and never free.
-        unused: the first number that no storage has.
-    """
-
-    build: _Events
-    inputs: _Events
-    state: _Events
-    step: _Events
-    update: _Events
-    lasting: Set[int]
-    added: Set[int]
-    workspaces: tuple[tuple[int, int], ...]
-    unused: int
-
-    @classmethod
-    def of(cls, traced: Trace, hardware: Hardware) -> _Run:
+    def __init__(self, traced: Trace, hardware: Hardware) -> None:
         events = list(rounded(traced, hardware))
-        starts = {mark.phase: mark.events for mark in reversed(traced.marks)}
-        built, begun = starts["state"], starts["forward"]
-        updated = starts.get("update", len(events))
+        built, begun, updated = (traced.start(phase) for phase in ("state", "forward", "update"))
         before = {
             name: [event for event in events[built:begun] if traced.labels.get(event[0]) == name]
             for name in ("inputs", "optimizer", "gradients")
         }
         gradients = {storage for storage, _ in before["gradients"]}
-        lasting = {storage for storage, _ in (*events[:built], *before["inputs"], *before["optimizer"])}
-        added = _added(events, traced, gradients, lasting)
-        if gradients and not added:  # the trace shows no addition: they exist from the start
+        # The storages with a single life: weights, inputs and optimizer state.
+        self.lasting = {storage for storage, _ in (*events[:built], *before["inputs"], *before["optimizer"])}
+        # Gradients that are added to earlier ones and freed; none where nothing is accumulated.
+        self.added = _added(events, traced, gradients, self.lasting)
+        if gradients and not self.added:  # the trace shows no addition: they exist from the start
             before["inputs"] += before["gradients"]
-            lasting |= gradients
+            self.lasting |= gradients
+        self.build, self.inputs, self.state = events[:built], before["inputs"], before["optimizer"]
+        self.step, self.update = events[begun:updated], events[updated:]
+        # What the first products take and never free: (events of the step before it, bytes).
         workspace = workspace_bytes(hardware) // 2
         products = sorted(traced.products[phase] for phase in ("forward", "backward") if phase in traced.products)
-        return cls(
-            build=events[:built],
-            inputs=before["inputs"],
-            state=before["optimizer"],
-            step=events[begun:updated],
-            update=events[updated:],
-            lasting=lasting,
-            added=added,
-            workspaces=tuple((max(0, event - begun), workspace) for event in products if workspace),
-            unused=1 + max((storage for storage, _ in events), default=0),
-        )
+        self.workspaces = [(max(0, event - begun), workspace) for event in products if workspace]
+        self.numbers = itertools.count(1 + max((storage for storage, _ in events), default=0))
 
     def events(self) -> Iterator[tuple[int, int]]:
-        """The run, in order."""
-        numbers = itertools.count(self.unused)
         yield from self.build
         yield from self.inputs
         for step in range(_STEPS):
             gradients: list[int] = []
             alive: dict[int, int] = {}
-            first = self.step if step else self._with_workspaces(numbers)
-            yield from self._renumbered(first, numbers, alive, retained=gradients if self.added else None)
+            first = self.step if step else self._with_workspaces()
+            yield from self._renumbered(first, alive, retained=gradients if self.added else None)
             if self.added:
                 yield from _freed(alive)
-                yield from self._renumbered(self.step, numbers, alive)
+                yield from self._renumbered(self.step, alive)
                 yield from _freed(alive)
-            yield from self._renumbered(self.update if step else self.state, numbers, alive)
+            yield from self._renumbered(self.update if step else self.state, alive)
             yield from _freed(alive)
             yield from ((number, 0) for number in gradients)
 
-    def _with_workspaces(self, numbers: Iterator[int]) -> Iterator[tuple[int, int]]:
+    def _with_workspaces(self) -> Iterator[tuple[int, int]]:
         done = 0
         for event, nbytes in self.workspaces:
             yield from self.step[done:event]
-            yield -next(numbers), nbytes  # a number of its own, and below 0: it is never freed
+            yield -next(self.numbers), nbytes  # a number of its own, and below 0: it is never freed
             done = event
         yield from self.step[done:]
 
     def _renumbered(
-        self,
-        events: Iterable[tuple[int, int]],
-        numbers: Iterator[int],
-        alive: dict[int, int],
-        *,
-        retained: list[int] | None = None,
+        self, events: Iterable[tuple[int, int]], alive: dict[int, int], *, retained: list[int] | None = None
     ) -> Iterator[tuple[int, int]]:
-        """Events with new numbers, collected in `alive`, for what does not last.
-
-        What would be added is `retained` instead, where there is nothing to add it to yet.
-        """
+        """With new numbers, those `alive`, for what does not last; what would be added to nothing yet is `retained`."""
         for storage, nbytes in events:
             if nbytes and storage >= 0 and storage not in self.lasting and storage not in alive:
-                alive[storage] = next(numbers)
+                alive[storage] = next(self.numbers)
             if retained is not None and nbytes == 0 and storage in self.added and storage in alive:
                 retained.append(alive.pop(storage))
                 continue

@@ -7,16 +7,17 @@ the steadier they are, less with age, no day more than a few, and until such mea
 stands.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import statistics
 import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from pathlib import Path
+from typing import Self
 
 from autofit.core.config import Config
 from autofit.core.files import cache_file, digest, write_cache
@@ -96,7 +97,7 @@ class Calibration:
     discounted: int = 0
 
     @classmethod
-    def of(cls, comparisons: Sequence[Comparison], now: float | None = None) -> Calibration:
+    def of(cls, comparisons: Sequence[Comparison], now: float | None = None) -> Self:
         """From all measurements of a device."""
         now = time.time() if now is None else now
         memory = [ratio for comparison in comparisons if (ratio := comparison.memory_ratio)]
@@ -117,14 +118,10 @@ def _time_ratio(comparisons: Sequence[Comparison], now: float) -> float | None:
 def _weighted_median(values: Iterable[tuple[float, float]]) -> float:
     """Of (value, weight): the smallest value that has half of all weight up to it; between two, their mean."""
     ordered = sorted(values)
-    half, below = sum(weight for _, weight in ordered) / 2, 0.0
-    for index, (value, weight) in enumerate(ordered):
-        below += weight
-        if below > half or index == len(ordered) - 1:
-            return value
-        if below == half:
-            return (value + ordered[index + 1][0]) / 2
-    raise AssertionError("a median of nothing")
+    below = list(accumulate(weight for _, weight in ordered))
+    index = bisect_left(below, below[-1] / 2)
+    value = ordered[index][0]
+    return (value + ordered[index + 1][0]) / 2 if below[index] == below[-1] / 2 else value
 
 
 def compare(

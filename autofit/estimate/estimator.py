@@ -1,7 +1,5 @@
 """The estimate of one Config: a trace of the whole model, applied to the target device."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,8 +20,7 @@ from autofit.estimate.peak import (
     recomputed_share,
 )
 from autofit.estimate.rates import Rates, format_of, rate_of
-from autofit.estimate.roofline import Speed, Work, passes_of
-from autofit.estimate.scaling import ONE, UNSCALED
+from autofit.estimate.roofline import Speed
 from autofit.estimate.trace import Trace, trace
 from autofit.hardware.caching_allocator import reserved_by
 
@@ -112,15 +109,11 @@ def _interval(
 def _times(
     workload: Workload, traced: Trace, hardware: Hardware, rates: Rates, calibration: Calibration | None
 ) -> dict[str, Any]:
-    config = traced.config
-    speed = Speed(
-        rates,
-        asynchronous=hardware.device == "cuda",
-        tf32=config["precision"] == "tf32",
-        compiled=config["compile"] != "none",
+    speed = Speed.of(rates, hardware, traced.config)
+    accumulation = int(traced.config["gradient_accumulation_steps"] or 1)
+    forward, backward, update = (
+        traced.waits(traced.spans(phase), speed) for phase in ("forward", "backward", "update")
     )
-    accumulation = int(config["gradient_accumulation_steps"] or 1)
-    forward, backward, update = (_waits(traced, phase, speed) for phase in ("forward", "backward", "update"))
     micro = {name: forward[name] + backward[name] for name in update}
     waits = {name: accumulation * micro[name] + update[name] for name in update}
     copied = waits.pop("transfer")
@@ -131,25 +124,15 @@ def _times(
     bottleneck = "transfer" if copied > busy else "compute" if waits["compute"] > busy / 2 else "memory"
     samples = workload.effective_batch_size / seconds
     tokens = samples * workload.sequence_length if workload.unit == "tokens" and workload.sequence_length else None
+    # The usual count: a backward costs twice its forward, once if most weights are frozen.
+    flops = sum(cost.flops for cost in traced.costs_of("forward")) * (2.0 if traced.config["lora_rank"] else 3.0)
     return {
         "step_seconds": seconds,
         "samples_per_second": samples,
         "tokens_per_second": tokens,
         "bottleneck": bottleneck,
-        "utilisation": _model_flops(traced) * accumulation / seconds / _peak(traced, rates),
+        "utilisation": flops * accumulation / seconds / _peak(traced, rates),
     }
-
-
-def _waits(traced: Trace, phase: str, speed: Speed) -> dict[str, float]:
-    passes = passes_of(traced.config, phase)
-    work = Work.of(traced.costs_of(phase), ONE, UNSCALED, traced.dispatched_in(phase))
-    return {name: float(seconds[0]) for name, seconds in work.seconds(speed, passes=passes).items()}
-
-
-def _model_flops(traced: Trace) -> float:
-    """Of a micro-batch, by the usual count: a backward costs twice its forward, once if most weights are frozen."""
-    forward = sum(cost.flops for cost in traced.costs_of("forward"))
-    return forward * (2.0 if traced.config["lora_rank"] else 3.0)
 
 
 def _peak(traced: Trace, rates: Rates) -> float:

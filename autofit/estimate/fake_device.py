@@ -5,8 +5,6 @@ tensors (the process ends). What CUDA does differently is patched in: the choice
 and the operators that CUDA's autocast computes in fp32.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -140,7 +138,7 @@ def _cuda_attention(hardware: Hardware, plain: Callable[..., torch.Tensor]) -> C
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         if torch.is_autocast_enabled("cpu"):  # autocast casts before the choice is made
             low = torch.get_autocast_dtype("cpu")
             query, key, value = query.to(low), key.to(low), value.to(low)
@@ -148,19 +146,13 @@ def _cuda_attention(hardware: Hardware, plain: Callable[..., torch.Tensor]) -> C
                 attn_mask = attn_mask.to(low)
         grouped = enable_gqa and query.shape[-3] != key.shape[-3]
         call = _Attention(query, key, value, attn_mask, dropout_p, is_causal, scale, grouped)
-        if _takes_cudnn(call, hardware):
-            return _by_cudnn(call)
-        if _takes_flash(call, hardware):
-            return _by_flash(call)
-        if _takes_efficient(call, hardware):
-            return _by_efficient(call)
+        for takes, compute in _KERNELS:
+            if takes(call, hardware):
+                return compute(call)
         if not torch.backends.cuda.math_sdp_enabled():
             raise RuntimeError("No available kernel. Aborting execution.")  # word for word PyTorch's
         math: Any = torch.ops.aten._scaled_dot_product_attention_math.default
-        out: torch.Tensor = math(
-            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-        )[0]
-        return out
+        return math(query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
 
     return attention
 
@@ -199,16 +191,14 @@ def _takes_efficient(call: _Attention, hardware: Hardware) -> bool:
     return allowed and supported and aligned and not call.grouped and call.regular
 
 
-def _by_cudnn(call: _Attention) -> torch.Tensor:
+def _by_cudnn(call: _Attention) -> Any:
     """What it saves for the backward; its workspace, known to cuDNN alone and on a card only, is left out."""
     cudnn: Any = torch.ops.aten._scaled_dot_product_cudnn_attention.default
     query, key, value, _, dropout, is_causal, scale, _ = call
-    results = cudnn(query, key, value, call.bias(), torch.is_grad_enabled(), dropout, is_causal, False, scale=scale)
-    out: torch.Tensor = results[0]
-    return out
+    return cudnn(query, key, value, call.bias(), torch.is_grad_enabled(), dropout, is_causal, False, scale=scale)[0]
 
 
-def _by_flash(call: _Attention) -> torch.Tensor:
+def _by_flash(call: _Attention) -> Any:
     query, key, value, _, dropout, is_causal, scale, _ = call
     size = query.shape[-1]
     padding = -size % 8  # the kernel takes head sizes in steps of 8: sdp_utils, pad_last_dim
@@ -216,13 +206,14 @@ def _by_flash(call: _Attention) -> torch.Tensor:
         query, key, value = (functional.pad(tensor, (0, padding)) for tensor in (query, key, value))
         scale = scale or size**-0.5
     flash: Any = torch.ops.aten._scaled_dot_product_flash_attention.default
-    out: torch.Tensor = flash(query, key, value, dropout, is_causal, False, scale=scale)[0]
+    out = flash(query, key, value, dropout, is_causal, False, scale=scale)[0]
     return out[..., :size] if padding else out
 
 
-def _by_efficient(call: _Attention) -> torch.Tensor:
+def _by_efficient(call: _Attention) -> Any:
     efficient: Any = torch.ops.aten._scaled_dot_product_efficient_attention.default
     query, key, value, _, dropout, is_causal, scale, _ = call
-    results = efficient(query, key, value, call.bias(), torch.is_grad_enabled(), dropout, is_causal, scale=scale)
-    out: torch.Tensor = results[0]
-    return out
+    return efficient(query, key, value, call.bias(), torch.is_grad_enabled(), dropout, is_causal, scale=scale)[0]
+
+
+_KERNELS = (_takes_cudnn, _by_cudnn), (_takes_flash, _by_flash), (_takes_efficient, _by_efficient)  # the first one

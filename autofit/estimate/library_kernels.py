@@ -4,8 +4,6 @@ The recorder runs these instead, made of operators that it sees: temporaries are
 gives them, and matrix products are booked as such. Kernels that only write their results need none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +16,7 @@ _NESTED_BLOCK = 256  # elements that share a scale of scales, in bitsandbytes
 
 def library_kernels(hardware: Hardware) -> dict[str, Callable[..., Any]]:
     """The stand-ins on a device, by the name of the operator; called with its arguments."""
-    return _ON_CUDA if hardware.device == "cuda" else _ON_CPU
+    return _KERNELS | _CUDA_KERNELS if hardware.device == "cuda" else _KERNELS
 
 
 def _gemm_4bit(
@@ -33,11 +31,9 @@ def _gemm_4bit(
     absmax_code: torch.Tensor | None = None,
     absmax_offset: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The weight dequantised, then a plain product.
-
-    CUDA also has a fused kernel, for at most 1536 rows (tokens) where it is faster, which depends on card and shape:
-    the larger need is assumed, and a single row is no training.
-    """
+    """The weight dequantised, then a plain product."""
+    # CUDA also has a fused kernel, for at most 1536 rows (tokens) where it is faster, which depends on card and shape:
+    # the larger need is assumed, and a single row is no training.
     operators = torch.ops.bitsandbytes
     if absmax_8bit is not None and absmax_offset is not None:
         absmax = operators.dequantize_blockwise(absmax_8bit, absmax, absmax_code, _NESTED_BLOCK, torch.float32)
@@ -78,9 +74,8 @@ def _int8_mixed_scaled_mm(
     return out.to(inputs.dtype), none
 
 
-_ON_CPU: dict[str, Callable[..., Any]] = {"bitsandbytes::gemm_4bit": _gemm_4bit}
-_ON_CUDA: dict[str, Callable[..., Any]] = {
-    "bitsandbytes::gemm_4bit": _gemm_4bit,
+_KERNELS: dict[str, Callable[..., Any]] = {"bitsandbytes::gemm_4bit": _gemm_4bit}
+_CUDA_KERNELS: dict[str, Callable[..., Any]] = {
     "bitsandbytes::int8_vectorwise_quant": _int8_vectorwise_quant,
     "bitsandbytes::int8_mixed_scaled_mm": _int8_mixed_scaled_mm,
 }

@@ -1,10 +1,8 @@
 """What an operator costs: arithmetic, and bytes read and written, by kind of operator."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils.flop_counter import flop_registry
@@ -46,7 +44,7 @@ class Cost:
         return sum(self.sizes)
 
     @classmethod
-    def of_transfer(cls, result: torch.Tensor) -> Cost:
+    def of_transfer(cls, result: torch.Tensor) -> Self:
         """A copy between the device and its host."""
         return cls("transfer", str(result.dtype).removeprefix("torch."), 0, (result.numel() * result.itemsize,))
 
@@ -94,21 +92,12 @@ def cost_of(func: Any, args: Any, kwargs: Any, result: Any) -> Cost | None:
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     name = func._schema.name
     if _FUSED_ATTENTION in name:  # PyTorch 2.11 counts nothing where keys have fewer heads than queries
+        # Products of (batch, heads, length, size), 2 operations each: 2 forward, 5 backward (scores again, then the
+        # gradients of probabilities, values, queries and keys), of which 1 and 2 run over the size of a value.
         backward = name.endswith("backward")
         query, key, value = args[1:4] if backward else args[:3]
-        return _attention_flops(query, key, value, products=5 if backward else 2)
+        sizes = (3 if backward else 1) * query.shape[-1] + (2 if backward else 1) * value.shape[-1]
+        return int(2 * query.shape[:-1].numel() * key.shape[-2] * sizes)
     count = _FLOPS.get(func._overloadpacket)
     args = tuple(arg for arg in args if not isinstance(arg, torch.dtype))  # the wider format of a product
     return int(count(*args, **kwargs, out_val=result)) if count is not None else 0
-
-
-def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, products: int) -> int:
-    """Matrix products of fused attention, of tensors of (batch, heads, length, size), at 2 operations each.
-
-    2 products forward, 5 backward (scores again, then the gradients of probabilities, values, queries and keys), of
-    which 1 and 2 run over the size of a value.
-    """
-    batch, heads, length, size = query.shape
-    of_values = products // 2
-    sizes = (products - of_values) * size + of_values * value.shape[-1]
-    return 2 * batch * heads * length * key.shape[-2] * sizes

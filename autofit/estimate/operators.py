@@ -5,14 +5,12 @@ operators of a trace are called on real tensors, with a large and a small micro-
 A line through both gives the time of a call whatever its size, and the factor of the roofline's seconds.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils._pytree import tree_map_only
@@ -21,8 +19,8 @@ from autofit.core.hardware import MIB
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.rates import Rates
 from autofit.estimate.recorder import on_real_tensors
-from autofit.estimate.roofline import Speed, Work
-from autofit.estimate.scaling import ONE, UNSCALED, Symbols
+from autofit.estimate.roofline import Speed, working_seconds
+from autofit.estimate.scaling import Symbols
 
 _LARGEST = 32 * MIB  # bytes of a call's tensors: memory for larger ones comes fresh from the system, which takes longer
 _HARMLESS = ("aten", "bitsandbytes", "torchao")  # libraries whose operators only compute
@@ -43,7 +41,6 @@ class _Size:
     rows: int
 
     def of(self, traced: int) -> int:
-        """A traced amount at this size."""
         symbols = self.symbols
         scales = (symbols.samples, self.samples), (symbols.rank, self.rank), (symbols.rows, self.rows)
         for prime, size in scales:
@@ -59,9 +56,8 @@ class _Like:
     stride: tuple[int, ...]
     dtype: torch.dtype
 
-    def of(self, size: _Size) -> _Like:
-        """The same in another size."""
-        return _Like(torch.Size(map(size.of, self.shape)), tuple(map(size.of, self.stride)), self.dtype)
+    def of(self, size: _Size) -> Self:
+        return type(self)(torch.Size(map(size.of, self.shape)), tuple(map(size.of, self.stride)), self.dtype)
 
     def tensor(self) -> torch.Tensor:
         """A tensor of small positive numbers, or of zeros, which are valid indices and classes."""
@@ -81,11 +77,10 @@ class _Call:
     def __reduce__(self) -> Any:  # operators cannot be pickled
         return _call, (str(self.func), self.args, self.kwargs, self.cost)
 
-    def of(self, size: _Size) -> _Call:
-        """The call in another size."""
+    def of(self, size: _Size) -> Self:
         args, kwargs = tree_map_only(_Like, lambda like: like.of(size), (self.args, self.kwargs))
         cost = replace(self.cost, flops=size.of(self.cost.flops), sizes=tuple(map(size.of, self.cost.sizes)))
-        return _Call(self.func, args, kwargs, cost)
+        return replace(self, args=args, kwargs=kwargs, cost=cost)
 
 
 def _call(operator: str, *rest: Any) -> _Call:
@@ -113,7 +108,7 @@ class Calls:
             args, kwargs = tree_map_only(torch.Tensor, _like, (args, dict(kwargs)))
             self._calls[key] = _Call(func, args, dict(kwargs), cost)
 
-    def add(self, others: Calls) -> None:
+    def add(self, others: Self) -> None:
         """The calls of another trace."""
         for key, nbytes in others._bytes.items():
             self._bytes[key] = self._bytes.get(key, 0) + nbytes
@@ -142,25 +137,20 @@ class Calls:
         small = call
         if self._symbols:
             call, small = (call.of(_Size(self._symbols, *each)) for each in (_LARGE, _SMALL))
-        expected = _roofline(call.cost, rates)
+        roofline = Speed(replace(rates, operators=None), asynchronous=False)
+        expected = working_seconds(call.cost, roofline)
         took = _seconds(call) if expected >= _LEAST_SECONDS else None
         if not took:
             return None
         took = max(took - rates.launch_seconds, 0.0)
         less = _seconds(small) if small.cost.sizes != call.cost.sizes else None
         if less:
-            less, expected_less = max(less - rates.launch_seconds, 0.0), _roofline(small.cost, rates)
+            less, expected_less = max(less - rates.launch_seconds, 0.0), working_seconds(small.cost, roofline)
             factor = (took - less) / max(expected - expected_less, 1e-12)
             fixed = less - factor * expected_less
             if fixed > 0.0 and factor > _LEAST:
                 return fixed, min(factor, _MOST)
         return 0.0, min(max(took / expected, _LEAST), _MOST)
-
-
-def _roofline(cost: Cost, rates: Rates) -> float:
-    """Seconds by arithmetic and traffic alone."""
-    took = Work.of([cost], ONE, UNSCALED).seconds(Speed(replace(rates, operators=None), asynchronous=False))
-    return sum(float(each[0]) for name, each in took.items() if name != "launch")
 
 
 def _like(tensor: torch.Tensor) -> _Like:

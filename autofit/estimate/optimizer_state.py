@@ -3,28 +3,24 @@
 A model of billions of weights has a dozen shapes.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
-from autofit.core.workload import Hyperparameters, Workload
+from autofit.core.workload import Workload
 from autofit.estimate.fake_device import fake_device
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.operators import Calls
 from autofit.estimate.peak import in_blocks
 from autofit.estimate.recorder import Recorder
-from autofit.estimate.roofline import Speed, Work
-from autofit.estimate.scaling import ONE, UNSCALED, Floats
-from autofit.setup import Setup
+from autofit.estimate.roofline import Speed, working_seconds
+from autofit.estimate.trace import fake_setup
 from autofit.techniques import technique_named
 
 Kind = tuple[torch.Size, torch.dtype]
@@ -55,32 +51,8 @@ class OptimizerCost:
 
     def seconds(self, speed: Speed) -> float:
         """How long the step takes on the device."""
-        working = 0.0
-        for cost, count in self.operators:
-            waits = Work.of([cost], ONE, UNSCALED).seconds(speed)
-            working += count * sum(float(seconds[0]) for name, seconds in waits.items() if name != "launch")
+        working = sum(count * working_seconds(cost, speed) for cost, count in self.operators)
         return working + self.launches * speed.rates.launch_seconds
-
-
-class OptimizerRow:
-    """Several OptimizerCosts as arrays."""
-
-    def __init__(self, costs: Sequence[OptimizerCost]) -> None:
-        self._costs = costs
-        names = ("state", "temporary", "largest", "moved")
-        self.state, self.temporary, self.largest, self.moved = (
-            np.array([getattr(cost, name) for cost in costs], float) for name in names
-        )
-        self._seconds: Floats | None = None
-
-    def seconds(self, speed: Speed, cache: dict[OptimizerCost, float]) -> Floats:
-        """How long each step takes on the device, by the speed of the first call; `cache` is added to."""
-        if self._seconds is None:
-            for cost in self._costs:
-                if cost not in cache:
-                    cache[cost] = cost.seconds(speed)
-            self._seconds = np.array([cache[cost] for cost in self._costs])
-        return self._seconds
 
 
 @dataclass(frozen=True)
@@ -126,15 +98,7 @@ class OptimizerCosts:
         steps = []
         with fake_device(self._hardware), recorder:
             weights = nn.ParameterList([nn.Parameter(torch.empty(shape, dtype=dtype)) for shape, dtype in kinds])
-            setup = Setup(
-                workload=self._workload,
-                config=config,
-                hardware=self._hardware,
-                device=torch.device("cpu"),
-                model=weights,
-                hyperparameters=Hyperparameters(),
-            )
-            setup.note_host = recorder.note_host
+            setup = fake_setup(self._workload, config, self._hardware, weights, recorder)
             technique_named("optimizer").trace(setup, config["optimizer"])
             optimizer = setup.optimizer
             assert optimizer is not None, "the technique makes one"

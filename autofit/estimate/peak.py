@@ -1,18 +1,15 @@
 """Memory from a trace: the peak of live tensors, its breakdown, and what compiled code saves of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from autofit.core.config import Config
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.recorder import HOST
 from autofit.estimate.trace import Trace
-
-ROUNDING = 512  # bytes: CUDACachingAllocator.cpp, kMinBlockSize
-_FORWARD, _STATE = "forward", "state"
+from autofit.hardware.caching_allocator import round_size
 
 # Compiled code without a rule: at least half of activations and temporaries; at most 15 % more of everything (a
 # convolutional network on the CPU; language models needed up to 27 % less).
@@ -27,17 +24,16 @@ RECOMPUTED_UNCERTAINTY = 0.08  # of that share, either way
 
 @dataclass(frozen=True)
 class Peak:
-    """The largest sum of live storages, in bytes; `event` is the number of the event that reached it."""
+    """The largest sum of live storages, in bytes."""
 
     nbytes: int
-    event: int
     phase: str
     parts: dict[str, int]
 
 
 def in_blocks(nbytes: int, hardware: Hardware) -> int:
     """Bytes that the target's allocator takes for a tensor: whole blocks on CUDA."""
-    return -(-nbytes // ROUNDING) * ROUNDING if hardware.device == "cuda" else nbytes
+    return round_size(nbytes) if hardware.device == "cuda" else nbytes
 
 
 def rounded(trace: Trace, hardware: Hardware) -> Iterator[tuple[int, int]]:
@@ -49,8 +45,7 @@ def rounded(trace: Trace, hardware: Hardware) -> Iterator[tuple[int, int]]:
 
 def peak_of(trace: Trace, hardware: Hardware) -> Peak:
     """The peak from building the model on, except in the extra step that only makes the optimizer's state."""
-    starts = {mark.phase: mark.events for mark in reversed(trace.marks)}
-    making_state = range(starts[_STATE], starts[_FORWARD])
+    making_state = range(trace.start("state"), trace.start("forward"))
     sizes: dict[int, int] = {}
     live = highest = peak = 0
     for index, (storage, nbytes) in enumerate(rounded(trace, hardware)):
@@ -58,23 +53,21 @@ def peak_of(trace: Trace, hardware: Hardware) -> Peak:
         sizes[storage] = nbytes
         if live > highest and index not in making_state:
             highest, peak = live, index
-    return Peak(highest, peak, trace.phase_at(peak), _parts(trace, hardware, peak))
+    return Peak(highest, trace.phase_at(peak), _parts(trace, hardware, peak))
 
 
 def _parts(trace: Trace, hardware: Hardware, last: int) -> dict[str, int]:
     """What is live after an event: what a forward made is an activation, all else without a label is temporary."""
     live: dict[int, int] = {}
     made: dict[int, int] = {}
-    for index, (storage, nbytes) in enumerate(rounded(trace, hardware)):
-        if index > last:
-            break
+    for index, (storage, nbytes) in enumerate(islice(rounded(trace, hardware), last + 1)):
         made.setdefault(storage, index)
         live[storage] = nbytes
     parts = dict.fromkeys(("parameters", "gradients", "optimizer", "activations", "temporary"), 0)
     for storage, nbytes in live.items():
         label = trace.labels.get(storage)
         if label not in parts:
-            saved = label == "inputs" or trace.phase_at(made[storage]) == _FORWARD
+            saved = label == "inputs" or trace.phase_at(made[storage]) == "forward"
             label = "activations" if saved else "temporary"
         parts[label] += nbytes
     return parts

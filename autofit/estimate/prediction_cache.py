@@ -3,12 +3,10 @@
 Only for models that a config.json describes: custom code may change without its structure showing it.
 """
 
-from __future__ import annotations
-
+import contextlib
 import importlib.metadata
 import json
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from autofit.core.config import Config
 from autofit.core.files import cache_file, digest, write_cache
@@ -17,6 +15,7 @@ from autofit.core.workload import Workload
 from autofit.estimate.rates import Rates
 from autofit.training.fingerprint import cache_key, own_code
 
+Figures = tuple[list[float], list[float]]  # bytes and seconds, by config
 _VERSIONS = ("autofit", "torch", "transformers", "peft", "bitsandbytes", "torchao", "flash-attn")
 
 
@@ -37,18 +36,17 @@ def key_of(workload: Workload, hardware: Hardware, rates: Rates, configs: Sequen
     )
 
 
-def read(key: str) -> tuple[list[float], list[float]] | None:
-    """The (bytes, seconds) cached under a key."""
-    try:
-        nbytes, seconds = json.loads(_path(key).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # none yet, or truncated
-        return None
-    return nbytes, seconds
-
-
-def write(key: str, nbytes: list[float], seconds: list[float]) -> None:
-    """Cache figures for the next identical request."""
-    write_cache(_path(key), json.dumps([nbytes, seconds]))
+def cached(key: str | None, predict: Callable[[], Figures]) -> Figures:
+    """The (bytes, seconds) cached under a key; predicted where there are none, and cached if there is a key."""
+    path = cache_file("estimates", f"{key}.json")
+    if key:
+        with contextlib.suppress(OSError, ValueError):  # none yet, or truncated
+            nbytes, seconds = json.loads(path.read_text(encoding="utf-8"))
+            return nbytes, seconds
+    figures = predict()
+    if key:
+        write_cache(path, json.dumps(figures))
+    return figures
 
 
 def _version(package: str) -> str | None:
@@ -56,7 +54,3 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _path(key: str) -> Path:
-    return cache_file("estimates", f"{key}.json")

@@ -1,7 +1,5 @@
 """One function on many values, on several cores at once: in processes forked from this one."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

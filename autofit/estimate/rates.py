@@ -1,7 +1,5 @@
 """Rates: how fast a device computes, reads its memory and copies to its host; measured here or from the catalogue."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

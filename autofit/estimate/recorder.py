@@ -5,11 +5,9 @@ event, its storage and the cost of each operator. It also answers what fake tens
 from small tensors of known values, such as labels and masks.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -73,6 +71,7 @@ class Recorder(StorageTracker):
         costs: what the operators cost, in order.
         labels: what a storage is: "parameters", "gradients", "optimizer", "inputs"; "host": not on the device. Others
             follow from their lifetimes.
+        living: the storages that are not freed yet.
         owners: the number of the model's block that a labelled storage belongs to.
         completed: by gradient, the number of events before it was complete.
         products: by phase, the number of events before its first matrix product ended.
@@ -99,7 +98,7 @@ class Recorder(StorageTracker):
         self.called: Callable[[Any, tuple[Any, ...], Mapping[str, Any], Cost], None] | None = None
         self._dispatched = 0
         self._numbers: dict[int, int] = {}
-        self._living: set[int] = set()
+        self.living: set[int] = set()
         self._lives = 0
         self._has_host = False
 
@@ -127,10 +126,6 @@ class Recorder(StorageTracker):
                 if number is not None:
                     yield number
 
-    def is_alive(self, number: int) -> bool:
-        """Whether a storage is not freed yet."""
-        return number in self._living
-
     def note_host(self, tensor: torch.Tensor) -> None:
         """Mark a tensor as being in the host's memory, and with it what is computed from such tensors alone."""
         self.label(tensor, HOST)
@@ -155,13 +150,7 @@ class Recorder(StorageTracker):
             fake.known_values = real  # type: ignore[attr-defined]
         return fake
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is _DEVICE:  # seven of ten calls; the fake mode would run all of its own checks on them
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         if func is _READ:
@@ -199,7 +188,6 @@ class Recorder(StorageTracker):
         return result
 
     def _read(self, tensor: torch.Tensor) -> Any:
-        """A number that the code reads."""
         known = getattr(tensor, "known_values", None)
         if known is not None:
             with on_real_tensors():
@@ -214,7 +202,8 @@ class Recorder(StorageTracker):
     def _with_host(self, func: Any, given: Any, result: Any, cost: Cost | None) -> Cost | None:
         """The cost, where what the host computes is not the device's work, and a copy between them is a transfer."""
         tensors = tensors_in(given)
-        sides = {self._is_on_host(each) for each in tensors if each.dim()}  # a number may come from anywhere
+        labels = ([self.labels.get(number) for number in self.storages_of(each)] for each in tensors if each.dim())
+        sides = {HOST in each for each in labels}  # not of numbers, which may come from anywhere
         if sides == {True}:
             self.label(result, HOST)
             return replace(cost, kind=HOST) if cost else None
@@ -222,17 +211,14 @@ class Recorder(StorageTracker):
             return Cost.of_transfer(result)
         return cost
 
-    def _is_on_host(self, tensor: torch.Tensor) -> bool:
-        return any(self.labels.get(number) == HOST for number in self.storages_of(tensor))
-
     def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Compute the values of small tensors that depend on known values alone, beside their fakes."""
         inputs, results = tensors_in(args, kwargs), tensors_in(result)
         unknown = any(isinstance(each, FakeTensor) and not hasattr(each, "known_values") for each in inputs)
         unknown = unknown or "empty" in _name(func)  # uninitialised memory
         if unknown or not all(map(_is_followed, results)) or torch.Tag.nondeterministic_seeded in func.tags:
-            if func._schema.is_mutable:
-                _forget(inputs)
+            for tensor in inputs if func._schema.is_mutable else ():  # may have been overwritten with unknown values
+                vars(tensor).pop("known_values", None)
             return
         real = functools.partial(tree_map_only, torch.Tensor, lambda tensor: getattr(tensor, "known_values", tensor))
         with on_real_tensors():
@@ -249,7 +235,7 @@ class Recorder(StorageTracker):
         if before is None:
             self._lives += 1
             self._numbers[key] = self._lives
-            self._living.add(self._lives)
+            self.living.add(self._lives)
         if self._sizes[key] != before:
             self.events.append(Event(self._numbers[key], self._sizes[key]))
 
@@ -257,18 +243,16 @@ class Recorder(StorageTracker):
         super()._freed(key, reference)
         number = self._numbers.pop(key, None)
         if number is not None:
-            self._living.discard(number)
+            self.living.discard(number)
             self.events.append(Event(number, 0))
 
 
 def _sums_gradients(args: tuple[Any, ...]) -> bool:
-    """Whether autograd's engine adds a second gradient to the first argument, which nobody else holds.
-
-    On plain tensors the engine then adds in place (input_buffer.cpp, can_accumulate_inplace), but never on fake ones:
-    a tied embedding would have its gradient twice. The references counted are this call's and the engine's one. The
-    tensor gets no name of its own: after models were compiled in the process, an argument had one reference more
-    (dynamo's way of evaluating frames does not hand references on).
-    """
+    """Whether autograd's engine adds a second gradient to the first argument, which nobody else holds."""
+    # On plain tensors the engine then adds in place (input_buffer.cpp, can_accumulate_inplace), but never on fake ones:
+    # a tied embedding would have its gradient twice. The references counted are this call's and the engine's one. The
+    # tensor gets no name of its own: after models were compiled in the process, an argument had one reference more
+    # (dynamo's way of evaluating frames does not hand references on).
     if torch.is_grad_enabled() or torch._C._current_autograd_node() is None or not isinstance(args[0], FakeTensor):
         return False
     alone = (
@@ -285,10 +269,3 @@ def _name(func: Any) -> str:
 
 def _is_followed(tensor: torch.Tensor) -> bool:
     return tensor.numel() <= (_KNOWN_FLOATS if tensor.is_floating_point() else _KNOWN_ELEMENTS)
-
-
-def _forget(tensors: list[torch.Tensor]) -> None:
-    """Drop the values of tensors that may have been overwritten with unknown ones."""
-    for tensor in tensors:
-        if hasattr(tensor, "known_values"):
-            del tensor.known_values

@@ -4,17 +4,16 @@ The roofline of Williams et al. 2009 (doi 10.1145/1498765.1498785), operator by 
 operators ahead of the device, so launching counts only where it takes longer than the work.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
+from autofit.core.hardware import Hardware
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.rates import Rates, rate_of
-from autofit.estimate.scaling import Floats, Grid, Symbols
+from autofit.estimate.scaling import ONE, UNSCALED, Floats, Grid, Symbols
 
 _ARITHMETIC = ("matmul", "convolution", "attention")
 # The share of elementwise operators' traffic left when the compiler fuses them: each chain reads its inputs and writes
@@ -30,6 +29,12 @@ class Speed:
     asynchronous: bool  # the host launches operators ahead (CUDA)
     tf32: bool = False
     compiled: bool = False
+
+    @classmethod
+    def of(cls, rates: Rates, hardware: Hardware, config: Mapping[str, Any]) -> Self:
+        """The speed of a config's forwards and backwards."""
+        tf32, compiled = config["precision"] == "tf32", config["compile"] != "none"
+        return cls(rates, hardware.device == "cuda", tf32, compiled)
 
     def measured(self, call: str, operator: str) -> tuple[float, float]:
         """(seconds whatever the size, factor of the roofline's seconds); (0, 1) if not measured."""
@@ -65,7 +70,7 @@ class Work:
     dispatched: int
 
     @classmethod
-    def of(cls, costs: Sequence[Cost], grid: Grid, symbols: Symbols, dispatched: int = 0) -> Work:
+    def of(cls, costs: Sequence[Cost], grid: Grid, symbols: Symbols, dispatched: int = 0) -> Self:
         """The work of these operators at each pair of a grid."""
         flops = grid.amounts((cost.flops for cost in costs), symbols)
         indices = np.repeat(np.arange(len(costs)), [len(cost.sizes) for cost in costs])
@@ -99,3 +104,14 @@ class Work:
         totals["transfer"] = np.where((arithmetic < traffic) & moving, work, 0.0).sum(0)
         totals["launch"] = waiting.sum(0)
         return totals
+
+
+def waits_of(costs: Sequence[Cost], speed: Speed, *, dispatched: int = 0, passes: int = 0) -> dict[str, float]:
+    """The seconds of operators as they were traced, by what they wait for; as `Work.seconds`."""
+    seconds = Work.of(costs, ONE, UNSCALED, dispatched).seconds(speed, passes=passes)
+    return {name: float(each[0]) for name, each in seconds.items()}
+
+
+def working_seconds(cost: Cost, speed: Speed) -> float:
+    """The seconds of one operator by arithmetic and traffic alone."""
+    return sum(seconds for name, seconds in waits_of([cost], speed).items() if name != "launch")

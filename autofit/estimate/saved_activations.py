@@ -3,8 +3,6 @@
 Recorded in a trace where nothing leaves, so that one trace serves steps with and without offloading.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,7 +77,7 @@ class SavedTensors:
     def _look(self) -> None:
         """Record which storages autograd alone holds by now, from their reference counts."""
         for number, (address, times) in list(self._held.items()):
-            if not self._recorder.is_alive(number):
+            if number not in self._recorder.living:
                 del self._held[number]
             # One more reference is the storage's own Python object, which the recorder made.
             elif number != self._newest and torch._C._storage_Use_Count(address) == times + 1:

@@ -4,17 +4,15 @@ The traced micro-batch, rank and tokens of a chunk of the loss are primes that d
 data. A byte count or number of operations grows with each of them as often as it is divisible by that prime.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from autofit.core.errors import UntraceableError
 
-Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 _PRIMES = (13, 11, 17, 19, 23, 29, 31, 37, 41, 43)
 _POWERS = 2  # nothing traced today grows with the square; a loss of pairs of samples would
@@ -29,14 +27,14 @@ class Symbols:
     rows: int
 
     @classmethod
-    def for_sizes(cls, sizes: Iterable[int]) -> Symbols:
+    def for_sizes(cls, sizes: Iterable[int]) -> Self:
         """Primes that divide none of these sizes.
 
         Raises:
             UntraceableError: fewer than three are left.
         """
-        distinct = set(sizes)
-        free = [prime for prime in _PRIMES if all(size % prime for size in distinct if size)]
+        distinct = set(sizes) - {0}
+        free = [prime for prime in _PRIMES if all(size % prime for size in distinct)]
         if len(free) < 3:
             raise UntraceableError("too many primes divide this model's sizes for three to be left to trace it with.")
         return cls(*free[:3])
@@ -58,13 +56,13 @@ class Grid:
     chunks: Floats
 
     @classmethod
-    def of(cls, samples: Iterable[int], ranks: Iterable[int]) -> Grid:
+    def of(cls, samples: Iterable[int], ranks: Iterable[int]) -> Self:
         """Every micro-batch with every rank, the ranks changing fastest."""
         pairs = np.array([(size, rank) for size in samples for rank in ranks], float).reshape(-1, 2)
         none = np.zeros(len(pairs))
         return cls(pairs[:, 0].copy(), pairs[:, 1].copy(), none, none)
 
-    def with_chunks(self, tokens_and_rows: Iterable[tuple[int, int]]) -> Grid:
+    def with_chunks(self, tokens_and_rows: Iterable[tuple[int, int]]) -> Self:
         """The same pairs, given all tokens of the loss and those of a chunk at each; the last chunk may be partial."""
         tokens, rows = np.array(list(tokens_and_rows), float).T
         return replace(self, rows=rows, chunks=tokens / rows)

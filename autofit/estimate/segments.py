@@ -4,24 +4,22 @@ A shallow trace is cut where blocks begin. A segment is described by its highest
 both relative to its start. Any step is a sequence of segments, in which those of the middle blocks are repeated.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Self
 
 import numpy as np
 
 from autofit.core.hardware import Hardware
 from autofit.estimate.operator_costs import ATTENTION
 from autofit.estimate.optimizer_state import Kind, Shapes
-from autofit.estimate.peak import ROUNDING
 from autofit.estimate.recorder import Mark
 from autofit.estimate.roofline import Work
 from autofit.estimate.scaling import Floats, Grid, Symbols
 from autofit.estimate.shallow_model import CHUNK, Depth, with_chunks
-from autofit.estimate.trace import Trace
+from autofit.estimate.trace import Span, Trace
+from autofit.hardware.caching_allocator import MIN_BLOCK
 from autofit.setup.saved_tensors import SMALLEST, WINDOW
 
 # How a step treats gradients and saved tensors: gradients stay, or are added at once (accumulation) or applied
@@ -92,7 +90,7 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
     """The segments of a trace at each pair of a grid."""
     grid = with_chunks(grid, symbols, trace.chunks, str(trace.config["loss"]))
     events = _Events.of(trace, grid, symbols, hardware)
-    spans = _spans(trace)
+    spans = trace.spans("forward", "backward")
     modes = {FIRST: events.changes, ADDED: events.with_added_gradients()}
     modes[FIRST_OFFLOADED] = events.offloaded(modes[FIRST], spans)
     modes[ADDED_OFFLOADED] = events.offloaded(modes[ADDED], spans)
@@ -105,25 +103,20 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
     shapes: Counter[Kind] = Counter()  # how many trained weights of each shape and dtype the whole model has
     for shape, dtype, block in trace.shapes:
         shapes[shape, dtype] += trace.depth.times(block) if trace.depth else 1
-    start = next(mark.events for mark in trace.marks if mark.phase == "forward")
     return Segments(
         items=tuple(items),
         depth=trace.depth,
         shapes=shapes,
         parameters=events.total("parameters"),
         gradients=events.total("gradients"),
-        others=events.changes[:start].sum(0),
-        streamed=events.streamed(),
+        others=events.changes[: trace.start("forward")].sum(0),
+        streamed=events.total("parameters", streamed=True),
         chunks=grid.chunks,
         by_flash={"flash" in cost.name for cost in trace.costs if cost.kind == ATTENTION} == {True},
     )
 
 
-def _spans(trace: Trace) -> list[tuple[Mark, Mark]]:
-    return [(mark, after) for mark, after in pairwise(trace.marks) if mark.phase in ("forward", "backward")]
-
-
-def _span_at(spans: Sequence[tuple[Mark, Mark]], event: int) -> tuple[Mark, Mark] | None:
+def _span_at(spans: Sequence[Span], event: int) -> Span | None:
     return next((span for span in spans if span[0].events <= event < span[1].events), None)
 
 
@@ -146,10 +139,10 @@ class _Events:
     ended: dict[int, int]  # storage -> its last one
 
     @classmethod
-    def of(cls, trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) -> _Events:
+    def of(cls, trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) -> Self:
         sizes = grid.amounts((event.nbytes for event in trace.events), symbols)
         if hardware.device == "cuda":
-            sizes = np.ceil(sizes / ROUNDING) * ROUNDING
+            sizes = np.ceil(sizes / MIN_BLOCK) * MIN_BLOCK
         storages = [event.storage for event in trace.events]
         changes = sizes.copy()
         made: dict[int, int] = {}
@@ -174,7 +167,7 @@ class _Events:
             changes[done] -= self.changes[made]
         return changes
 
-    def offloaded(self, resident: Floats, spans: Sequence[tuple[Mark, Mark]]) -> Floats:
+    def offloaded(self, resident: Floats, spans: Sequence[Span]) -> Floats:
         """The changes where what a block saves for the backward leaves in its forward and returns in its backward."""
         changes = resident.copy()
         for storage, leaves, returns in self._moves(spans):
@@ -210,7 +203,7 @@ class _Events:
         total = newest = np.zeros(self.sizes.shape[1])
         if mark.phase != "forward":
             return total, newest
-        backward = next(each.events for each in self.trace.marks if each.phase == "backward")
+        backward = self.trace.start("backward")
         for storage in self.trace.saved:
             made = self.made[storage]
             if mark.events <= made < after.events and self.ended[storage] >= backward:
@@ -218,11 +211,9 @@ class _Events:
                 total, newest = total + large, np.where(large > 0.0, large, newest)
         return total, newest
 
-    def _moves(self, spans: Sequence[tuple[Mark, Mark]]) -> Iterator[tuple[int, int, int]]:
-        """(storage, the event at which it leaves, the event at which it is back), within the block's own segments.
-
-        Segments of middle blocks are repeated, so none may leave a move to the next one.
-        """
+    def _moves(self, spans: Sequence[Span]) -> Iterator[tuple[int, int, int]]:
+        """(storage, the event at which it leaves, the event at which it is back), within the block's own segments."""
+        # Segments of middle blocks are repeated, so none may leave a move to the next one.
         for storage, stay in self.trace.saved.items():
             if stay.left is None or stay.returns is None:
                 continue
@@ -231,38 +222,25 @@ class _Events:
             if birth and death and birth[0].phase == "forward" and death[0].phase == "backward":
                 yield storage, min(stay.left, birth[1].events - 1), max(stay.returns, death[0].events)
 
-    def total(self, label: str) -> Floats:
-        """Bytes of all storages of one kind, in all blocks of the whole model."""
-        total = np.zeros(self.sizes.shape[1])
+    def total(self, label: str, *, streamed: bool = False) -> Floats:
+        """Bytes of all storages of one kind, in all blocks; `streamed`: of what parameter_offload keeps on the host."""
+        depth, trace, total = self.trace.depth, self.trace, np.zeros(self.sizes.shape[1])
         for storage, made in self.made.items():
-            if self.trace.labels.get(storage) == label:
-                times = self.trace.depth.times(self.trace.owners.get(storage)) if self.trace.depth else 1
-                total = total + self.sizes[made] * times
-        return total
-
-    def streamed(self) -> Floats:
-        """Bytes of frozen weights in all but the first and last block: what parameter_offload keeps on the host."""
-        depth, trace = self.trace.depth, self.trace
-        total = np.zeros(self.sizes.shape[1])
-        if depth is None:
-            return total
-        for storage, made in self.made.items():
-            frozen = trace.labels.get(storage) == "parameters" and storage not in trace.trained
-            if frozen and trace.owners.get(storage) in depth.middle:
-                total = total + self.sizes[made] * depth.repeats
+            owner = trace.owners.get(storage)
+            moves = depth is not None and owner in depth.middle and storage not in trace.trained
+            if trace.labels.get(storage) == label and (moves or not streamed):
+                total = total + self.sizes[made] * (depth.times(owner) if depth else 1)
         return total
 
 
 def _freed_in_all_blocks(trace: Trace, changes: Floats, made: dict[int, int], ended: dict[int, int]) -> Floats:
-    """The changes where what each block makes and is freed between the blocks and the head counts for all blocks.
-
-    Such are the low-precision copies of weights that autocast caches for a forward. What only the last block leaves
-    there, its output, is told apart by the block before, which leaves none.
-    """
+    """The changes where what each block makes and is freed between the blocks and the head counts for all blocks."""
+    # Such are the low-precision copies of weights that autocast caches for a forward. What only the last block leaves
+    # there, its output, is told apart by the block before, which leaves none.
     depth = trace.depth
     if depth is None:
         return changes
-    spans = _spans(trace)
+    spans = trace.spans("forward", "backward")
     born: dict[int, list[int]] = {}  # block -> storages made in its forward, in order
     for storage, index in made.items():
         span = _span_at(spans, index)

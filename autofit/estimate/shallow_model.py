@@ -4,8 +4,6 @@ The cost of one more block is read off blocks in the middle, whose neighbours ar
 The first and the last block stay: the embedding comes before the first, the head after the last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -5,15 +5,13 @@ optimizer on the weights' shapes alone. So each is traced once, with primes for 
 Config is arithmetic on their segments.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,9 +22,9 @@ from autofit.core.workload import Workload
 from autofit.data.batch import tensors
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.operators import MEASURING_SECONDS, Calls
-from autofit.estimate.optimizer_state import OptimizerCost, OptimizerCosts, OptimizerRow, scaled_shapes
+from autofit.estimate.optimizer_state import OptimizerCost, OptimizerCosts, scaled_shapes
 from autofit.estimate.peak import recomputed_share
-from autofit.estimate.prediction_cache import key_of, read, write
+from autofit.estimate.prediction_cache import Figures, cached, key_of
 from autofit.estimate.processes import Map, in_fork, parallel_map
 from autofit.estimate.rates import UNKNOWN, Rates, rates_for
 from autofit.estimate.roofline import Speed, passes_of
@@ -77,7 +75,7 @@ def predict_all(
     *,
     measuring: float = MEASURING_SECONDS,
     processes: int | None = 1,
-) -> tuple[list[float], list[float]]:
+) -> Figures:
     """Bytes of tensors and seconds of a step for each config, NaN where nothing can be predicted.
 
     Cached on disk by workload, device, configs and versions.
@@ -90,15 +88,13 @@ def predict_all(
     """
     # Measured in a fork where this process is still to be forked: matrix products start threads.
     rates = (rates_for(hardware) if processes == 1 else in_fork(lambda: rates_for(hardware))) or UNKNOWN
-    key = key_of(workload, hardware, rates, configs)
-    figures = read(key) if key else None
-    if figures is None:
+
+    def figures() -> Figures:
         estimator = SpaceEstimator(workload, hardware, rates, configs, measuring=measuring, processes=processes)
         predictions = estimator.predict()
-        figures = (predictions.allocated + workspace_bytes(hardware)).tolist(), predictions.seconds.tolist()
-        if key:
-            write(key, *figures)
-    return figures
+        return (predictions.allocated + workspace_bytes(hardware)).tolist(), predictions.seconds.tolist()
+
+    return cached(key_of(workload, hardware, rates, configs), figures)
 
 
 @dataclass(frozen=True)
@@ -127,7 +123,6 @@ class _Pass:
         return total, np.minimum(total, np.maximum(newest, WINDOW))
 
     def seconds(self, speed: Speed, config: Config) -> Floats:
-        """Seconds of the operators."""
         key = (speed.tf32, speed.compiled)
         if key not in self._seconds:
             busy = np.zeros_like(self.segments.parameters)
@@ -139,11 +134,21 @@ class _Pass:
         return self._seconds[key]
 
 
+class _OptimizerRow(NamedTuple):
+    """What an optimizer costs at each pair of the grid: the figures of OptimizerCosts as arrays."""
+
+    state: Floats
+    temporary: Floats
+    largest: Floats
+    moved: Floats
+    seconds: Floats
+
+
 class SpaceEstimator:
     """Predicts many Configs of one workload on one device, for the micro-batches and ranks that they have.
 
     Args:
-        rates: how fast the device is.
+        rates: how fast the device is; an attribute, after `predict` with the operators measured for it.
         measuring: seconds for timing real operators, where the rates were measured on this machine.
         processes: how many trace at once, None: one per core; 1 where this process must not be forked (see
             `parallel_map`).
@@ -159,7 +164,7 @@ class SpaceEstimator:
         measuring: float = MEASURING_SECONDS,
         processes: int | None = 1,
     ) -> None:
-        self._workload, self._hardware, self._rates = workload, hardware, rates
+        self._workload, self._hardware, self.rates = workload, hardware, rates
         self._configs, self._measuring, self._processes = configs, measuring, processes
         samples = sorted({int(config["micro_batch_size"] or 1) for config in configs})
         ranks = sorted({int(config["lora_rank"] or 0) for config in configs})
@@ -171,14 +176,9 @@ class SpaceEstimator:
         self._segments: dict[Config, Segments | None] = {}
         self._calls = Calls(self._symbols) if rates.measured_here and rates.operators is None else None
         self._optimizer_costs = OptimizerCosts(workload, hardware, self._calls)
-        self._optimizers: dict[tuple[Any, int], OptimizerRow] = {}  # by value of the knob and id of the segments
+        self._optimizers: dict[tuple[Any, int], _OptimizerRow] = {}  # by value of the knob and id of the segments
         self._updates: dict[OptimizerCost, float] = {}
         self._passes: dict[Config, _Pass | None] = {}
-
-    @property
-    def rates(self) -> Rates:
-        """How fast the device is; after `predict` with the operators measured for it."""
-        return self._rates
 
     def predict(self) -> SpacePredictions:
         """Predict all configs."""
@@ -187,7 +187,7 @@ class SpaceEstimator:
         groups = {key: group_of(config) for key, config in dict(zip(keys, self._configs, strict=True)).items()}
         self._trace_all(list(groups.values()))
         if self._calls:  # of all traced operators
-            self._rates = dataclasses.replace(self._rates, operators=self._calls.measured(self._rates, self._measuring))
+            self.rates = dataclasses.replace(self.rates, operators=self._calls.measured(self.rates, self._measuring))
         steps = {key: self._step(group) for key, group in groups.items()}
         for number, (config, key) in enumerate(zip(self._configs, keys, strict=True)):
             step = steps[key]
@@ -212,7 +212,7 @@ class SpaceEstimator:
         for end in ends:
             step_pass = self._pass(end)
             if step_pass:
-                self._optimizer(end, step_pass.segments)
+                self._optimizer_costs_of(end, step_pass.segments)
 
     def _trace_missing(
         self, keys: Sequence[Config], trace_each: Map[Config, tuple[Segments | None, Calls | None]]
@@ -288,45 +288,44 @@ class SpaceEstimator:
         first, added = first - recomputed * step_pass.saved[0], added - recomputed * step_pass.saved[0]
         window = np.minimum(WINDOW, step_pass.saved[0]) if offloaded else 0.0
         update = held + segments.gradients + np.maximum(left - segments.gradients, 0.0) + optimizer.temporary
-        in_backward = bool(config["optimizer_in_backward"])
-        if on_host:  # the host's memory is read and written, and weights come back
-            update_seconds = (optimizer.moved + segments.gradients) / self._rates.link
-        else:
-            update_seconds = optimizer.seconds(self._speed(), self._updates)
+        at_once = np.maximum(held + first + window, update)
+        if config["optimizer_in_backward"]:
+            at_once = held + added + optimizer.largest + window
+        by_host = (optimizer.moved + segments.gradients) / self.rates.link  # its own traffic, and weights come back
         return _Step(
             accumulating=np.maximum(held + segments.gradients + added + window, update),
-            at_once=held + added + optimizer.largest + window
-            if in_backward
-            else np.maximum(held + first + window, update),
+            at_once=at_once,
             micro=self._micro_seconds(config, step_pass, offloaded=offloaded),
-            update=update_seconds,
-            adding=3 * segments.gradients / self._rates.bandwidth,  # both are read, the sum is written
+            update=by_host if on_host else optimizer.seconds,
+            adding=3 * segments.gradients / self.rates.bandwidth,  # both are read, the sum is written
         )
 
     def _micro_seconds(self, config: Config, step_pass: _Pass, *, offloaded: bool) -> Floats:
         """Forward and backward of one micro-batch; copies to and from the host overlap with the computation."""
-        tf32, compiled = config["precision"] == "tf32", config["compile"] != "none"
-        busy = step_pass.seconds(self._speed(tf32=tf32, compiled=compiled), config)
+        busy = step_pass.seconds(Speed.of(self.rates, self._hardware, config), config)
         moved, resident = step_pass.saved
         copied = 2 * moved - resident if offloaded else 0.0 * moved
         if config["parameter_offload"] == "cpu":
             copied = copied + 2 * step_pass.segments.streamed
         if config["optimizer_offload"] == "cpu":
             copied = copied + step_pass.segments.gradients
-        return np.maximum(busy, copied / self._rates.link)
+        return np.maximum(busy, copied / self.rates.link)
 
-    def _speed(self, **options: bool) -> Speed:
-        return Speed(self._rates, asynchronous=self._hardware.device == "cuda", **options)
-
-    def _optimizer(self, config: Config, segments: Segments) -> OptimizerRow:
-        """What the optimizer costs at each pair of the grid."""
+    def _optimizer(self, config: Config, segments: Segments) -> _OptimizerRow:
         key = (config["optimizer"], id(segments))
         if key not in self._optimizers:
-            shapes, prime = segments.shapes, self._symbols.rank
-            ranks = [int(rank) if config["lora_rank"] else 0 for rank in self._grid.ranks.tolist()]
-            scaled = [scaled_shapes(shapes, prime, rank) if rank else shapes for rank in ranks]
-            self._optimizers[key] = OptimizerRow([self._optimizer_costs.of(config, each) for each in scaled])
+            speed = Speed(self.rates, self._hardware.device == "cuda")
+            costs = self._optimizer_costs_of(config, segments)
+            self._updates.update({cost: cost.seconds(speed) for cost in set(costs) - self._updates.keys()})
+            rows = [(each.state, each.temporary, each.largest, each.moved, self._updates[each]) for each in costs]
+            self._optimizers[key] = _OptimizerRow(*np.array(rows, float).T)
         return self._optimizers[key]
+
+    def _optimizer_costs_of(self, config: Config, segments: Segments) -> list[OptimizerCost]:
+        shapes, prime = segments.shapes, self._symbols.rank
+        ranks = [int(rank) if config["lora_rank"] else 0 for rank in self._grid.ranks.tolist()]
+        scaled = [scaled_shapes(shapes, prime, rank) if rank else shapes for rank in ranks]
+        return [self._optimizer_costs.of(config, each) for each in scaled]
 
 
 def _sizes(workload: Workload) -> set[int]:

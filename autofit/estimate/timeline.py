@@ -1,9 +1,9 @@
 """The memory of one training step over time, from a trace, reduced to what a plot can show."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
+
+import numpy as np
 
 from autofit.core.config import Config
 from autofit.core.errors import AutofitError
@@ -13,13 +13,11 @@ from autofit.core.workload import Workload
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.peak import peak_of, rounded
 from autofit.estimate.rates import Rates, rates_for
-from autofit.estimate.recorder import HOST, Mark
-from autofit.estimate.roofline import Speed, Work, passes_of
-from autofit.estimate.scaling import ONE, UNSCALED
+from autofit.estimate.recorder import HOST
+from autofit.estimate.roofline import Speed
 from autofit.estimate.trace import Trace, trace
 
 MOST_MOMENTS = 400
-_PHASES = ("forward", "backward", "update")
 
 
 def timelines(workload: Workload, hardware: Hardware, configs: Sequence[Config]) -> list[Timeline | None]:
@@ -41,13 +39,15 @@ def timeline_of(traced: Trace, hardware: Hardware, *, rates: Rates | None = None
     Args:
         rates: how fast the device is, for the time axis; None: one event after the other.
     """
-    spans = [(mark, after) for mark, after in pairwise(traced.marks) if mark.phase in _PHASES]
+    spans = traced.spans("forward", "backward", "update")
     first, last = spans[0][0].events, spans[-1][1].events
-    seconds = _seconds(traced, hardware, spans, rates) if rates else []
+    speed = Speed.of(rates, hardware, traced.config) if rates else None
+    seconds = [sum(traced.waits([span], speed).values()) for span in spans] if speed else []
     timed = sum(seconds) > 0
     weights = seconds if timed else [after.events - mark.events for mark, after in spans]
     total = sum(weights) or 1.0
     starts = list(accumulate((weight / total for weight in weights), initial=0.0))  # of spans, from 0 to 1
+    edges = [first, *(after.events for _, after in spans)]  # the events of a span are evenly spaced
     workspace = workspace_bytes(hardware)
     shown = _fullest(list(_moments(traced, hardware, first, last)), most)
     peak = peak_of(traced, hardware)
@@ -55,7 +55,7 @@ def timeline_of(traced: Trace, hardware: Hardware, *, rates: Rates | None = None
     return Timeline(
         config=traced.config,
         moments=tuple((*moment[:-1], moment[-1] + workspace) for _, moment in shown),
-        at=tuple(round(_time_of(event, spans, starts), 5) for event, _ in shown),
+        at=tuple(round(float(time), 5) for time in np.interp([event for event, _ in shown], edges, starts)),
         phases=tuple(now for before, now in pairwise([("", 0.0), *phases]) if before[0] != now[0]),
         timed=timed,
         peak_bytes=peak.nbytes + workspace,
@@ -88,7 +88,7 @@ def _kinds(traced: Trace, first: int) -> dict[int, int]:
         made.setdefault(event.storage, index)
         if event.nbytes == 0:
             freed[event.storage] = index
-    backward = next((mark.events for mark in traced.marks if mark.phase == "backward"), len(traced.events))
+    backward = traced.start("backward")
 
     def kind(storage: int) -> str:
         label = traced.labels.get(storage)
@@ -108,24 +108,3 @@ def _fullest(moments: list[tuple[int, list[int]]], most: int) -> list[tuple[int,
     edges = [round(index * len(inner) / (most - 2)) for index in range(most - 1)]
     fullest = [max(inner[start:end], key=lambda moment: sum(moment[1])) for start, end in pairwise(edges)]
     return [moments[0], *fullest, moments[-1]]
-
-
-def _seconds(traced: Trace, hardware: Hardware, spans: list[tuple[Mark, Mark]], rates: Rates) -> list[float]:
-    """The predicted seconds of the operators of each span."""
-    config = traced.config
-    cuda = hardware.device == "cuda"
-    speed = Speed(rates, asynchronous=cuda, tf32=config["precision"] == "tf32", compiled=config["compile"] != "none")
-    seconds = []
-    for mark, after in spans:
-        costs = traced.costs[mark.costs : after.costs]
-        waits = Work.of(costs, ONE, UNSCALED, after.dispatched - mark.dispatched)
-        seconds.append(sum(float(s[0]) for s in waits.seconds(speed, passes=passes_of(config, mark.phase)).values()))
-    return seconds
-
-
-def _time_of(event: int, spans: list[tuple[Mark, Mark]], starts: list[float]) -> float:
-    """When an event happens: those of a span are evenly spaced."""
-    index = next((index for index, (_, after) in enumerate(spans) if event < after.events), len(spans) - 1)
-    mark, after = spans[index]
-    share = (event - mark.events) / max(1, after.events - mark.events)
-    return starts[index] + share * (starts[index + 1] - starts[index])

@@ -4,14 +4,12 @@ Equals two real steps of two micro-batches at the price of one: optimizer state 
 gradients of earlier micro-batches exist before the traced micro-batch begins, as in any later step.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -26,6 +24,7 @@ from autofit.estimate.fake_device import fake_device
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.operators import Calls
 from autofit.estimate.recorder import Event, Mark, Recorder, on_real_tensors
+from autofit.estimate.roofline import Speed, passes_of, waits_of
 from autofit.estimate.saved_activations import SavedTensors, Stay
 from autofit.estimate.shallow_model import Depth, SampledChunks, shorten
 from autofit.setup import Setup
@@ -34,6 +33,8 @@ from autofit.techniques import canonicalize, refuse
 from autofit.training.build import adapt, finish
 from autofit.training.meta_model import materialize, meta_model_from
 from autofit.training.step import accumulate, update
+
+Span = tuple[Mark, Mark]  # a mark and the next one
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,6 @@ class Trace:
         shapes: shape and dtype of every trained parameter, and its block.
         calls: the arguments of operators, where the target is the CPU.
         depth: how the blocks stand for those of a deeper model; None where all are there.
-        trainable, parameters: numbers of elements, as traced.
         assumptions: what stand-ins take for granted, in sentences.
     """
 
@@ -68,24 +68,30 @@ class Trace:
     costs: tuple[Cost, ...]
     calls: Calls
     depth: Depth | None
-    trainable: int
-    parameters: int
     assumptions: tuple[str, ...] = ()
 
     def phase_at(self, event: int) -> str:
         """The phase that an event belongs to."""
         return self.marks[bisect_right(self.marks, event, key=lambda mark: mark.events) - 1].phase
 
+    def start(self, phase: str) -> int:
+        """The number of events before a phase begins, all where it has none."""
+        return next((mark.events for mark in self.marks if mark.phase == phase), len(self.events))
+
     def costs_of(self, phase: str) -> tuple[Cost, ...]:
         """The costs of one phase."""
-        return tuple(cost for mark, after in self._spans(phase) for cost in self.costs[mark.costs : after.costs])
+        return tuple(cost for mark, after in self.spans(phase) for cost in self.costs[mark.costs : after.costs])
 
-    def dispatched_in(self, phase: str) -> int:
-        """The number of operators called in one phase, including those without a cost."""
-        return sum(after.dispatched - mark.dispatched for mark, after in self._spans(phase))
+    def spans(self, *phases: str) -> list[Span]:
+        """The parts of these phases, one for each block."""
+        return [(mark, after) for mark, after in pairwise(self.marks) if mark.phase in phases]
 
-    def _spans(self, phase: str) -> Iterator[tuple[Mark, Mark]]:
-        return ((mark, after) for mark, after in pairwise(self.marks) if mark.phase == phase)
+    def waits(self, spans: Sequence[Span], speed: Speed) -> dict[str, float]:
+        """The seconds of the operators of some parts of one phase, by what they wait for."""
+        costs = [cost for mark, after in spans for cost in self.costs[mark.costs : after.costs]]
+        dispatched = sum(after.dispatched - mark.dispatched for mark, after in spans)
+        passes = max((passes_of(self.config, mark.phase) for mark, _ in spans), default=0)
+        return waits_of(costs, speed, dispatched=dispatched, passes=passes)
 
 
 @dataclass(frozen=True)
@@ -96,14 +102,9 @@ class Skeleton:
     depth: Depth | None = None
 
     @classmethod
-    def whole(cls, workload: Workload) -> Skeleton:
-        """The model as it is."""
-        return cls(_on_meta(meta_model_from(workload.model)))
-
-    @classmethod
-    def cut_short(cls, workload: Workload, *, alternating: bool) -> Skeleton:
+    def cut_short(cls, workload: Workload, *, alternating: bool) -> Self:
         """The model without most of its middle blocks, if they are alike."""
-        model = _on_meta(meta_model_from(workload.model))
+        model = _on_meta(workload)
         return cls(model, shorten(model, alternating=alternating))
 
 
@@ -133,16 +134,8 @@ def trace(
         raise RefusedError(reason)
     recorder = Recorder(hardware)
     calls = calls or Calls()
-    skeleton = model or Skeleton.whole(workload)
-    setup = Setup(
-        workload=workload,
-        config=canonical,
-        hardware=hardware,
-        device=torch.device("cpu"),
-        model=skeleton.model,
-        hyperparameters=Hyperparameters(),
-    )
-    setup.note_host = recorder.note_host
+    skeleton = model or Skeleton(_on_meta(workload))
+    setup = fake_setup(workload, canonical, hardware, skeleton.model, recorder)
     chunks = SampledChunks(rows, recorder, str(canonical["loss"])) if rows else None
     setup.slices = chunks
     saved: SavedTensors | None = None
@@ -158,7 +151,11 @@ def trace(
     except AutofitError:
         raise
     except Exception as error:  # the model's own code, under conditions that it was not written for
-        raise _untraceable(error) from error
+        operator = getattr(error, "func", None)
+        why = f"{operator} needs numbers" if operator else f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UntraceableError(
+            f"a training step of this model cannot be followed on tensors without values ({why[:300]})."
+        ) from error
     finally:
         setup.close()
     trainable = [parameter for _, parameter in setup.trainable()]
@@ -178,10 +175,15 @@ def trace(
         costs=tuple(recorder.costs),
         calls=calls,
         depth=skeleton.depth,
-        trainable=sum(parameter.numel() for parameter in trainable),
-        parameters=sum(parameter.numel() for parameter in setup.model.parameters()),
         assumptions=tuple(setup.assumptions),
     )
+
+
+def fake_setup(workload: Workload, config: Config, hardware: Hardware, model: nn.Module, recorder: Recorder) -> Setup:
+    """The setup of a step that is recorded."""
+    setup = Setup(workload, config, hardware, torch.device("cpu"), model, Hyperparameters())
+    setup.note_host = recorder.note_host
+    return setup
 
 
 def _owners(setup: Setup) -> dict[nn.Parameter, int]:
@@ -190,16 +192,9 @@ def _owners(setup: Setup) -> dict[nn.Parameter, int]:
     return {parameter: number for number, block in blocks for parameter in block.parameters()}
 
 
-def _untraceable(error: Exception) -> UntraceableError:
-    operator = getattr(error, "func", None)
-    why = f"{operator} needs numbers" if operator else f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return UntraceableError(
-        f"a training step of this model cannot be followed on tensors without values ({why[:300]})."
-    )
-
-
-def _on_meta(model: nn.Module) -> nn.Module:
+def _on_meta(workload: Workload) -> nn.Module:
     """The model, its weights moved to meta where a factory made real ones."""
+    model = meta_model_from(workload.model)
     moved: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -227,14 +222,14 @@ def _step(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
     _make_state(setup, recorder, owners)
     batch = _batch(setup, recorder, fake_mode)
     trained = [] if setup.stepped_in_backward else [parameter for _, parameter in setup.trainable()]
-    if int(setup.config["gradient_accumulation_steps"] or 1) > 1:
-        for parameter in trained:
-            parameter.grad = torch.empty_like(parameter)
-            recorder.label(parameter.grad, "gradients", owners.get(parameter))
 
     def label_gradient(parameter: nn.Parameter) -> None:
         recorder.label(parameter.grad, "gradients", owners.get(parameter))
 
+    if int(setup.config["gradient_accumulation_steps"] or 1) > 1:
+        for parameter in trained:
+            parameter.grad = torch.empty_like(parameter)
+            label_gradient(parameter)
     with ExitStack() as hooks:
         for parameter in trained:
             hooks.callback(parameter.register_post_accumulate_grad_hook(label_gradient).remove)

@@ -1,7 +1,5 @@
 """What Configs of a space share: a group of them the segments, a pass the traces it is combined from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

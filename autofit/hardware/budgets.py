@@ -5,8 +5,6 @@ is not available, so a budget is at most what is free: the driver is never run o
 of memory had its whole budget.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from autofit.core.budget import FREE_FRACTION, Budget, gib_to_bytes

@@ -10,8 +10,6 @@ device, where the cache is released. Addresses only grow here, where the driver 
 free blocks of equal size.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 

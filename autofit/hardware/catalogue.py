@@ -1,7 +1,5 @@
 """The catalogue of cards: memory, capability and peak rates of GPUs that need not be present (`--gpu NAME`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """What this machine offers. Asks the CUDA driver, so it runs in a child process: the parent never opens the device."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil
@@ -10,17 +8,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+import psutil
 import torch
 
 from autofit.core.errors import NoDeviceError, ProbeError
 from autofit.core.hardware import GIB, MIB, Hardware
-from autofit.hardware.host import host_memory
 from autofit.hardware.out_of_memory import is_device_out_of_memory
 from autofit.hardware.segments import open_card
 
 END_OTHERS = "End the other processes there (see nvidia-smi) and continue with --resume, or search with less memory."
 _IDLE = 64 * MIB  # of a card that nobody uses: what its driver holds for itself
+_GROUPS, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+# Of cgroups version 2 and 1: the limit, what is used, and the part of that which the kernel drops when memory is short.
+_FILES_2 = ("memory.max", "memory.current", "inactive_file")
+_FILES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def detect(device: str | None = None) -> Hardware:
@@ -134,3 +137,55 @@ def used_bytes_without_context() -> int:
     except RuntimeError:  # the next use of the card raises it again, and says more
         return 0
     return 0 if " MIG " in properties.name else used.get(f"GPU-{properties.uuid}", 0)
+
+
+class HostMemory(NamedTuple):
+    """Bytes in all, and those available."""
+
+    total: int
+    free: int
+
+
+def host_memory(groups: Path = _GROUPS, mount: Path = _MOUNT) -> HostMemory:
+    """The memory that this process may use: the machine's, or its container's, whichever is less.
+
+    A container sees the memory of the whole machine, and is killed when it takes more than the limit of its control
+    group.
+    """
+    machine = psutil.virtual_memory()
+    limits = [HostMemory(machine.total, machine.available), *_limits(groups, mount)]
+    return HostMemory(min(each.total for each in limits), min(each.free for each in limits))
+
+
+def _limits(groups: Path, mount: Path) -> Iterator[HostMemory]:
+    """The limits of this process's control groups, from the innermost outwards."""
+    for line in _read(groups).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            root, files = mount, _FILES_2
+        elif "memory" in controllers.split(","):
+            root, files = mount / "memory", _FILES_1
+        else:
+            continue
+        inside = root / path.lstrip("/")  # absent in some containers, whose limit is then at the root
+        for folder in (inside, *inside.parents):
+            if folder.is_relative_to(root) and (limit := _limit(folder, *files)):
+                yield limit
+
+
+def _limit(folder: Path, limit: str, used: str, droppable: str) -> HostMemory | None:
+    """None where there is no limit ("max") or it cannot be read."""
+    total, taken = _read(folder / limit).strip(), _read(folder / used).strip()
+    if not (total.isdecimal() and taken.isdecimal()):
+        return None
+    counts = dict(line.split(maxsplit=1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
+    files = counts.get(droppable, "").strip()
+    needed = int(taken) - (int(files) if files.isdecimal() else 0)
+    return HostMemory(int(total), max(0, int(total) - max(0, needed)))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):  # not every system has it, or shows it
+        return ""

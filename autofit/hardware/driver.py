@@ -3,8 +3,6 @@
 Only a certain no counts; anything that takes seconds of imports to find out is left to PyTorch.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import runpy

@@ -1,7 +1,5 @@
 """The one place that decides which exceptions mean that memory ran out."""
 
-from __future__ import annotations
-
 import re
 
 import torch

@@ -4,8 +4,6 @@
 segments at all: those of some virtual GPUs, of WSL, and old ones do not manage virtual memory.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -55,10 +53,8 @@ def open_card() -> str:
 
 
 def _allocate() -> None:
-    """Allocate a new segment even where others have room, by a new stream, which has segments of its own.
-
-    A stream itself costs memory, so there is none where there are no segments yet, as where probes open the card.
-    """
+    """Allocate a new segment even where others have room, by a new stream, which has segments of its own."""
+    # A stream itself costs memory, so there is none where there are no segments yet, as where probes open the card.
     in_use = torch.cuda.memory_reserved(0) > 0
     with torch.cuda.stream(torch.cuda.Stream()) if in_use else nullcontext():
         torch.ones(1, device="cuda").add_(1)

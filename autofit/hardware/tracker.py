@@ -4,13 +4,9 @@ Resident memory of the process is no substitute: allocators keep pages (errors o
 the tracked peak). The tracker serves real tensors and fake ones, so predicted and measured mean the same.
 """
 
-from __future__ import annotations
-
 import weakref
-from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch._C._profiler import _ExtraFields_Allocation
@@ -44,13 +40,7 @@ class StorageTracker(TorchDispatchMode):
         self._sizes: dict[int, int] = {}
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self.see(args)
         self.see(result)
@@ -110,14 +100,12 @@ class AllocationRecord:
         self.peak = 0
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
 
-    def __enter__(self) -> AllocationRecord:
+    def __enter__(self) -> Self:
         self._profile.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._profile.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._profile.__exit__(*error)
         results = self._profile.profiler.kineto_results if self._profile.profiler else None
         events = list(results.experimental_event_tree()) if results else []
         totals: list[tuple[int, int, int]] = []  # (time, bytes live, bytes that changed)

@@ -3,8 +3,6 @@
 Importing this room, and listing the presets, loads neither torch nor transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -75,6 +73,7 @@ def workload_from_source(
         message = "this result is of a model that lived in a Python process, and does not say how to make it again."
         raise InputError(message, "Train it there, with autofit.fit(model, loader, config=...).")
     sizes = {"sequence_length": sequence_length, "effective_batch_size": effective_batch_size}
+    trust = {"trust_remote_code": trust_remote_code}
     kind, keys = source.get("kind"), {"preset": "model", "directory": "path", "hub": "model", "function": "function"}
     if not isinstance(kind, str) or kind not in keys:
         raise unknown("kind of model source", kind, keys)
@@ -85,9 +84,8 @@ def workload_from_source(
         return function_workload(named, **sizes)
     if kind == "preset":
         return huggingface_workload(preset_model(named), **sizes)
-    if kind == "directory":
-        return huggingface_workload(read_directory(Path(named), trust_remote_code=trust_remote_code), **sizes)
-    return huggingface_workload(read_hub(named, trust_remote_code=trust_remote_code), **sizes)
+    model = read_directory(Path(named), **trust) if kind == "directory" else read_hub(named, **trust)
+    return huggingface_workload(model, **sizes)
 
 
 def _existing(model: str) -> Path | None:

@@ -4,8 +4,6 @@ Weights are never touched. Reading a config runs transformers' checks, and with 
 checkpoint, so anything can be raised on the way; each error is reported as one sentence about the config.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -30,23 +28,15 @@ _SECONDS = 5.0  # to wait for an answer of a few hundred bytes, unless HF_HUB_ET
 
 @dataclass(frozen=True)
 class _Origin:
-    """Where a config.json is read from.
+    """Where a config.json is read from."""
 
-    Attributes:
-        path: a directory or a hub id, as transformers takes it.
-        label: its name in messages.
-        name: that of the model.
-        local: whether it is a directory.
-        fetched: whether it comes from the hub; False: from the cache alone.
-    """
-
-    path: str
-    label: str
-    name: str
+    path: str  # a directory or a hub id, as transformers takes it
+    label: str  # of the file, in messages
+    name: str  # of the model
     source: Mapping[str, Any]
     local: bool
     trust_remote_code: bool
-    fetched: bool = False
+    fetched: bool = False  # from the hub; else from the cache alone
 
 
 def is_hub_id(text: str) -> bool:

@@ -4,8 +4,6 @@ Probe processes inherit the import path but cannot import a file that was loaded
 registered to be pickled by value.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import importlib

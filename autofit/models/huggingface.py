@@ -4,8 +4,6 @@ transformers and torch are imported where a config or a model is made, so that i
 stays cheap.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -52,7 +50,7 @@ class HuggingFaceModel:
     source: Mapping[str, Any] = field(default_factory=dict)
     trust_remote_code: bool = False
 
-    def __call__(self) -> nn.Module:
+    def __call__(self) -> "nn.Module":
         """Build the model on the current default device.
 
         Raises:

@@ -1,7 +1,5 @@
 """Presets: models known by name. Their figures are data, in presets.yaml."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache

@@ -51,7 +51,6 @@ class RandomTokens:
     labels: ClassLabels | None = None
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
-        """A batch of n samples."""
         import torch
 
         generator = torch.Generator(device="cpu").manual_seed(SEED)
@@ -79,7 +78,6 @@ class RandomImages:
     labels: ClassLabels
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
-        """A batch of n samples."""
         import torch
 
         generator = torch.Generator(device="cpu").manual_seed(SEED)

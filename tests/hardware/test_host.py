@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from autofit.core.hardware import GIB
-from autofit.hardware.host import host_memory
+from autofit.hardware.device import host_memory
 
 NO_LIMIT = 9223372036854771712  # as version 1 writes it
 
