@@ -20,25 +20,17 @@ from autofit.tuning.space import space_for
 
 @dataclass(frozen=True)
 class Context:
-    """What a search is of.
-
-    Attributes:
-        workload: with its traits.
-        hardware: the hardware that the answer is for; `measured_on` is the one that probes run on.
-        requested_bytes: of the device; None: the default budget.
-        placement: where probes explore; finalists run one at a time on all of the machine.
-        budget_notes: sentences on where the budget differs from what the user may expect.
-    """
+    """What a search is of."""
 
     options: SearchOptions
-    workload: Workload
-    hardware: Hardware
-    measured_on: Hardware
-    requested_bytes: int | None
+    workload: Workload  # with its traits
+    hardware: Hardware  # that the answer is for
+    measured_on: Hardware  # that probes run on
+    requested_bytes: int | None  # of the device; None: the default budget
     budget: Budget
-    placement: Placement
+    placement: Placement  # where probes explore; finalists run one at a time on all of the machine
     space: Space
-    budget_notes: tuple[str, ...]
+    budget_notes: tuple[str, ...]  # where the budget differs from what the user may expect
 
     @property
     def cap_bytes(self) -> int:
@@ -57,16 +49,13 @@ class Context:
 
     def notes(self) -> tuple[str, ...]:
         """What the user should know before the first probe."""
-        placement = self.placement.describe(self.measured_on)
-        traits = self.workload.traits
-        unstored = "this model's code has no stable fingerprint, so earlier measurements of it are not looked up."
-        return (
-            *self.measured_on.notes,
-            *self.budget_notes,
-            *(traits.notes if traits else ()),
-            *([placement] if placement else ()),
-            *([unstored] if self.options.store and not (traits and traits.fingerprint) else ()),
-        )
+        traits, placement = self.workload.traits, self.placement.describe(self.measured_on)
+        notes = [*self.measured_on.notes, *self.budget_notes, *(traits.notes if traits else ()), placement]
+        if self.options.store and not (traits and traits.fingerprint):
+            notes.append(
+                "this model's code has no stable fingerprint, so earlier measurements of it are not looked up."
+            )
+        return tuple(filter(None, notes))
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for measurements to be comparable when a search is resumed."""
@@ -83,13 +72,9 @@ class Context:
 
 
 def context_of(workload: Workload, options: SearchOptions, executor: Executor, journal: Path) -> Context:
-    """The context of a search with these options, as the executor finds the machine and the workload.
-
-    Raises:
-        InputError: something given is wrong; ProbeError: the device cannot be used.
-    """
+    """What the executor finds of machine and workload; an InputError for wrong options, a ProbeError for the device."""
     card = card_to_search_for(options.gpu) if options.gpu else None  # first, since a wrong name needs no look
-    memory = options.mem if options.mem is not None else options.gpu_mem
+    memory = options.gpu_mem if options.mem is None else options.mem
     budget_bytes = gib_to_bytes(memory) if memory is not None else None
     measured_on, traits = executor.look(workload, options.wanted_device, budget_bytes)
     hardware = standing_in_for(measured_on, card) if card else measured_on
@@ -104,25 +89,12 @@ def context_of(workload: Workload, options: SearchOptions, executor: Executor, j
         free_bytes = int(hardware.host_free_bytes * FREE_FRACTION)
         check_memory(len(placement.places), budget, free_bytes, given=requested is not None)
     workload = dataclasses.replace(workload, traits=traits)
-    return Context(
-        options,
-        workload,
-        hardware,
-        measured_on,
-        requested,
-        budget,
-        placement,
-        space=space_for(options, workload, hardware),
-        budget_notes=tuple(budget_notes(options, hardware, budget)),
-    )
+    space, notes = space_for(options, workload, hardware), tuple(budget_notes(options, hardware, budget))
+    return Context(options, workload, hardware, measured_on, requested, budget, placement, space, notes)
 
 
 def check_memory(workers: int, budget: Budget, free_bytes: int, *, given: bool) -> None:
-    """Check that workers which share the memory of a CPU can all take the whole budget at once.
-
-    Raises:
-        InputError: they cannot, or no budget was `given`: the default is all the memory that is free.
-    """
+    """Raise an InputError unless workers can all take the budget of a CPU at once: the default is all that is free."""
     if given and workers * budget.device_bytes <= free_bytes:
         return
     remedy = f"Give at most --mem {_gib(free_bytes // workers)}, or fewer workers."

@@ -68,10 +68,7 @@ def search_or_predict(workload: Workload, options: SearchOptions, listener: List
 
 
 def predicted_search(workload: Workload, options: SearchOptions, listener: Listener, *, reason: str) -> Result:
-    """Predict what a search for an absent card would find, and write the files that a search writes.
-
-    Args:
-        reason: why nothing can be measured.
+    """Predict what a search would find where nothing can be measured for a `reason`, and write the files of a search.
 
     Raises:
         InputError: an option is wrong; UntraceableError: the model cannot be followed without its weights;
@@ -104,7 +101,7 @@ def predicted_search(workload: Workload, options: SearchOptions, listener: Liste
         result = dataclasses.replace(result, notes=notes, search_seconds=time.monotonic() - start)
         listener(PhaseStarted("writing the result and the report"))
         result = write_artifacts(result, space.workload, directory, notify=notify)
-        return write_report(make_record(result, options, timelines=space.timelines), directory, notify=notify)
+        return write_report(make_record(result, options, None, space.timelines), directory, notify=notify)
 
 
 class _Space:
@@ -145,11 +142,8 @@ class _Space:
         predict = functools.partial(predict_all, processes=None)  # on as many cores as there are
         nbytes, seconds = self._run(predict, hardware, configs, log="estimate.log")
         self._rough = Predictions.of(configs, nbytes, seconds)
-        self._figures = [
-            Figures(config, self.workload.effective_batch_size / taken, size)
-            for config, size, taken in zip(configs, nbytes, seconds, strict=True)
-            if size > 0 < taken
-        ]
+        samples, rows = self.workload.effective_batch_size, zip(configs, nbytes, seconds, strict=True)
+        self._figures = [Figures(config, samples / taken, size) for config, size, taken in rows if size > 0 < taken]
 
     def result(self) -> Result:
         """The result, complete but for the time it took."""
@@ -181,12 +175,10 @@ class _Space:
         """The best config of each tier that is predicted to surely fit, or else one that may fit."""
         growth = {True: 1.0, False: 1.0}
         host_known = self._options.host_mem is not None
-        candidates = {
-            name: Candidates(
-                [each for each in self._figures if tier(each.config) == name], self._cap, growth, host_known=host_known
-            )
-            for name in TIERS
-        }
+        candidates = {}
+        for name in TIERS:
+            figures = [each for each in self._figures if tier(each.config) == name]
+            candidates[name] = Candidates(figures, self._cap, growth, host_known=host_known)
         self._listener(PhaseStarted("following a training step of the best configs"))
         best: dict[str, Estimate | None] = dict.fromkeys(TIERS)
 
@@ -248,7 +240,8 @@ class Candidates:
 
         On an unknown host, configs that keep part of the training there come last.
         """
-        left = [each for each in self._figures if each.config not in self._followed and self._may_fit(each)]
+        left = [each for each in self._figures if each.config not in self._followed]
+        left = [each for each in left if each.nbytes * self._growth[each.config["compile"] != "none"] <= self._cap]
         if not self._host_known:
             left = [each for each in left if not techniques.keeps_on_host(each.config)] or left
         index = preferred(left, tolerance=tolerance, fidelity=techniques.fidelity)
@@ -268,13 +261,8 @@ class Candidates:
         least = min(left, key=lambda each: each.nbytes, default=None)
         return least.config if least and least.nbytes <= _SURELY_TOO_LARGE * self._cap else None
 
-    def _may_fit(self, figures: Figures) -> bool:
-        return figures.nbytes * self._growth[figures.config["compile"] != "none"] <= self._cap
 
-
-def _follow_all(
-    workload: Workload, hardware: Hardware, budget: Budget, configs: Sequence[Config]
-) -> list[Followed | None]:
+def _follow_all(workload: Workload, hardware: Hardware, budget: Budget, configs: list[Config]) -> list[Followed | None]:
     """The estimate of each config and the memory through its step; None where it cannot be traced."""
 
     def follow(config: Config) -> Followed | None:

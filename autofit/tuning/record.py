@@ -24,11 +24,7 @@ FOLLOW_SECONDS, FOLLOW_SHARE = 60.0, 0.05
 
 
 def make_record(
-    result: Result,
-    options: SearchOptions,
-    *,
-    predictions: Predictions | None = None,
-    timelines: Mapping[str, Timeline] | None = None,
+    result: Result, options: SearchOptions, predictions: Predictions | None, timelines: Mapping[str, Timeline]
 ) -> Record:
     """The record of a search that has just ended."""
 
@@ -39,14 +35,9 @@ def make_record(
     if predictions:
         nbytes, seconds = predictions.nbytes, predictions.seconds
         predicted = [Predicted(finite(nbytes.get(t.config)), finite(seconds.get(t.config))) for t in result.trials]
-    told = {"seed", "tolerance", "trials", "time_limit", "workers", "space", "set"}
-    return Record(
-        result=result,
-        options=options.model_dump(include=told),
-        predicted=tuple(predicted),
-        timelines=timelines or {},
-        finished=datetime.now().astimezone().isoformat(timespec="seconds"),
-    )
+    told = options.model_dump(include={"seed", "tolerance", "trials", "time_limit", "workers", "space", "set"})
+    finished = datetime.now().astimezone().isoformat(timespec="seconds")
+    return Record(result=result, options=told, predicted=tuple(predicted), timelines=timelines, finished=finished)
 
 
 def follow_tiers(result: Result, workload: Workload, options: SearchOptions, executor: Executor) -> dict[str, Timeline]:

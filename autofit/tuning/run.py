@@ -25,22 +25,13 @@ from autofit.estimate import compare, learn, predict_all
 from autofit.hardware.budgets import other_budgets
 from autofit.probe import Contention, Executor, LocalExecutor, Plan, PoolExecutor, Request
 from autofit.report import drift_note
-from autofit.search import (
-    Evidence,
-    Journal,
-    Limits,
-    Predictions,
-    SearchOutcome,
-    SearchProblem,
-    Threaded,
-    Verification,
-    best_of_tiers,
-    finalists,
-    nearest_miss,
-    outlook,
-    search,
-    verify,
-)
+from autofit.search.concurrency import Threaded
+from autofit.search.journal import Journal
+from autofit.search.pareto import Evidence, outlook
+from autofit.search.predictions import Predictions
+from autofit.search.ranking import best_of_tiers, finalists, nearest_miss
+from autofit.search.study import Limits, SearchOutcome, SearchProblem, search
+from autofit.search.verification import Verification, verify
 from autofit.tuning.artifacts import write_artifacts, write_report
 from autofit.tuning.context import Context, context_of
 from autofit.tuning.record import follow_tiers, make_record, trace_best
@@ -78,7 +69,7 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
                 if result.best and result.stopped_by != "interrupt":
                     listener(PhaseStarted("following a training step of the best configs, for the report"))
                 timelines = follow_tiers(result, context.workload, options, executor)
-                record = make_record(result, options, predictions=run.predictions, timelines=timelines)
+                record = make_record(result, options, run.predictions, timelines)
         except BaseException:  # Ctrl-C too
             directory.discard_if_unused(keep_folder=options.out is not None)
             raise
@@ -109,24 +100,16 @@ class _Run:
         self._listener(Note(message))
 
     def _warm_start_on(self, hardware: Hardware) -> WarmStart:
-        return WarmStart(
-            subject_of(self.context.workload, hardware, versions()) if self.options.store else None,
-            self.context.cap_bytes,
-            exact=self.context.exact_memory,
-            run=self._directory.path,
-            notify=self.notify,
-        )
+        context, run = self.context, self._directory.path
+        subject = subject_of(context.workload, hardware, versions()) if self.options.store else None
+        return WarmStart(subject, context.cap_bytes, exact=context.exact_memory, run=run, notify=self.notify)
 
     def explore(self) -> SearchOutcome:
         """Probe configs of the space until a limit is reached."""
         context, options = self.context, self.options
         journal = Journal(self._directory.journal, context.identity(), context.budget.device_bytes)
-        limits = Limits(
-            trials=options.trials,
-            time_limit=options.time_limit and options.time_limit * EXPLORE_SHARE,
-            memory_bytes=context.cap_bytes,
-            tolerance=options.tolerance,
-        )
+        seconds = options.time_limit and options.time_limit * EXPLORE_SHARE
+        limits = Limits(options.trials, seconds, context.cap_bytes, options.tolerance)
         with contextlib.ExitStack() as stack:
             if places := context.placement.places[: options.trials]:
                 pool = PoolExecutor(places, self._directory.probes, options.probe_timeout)
@@ -175,16 +158,8 @@ class _Run:
         tiers = best_of_tiers(comparable, tolerance=tolerance, fidelity=fidelity)
         if best is not None:
             tiers[tier(best.config)] = best  # not an explored config that promised more
-        evidence = Evidence(
-            best=best,
-            measurements=(*(finals.levelled() if context.fewer_cores else finals.explored), *finals.verified),
-            failed=finals.failed,
-            surrogate=outcome.surrogate,
-            predictions=self.predictions,
-            budget=context.budget,
-            hardware=context.hardware,
-            workload=context.workload,
-        )
+        measured, within = (*finals.explored, *finals.verified), (context.budget, context.hardware, context.workload)
+        evidence = Evidence(best, measured, finals.failed, outcome.surrogate, self.predictions, *within)
         around = outlook(evidence, others=other_budgets(context.budget, context.hardware), tolerance=tolerance)
         notes = (
             *context.budget_notes,
@@ -234,14 +209,9 @@ class _Run:
         timeout = min(PREDICT_SECONDS, PREDICT_SHARE * (self.options.time_limit or math.inf))
         self._listener(PhaseStarted(f"predicting {len(configs):,} configs before the first probe"))
         try:
-            nbytes, seconds = self._explorer.run(
-                functools.partial(predict_all, processes=None),  # on as many cores as probes run on
-                self.context.workload,
-                self.context.hardware,
-                configs,
-                log="estimate.log",
-                timeout=timeout,
-            )
+            predict = functools.partial(predict_all, processes=None)  # on as many cores as probes run on
+            arguments = predict, self.context.workload, self.context.hardware, configs
+            nbytes, seconds = self._explorer.run(*arguments, log="estimate.log", timeout=timeout)
         except (InputError, ProbeError) as error:
             self.notify(f"prediction skipped: {error.message}")
             return None
@@ -256,10 +226,8 @@ class _Run:
 
     def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement:
         plan = dataclasses.replace(EXPLORE_PLAN, best_seconds=best_seconds)
-        return self._explorer.measure(self.context.workload, self._request(config, plan), number=number)
-
-    def _request(self, config: Config, plan: Plan) -> Request:
-        return Request(config, self.context.hardware, self.context.budget, plan)
+        request = Request(config, self.context.hardware, self.context.budget, plan)
+        return self._explorer.measure(self.context.workload, request, number=number)
 
     def _finished(self, measurement: Measurement, best: Measurement | None) -> None:
         self._explored.add(measurement)
@@ -267,18 +235,14 @@ class _Run:
 
     def _verify_one(self, finalist: Measurement) -> Measurement:
         self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
-        request = self._request(finalist.config, VERIFY_PLAN)
+        request = Request(finalist.config, self.context.hardware, self.context.budget, VERIFY_PLAN)
         measurement = self._executor.measure(self.context.workload, request, number=finalist.number)
         self._verified.add(measurement)
         self._listener(ProbeFinished(dataclasses.replace(measurement, verified=measurement.fits), None))
         return measurement
 
     def _check(self, outcome: SearchOutcome) -> None:
-        """Check that something was measured, and that some probe ran.
-
-        Raises:
-            InputError: every config is refused, with the reason of the first; ProbeError: every probe failed.
-        """
+        """Raise an InputError where all configs are refused, for the first's reason; a ProbeError where all failed."""
         if outcome.skipped["refused"] and not outcome.measurements:
             workload, hardware = self.context.workload, self.context.hardware
             values = {knob: values[0] for knob, values in self.context.space.knobs.items()}

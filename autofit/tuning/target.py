@@ -22,11 +22,7 @@ from autofit.training.inspect import inspect_workload
 
 
 def target_hardware(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
-    """The hardware to predict for, and notes on what is assumed of it.
-
-    Raises:
-        InputError: CUDA is asked for without a card or a size, and there is no CUDA device.
-    """
+    """The hardware to predict for, and what is assumed of it; an InputError for CUDA without card, size or device."""
     if options.gpu:
         return hardware_of(card(options.gpu)), ()
     notes: tuple[str, ...] = ()

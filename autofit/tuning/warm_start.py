@@ -1,7 +1,6 @@
 """Earlier measurements of a workload on this machine: a search starts from them and adds its own.
 
-Joins the store with the search. Trouble with the store never fails a search: it is noted once, and the search goes on
-without the store.
+Trouble with the store never fails a search: it is noted once, and the search goes on without the store.
 """
 
 import os
@@ -75,10 +74,9 @@ class WarmStart:
             stored = self._do_without(error)
         stored = [each for each in stored if not (resumed and each.run == self._run)]
         sessions = {session: number for number, session in enumerate(dict.fromkeys(each.session for each in stored), 1)}
+        now, exact = self._cap_bytes, self._exact
         prior = [
-            prior_measurement(
-                each.measurement, sessions[each.session], then=each.cap_bytes, now=self._cap_bytes, exact=self._exact
-            )
+            prior_measurement(each.measurement, sessions[each.session], then=each.cap_bytes, now=now, exact=exact)
             for each in stored
         ]
         measurements = tuple(filter(None, prior))

@@ -66,7 +66,7 @@ def found(stopped_by: str = "space") -> Result:
 def record(result: Result, executor: Any, expected: Predictions | None = EXPECTED, **options: Any) -> Any:
     checked = search_options(**options)
     timelines = follow_tiers(result, WORKLOAD, checked, executor)
-    return make_record(result, checked, predictions=expected, timelines=timelines)
+    return make_record(result, checked, expected, timelines)
 
 
 def test_the_best_of_each_tier_is_followed() -> None:
