@@ -7,16 +7,12 @@ whole search runs in a test against a formula.
 from autofit.search.concurrency import Concurrency, Probe, Threaded
 from autofit.search.enumeration import Count, Enumeration
 from autofit.search.journal import Journal, begun_with
-from autofit.search.linear_model import Features, LinearModel
 from autofit.search.pareto import Evidence, Outlook, outlook
 from autofit.search.predictions import Predictions
 from autofit.search.prior_measurements import PriorMeasurement, prior_measurement
-from autofit.search.pruning import rules_out
 from autofit.search.ranking import Figures, best_of_tiers, fastest, finalists, nearest_miss, preferred, recommend
-from autofit.search.sampler import SurrogateSampler
 from autofit.search.space import KnobChoices, Space, list_spaces, load_space
 from autofit.search.study import Limits, SearchOutcome, SearchProblem, search
-from autofit.search.surrogate import Surrogate
 from autofit.search.verification import Verification, verify
 
 __all__ = [
@@ -46,13 +42,8 @@ __all__ = [
     "verify",
     "best_of_tiers",
     "nearest_miss",
-    "SurrogateSampler",
-    "Surrogate",
     "Predictions",
     "Evidence",
     "Outlook",
     "outlook",
-    "LinearModel",
-    "Features",
-    "rules_out",
 ]

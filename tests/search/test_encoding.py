@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autofit.core.config import Config
-from autofit.search import rules_out
 from autofit.search.encoding import Encoding
 from autofit.search.pruning import ruled_out
+from tests.search.proofs import rules_out
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "micro_batch_size": (1, 2, 4, None),

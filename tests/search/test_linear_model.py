@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from autofit.core.config import Config
-from autofit.search import Features, LinearModel
-from autofit.search.linear_model import normal_below, normal_density
+from autofit.search.linear_model import Features, LinearModel, normal_below, normal_density
 
 VALUES = {"precision": ("fp32", "bf16"), "micro_batch_size": (1, 2, 4, 8), "optimizer": ("adamw", "adamw-8bit")}
 CONFIGS = [Config(dict(zip(VALUES, row, strict=True))) for row in itertools.product(*VALUES.values())]

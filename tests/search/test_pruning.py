@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.search import rules_out
+from tests.search.proofs import rules_out
 
 # Knobs a, b, c: values 0-3 ranked; 9 and 8 have no rank. d is not ordered at all.
 _UNRANKED = (8, 9)

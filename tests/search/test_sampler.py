@@ -8,8 +8,8 @@ import pytest
 
 from autofit.core.config import Config, Value
 from autofit.core.measurement import Measurement, Outcome
-from autofit.search import Surrogate, SurrogateSampler
-from autofit.search.sampler import MEASUREMENT, measurements_of
+from autofit.search.sampler import MEASUREMENT, SurrogateSampler, measurements_of
+from autofit.search.surrogate import Surrogate
 
 
 def candidates(sampler: SurrogateSampler, measurements: Sequence[Measurement]) -> list[Config]:

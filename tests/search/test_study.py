@@ -28,10 +28,10 @@ from autofit.search import (
     Space,
     fastest,
     prior_measurement,
-    rules_out,
     search,
 )
 from autofit.search import study as study_module
+from tests.search.proofs import rules_out
 
 
 def run(problem: Any, trials: int = 40, **options: Any) -> Any:

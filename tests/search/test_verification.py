@@ -165,11 +165,3 @@ def test_the_best_of_each_tier_that_has_none_verified_is_measured_again() -> Non
     assert order == ["a", "d", "a", "d", "b", "c", "c"]
     assert [each.config["optimizer"] for each in found.verified] == ["a", "d", "c"]
     assert found.failed == (lora[0].config,)
-
-
-def test_what_was_explored_on_fewer_cores_is_brought_to_the_pace_of_the_verified() -> None:
-    missed = at("c", 0)
-    found = Verification((at("a", 10), at("b", 5), missed), (at("a", 40),)).levelled()
-    assert [each.throughput for each in found] == [40, 20, 0]
-    assert found[2] == missed
-    assert Verification((at("a", 10),)).levelled() == (at("a", 10),)
