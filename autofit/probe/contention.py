@@ -1,7 +1,6 @@
 """CPU contention: the share of time in which some task waited for a processor. Steps on a busy machine are slow.
 
-Linux counts it (`/proc/pressure/cpu`, "some"); where it does not, the load of the last minute beyond the number of
-processors stands for it.
+Linux counts it (`/proc/pressure/cpu`, "some"); elsewhere the last minute's load beyond the number of processors does.
 """
 
 import os

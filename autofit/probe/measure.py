@@ -56,11 +56,7 @@ def list_cards(_: Workload | None) -> tuple[str, ...]:
 
 
 def detect_idle_card(_: Workload | None, card: str) -> Hardware:
-    """One visible card, which becomes the only one of this process.
-
-    Raises:
-        ProbeError: other processes use it.
-    """
+    """One visible card, which becomes the only one of this process; a ProbeError where others use it."""
     os.environ["CUDA_VISIBLE_DEVICES"] = card
     used = used_bytes_without_context()
     if used > _IDLE:
@@ -109,8 +105,7 @@ def measure(workload: Workload, request: Request) -> Measurement:
 def trace_step(workload: Workload, request: Request, directory: Path) -> dict[str, str]:
     """Record the third step of a Config under the cap of its budget; the paths of the files by what they hold.
 
-    A step of many micro-batches is cut to the first few and the update: a trace of 32 would be slow to open and show
-    nothing more.
+    A step of many micro-batches is cut to the first few and the update: a trace of all would be slow to open.
     """
     trace = StepTrace(directory, request.hardware.device)
     with trace.recording_allocations():

@@ -19,11 +19,7 @@ _UNEVEN = 256 * MIB  # the size of a context differs between processes, and what
 
 
 def open_card() -> int:
-    """Free bytes of the card, once its context is created by the same small computation as where it was measured.
-
-    Raises:
-        ProbeError: it cannot be opened, for instance because it is full.
-    """
+    """Free bytes beside a context, made by the computation that it was measured with; a ProbeError for a full card."""
     with opening():
         _compute()
         return torch.cuda.mem_get_info(0)[0]
@@ -36,11 +32,7 @@ def _compute() -> None:
 
 
 def require_free_memory(free_bytes: int, budget: Budget, hardware: Hardware) -> None:
-    """Check that the free bytes of a card cover the budget.
-
-    Raises:
-        ProbeError: they do not, so that running out of memory there says nothing about a config.
-    """
+    """Raise a ProbeError unless a card's free bytes cover the budget: else running out of them says nothing."""
     cap = budget.cap_bytes(hardware.device, hardware.context_bytes)
     if free_bytes < cap - _UNEVEN:
         free = f"{free_bytes / GIB:.1f} GiB of the card are free where the budget lets tensors take {cap / GIB:.1f}"
@@ -88,8 +80,7 @@ class CudaProbe(Probe):
     def warmed_up(self, setup: Setup) -> None:
         """Run one more step where the peak so far is not that of later steps.
 
-        Compiling tries kernels on buffers of its own; and memory reserved before the cap was lowered may exceed it,
-        though much of it is not in use.
+        Compiling tries kernels on buffers of its own; and what was reserved before may exceed the lowered cap unused.
         """
         self.synchronize()
         self._update_context()
@@ -125,13 +116,8 @@ class CudaProbe(Probe):
 
     def peak(self) -> PeakBytes:
         """Peaks of the allocator, and the context. Nothing asks the device: it is dead after an assert in a kernel."""
-        reserved = torch.cuda.max_memory_reserved(0)
-        peak = PeakBytes(
-            allocated=torch.cuda.max_memory_allocated(0),
-            reserved=reserved,
-            device=reserved + self.context,
-            resident=peak_resident_bytes(),
-        )
+        allocated, reserved = torch.cuda.max_memory_allocated(0), torch.cuda.max_memory_reserved(0)
+        peak = PeakBytes(allocated, reserved, device=reserved + self.context, resident=peak_resident_bytes())
         return peak.larger(self.built_peak) if self.built_peak else peak
 
     def check_free_memory(self) -> None:

@@ -20,19 +20,12 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Place:
-    """One worker's share of the machine.
+    """One worker's share of the machine."""
 
-    Attributes:
-        number: from 0.
-        card: what CUDA_VISIBLE_DEVICES calls it; None: all that are visible.
-        processors: by the system's numbers; empty: all.
-        cores: how many physical ones those belong to; 0: all.
-    """
-
-    number: int
-    card: str | None = None
-    processors: frozenset[int] = frozenset()
-    cores: int = 0
+    number: int  # from 0
+    card: str | None = None  # what CUDA_VISIBLE_DEVICES calls it; None: all that are visible
+    processors: frozenset[int] = frozenset()  # by the system's numbers; empty: all
+    cores: int = 0  # how many physical ones those belong to; 0: all
 
     def set_environment(self, environment: MutableMapping[str, str]) -> None:
         """Set the variables that a process placed here reads."""
@@ -79,30 +72,25 @@ class Placement:
             return None
         if self.cores_of_each is None:
             return f"{len(self.places)} probes run at a time, each on a card of its own ({hardware.name})."
-        return (
-            f"{len(self.places)} probes run at a time, each on {self.cores_of_each} of {len(physical_cores())} cores; "
-            "whatever may be the best is measured again on all of them, alone."
+        where = (
+            f"{len(self.places)} probes run at a time, each on {self.cores_of_each} of {len(physical_cores())} cores"
         )
+        return f"{where}; whatever may be the best is measured again on all of them, alone."
 
     def describe_measurements(self) -> str | None:
         """A sentence on what explored measurements mean beside verified ones; None where both had all cores."""
         if self.cores_of_each is None:
             return None
-        return (
-            f"Explored {len(self.places)} probes at a time, each on {self.cores_of_each} of {len(physical_cores())} "
-            "cores; verified measurements are on all cores."
-        )
+        where = f"{len(self.places)} probes at a time, each on {self.cores_of_each} of {len(physical_cores())} cores"
+        return f"Explored {where}; verified measurements are on all cores."
 
 
 def place_probes(workers: int | None, hardware: Hardware, idle_cards: Callable[[], Sequence[str]]) -> Placement:
-    """The placement that the user's number of workers means on this hardware.
+    """The placement that a number of workers means on this hardware; an InputError for fewer cards or cores.
 
     Args:
         workers: None: one on each of the idle cards, one on a CPU.
         idle_cards: the cards like card 0 that a probe can use, as CUDA_VISIBLE_DEVICES calls them, that one first.
-
-    Raises:
-        InputError: there are fewer cards or cores than workers.
     """
     if hardware.device == "cpu":
         return _on_cores(workers) if workers and workers > 1 else Placement()
@@ -125,22 +113,19 @@ def _on_cores(workers: int) -> Placement:
         available = counted(len(cores), "core")
         message = f"{workers} workers need a core each, and this process may use {available}."
         raise InputError(message, "Give fewer workers.")
-    shares = [cores[number * share : (number + 1) * share] for number in range(workers)]
-    return Placement(
-        tuple(Place(number, processors=frozenset().union(*each), cores=share) for number, each in enumerate(shares))
-    )
+    shares = [frozenset().union(*cores[number * share : (number + 1) * share]) for number in range(workers)]
+    return Placement(tuple(Place(number, processors=each, cores=share) for number, each in enumerate(shares)))
 
 
 def physical_cores(topology: Path = _TOPOLOGY) -> list[frozenset[int]]:
     """The processors of each core that this process may use, socket by socket."""
     allowed = os.sched_getaffinity(0)
 
-    def socket_and_number(core: frozenset[int]) -> tuple[int, int]:
+    def socket(core: frozenset[int]) -> int:
         text = _read(topology / f"cpu{min(core)}" / "topology" / "physical_package_id")
-        return int(text) if text.isdecimal() else 0, min(core)
+        return int(text) if text.isdecimal() else 0
 
-    cores = {_siblings(topology, each) & allowed for each in allowed}
-    return sorted(cores, key=socket_and_number)
+    return sorted({_siblings(topology, each) & allowed for each in allowed}, key=lambda core: (socket(core), min(core)))
 
 
 def _siblings(topology: Path, processor: int) -> frozenset[int]:

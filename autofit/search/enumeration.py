@@ -85,10 +85,9 @@ class Enumeration:
         """The number of legal configs, or with `refused` of all canonical ones."""
         start = self._canonical if refused else self._legal
         total = self._below(start)
-        if not self._unread and not self._doubled:
-            return Count(total, exact=True)
-        if total > self._most:
-            return Count(total, exact=False)
+        apart = not self._unread and not self._doubled
+        if apart or total > self._most:
+            return Count(total, exact=apart)
         return Count(len(self._found(start, range(total), refused=refused)), exact=True)
 
     def configs(self, seed: int = 0) -> tuple[Config, ...]:
@@ -204,8 +203,7 @@ class Enumeration:
         return tuple(dict.fromkeys(Config(dict(zip(self._names, row, strict=True))) for row in rows))
 
     def _rows(self, start: _Choice, ranks: Sequence[int]) -> tuple[dict[str, _Numbers], dict[str, _Numbers]]:
-        """Of each rank (rising) the place of every listed value, 0 where it makes no difference, and of every settled
-        value its tree."""
+        """Of each rank (rising) every listed value's place, 0 where it does not matter, and each settled one's tree."""
         places = {knob: np.zeros(len(ranks), np.intp) for knob in self._knobs}
         trees: dict[str, _Numbers] = defaultdict(lambda: np.zeros(len(ranks), np.intp))
         arriving: dict[str, dict[_State, list[tuple[_Numbers, Any]]]] = {knob: {} for knob in self._order}

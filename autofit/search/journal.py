@@ -1,8 +1,7 @@
 """The Optuna study of a search, kept in a journal file so that nothing measured is ever lost.
 
 A process may die at any moment, kill -9 and power cuts included. Opening the journal again repairs what that leaves: a
-torn last line, stale locks, trials that nobody runs. The caller holds the run directory's lock, so there is no other
-writer.
+torn last line, stale locks, trials that nobody runs. The run directory's lock keeps other writers out.
 """
 
 import itertools
@@ -63,11 +62,7 @@ class _Backend(JournalFileBackend):
 
 
 def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
-    """The study of a journal, new or as a former process left it; in memory without one.
-
-    Raises:
-        InputError: the journal is damaged, is none of autofit's, or is of a search of something else.
-    """
+    """The study of a journal, new, resumed or in memory; an InputError for a damaged one or one of something else."""
     if journal is None:
         return optuna.create_study(direction="maximize", sampler=sampler)
     _repair(journal.path)
@@ -101,11 +96,6 @@ def record(study: Study, trial: Trial, measurement: Measurement) -> None:
     # The measurement first: killed before the second line, the trial is still finished from it on resume.
     trial.set_user_attr(MEASUREMENT, measurement.to_trial())
     _tell(study, trial.number, measurement)
-
-
-def abandon(study: Study, trial: int) -> None:
-    """Finish a trial that was never measured, unless it is finished; its config may be measured again."""
-    study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
 
 
 def _tell(study: Study, trial: int, measurement: Measurement | None) -> None:

@@ -49,18 +49,11 @@ class Features:
 
 @dataclass(frozen=True)
 class LinearModel:
-    """The effects on one quantity, before or after measurements: a mean and a covariance.
+    """The effects on one quantity, before or after measurements: a mean and a covariance."""
 
-    Attributes:
-        mean: [columns].
-        prior_variances: [columns].
-        gain: [measurements, columns], K with covariance = diag(prior_variances) - K^T K: measurements are few, rows to
-            predict very many.
-    """
-
-    mean: Array
-    prior_variances: Array
-    gain: Array
+    mean: Array  # [columns]
+    prior_variances: Array  # [columns]
+    gain: Array  # [measurements, columns], K with covariance = diag(prior_variances) - K^T K: measurements are few
 
     @classmethod
     def prior(cls, mean: Array, *, intercept: float = _INTERCEPT_DEVIATION, slope: float, value: float) -> LinearModel:
@@ -84,10 +77,6 @@ class LinearModel:
             gain = np.asarray(np.linalg.qr(gain, mode="r"))
         return LinearModel(mean, self.prior_variances, gain)
 
-    def expect(self, rows: Array) -> Array:
-        """The mean of the quantity at each row."""
-        return rows @ self.mean
-
     def predict(self, rows: Array) -> tuple[Array, Array]:
         """Mean and standard deviation of the quantity at each row, without the noise of a measurement."""
         slopes = rows[:, 1]  # other features are 0 or 1, their own squares
@@ -106,8 +95,7 @@ def normal_density(z: Array) -> Array:
 def normal_below(z: Array) -> Array:
     """The probability of a standard normal variable to lie below z, to 1.5e-7.
 
-    Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26: numpy has no error function, and there may be
-    hundreds of thousands of z.
+    Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26: numpy has no error function for many z.
     """
     x = np.abs(z) / math.sqrt(2)
     t = 1 / (1 + 0.3275911 * x)

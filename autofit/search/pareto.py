@@ -31,18 +31,11 @@ _MOST_PREDICTED = 3000  # configs of each tier, the nearest to its predicted fro
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a search measured and predicted.
+    """What a search measured and predicted."""
 
-    Attributes:
-        best: None where nothing fits.
-        measurements: in their order, the verified ones last.
-        failed: configs that fitted at first and did not when verified.
-        surrogate, predictions: None without predictions.
-    """
-
-    best: Measurement | None
-    measurements: Sequence[Measurement]
-    failed: Sequence[Config]
+    best: Measurement | None  # None where nothing fits
+    measurements: Sequence[Measurement]  # in their order, the verified ones last
+    failed: Sequence[Config]  # those that fitted at first and did not when verified
     surrogate: Surrogate | None
     predictions: Predictions | None
     budget: Budget
@@ -166,8 +159,7 @@ def leading(predictions: Predictions, most: int) -> list[Config]:
 
 
 def predicted_points(configs: Iterable[Config], evidence: Evidence) -> dict[Config, Point]:
-    """The expected memory and speed of configs: those that are predicted, likely to work, and not measured but for
-    running out of memory."""
+    """Memory and speed expected of those configs that are predicted, likely work, and were not measured whole."""
     surrogate, measurements, workload = evidence.surrogate, evidence.levelled, evidence.workload
     asked = [config for config in configs if _is_open(config, evidence)]
     if surrogate is None or not asked:

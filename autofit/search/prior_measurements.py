@@ -25,24 +25,15 @@ _MOST_TIMED = 48  # earlier speeds, the fastest that fit: each makes scoring a l
 
 @dataclass(frozen=True)
 class PriorMeasurement:
-    """An earlier measurement of a config, within the budget of this search.
-
-    Attributes:
-        session: the search that measured it, from 1.
-        step_seconds: None where no step was timed.
-        peak_bytes: of tensors; None where the run did not get so far.
-        outgrew: it probably takes more memory than there is now.
-        proven: it surely does.
-        works: it did not crash, hang or diverge.
-    """
+    """An earlier measurement of a config, within the budget of this search."""
 
     config: Config
-    session: int = 1
-    step_seconds: float | None = None
-    peak_bytes: int | None = None
-    outgrew: bool = False
-    proven: bool = False
-    works: bool = True
+    session: int = 1  # the search that measured it
+    step_seconds: float | None = None  # None where no step was timed
+    peak_bytes: int | None = None  # of tensors; None where the run did not get so far
+    outgrew: bool = False  # it probably takes more memory than there is now
+    proven: bool = False  # it surely does
+    works: bool = True  # it did not crash, hang or diverge
 
 
 def prior_measurement(
@@ -66,9 +57,8 @@ def prior_measurement(
     if not ended and not outgrew:
         return None
     seconds = measurement.step_seconds.median if measurement.step_seconds else None
-    return PriorMeasurement(
-        config, session, seconds, least if ended and least else None, outgrew=outgrew, proven=proven
-    )
+    peak_bytes = least if ended and least else None
+    return PriorMeasurement(config, session, seconds, peak_bytes, outgrew=outgrew, proven=proven)
 
 
 @dataclass(frozen=True)

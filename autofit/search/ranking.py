@@ -22,7 +22,7 @@ def recommend(measurements: Iterable[Measurement], *, tolerance: float, fidelity
 
     Among equally faithful ones the least peak of allocated memory decides, then throughput.
     """
-    fitting = [measurement for measurement in measurements if measurement.fits]
+    fitting = [each for each in measurements if each.fits]
     figures = [Figures(each.config, each.throughput, _allocated(each)) for each in fitting]
     index = preferred(figures, tolerance=tolerance, fidelity=fidelity)
     return None if index is None else fitting[index]
@@ -41,13 +41,8 @@ def preferred(figures: Sequence[Figures], *, tolerance: float, fidelity: Fidelit
     if not figures:
         return None
     enough = max(each.throughput for each in figures) * (1 - tolerance)
-    tied = [index for index, each in enumerate(figures) if each.throughput >= enough]
-
-    def merit(index: int) -> tuple[tuple[int, ...], float, float]:
-        each = figures[index]
-        return fidelity(each.config), -each.nbytes, each.throughput
-
-    return max(tied, key=merit)
+    tied = {index: each for index, each in enumerate(figures) if each.throughput >= enough}
+    return max(tied, key=lambda index: (fidelity(tied[index].config), -tied[index].nbytes, tied[index].throughput))
 
 
 def finalists(measurements: Iterable[Measurement], *, tolerance: float, fidelity: Fidelity) -> list[Measurement]:

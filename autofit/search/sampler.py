@@ -85,8 +85,7 @@ class SurrogateSampler(BaseSampler):
     def with_running(self, measurements: Sequence[Measurement], running: Sequence[Config]) -> list[Measurement]:
         """The measurements, and the most likely ones of the configs that are being measured.
 
-        So nothing is proposed twice, and a similar config only where it is informative (the "kriging believer" of
-        Ginsbourger et al. 2010).
+        So nothing is proposed twice, and what is similar seldom (Ginsbourger et al. 2010, the "kriging believer").
         """
         return [*measurements, *(self.surrogate.fantasies(measurements, running) if running else ())]
 
@@ -105,11 +104,7 @@ class SurrogateSampler(BaseSampler):
         return None
 
     def choose(self, measurements: Sequence[Measurement]) -> Config:
-        """The config to measure next; now and then the leader again, to see the machine drift.
-
-        Raises:
-            LookupError: there is none left.
-        """
+        """The config to measure next, now and then the leader again, to see drift; a LookupError where none is left."""
         left, rivals = self.aim(measurements) or (self.left(measurements), measurements)
         if not left.any():
             raise LookupError("every config of the space is measured, refused or proven not to fit")
@@ -157,9 +152,6 @@ class SurrogateSampler(BaseSampler):
 
 def measurements_of(study: Study) -> list[Measurement]:
     """The measurements that a study's trials hold, by number."""
-    measurements = [
-        Measurement.from_trial(trial.user_attrs[MEASUREMENT])
-        for trial in study.get_trials(deepcopy=False)
-        if trial.state != TrialState.RUNNING and MEASUREMENT in trial.user_attrs
-    ]
-    return sorted(measurements, key=lambda measurement: measurement.number)
+    finished = (each for each in study.get_trials(deepcopy=False) if each.state != TrialState.RUNNING)
+    held = [each.user_attrs[MEASUREMENT] for each in finished if MEASUREMENT in each.user_attrs]
+    return sorted(map(Measurement.from_trial, held), key=lambda measurement: measurement.number)

@@ -58,11 +58,7 @@ class Space:
         return replace(self, knobs=knobs)
 
     def configs(self, constraints: Constraints, seed: int = 0) -> tuple[Config, ...]:
-        """The distinct canonical configs that are not refused, as `Enumeration.configs` gives them.
-
-        Raises:
-            InputError: every combination contradicts itself; the first one's reason.
-        """
+        """The distinct canonical configs that are not refused, as `Enumeration.configs` gives them (or raises)."""
         return Enumeration(self.knobs, constraints).configs(seed)
 
 
@@ -84,8 +80,7 @@ def load_space(name_or_path: str | Path, offer: KnobChoices) -> Space:
     """Read a shipped space by its name, or a YAML file by its path, and keep what this hardware offers of it.
 
     Raises:
-        InputError: no such space, not in the form of a space, a knob or value that does not exist, or a knob of which
-            this hardware offers none of the values.
+        InputError: no such space, none in form, an unknown knob or value, or one of which this hardware offers none.
     """
     shipped = _shipped()
     path = shipped.get(str(name_or_path), Path(name_or_path).expanduser())

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import optuna
 from optuna.study import Study
-from optuna.trial import Trial
+from optuna.trial import Trial, TrialState
 
 from autofit.core.config import Config, Value
 from autofit.core.constraints import Constraints
@@ -23,7 +23,7 @@ from autofit.core.measurement import Measurement
 from autofit.search.concurrency import Concurrency, Probe, Threaded
 from autofit.search.drift import slowdown
 from autofit.search.enumeration import Enumeration
-from autofit.search.journal import Journal, abandon, open_study, record
+from autofit.search.journal import Journal, open_study, record
 from autofit.search.predictions import Predictions
 from autofit.search.prior_measurements import PriorMeasurement, PriorMeasurements
 from autofit.search.ranking import fastest
@@ -41,11 +41,9 @@ class SearchProblem:
     """The functions and facts that a search is given.
 
     probe: measures a config; gets its number, and the seconds per step of the best so far to stop hopeless ones.
-    constraints: make knobs a canonical Config, and say why one is refused.
     memory_order: a knob's value -> its proven rank of memory (`Technique.memory_order`), or None.
     on_finished: gets each measurement, and the best one that fits so far.
     on_started: gets the number of configs, and how many of them are refused, before the first probe.
-    predict: predictions of configs, or None.
     prior_measurements: of earlier searches; they guide the first probes, and are no part of the outcome.
     on_probe: gets the number and the config of each probe that starts.
     concurrency: makes of `probe` what runs it, several at a time or not.
@@ -89,13 +87,10 @@ class SearchOutcome:
 
     Attributes:
         skipped: counts of configs never measured: predicted not to fit, dominated by an out-of-memory, refused.
-        stopped_by: "trials", "time", "bound" (no config left is expected to be faster), "space" (no config left) or
-            "interrupt".
-        bound: the share by which any config left may be faster than the best, at 95 %; None where nothing fits, or
-            nothing is left.
+        stopped_by: "trials", "time", "interrupt", "space" (no config left) or "bound" (none is expected to be faster).
+        bound: the share by which any config left may be faster than the best, at 95 %; None: nothing fits, or is left.
         posterior: the measurement of every config that fits, at the speed expected of it given all measurements.
-        slowdown: the largest share by which the machine was slower or faster than at the end, as far as repeated
-            measurements show.
+        slowdown: the largest share by which the machine was slower or faster than at the end, as repeats show.
         surrogate: of the whole space, to be asked with these measurements.
     """
 
@@ -112,14 +107,13 @@ class SearchOutcome:
 def search(
     space: Space, problem: SearchProblem, *, limits: Limits | None = None, journal: Journal | None = None, seed: int = 0
 ) -> SearchOutcome:
-    """Measure configs of a space until a limit is reached or the user interrupts.
-
-    Each is measured once; a long search repeats its leader now and then, to see the machine drift.
+    """Measure configs of a space, each once but for a leader repeated to see drift, until a limit or an interrupt.
 
     Raises:
         InputError: the space contradicts itself, or the journal cannot be continued.
     """
     limits = limits or Limits()
+    memory_bytes = limits.memory_bytes
     deadline = time.monotonic() + (limits.time_limit or math.inf)
     enumeration = Enumeration(space.knobs, problem.constraints)
     legal = enumeration.configs(seed)
@@ -129,22 +123,18 @@ def search(
     predictions = problem.predict(legal) if len(legal) > 1 else None
     prior = _within(problem.prior_measurements, legal)
     possible: Sequence[Config] = legal
-    if predictions is not None and limits.memory_bytes is not None:
-        likely = [config for config in legal if not predictions.surely_exceeds(config, limits.memory_bytes)]
+    if predictions is not None and memory_bytes is not None:
+        likely = [config for config in legal if not predictions.surely_exceeds(config, memory_bytes)]
         possible = _with(prior.fits, legal, likely or legal)  # all if none would remain: predictions prove nothing
-    pool = _with(prior.fits, legal, _worth_scoring(possible, predictions, limits.memory_bytes, seed))
+    pool = _with(prior.fits, legal, _worth_scoring(possible, predictions, memory_bytes, seed))
     # Every value of each knob of the space: the listed ones, and canonical ones they lead to (null at rank 0).
     values = {
         knob: tuple(dict.fromkeys((*listed, *(config[knob] for config in legal))))
         for knob, listed in space.knobs.items()
     }
+    order = problem.memory_order
     surrogate = Surrogate(
-        values,
-        pool,
-        memory_order=problem.memory_order,
-        memory_bytes=limits.memory_bytes,
-        predictions=predictions,
-        prior=prior,
+        values, pool, memory_order=order, memory_bytes=memory_bytes, predictions=predictions, prior=prior
     )
     sampler = SurrogateSampler(surrogate, seed=seed, tolerance=limits.tolerance)
     with _quiet():
@@ -267,7 +257,8 @@ class _Exploration:
                 self._record(number, measurement)
         finally:
             for trial in self._running.values():
-                abandon(self._study, trial.number)  # does nothing after `record`
+                # Nothing happens after `record`; the config of one that was never measured may be measured again.
+                self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
 @contextlib.contextmanager

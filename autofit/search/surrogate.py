@@ -86,8 +86,7 @@ class Surrogate:
         values: every value each searched knob takes in the space, expected memory rising.
         memory_order: proven ranks of memory, `Technique.memory_order`.
         memory_bytes: what tensors may take; None when unknown, then it is guessed from what fitted and what did not.
-        predictions: of the pool, if any.
-        prior: earlier searches' measurements.
+        predictions, prior: of the pool, and earlier searches' measurements, if there are any.
     """
 
     def __init__(

@@ -42,13 +42,6 @@ class Verification:
         """The measurements to choose the best from: the verified; the explored if an interrupt left no others."""
         return self.explored if self.interrupted and not self.verified else self.verified
 
-    def levelled(self) -> tuple[Measurement, ...]:
-        """The explored measurements at the speed level of the verified, by the mean gain of those measured twice."""
-        before = {each.config: each.throughput for each in self.explored if each.fits}
-        gains = [each.throughput / before[each.config] for each in self.verified if before.get(each.config)]
-        by = statistics.geometric_mean(gains) if gains else 1.0
-        return tuple(each.faster(by) for each in self.explored)
-
     def latest(self) -> tuple[Measurement, ...]:
         """Of every config that fits, its latest measurement."""
         by_config = {each.config: each for each in (*self.explored, *self.verified) if each.fits}

@@ -27,14 +27,10 @@ class Executor(ABC):
     """Measures configs, and runs other functions where configs are measured. A context manager; leaving it ends all.
 
     Its methods may be called from several threads.
-
-    Attributes:
-        places: how many configs are measured at once.
-        timeout: seconds a probe may take.
     """
 
-    places: int = 1
-    timeout: float = 600.0
+    places: int = 1  # configs measured at once
+    timeout: float = 600.0  # seconds a probe may take
 
     @abstractmethod
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
@@ -52,8 +48,7 @@ class Executor(ABC):
         """The result of `function(workload, *arguments)` in a process of its own, which writes to the log of that name.
 
         Raises:
-            InputError: as `measure`, or raised by the function; ProbeError: the process died or took too long; the
-                message calls it by its `task`.
+            InputError: as `measure`, or raised by the function; ProbeError: the `task` died or took too long.
         """
 
     @abstractmethod
@@ -76,20 +71,12 @@ class Executor(ABC):
         return hardware
 
     def look(self, workload: Workload, device: str | None, budget_bytes: int | None) -> tuple[Hardware, Traits]:
-        """The hardware, and the workload's traits on it.
-
-        Raises:
-            InputError: the workload is wrong; ProbeError: the device is missing, or the process died.
-        """
+        """The hardware, and the workload's traits on it; an InputError for the workload, a ProbeError for no device."""
         hardware, traits = self._look(inspect, workload, device, budget_bytes)
         return hardware, traits
 
     def idle_cards_like(self, hardware: Hardware, usable_bytes: int) -> list[str]:
-        """Card 0 and the visible cards that equal it, are idle and have so much free, by CUDA_VISIBLE_DEVICES' names.
-
-        Raises:
-            ProbeError: there is no card, or the process died.
-        """
+        """Card 0 and its idle equals with so much free, by CUDA_VISIBLE_DEVICES' names; a ProbeError for no card."""
         first, *others = self._look(list_cards, None)
         alike = [first]
         for card in others:
@@ -103,11 +90,7 @@ class Executor(ABC):
     def trace(
         self, workload: Workload, config: Config, hardware: Hardware, budget: Budget, *, directory: Path
     ) -> dict[str, str]:
-        """Record one step of a Config in a directory; the paths by what they hold (see `StepTrace`).
-
-        Raises:
-            InputError: as `measure`; ProbeError: the step could not be run.
-        """
+        """Record one step of a Config; the paths by what they hold (see `StepTrace`). Raises as `measure`."""
         request = Request(config, hardware, budget, Plan())
         log, timeout = "step-trace.log", self.timeout
         written: dict[str, str] = self.run(trace_step, workload, request, directory, log=log, timeout=timeout)

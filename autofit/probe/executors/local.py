@@ -43,9 +43,6 @@ class LocalExecutor(Executor):
         log_directory: where each probe's output goes, `NNNN.log`; None: a temporary one.
         timeout: seconds a probe may take; the first may take twice that, since it warms caches.
         place: the share of the machine it runs on; None: all that this process may use.
-
-    Raises:
-        ProbeError: the zygote cannot be started.
     """
 
     def __init__(self, log_directory: Path | None = None, timeout: float = 600.0, place: Place | None = None) -> None:
