@@ -30,11 +30,7 @@ class Costs:
         self._prior = LinearModel.prior(mean, slope=_SLOPE, value=_VALUE)
 
     def seconds(self, measurements: Sequence[Measurement], rows: Array) -> Array:
-        """Expected seconds of a probe of each config; up to a common factor until something is measured.
-
-        Args:
-            rows: the configs' features.
-        """
+        """Expected seconds of a probe of configs with these features, up to a factor until something is measured."""
         whole = [each for each in measurements if each.fits and each.seconds > 0]  # others end early
         if not whole:
             return np.asarray(np.exp(rows @ self._prior.mean))

@@ -16,18 +16,13 @@ _MOST_ANSWERS = 4_000  # of a rule that reads so much that more would be needed,
 
 
 class Trees:
-    """All trees by their numbers. Equal ones have the same number, and none branches where nothing hangs on it.
-
-    Attributes:
-        reads: the knobs that each tree hangs on.
-        gives: the trees of all values that each may come to say.
-        values: what the trees say that hang on nothing and settle a knob: the knob and its canonical value.
-    """
+    """All trees by their numbers. Equal ones have the same number, and none branches where nothing hangs on it."""
 
     def __init__(self) -> None:
-        self.reads: list[frozenset[str]] = [frozenset(), frozenset()]  # of ALLOWED, FORBIDDEN
+        # Of ALLOWED, FORBIDDEN and all other trees: the knobs that one hangs on, and the values it may come to say.
+        self.reads: list[frozenset[str]] = [frozenset(), frozenset()]
         self.gives: list[frozenset[int]] = [frozenset(), frozenset()]
-        self.values: dict[int, tuple[str, Value]] = {}
+        self.values: dict[int, tuple[str, Value]] = {}  # a knob's canonical value, of trees that say it at once
         self._branches: dict[int, tuple[str, tuple[int, ...]]] = {}
         self._numbers: dict[object, int] = {}
         self._assumed: dict[tuple[int, str, int], int] = {}

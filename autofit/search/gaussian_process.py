@@ -37,7 +37,6 @@ class Mixture:
 
     @property
     def mean(self) -> Array:
-        """Of each config."""
         return np.asarray(self.weights @ self.means)
 
 

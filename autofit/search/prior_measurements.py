@@ -77,9 +77,8 @@ class PriorMeasurements:
 
     Attributes:
         configs, speeds: the timed configs, and the logarithms of their steps per second.
-        sizes: configs with their bytes of tensors.
+        sizes, works: configs with their bytes of tensors, and with whether they worked.
         outgrew: configs that take too many bytes, their number being unknown.
-        works: configs, and whether they worked.
         fits: the configs that were measured to fit this budget.
     """
 

@@ -23,15 +23,11 @@ _ALL = "all"
 
 @dataclass(frozen=True)
 class KnobChoices:
-    """What the techniques offer to a search of this workload on this hardware.
+    """What the techniques offer to a search of this workload on this hardware."""
 
-    `known` names the knobs that can be searched, `choices` gives the values of one worth searching here, and `accepts`
-    says whether a value means anything at all.
-    """
-
-    known: tuple[str, ...]
-    choices: Callable[[str], tuple[Value, ...]]
-    accepts: Callable[[str, Value], bool]
+    known: tuple[str, ...]  # the knobs that can be searched
+    choices: Callable[[str], tuple[Value, ...]]  # the values of a knob that are worth searching here
+    accepts: Callable[[str, Value], bool]  # whether a value means anything at all
 
 
 @dataclass(frozen=True)

@@ -38,40 +38,30 @@ _MOST_SCORED = 50_000
 
 @dataclass(frozen=True)
 class SearchProblem:
-    """The functions and facts that a search is given.
+    """The functions and facts that a search is given."""
 
-    probe: measures a config; gets its number, and the seconds per step of the best so far to stop hopeless ones.
-    memory_order: a knob's value -> its proven rank of memory (`Technique.memory_order`), or None.
-    on_finished: gets each measurement, and the best one that fits so far.
-    on_started: gets the number of configs, and how many of them are refused, before the first probe.
-    prior_measurements: of earlier searches; they guide the first probes, and are no part of the outcome.
-    on_probe: gets the number and the config of each probe that starts.
-    concurrency: makes of `probe` what runs it, several at a time or not.
-    """
-
-    probe: Probe
+    probe: Probe  # gets a number, a config, and the seconds per step of the best so far, to stop hopeless ones
     constraints: Constraints
-    memory_order: Callable[[str, Value], int | None]
-    on_finished: Callable[[Measurement, Measurement | None], None]
-    on_started: Callable[[int, int], None] = lambda size, refused: None
+    memory_order: Callable[[str, Value], int | None]  # the proven rank of a knob's value (`Technique.memory_order`)
+    on_finished: Callable[[Measurement, Measurement | None], None]  # gets each, and the best one that fits so far
+    on_started: Callable[[int, int], None] = lambda size, refused: None  # before the first probe
     predict: Callable[[Sequence[Config]], Predictions | None] = lambda configs: None
-    prior_measurements: Sequence[PriorMeasurement] = ()
-    on_probe: Callable[[int, Config], None] = lambda number, config: None
-    concurrency: Callable[[Probe], Concurrency] = Threaded
+    prior_measurements: Sequence[PriorMeasurement] = ()  # they guide the first probes, and are no part of the outcome
+    on_probe: Callable[[int, Config], None] = lambda number, config: None  # as each probe starts
+    concurrency: Callable[[Probe], Concurrency] = Threaded  # makes of `probe` what runs it, several at a time or not
 
 
 @dataclass(frozen=True)
 class Limits:
     """When a search ends, and the memory it searches within.
 
-    `trials` counts finished measurements, resumed ones included; `time_limit` is in seconds and of this process only;
-    `memory_bytes` is what tensors may take (`Budget.cap_bytes`). With a `tolerance` a search also ends once no config
-    left is expected to beat the best, nor the best of its tier, by more than that share.
+    With a `tolerance` it also ends once no config left is expected to beat the best, nor the best of its tier, by more
+    than that share.
     """
 
-    trials: int = 40
-    time_limit: float | None = None
-    memory_bytes: int | None = None
+    trials: int = 40  # finished measurements, resumed ones included
+    time_limit: float | None = None  # seconds, of this process only
+    memory_bytes: int | None = None  # what tensors may take (`Budget.cap_bytes`)
     tolerance: float | None = None
 
     def __post_init__(self) -> None:
@@ -83,24 +73,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """All measurements by number, and why there are no more.
-
-    Attributes:
-        skipped: counts of configs never measured: predicted not to fit, dominated by an out-of-memory, refused.
-        stopped_by: "trials", "time", "interrupt", "space" (no config left) or "bound" (none is expected to be faster).
-        bound: the share by which any config left may be faster than the best, at 95 %; None: nothing fits, or is left.
-        posterior: the measurement of every config that fits, at the speed expected of it given all measurements.
-        slowdown: the largest share by which the machine was slower or faster than at the end, as repeats show.
-        surrogate: of the whole space, to be asked with these measurements.
-    """
+    """All measurements by number, why there are no more, and the surrogate to ask with them."""
 
     measurements: tuple[Measurement, ...]
-    skipped: dict[str, int]
-    stopped_by: str
+    skipped: dict[str, int]  # configs never measured: predicted not to fit, dominated by an out-of-memory, refused
+    stopped_by: str  # "trials", "time", "interrupt", "space" (none left) or "bound" (none is expected to be faster)
     space_size: int
-    bound: float | None = None
-    posterior: tuple[Measurement, ...] = ()
-    slowdown: float = 0.0
+    bound: float | None = (
+        None  # the share by which any left may be faster than the best, at 95 %; None: none is, or fits
+    )
+    posterior: tuple[Measurement, ...] = ()  # of every config that fits, at the speed expected given all measurements
+    slowdown: float = 0.0  # the largest share by which the machine was slower or faster than at the end, by repeats
     surrogate: Surrogate | None = field(default=None, compare=False, repr=False)
 
 

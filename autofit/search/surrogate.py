@@ -59,7 +59,6 @@ class Speeds:
         return np.asarray(self.posterior.weights @ gain)
 
     def of(self, mask: Mask) -> Speeds:
-        """Of some of the configs."""
         means, deviations = self.posterior.means[:, mask], self.posterior.deviations[:, mask]
         return replace(self, posterior=replace(self.posterior, means=means, deviations=deviations))
 

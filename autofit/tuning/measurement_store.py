@@ -42,15 +42,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class Stored:
-    """A measurement, and the search that made it.
-
-    cap_bytes: what tensors could take. run: the run directory. session: one process, in which the machine was the same.
-    """
+    """A measurement, and the search that made it."""
 
     measurement: Measurement
-    cap_bytes: int
-    run: str
-    session: str
+    cap_bytes: int  # what tensors could take
+    run: str  # the run directory
+    session: str  # one process, in which the machine was the same
 
 
 @dataclass(frozen=True)

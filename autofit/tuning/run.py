@@ -96,7 +96,6 @@ class _Run:
             self.notify(note)
 
     def notify(self, message: str) -> None:
-        """Show the user one sentence."""
         self._listener(Note(message))
 
     def _warm_start_on(self, hardware: Hardware) -> WarmStart:
@@ -133,7 +132,6 @@ class _Run:
         return outcome
 
     def verify(self, outcome: SearchOutcome) -> Verification:
-        """Measure the possible winners again, longer."""
         if outcome.stopped_by == "interrupt":
             return Verification(outcome.measurements, interrupted=True)
         contention = Contention()
@@ -150,7 +148,6 @@ class _Run:
         return finals
 
     def result(self, outcome: SearchOutcome, finals: Verification) -> Result:
-        """Everything as data."""
         context, tolerance, fidelity = self.context, self.options.tolerance, techniques.fidelity
         candidates = finals.candidates()
         best, runner_up, *_ = (*finalists(candidates, tolerance=tolerance, fidelity=fidelity), None, None)

@@ -26,7 +26,6 @@ def subject_of(workload: Workload, hardware: Hardware, versions: Mapping[str, st
 
     Args:
         hardware: the device that is measured on, not the one it stands for.
-        versions: of packages.
     """
     fingerprint = workload.traits.fingerprint if workload.traits else None
     if fingerprint is None:
@@ -53,8 +52,7 @@ class WarmStart:
         subject: None to read and add nothing.
         cap_bytes: what tensors may take.
         exact: whether the peak of tensors alone decides what fits, and repeats exactly (on a CPU).
-        run: the run directory of the search.
-        notify: hears what the user should know.
+        run, notify: the run directory of the search, and what hears what the user should know.
     """
 
     def __init__(
