@@ -1,7 +1,5 @@
 """What `autofit doctor` shows: the device, the default budget, what is stored, and which techniques work or why not."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 from typing import Any

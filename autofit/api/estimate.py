@@ -1,7 +1,5 @@
 """`autofit.estimate`: predicts what a config needs and how fast it is; only the speed of a CPU is measured."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`autofit.fit`: a search, then the training of the user's own model with what it found."""
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`autofit.search`, and what it shares with `autofit.fit`: one search with its progress shown."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack

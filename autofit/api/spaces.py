@@ -3,8 +3,6 @@
 The number depends on model, batch, card and installed packages: it is of a model of 8 billion weights on a 24 GiB card.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What `autofit train` runs: trains a saved result on a data file."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping

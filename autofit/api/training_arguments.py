@@ -4,8 +4,6 @@
 logging and checkpoints stay with the user and Trainer.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@ Hundreds of configs are predicted together from a few shallow traces, and scaled
 config that was estimated in full.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -5,8 +5,6 @@ command is a file of its own; this one starts and ends them. Heavy modules are i
 that `autofit --help` answers at once.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 typer itself leaves out what does not begin with what was typed.
 """
 
-from __future__ import annotations
-
 from autofit.cli.knobs_of_set import known_knobs
 from autofit.cli.output import heavy
 from autofit.core.workload import SCHEDULES

@@ -1,7 +1,5 @@
 """`autofit estimate`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """`--help` of a command: what typer shows, then the knobs where there is a `--set`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console

@@ -4,8 +4,6 @@ Techniques import torch, which help must not wait for. So their source files are
 there as a plain tuple `values`, or in words as `takes`.
 """
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass
 from pathlib import Path

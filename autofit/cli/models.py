@@ -1,7 +1,5 @@
 """`autofit models`."""
 
-from __future__ import annotations
-
 from autofit.cli.options import Json
 from autofit.cli.output import print_list
 from autofit.models import describe_presets

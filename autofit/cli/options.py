@@ -1,7 +1,5 @@
 """Every option of every command: its name, its help, the group it is shown in, and how a shell completes it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """What commands print, and how they reach heavy rooms."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Callable

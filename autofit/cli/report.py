@@ -1,7 +1,5 @@
 """`autofit report`."""
 
-from __future__ import annotations
-
 from rich.console import Console
 
 import autofit.cli.options as options

@@ -1,7 +1,5 @@
 """`autofit search`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

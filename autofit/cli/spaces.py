@@ -1,7 +1,5 @@
 """`autofit spaces`."""
 
-from __future__ import annotations
-
 from rich.console import Console
 
 from autofit.cli.options import Json

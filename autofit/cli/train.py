@@ -1,7 +1,5 @@
 """`autofit train`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Techniques make them, and a search takes them. The canonical form is worked out 
 read, so that a search learns which knobs an answer depends on.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

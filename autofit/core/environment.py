@@ -1,7 +1,5 @@
 """What a process runs under: environment variables (those of the emitted train.py too), versions, logging, its end."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.metadata

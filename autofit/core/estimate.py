@@ -1,7 +1,5 @@
 """What is predicted of one Config without running it: the Estimate, and the Timeline of its memory. Data only."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -60,7 +58,7 @@ class Estimate:
         return {name: figure for name, figure in self.to_dict().items() if name != "config"}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], budget: Budget | None = None) -> Estimate:
+    def from_dict(cls, data: Mapping[str, Any], budget: Budget | None = None) -> "Estimate":
         """The inverse of `to_dict`, which leaves out the budget."""
         figures = {name: figure for name, figure in data.items() if name not in ("device_bytes", "fits")}
         figures |= {"config": Config(data["config"]), "notes": tuple(data["notes"]), "budget": budget}

@@ -1,7 +1,5 @@
 """Files that readers never find half-written, and the user's cache directory."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

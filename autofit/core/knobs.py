@@ -3,8 +3,6 @@
 The registry, the reports and the exports all read this one table. A knob without a row is called by its own name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Measurement: what one probe measured. Every figure that a recommendation rests on is here."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
@@ -51,7 +49,7 @@ class PeakBytes:
         """The bytes that count against the budget: the device's where there is one, else the tensors'."""
         return self.device or self.reserved or self.allocated
 
-    def larger(self, other: PeakBytes) -> PeakBytes:
+    def larger(self, other: "PeakBytes") -> "PeakBytes":
         """The larger of each figure that both have."""
         pairs = {name: (mine, getattr(other, name)) for name, mine in vars(self).items()}
         larger: dict[str, Any] = {name: None if None in pair else max(pair) for name, pair in pairs.items()}
@@ -94,7 +92,7 @@ class Measurement:
         """Samples per second, 0 where nothing was timed; at equal work it ranks configs as tokens do."""
         return self.samples_per_second or 0.0
 
-    def taking(self, seconds: float) -> Measurement:
+    def taking(self, seconds: float) -> "Measurement":
         """The same with another median step time, the interval and the throughput in proportion."""
         assert self.step_seconds, "only a step that was timed can be corrected"
         ratio = self.step_seconds.median / seconds
@@ -105,7 +103,7 @@ class Measurement:
             tokens_per_second=self.tokens_per_second and self.tokens_per_second * ratio,
         )
 
-    def faster(self, ratio: float) -> Measurement:
+    def faster(self, ratio: float) -> "Measurement":
         """The same at so many times the speed; unchanged where no step was timed."""
         return self.taking(self.step_seconds.median / ratio) if self.step_seconds else self
 
@@ -114,7 +112,7 @@ class Measurement:
         return dict(to_plain(self))
 
     @classmethod
-    def from_trial(cls, data: dict[str, Any]) -> Measurement:
+    def from_trial(cls, data: dict[str, Any]) -> "Measurement":
         """The inverse of `to_trial`."""
         measurement: Measurement = from_plain(cls, data)
         return measurement

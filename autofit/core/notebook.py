@@ -3,8 +3,6 @@
 IPython is imported only in a notebook, whose kernel has imported it already.
 """
 
-from __future__ import annotations
-
 import contextvars
 import functools
 import sys

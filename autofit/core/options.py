@@ -1,7 +1,5 @@
 """SearchOptions: everything a user may say about a search besides the workload, checked on entry."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -65,7 +63,7 @@ class SearchOptions(BaseModel):
         }
 
     @model_validator(mode="after")
-    def _sense(self) -> SearchOptions:
+    def _sense(self) -> "SearchOptions":
         gpu_mem, gpu, mem = (value is not None for value in (self.gpu_mem, self.gpu, self.mem))
         cpu, cuda = self.device == "cpu", self.device == "cuda"
         known = (None, "cpu", "cuda")

@@ -3,8 +3,6 @@
 Points are measured or predicted and say which; a prediction replaces a measurement only where it is noticeably better.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass

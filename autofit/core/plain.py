@@ -1,7 +1,5 @@
 """Dataclasses as plain data and back: the one mechanism behind journals, records and `--json`."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 import typing

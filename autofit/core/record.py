@@ -4,8 +4,6 @@ It holds what `autofit search --json` prints and more: the model searched for, t
 measurements, and how memory runs through a step of the best configs. No model is needed to read it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
@@ -83,7 +81,7 @@ class Record:
         return json.dumps({**data, "digest": _digest(data)}, default=str)
 
     @classmethod
-    def load(cls, path: Path) -> Record:
+    def load(cls, path: Path) -> "Record":
         """Read a result.json.
 
         Raises:

@@ -3,8 +3,6 @@
 The only place that knows how a result looks as YAML (`result.yaml`), as JSON (`autofit search --json`) and as a table.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Mapping
@@ -240,7 +238,7 @@ class SavedResult:
     predicted: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, path: Path) -> SavedResult:
+    def load(cls, path: Path) -> "SavedResult":
         """Read a result.yaml.
 
         Raises:

@@ -3,8 +3,6 @@
 It belongs to one process at a time, by an advisory lock that the system drops however the process dies.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -36,7 +34,7 @@ class RunDirectory:
         self._resume = resume
         self._lock: int | None = None
 
-    def __enter__(self) -> RunDirectory:
+    def __enter__(self) -> "RunDirectory":
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file, not a directory.", "Choose another --out.")
         if self._resume and not self.journal.exists():

@@ -4,8 +4,6 @@ A Workload is three factories and the batch that defines the learning. Probe pro
 cloudpickle; nothing here imports torch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

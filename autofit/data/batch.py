@@ -5,8 +5,6 @@ of tensors and such containers. Every tensor with dimensions has the samples alo
 as long as there are samples holds one for each.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping

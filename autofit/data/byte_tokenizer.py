@@ -3,8 +3,6 @@
 A transformers tokenizer like any other, so `AutoTokenizer.from_pretrained` loads what was trained with it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A path and a task become a FileLoader."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Images as training data: a saved .pt of tensors, or a folder with one directory of image files per class."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Sequence

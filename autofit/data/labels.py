@@ -1,7 +1,5 @@
 """Class labels become class numbers: numbers stay, names are numbered in alphabetical order."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

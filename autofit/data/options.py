@@ -1,7 +1,5 @@
 """How the user and the model want data to be read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ Python's json and csv read the files, not `datasets.load_dataset`: that one gues
 "NA" null, a date a timestamp), shifts CSV rows that are too long by a column, and its errors lose the line.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

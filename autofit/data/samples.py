@@ -1,7 +1,5 @@
 """Samples in memory, and the loader that batches them: shuffled for training, in order for evaluation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,7 +37,7 @@ class Stacked:
         """For each sample whether a label counts; `shifted`: the first never does."""
         return (self.tensors["labels"][:, int(shifted) :] != IGNORED_LABEL).any(dim=1)
 
-    def only(self, mask: torch.Tensor) -> Stacked:
+    def only(self, mask: torch.Tensor) -> "Stacked":
         """The samples where `mask` is true."""
         return Stacked({name: tensor[mask] for name, tensor in self.tensors.items()})
 
@@ -89,7 +87,7 @@ class Ragged:
         before = torch.cat([counts.new_zeros(1), counts])
         return before[ends] > before[(starts + int(shifted)).minimum(ends)]
 
-    def only(self, mask: torch.Tensor) -> Ragged:
+    def only(self, mask: torch.Tensor) -> "Ragged":
         """The samples where `mask` is true."""
         per_sample = {name: tensor[mask] for name, tensor in self.per_sample.items()}
         return Ragged(self.tokens, self.spans[mask], self.pad_id, per_sample)

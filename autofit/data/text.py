@@ -1,7 +1,5 @@
 """Text as training data: rows become samples, packed into whole sequences or padded within a batch."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@
 second run on the same data starts at once.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import re
