@@ -1,11 +1,10 @@
 """What `autofit doctor` shows: the device, the default budget, what is stored, and which techniques work or why not."""
 
 import dataclasses
-import importlib.metadata
 from typing import Any
 
 from autofit import techniques
-from autofit.core.environment import versions
+from autofit.core.environment import version_of, versions
 from autofit.core.errors import InputError, StoreError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import search_options
@@ -13,6 +12,7 @@ from autofit.core.workload import Workload
 from autofit.estimate import calibration_for
 from autofit.hardware.budgets import budget_for
 from autofit.probe import LocalExecutor
+from autofit.setup import Technique
 from autofit.tuning.measurement_store import Count, Store
 
 # Other knobs that some values need to mean anything: their absence is no reason against a value.
@@ -46,7 +46,7 @@ def examine(device: str | None = None) -> dict[str, Any]:
         "versions": versions(),
         "calibration": dataclasses.asdict(calibration_for(hardware)),
         "store": {**_counted(store, count), "trouble": trouble},
-        "techniques": [_availability(technique.name, hardware) for technique in techniques.all_techniques()],
+        "techniques": [_availability(technique, hardware) for technique in techniques.all_techniques()],
     }
 
 
@@ -65,37 +65,21 @@ def _counted(store: Store, count: Count | None) -> dict[str, Any]:
     return {"path": str(store.path), **counts}
 
 
-def _availability(name: str, hardware: Hardware) -> dict[str, Any]:
+def _availability(technique: Technique, hardware: Hardware) -> dict[str, Any]:
     """Every value of a knob: its package, whether a search tries it, and whether it works here or why not."""
-    technique = techniques.technique_named(name)
     offered = technique.choices(hardware)
     rows: list[dict[str, Any]] = []
-    version: str | None
     for value in technique.values or offered:
-        package = technique.package(value)
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            version = None
-        reason = _reason(name, value, hardware)
-        rows.append(
-            {
-                "value": value,
-                "package": package,
-                "version": version,
-                "searched": value in offered,
-                "available": reason is None,
-                "reason": reason,
-            }
-        )
-    return {"name": name, "values": rows}
+        package, reason = technique.package(value), _reason(technique.name, value, hardware)
+        made_with = {"package": package, "version": version_of(package)}
+        usable = {"searched": value in offered, "available": reason is None, "reason": reason}
+        rows.append({"value": value, **made_with, **usable})
+    return {"name": technique.name, "values": rows}
 
 
 def _reason(name: str, value: Any, hardware: Hardware) -> str | None:
     """Why a value cannot be used here, whatever the model and the other knobs; preferably the knob's own reason."""
-    workload = Workload(
-        model=lambda: None, batch=lambda n: None, effective_batch_size=1024, task="causal-lm", name="any model"
-    )
+    workload = Workload(lambda: None, lambda n: None, effective_batch_size=1024, task="causal-lm", name="any model")
     reasons = []
     for beside in _BESIDE:
         try:

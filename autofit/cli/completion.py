@@ -5,7 +5,6 @@ typer itself leaves out what does not begin with what was typed.
 
 from autofit.cli.knobs_of_set import known_knobs
 from autofit.cli.output import heavy
-from autofit.core.workload import SCHEDULES
 from autofit.export.tools import describe_tools
 from autofit.hardware.catalogue import card_names
 from autofit.models import describe_presets
@@ -29,19 +28,9 @@ def cards_and_list() -> list[str]:
     return ["list", *card_names()]
 
 
-def devices() -> list[str]:
-    """The kinds of device."""
-    return ["cpu", "cuda"]
-
-
 def tools() -> Choices:
     """The tools that configs are exported to."""
     return [("list", "all tools"), *((tool["name"], tool["title"]) for tool in describe_tools())]
-
-
-def schedules() -> list[str]:
-    """The schedules of the learning rate."""
-    return list(SCHEDULES)
 
 
 def formats() -> list[str]:

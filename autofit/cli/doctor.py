@@ -1,9 +1,7 @@
 """`autofit doctor`."""
 
-from rich.console import Console
-
 from autofit.cli.options import ClearStore, Device, Json
-from autofit.cli.output import heavy, print_json
+from autofit.cli.output import heavy, print_answer
 from autofit.report import cleared_text, doctor_table
 
 
@@ -16,8 +14,6 @@ def doctor(device: Device = None, clear_store: ClearStore = False, as_json: Json
     """
     if clear_store:
         data = heavy("autofit.api.doctor", "clear_store")()
-        print_json(data) if as_json else Console().print(cleared_text(data), soft_wrap=True, markup=False)
-    else:
-        data = heavy("autofit.api.doctor", "examine")(device)
-        print_json(data) if as_json else Console().print(doctor_table(data), markup=False)
-    return 0
+        return print_answer(data, cleared_text(data), as_json, soft_wrap=True, markup=False)
+    data = heavy("autofit.api.doctor", "examine")(device)
+    return print_answer(data, doctor_table(data), as_json, markup=False)

@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 
 import autofit.cli.options as options
-from autofit.cli.output import heavy, print_json
+from autofit.cli.output import heavy, print_answer, print_json
 from autofit.core.errors import InputError
 from autofit.core.options import parse_settings
 from autofit.report import around_table, cards_table, estimate_table
@@ -42,8 +42,7 @@ def estimate(
         if any(value is not None for value in target.values()):
             raise InputError("--gpu list is about whole cards.", "Leave out --gpu-mem, --device and --mem.")
         cards = heavy("autofit.api.what_if", "fitting_cards")(model, config, **given)
-        print_json(cards) if as_json else Console().print(cards_table(cards))
-        return 0
+        return print_answer(cards, cards_table(cards), as_json)
     prediction = heavy("autofit.api.estimate", "predict")(model, config, gpu=gpu, **target, **given)
     answer = prediction.to_dict()
     if not as_json:  # before the alternatives, which take longer

@@ -3,7 +3,7 @@
 from rich.console import Console
 
 import autofit.cli.options as options
-from autofit.cli.output import heavy, print_json, print_list
+from autofit.cli.output import heavy, print_answer, print_json
 from autofit.core.errors import InputError
 from autofit.export.tools import describe_tools
 from autofit.report import tools_table
@@ -24,7 +24,8 @@ def export(
       autofit export --to list
     """
     if to == "list":
-        return print_list("tools", describe_tools(), tools_table, as_json)
+        rows = describe_tools()
+        return print_answer({"schema": 1, "tools": rows}, tools_table(rows), as_json)
     if result is None:
         raise InputError("there is nothing to export.", "Give a RESULT.yaml.")
     exported = heavy("autofit.export.from_result", "export")(

@@ -1,7 +1,7 @@
 """`autofit models`."""
 
 from autofit.cli.options import Json
-from autofit.cli.output import print_list
+from autofit.cli.output import print_answer
 from autofit.models import describe_presets
 from autofit.report import models_table
 
@@ -12,4 +12,5 @@ def models(as_json: Json = False) -> int:
     Example:
       autofit models
     """
-    return print_list("models", describe_presets(), models_table, as_json)
+    rows = describe_presets()
+    return print_answer({"schema": 1, "models": rows}, models_table(rows), as_json)

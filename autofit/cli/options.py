@@ -6,6 +6,8 @@ from typing import Annotated, Any
 import typer
 
 import autofit.cli.completion as completion
+from autofit.core.options import DEVICES
+from autofit.core.workload import SCHEDULES
 from autofit.hardware.catalogue import card_names
 
 _MODEL, _BUDGET, _SPACE, _CONFIG, _SEARCH = "Model", "Budget", "Search space", "Config", "Search"
@@ -13,7 +15,9 @@ _DATA, _LEARNING, _RUN, _OUTPUT = "Weights and data", "Learning", "Run", "Output
 
 
 def _option(group: str, text: str, metavar: str | None, *names: str, complete: Any = None) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=group, metavar=metavar, autocompletion=complete)
+    """`complete` holds the words that a shell offers, or is a function that finds them."""
+    offer = (lambda: list(complete)) if isinstance(complete, tuple) else complete
+    return typer.Option(*names, help=text, rich_help_panel=group, metavar=metavar, autocompletion=offer)
 
 
 # What is trained
@@ -33,7 +37,7 @@ Gpu = Annotated[str | None, _option(_BUDGET, f"{_gpu}.", "NAME", complete=card_n
 GpuOrList = Annotated[
     str | None, _option(_BUDGET, f"{_gpu}; list: all of them.", "NAME", "--gpu", complete=completion.cards_and_list)
 ]
-Device = Annotated[str | None, _option(_BUDGET, _device, "DEVICE", complete=completion.devices)]
+Device = Annotated[str | None, _option(_BUDGET, _device, "DEVICE", complete=DEVICES)]
 Mem = Annotated[str | None, _option(_BUDGET, "Memory for tensors on the CPU; default: 80 % of what is free.", "GIB")]
 HostMem = Annotated[str | None, _option(_BUDGET, "Host memory beside a GPU; default: 80 % of what is free.", "GIB")]
 Margin = Annotated[float, _option(_BUDGET, "Share of the card to leave free.", "SHARE")]
@@ -79,10 +83,8 @@ Steps = Annotated[int | None, _option(_LEARNING, "Optimizer steps.", "N")]
 Epochs = Annotated[int | None, _option(_LEARNING, "Passes over the data; default 1.", "N")]
 LearningRate = Annotated[float, _option(_LEARNING, "Learning rate.", "RATE")]
 WeightDecay = Annotated[float, _option(_LEARNING, "Weight decay, of matrices only.", "RATE")]
-Schedule = Annotated[
-    str,
-    _option(_LEARNING, "Of the learning rate: constant, cosine or linear.", "NAME", complete=completion.schedules),
-]
+_schedule = "Of the learning rate: constant, cosine or linear."
+Schedule = Annotated[str, _option(_LEARNING, _schedule, "NAME", complete=SCHEDULES)]
 WarmupSteps = Annotated[int, _option(_LEARNING, "Steps in which the learning rate rises.", "N")]
 MaxGradNorm = Annotated[float | None, _option(_LEARNING, "Clip gradients to this norm.", "NORM")]
 TrainSeed = Annotated[int, _option(_LEARNING, _train_seed, "N", "--seed")]

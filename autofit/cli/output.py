@@ -2,7 +2,6 @@
 
 import importlib
 import json
-from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -20,9 +19,9 @@ def print_json(data: dict[str, Any]) -> None:
     print(json.dumps(data))
 
 
-def print_list(name: str, rows: list[dict[str, Any]], table: Callable[..., Any], as_json: bool) -> int:
-    """Print rows as a table, or as JSON under a name; returns the exit code."""
-    print_json({"schema": 1, name: rows}) if as_json else Console().print(table(rows))
+def print_answer(data: dict[str, Any], view: Any, as_json: bool, **style: Any) -> int:
+    """Print data as JSON, or the view of it; returns the exit code."""
+    print_json(data) if as_json else Console().print(view, **style)
     return 0
 
 

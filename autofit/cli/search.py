@@ -9,7 +9,7 @@ import autofit.cli.options as options
 from autofit.cli.output import INTERRUPTED, heavy, print_json
 from autofit.core.errors import InputError, NothingFitsError, ProbeError
 from autofit.core.events import Event, Note
-from autofit.core.options import parse_settings, search_options, seconds_of
+from autofit.core.options import parse_settings, search_options
 from autofit.hardware.catalogue import card_to_search_for
 from autofit.hardware.driver import no_gpu_note, why_no_gpu
 from autofit.report import LiveDisplay, nothing_fits_view, predicted_view, result_table
@@ -56,11 +56,7 @@ def search(
         del given[name]
     if as_json and as_markdown:
         raise InputError("--json and --markdown both say what is printed.", "Give one of them.")
-    given |= {
-        "set": parse_settings(set_ or []),
-        "time_limit": None if time_limit is None else seconds_of(time_limit),
-        "store": not no_store,
-    }
+    given |= {"set": parse_settings(set_ or []), "store": not no_store}
     checked = search_options(**{name: value for name, value in given.items() if name not in _OF_MODELS})
     reason = why_no_gpu() if checked.names_a_card else None
     if reason and gpu:

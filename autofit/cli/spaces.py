@@ -1,9 +1,7 @@
 """`autofit spaces`."""
 
-from rich.console import Console
-
 from autofit.cli.options import Json
-from autofit.cli.output import heavy, print_json
+from autofit.cli.output import heavy, print_answer
 from autofit.report import spaces_table
 
 
@@ -14,5 +12,4 @@ def spaces(as_json: Json = False) -> int:
       autofit spaces
     """
     data = heavy("autofit.api.spaces", "describe_spaces")()
-    print_json(data) if as_json else Console().print(spaces_table(data["spaces"], data["counted_for"]))
-    return 0
+    return print_answer(data, spaces_table(data["spaces"], data["counted_for"]), as_json)

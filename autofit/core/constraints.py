@@ -45,28 +45,23 @@ class Constraints:
         return _LazyConfig(names, _FixedPoint(self.canonicalize, names, given).value)
 
 
+@dataclass
 class _FixedPoint:
     """Knobs canonicalized round after round until nothing changes, because a canonical value may depend on another."""
 
-    def __init__(
-        self,
-        canonicalize: Mapping[str, Callable[[Config], Value]],
-        names: tuple[str, ...],
-        given: Callable[[str], Value],
-    ) -> None:
-        self._canonicalize = canonicalize
-        self._names = names
-        self._given = given
-        self._values: dict[tuple[int, str], Value] = {}  # by round and knob
-        self._reads: dict[tuple[int, str], set[str]] = {}  # the knobs that each of these values was made from
-        self._fixed: dict[str, Value] = {}
+    canonicalize: Mapping[str, Callable[[Config], Value]]
+    names: tuple[str, ...]
+    given: Callable[[str], Value]
+    values: dict[tuple[int, str], Value] = field(default_factory=dict)  # by round and knob
+    reads: dict[tuple[int, str], set[str]] = field(default_factory=dict)  # what each of these values was made from
+    fixed: dict[str, Value] = field(default_factory=dict)
 
     def value(self, name: str) -> Value:
         """The value that no further round changes."""
         for rounds in itertools.count():
-            if name in self._fixed or self._is_fixed(rounds, name):
+            if name in self.fixed or self._is_fixed(rounds, name):
                 break
-        return self._fixed[name]
+        return self.fixed[name]
 
     def _is_fixed(self, rounds: int, name: str) -> bool:
         """Whether one more round changes neither this knob nor any that its value depends on, directly or not."""
@@ -76,29 +71,29 @@ class _FixedPoint:
             before, after = self._after(rounds, knob), self._after(rounds + 1, knob)
             if before != after or type(before) is not type(after):
                 return False
-            new = self._reads[rounds + 1, knob] - dependencies
+            new = self.reads[rounds + 1, knob] - dependencies
             waiting += new
             dependencies |= new
-        self._fixed |= {knob: self._after(rounds, knob) for knob in dependencies}
+        self.fixed |= {knob: self._after(rounds, knob) for knob in dependencies}
         return True
 
     def _after(self, rounds: int, name: str) -> Value:
         key = (rounds, name)
-        if key not in self._values:
+        if key not in self.values:
             if not rounds:
-                self._values[key] = self._given(name)
-            elif name not in self._canonicalize:
-                self._reads[key] = {name}
-                self._values[key] = self._after(rounds - 1, name)
+                self.values[key] = self.given(name)
+            elif name not in self.canonicalize:
+                self.reads[key] = {name}
+                self.values[key] = self._after(rounds - 1, name)
             else:
-                reads = self._reads[key] = set()
+                reads = self.reads[key] = set()
 
                 def read(knob: str) -> Value:
                     reads.add(knob)
                     return self._after(rounds - 1, knob)
 
-                self._values[key] = self._canonicalize[name](_LazyConfig(self._names, read))
-        return self._values[key]
+                self.values[key] = self.canonicalize[name](_LazyConfig(self.names, read))
+        return self.values[key]
 
 
 class _LazyConfig(Config):

@@ -50,16 +50,20 @@ def quiet_imports() -> None:
         logging.getLogger(logger).addFilter(lambda record: _IMPORT_WARNINGS[record.name] not in record.getMessage())
 
 
+def version_of(package: str) -> str | None:
+    """The version of a package; None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 @functools.cache
 def versions() -> dict[str, str]:
     """Versions a result depends on: autofit's, Python's and those of the installed packages."""
-    found = {"autofit": autofit.__version__, "python": platform.python_version()}
-    for package in REPORTED_PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # optional on some machines, and then it took no part
-    return found
+    found = {package: version_of(package) for package in REPORTED_PACKAGES}
+    own = {"autofit": autofit.__version__, "python": platform.python_version()}
+    return own | {package: version for package, version in found.items() if version}
 
 
 def die_with_parent() -> None:

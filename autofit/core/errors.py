@@ -1,16 +1,5 @@
 """Every error a user can cause, and the exit code each one means.
 
-    AutofitError
-     +- InputError        the input is wrong                               exit 2
-     |   +- RefusedError  an impossible config, found while building       (outcome `refused`)
-     |   +- DivergedError the loss is no longer finite
-     |   +- UntraceableError this model cannot be predicted
-     +- NothingFitsError  no config of the space fits the budget           exit 3
-     +- ProbeError        probes could not run at all                      exit 4
-     |   +- NoDeviceError the device asked for is absent
-     +- OutOfMemoryError  training cannot continue in this memory          exit 3
-     +- StoreError        the store of measurements cannot be used         (a search continues without it)
-
 A message says what is wrong and what was given; the remedy says what to do. `unknown` and `counted` word parts of them.
 """
 
@@ -31,16 +20,10 @@ class AutofitError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle errors of probe processes without calling the constructors, which take other arguments."""
-        return _unpickled, (type(self), self.args, vars(self))
+        return type(self).__new__, (type(self), *self.args), vars(self)
 
     def __str__(self) -> str:
         return f"{self.message} {self.remedy}".strip()
-
-
-def _unpickled(kind: type[AutofitError], arguments: tuple[Any, ...], attributes: dict[str, Any]) -> AutofitError:
-    error = kind.__new__(kind, *arguments)
-    error.__dict__.update(attributes)
-    return error
 
 
 class InputError(AutofitError):
@@ -75,7 +58,7 @@ class NoDeviceError(ProbeError):
 
 
 class StoreError(AutofitError):
-    """The store of measurements cannot be read or written."""
+    """The store of measurements cannot be read or written; a search continues without it."""
 
 
 class DivergedError(InputError):

@@ -12,6 +12,7 @@ from autofit.core.config import Value
 from autofit.core.errors import InputError, unknown
 from autofit.core.strict_yaml import parse
 
+DEVICES = ("cpu", "cuda")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "": 1}
 
 
@@ -66,9 +67,8 @@ class SearchOptions(BaseModel):
     def _sense(self) -> "SearchOptions":
         gpu_mem, gpu, mem = (value is not None for value in (self.gpu_mem, self.gpu, self.mem))
         cpu, cuda = self.device == "cpu", self.device == "cuda"
-        known = (None, "cpu", "cuda")
         one = "Use --gpu-mem for a GPU, or --device cpu --mem."
-        _refuse(self.device not in known, f"the device must be cpu or cuda, not {self.device!r}.")
+        _refuse(self.device not in (None, *DEVICES), f"the device must be cpu or cuda, not {self.device!r}.")
         _refuse(gpu_mem and mem, "--gpu-mem and --mem name two budgets.", one)
         _refuse(gpu and gpu_mem, "--gpu and --gpu-mem name two budgets.", one)
         _refuse(cpu and gpu_mem, "--gpu-mem is a GPU's memory, but the device is the CPU.", one)
@@ -80,11 +80,10 @@ class SearchOptions(BaseModel):
             _refuse(not 0 <= value < 1, message, remedy)
         for name, count in ("trials", self.trials), ("workers", self.workers):
             _refuse(count is not None and count < 1, f"the number of {name} must be at least 1, not {count}.")
-        limit = self.time_limit
-        too_short = limit is not None and not limit > 0
-        _refuse(too_short, f"the time limit must be more than 0 s, not {limit}.", "For example 10m.")
-        no_directory = self.resume and self.out is None
-        _refuse(no_directory, "to resume, the run directory must be named.", "Add --out DIR.")
+        limit, unnamed = self.time_limit, self.resume and self.out is None
+        is_short = limit is not None and not limit > 0
+        _refuse(is_short, f"the time limit must be more than 0 s, not {limit}.", "For example 10m.")
+        _refuse(unnamed, "to resume, the run directory must be named.", "Add --out DIR.")
         return self
 
     @property
@@ -96,10 +95,8 @@ class SearchOptions(BaseModel):
     @property
     def wanted_device(self) -> str | None:
         """The device asked for, named or implied by the budget; None: whatever is there."""
-        implied = (
-            "cuda" if self.gpu_mem is not None or self.gpu is not None else "cpu" if self.mem is not None else None
-        )
-        return self.device or implied
+        is_card = self.gpu_mem is not None or self.gpu is not None
+        return self.device or ("cuda" if is_card else "cpu" if self.mem is not None else None)
 
 
 def _refuse(wrong: bool, message: str, remedy: str = "") -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError, create_model
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
@@ -125,10 +125,7 @@ class Result:
         if self.predicted_best is None:
             return None
         by_tier = {name: self.predicted_tiers.get(name) for name in TIERS}
-        return {
-            **block(self.predicted_best),
-            "tiers": {name: each and block(each) for name, each in by_tier.items()},
-        }
+        return {**block(self.predicted_best), "tiers": {name: each and block(each) for name, each in by_tier.items()}}
 
     def trials_csv(self) -> str:
         """All trials as CSV, a column a knob or a figure; what was not measured is empty."""
@@ -188,31 +185,26 @@ class Result:
             "margin": self.budget.margin,
         }
         optional = {"allocator": self.hardware.allocator, "measured_on": self.hardware.measured_on}
-        figures: dict[str, Any]
+        data: dict[str, Any] = {
+            "autofit": SCHEMA,
+            "model": self.model,
+            "workload": dict(self.workload),
+            "source": dict(self.source),
+            "hardware": {**hardware, **{name: value for name, value in optional.items() if value}},
+            "versions": dict(self.versions),
+            "config": dict(self.config),
+        }
         if self.best is not None:
-            figures = {"measured": self.best.to_measured()}
-            tiers = {name: _measured(self.tiers.get(name)) for name in TIERS}
-        else:
-            assert self.predicted_best, "there is a config"
-            figures = {"measured": None, "predicted": self.predicted_best.to_predicted()}
-            estimates = {name: estimate for name, estimate in self.predicted_tiers.items() if estimate}
-            tiers = dict.fromkeys(TIERS) | {
-                name: {"config": dict(estimate.config), "predicted": estimate.to_predicted()}
-                for name, estimate in estimates.items()
+            data["measured"] = self.best.to_measured()
+            data["tiers"] = {name: _measured(self.tiers.get(name)) for name in TIERS}
+        elif self.predicted_best is not None:
+            data |= {"measured": None, "predicted": self.predicted_best.to_predicted()}
+            estimates = {name: self.predicted_tiers.get(name) for name in TIERS}
+            data["tiers"] = {
+                name: each and {"config": dict(each.config), "predicted": each.to_predicted()}
+                for name, each in estimates.items()
             }
-        return dump(
-            {
-                "autofit": SCHEMA,
-                "model": self.model,
-                "workload": dict(self.workload),
-                "source": dict(self.source),
-                "hardware": {**hardware, **{name: value for name, value in optional.items() if value}},
-                "versions": dict(self.versions),
-                "config": dict(self.config),
-                **figures,
-                "tiers": tiers,
-            }
-        )
+        return dump(data)
 
 
 def _measured(measurement: Measurement | None) -> dict[str, Any] | None:
@@ -265,39 +257,14 @@ class SavedResult:
         return cls(model=str(data["model"]), **{**parts, "config": Config(parts["config"])})
 
 
-class _Step(BaseModel):
-    median: float
-    low: float
-    high: float
-
-
-class _Peak(BaseModel):
-    allocated: float
-    reserved: float | None = None
-    device: float | None = None
-
-
-class _Measured(BaseModel):
-    tokens_per_second: float | None = None
-    samples_per_second: float | None = None
-    step_seconds: _Step | None = None
-    peak_gib: _Peak | None = None
-
-
-class _Interval(BaseModel):
-    low: int
-    high: int
-
-
-class _Predicted(BaseModel):
-    tokens_per_second: float | None = None
-    samples_per_second: float | None = None
-    step_seconds: float | None = None
-    device_bytes: _Interval | None = None
-
-
-class _Figures(BaseModel):
-    """The figures of result.yaml that other tools' files and scripts repeat."""
-
-    measured: _Measured
-    predicted: _Predicted
+# The figures of result.yaml that other tools' files and scripts repeat: each optional, but whole where it is there.
+_NUMBER: Any = (float | None, None)
+_STEP: Any = (create_model("Step", median=float, low=float, high=float) | None, None)
+_PEAK: Any = (create_model("Peak", allocated=float, reserved=_NUMBER, device=_NUMBER) | None, None)
+_INTERVAL: Any = (create_model("Interval", low=int, high=int) | None, None)
+_Speeds = create_model("Speeds", tokens_per_second=_NUMBER, samples_per_second=_NUMBER)
+_Figures = create_model(
+    "Figures",
+    measured=create_model("Measured", __base__=_Speeds, step_seconds=_STEP, peak_gib=_PEAK),
+    predicted=create_model("Predicted", __base__=_Speeds, step_seconds=_NUMBER, device_bytes=_INTERVAL),
+)

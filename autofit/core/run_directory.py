@@ -9,6 +9,7 @@ import os
 import shutil
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 from autofit.core.errors import InputError
 
@@ -31,8 +32,8 @@ class RunDirectory:
         self.journal = self.path / "journal.log"
         self.probes = self.path / "probes"
         self._lock_path = self.path / ".lock"
+        self._lock: TextIO
         self._resume = resume
-        self._lock: int | None = None
 
     def __enter__(self) -> "RunDirectory":
         if self.path.exists() and not self.path.is_dir():
@@ -46,13 +47,13 @@ class RunDirectory:
             raise InputError(f"{self.path} already holds other files.", "Choose another --out.")
         try:
             self.probes.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._lock = self._lock_path.open("a")
         except OSError as error:
             raise InputError(f"{self.path} cannot be written: {error.strerror}.", "Choose another --out.") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            self._release()
+            self._lock.close()
             message = f"{self.path} is in use by another autofit process."
             raise InputError(message, "Wait for it to end, or choose another --out.") from error
         return self
@@ -60,7 +61,7 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._release()
+        self._lock.close()
         if not isinstance(error, OSError) or not isinstance(error.filename, str | os.PathLike):
             return
         if Path(error.filename).is_relative_to(self.path):
@@ -88,8 +89,3 @@ class RunDirectory:
         """Whether there is more than the files of a run killed before its first measurement."""
         names = {entry.name for entry in self.path.iterdir()}
         return bool(names - {".lock"}) and names != {".lock", "probes"}
-
-    def _release(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None

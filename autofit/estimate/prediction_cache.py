@@ -4,11 +4,11 @@ Only for models that a config.json describes: custom code may change without its
 """
 
 import contextlib
-import importlib.metadata
 import json
 from collections.abc import Callable, Sequence
 
 from autofit.core.config import Config
+from autofit.core.environment import version_of
 from autofit.core.files import cache_file, digest, write_cache
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
@@ -30,7 +30,7 @@ def key_of(workload: Workload, hardware: Hardware, rates: Rates, configs: Sequen
         [dict(described), workload.summary()],
         hardware=[hardware.device, hardware.capability, hardware.here],
         rates=[sorted(rates.matmul.items()), rates.bandwidth, rates.link, rates.launch_seconds, rates.pass_seconds],
-        versions=[_version(package) for package in _VERSIONS],
+        versions=[version_of(package) for package in _VERSIONS],
         code=own_code(),
         configs=[[list(config) for config in configs[:1]], digest(values)],
     )
@@ -47,10 +47,3 @@ def cached(key: str | None, predict: Callable[[], Figures]) -> Figures:
     if key:
         write_cache(path, json.dumps(figures))
     return figures
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
