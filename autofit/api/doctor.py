@@ -26,11 +26,7 @@ _BESIDE: tuple[dict[str, Any], ...] = (
 
 
 def examine(device: str | None = None) -> dict[str, Any]:
-    """Plain data on hardware, budget in GiB, versions, the store, and every technique with its values.
-
-    Raises:
-        InputError: there is no such kind of device; ProbeError: the device is not there.
-    """
+    """Plain data on hardware, budget in GiB, versions, the store, and every technique with its values."""
     options = search_options(device=device)
     with LocalExecutor() as executor:
         hardware = executor.detect(device)
@@ -51,11 +47,7 @@ def examine(device: str | None = None) -> dict[str, Any]:
 
 
 def clear_store() -> dict[str, Any]:
-    """Remove all stored measurements; how many there were, None where they could not be read.
-
-    Raises:
-        StoreError: the store cannot be removed.
-    """
+    """Remove all stored measurements; how many there were, None where they could not be read."""
     store = Store()
     return {"schema": 1, "cleared": _counted(store, store.clear())}
 

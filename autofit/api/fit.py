@@ -231,11 +231,7 @@ def _output_directory(output_dir: str | Path | None, resume: bool) -> Path | Non
 
 
 def _total_steps(loader: Any, epochs: int | None, steps: int | None) -> int:
-    """Optimizer steps in all: one for each batch of the loader.
-
-    Raises:
-        InputError: both lengths given, one that is not positive, or a loader without batches.
-    """
+    """Optimizer steps in all: one for each batch of the loader."""
     if epochs is not None and steps is not None:
         raise InputError("epochs and steps both say how long to train.", "Give one of them.")
     given = steps if steps is not None else epochs if epochs is not None else 1

@@ -19,7 +19,7 @@ from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.byte_tokenizer import byte_tokenizer
 from autofit.data.file_loader import file_loader
 from autofit.data.options import DataOptions, LabelRule, Normalisation
-from autofit.data.samples import FileLoader
+from autofit.data.samples import FileLoader, Ragged, Stacked
 from autofit.export.source import NOTHING_MEASURED
 from autofit.models import HuggingFaceModel, workload_from_source
 from autofit.models.huggingface import AUTO_CLASSES, sentence
@@ -59,12 +59,7 @@ def train(
     if memory_snapshot and output is None:
         raise InputError("--memory-snapshot has nowhere to write to.", "Give --output DIR.")
     saved = SavedResult.load(result)
-    workload = workload_from_source(
-        saved.source,
-        sequence_length=saved.workload.get("sequence_length"),
-        effective_batch_size=saved.workload.get("effective_batch_size"),
-        trust_remote_code=trust_remote_code,
-    )
+    workload = workload_from_source(saved.source, saved.workload, trust_remote_code=trust_remote_code)
     factory = workload.model
     if not isinstance(factory, HuggingFaceModel):
         message = f"{saved.model} is a function of yours, with data of its own."
@@ -125,7 +120,7 @@ class _Reader:
     def loader(self, path: Path, *, names: Mapping[str, int] | None = None) -> FileLoader:
         """The loader of a file; `names` are the classes of the training data, to which evaluation data keeps."""
         options = DataOptions(
-            packing=self.packing,
+            self.packing,
             labels=self._labels(names),
             normalisation=self._normalisation() if self.tokenizer is None else Normalisation(),
             progress=self.progress,
@@ -133,8 +128,9 @@ class _Reader:
         loader = file_loader(self.workload, path, tokenizer=self.tokenizer, options=options)
         for note in loader.notes:
             self.listener(Note(note))
-        if self.tokenizer is not None:  # an id beyond the vocabulary would end the first step with an index error
-            largest = max(loader.samples.largest("input_ids") or 0, loader.mask_id or 0)
+        if isinstance(loader.samples, Stacked | Ragged) and self.tokenizer is not None:
+            # An id beyond the vocabulary would end the first step with an index error.
+            largest = max(loader.samples.largest_id(), loader.mask_id or 0)
             vocabulary = int(self.factory.transformers_config().get_text_config().vocab_size)
             if largest >= vocabulary:
                 message = f"the data has token ids up to {largest}, but {self.factory.name} knows {vocabulary} tokens."
@@ -163,28 +159,23 @@ class _Reader:
 
     def _normalisation(self) -> Normalisation:
         """What the weights were trained with; where nothing says it, half and half, as for ViT."""
-        default = Normalisation()
-        file = None if self.weights is None else _beside(self.weights, "preprocessor_config.json")
-        if self.weights is None or file is None:
+        name, default = "preprocessor_config.json", Normalisation()
+        if self.weights is None or (file := _beside(self.weights, name)) is None:
             return default
-        with _blaming("preprocessor_config.json", self.weights):
+        with _blaming(name, self.weights):
             settings = json.loads(file.read_text(encoding="utf-8"))
             if not settings.get("do_normalize", True):
                 return Normalisation((0.0,), (1.0,))
-            mean = settings.get("image_mean", default.mean)
-            deviation = settings.get("image_std", default.deviation)
-            return Normalisation(tuple(map(float, mean)), tuple(map(float, deviation)))
+            given = settings.get("image_mean", default.mean), settings.get("image_std", default.deviation)
+            return Normalisation(*(tuple(map(float, values)) for values in given))
 
 
 def _beside(weights: str | Path, name: str) -> Path | None:
     """A file in a directory of weights or under a hub id; None where there is none."""
-    if Path(weights).is_dir():
-        file = Path(weights) / name
-        return file if file.exists() else None
-    cached = transformers.utils.cached_file(
+    found = transformers.utils.cached_file(
         str(weights), name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
     )
-    return None if cached is None else Path(cached)
+    return None if found is None else Path(found)
 
 
 def _load(workload: Workload, factory: HuggingFaceModel, weights: str | Path) -> Any:

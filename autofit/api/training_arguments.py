@@ -51,7 +51,7 @@ class TrainerSetup:
 
     @property
     def quantization_config(self) -> BitsAndBytesConfig | None:
-        """The quantisation of frozen weights as the model is loaded; None: none."""
+        """The quantisation of frozen weights as the model is loaded."""
         return self.model_kwargs.get("quantization_config")
 
     def prepare(self, model: PreTrainedModel) -> Any:
@@ -128,7 +128,12 @@ def training_arguments(
         )
     )
     decided, own = _renamed(keywords.arguments), _renamed(overrides)
-    arguments = _arguments({"output_dir": str(output_dir), **decided, **own})
+    if strange := [name for name in own if name not in _ARGUMENTS]:
+        raise unknown("training argument", strange[0], _ARGUMENTS)
+    try:
+        arguments = TrainingArguments(**{"output_dir": str(output_dir), **decided, **own})
+    except (ImportError, TypeError, ValueError) as error:
+        raise InputError(f"transformers refuses these training arguments: {sentence(error)}.") from error
     notes = [
         f"{name}: you set {value!r}, where the config says {decided[name]!r}."
         for name, value in own.items()
@@ -141,24 +146,16 @@ def training_arguments(
     model_kwargs = {**keywords.model, "dtype": getattr(torch, keywords.model["dtype"])}
     if keywords.quantization:
         model_kwargs["quantization_config"] = BitsAndBytesConfig(**keywords.quantization)
-    return TrainerSetup(
-        arguments=arguments,
-        peft_config=_lora_config(keywords, structure, config) if config["lora_rank"] else None,
-        model_kwargs=model_kwargs,
-        trained_dtype=getattr(torch, keywords.trained_dtype),
-        notes=(*keywords.notes, *notes),
-    )
+    adapters = _lora_config(keywords, structure, config) if config["lora_rank"] else None
+    trained_dtype = getattr(torch, keywords.trained_dtype)
+    return TrainerSetup(arguments, adapters, model_kwargs, trained_dtype, (*keywords.notes, *notes))
 
 
 def _structure(source: Mapping[str, Any], workload: Mapping[str, Any], config: Config) -> Any:
     """The model without weights, where its layers must be known and the result can make it; else None."""
     if not source or not (config["lora_rank"] or source.get("kind") == "function"):
         return None
-    made = workload_from_source(
-        source,
-        sequence_length=workload.get("sequence_length"),
-        effective_batch_size=workload.get("effective_batch_size"),
-    )
+    made = workload_from_source(source, workload)
     if made.loss is not None:
         message = "this result is of a loss function of your own, and Trainer takes the model's."
         raise InputError(message, "Train with autofit.fit, or give model= and Trainer's compute_loss_func.")
@@ -177,16 +174,6 @@ def _renamed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     old, new = "gradient_checkpointing", "activation_checkpointing"
     before, after = (old, new) if new in _ARGUMENTS else (new, old)
     return {name.replace(before, after): value for name, value in arguments.items()}
-
-
-def _arguments(given: dict[str, Any]) -> TrainingArguments:
-    for name in given:
-        if name not in _ARGUMENTS:
-            raise unknown("training argument", name, _ARGUMENTS)
-    try:
-        return TrainingArguments(**given)
-    except (ImportError, TypeError, ValueError) as error:
-        raise InputError(f"transformers refuses these training arguments: {sentence(error)}.") from error
 
 
 def _lora_config(keywords: TrainerKeywords, structure: Any, config: Config) -> Any:
@@ -209,8 +196,7 @@ def _adapted(model: PreTrainedModel, config: Any) -> Any:
     from peft import get_peft_model
 
     with warnings.catch_warnings():
-        # peft finds out by itself that GPT-2's layers are transposed.
-        warnings.filterwarnings("ignore", message="fan_in_fan_out")
+        warnings.filterwarnings("ignore", message="fan_in_fan_out")  # of GPT-2's layers, which peft handles by itself
         # peft still asks by a name that transformers has renamed.
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
         try:

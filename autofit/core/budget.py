@@ -39,11 +39,7 @@ class Budget:
 
 
 def gib_to_bytes(gib: float | str, name: str = "the memory budget") -> int:
-    """Bytes of a user's size in GiB.
-
-    Raises:
-        InputError: not a number, not finite, zero or negative.
-    """
+    """Bytes of a user's size in GiB; raises InputError for what is no positive, finite number."""
     try:
         number = float(gib)
     except (TypeError, ValueError) as error:

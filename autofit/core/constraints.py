@@ -27,21 +27,13 @@ class Constraints:
     refuse: Mapping[str, Callable[[Config], str | None]] = field(default_factory=dict)
 
     def canonical(self, knobs: Mapping[str, Value]) -> Config:
-        """The canonical config: every knob present, absent ones off.
-
-        Raises:
-            InputError: knobs that contradict each other.
-        """
+        """The canonical config: every knob present, absent ones off. Raises InputError for knobs at odds."""
         given = {**self.off, **knobs}
         lazy = self.read_lazily(tuple(given), given.__getitem__)
         return Config({name: lazy[name] for name in given})
 
     def read_lazily(self, names: tuple[str, ...], given: Callable[[str], Value]) -> Config:
-        """The canonical config, which works out a knob, and reads what is given, only when the knob is read.
-
-        Raises, when a knob is read:
-            InputError: knobs that contradict each other.
-        """
+        """The canonical config, which works out a knob, reads what is given and may raise only when it is read."""
         return _LazyConfig(names, _FixedPoint(self.canonicalize, names, given).value)
 
 

@@ -19,11 +19,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that readers see all of it or the former one, also after a crash.
-
-    Raises:
-        OSError: it cannot be written, or is a directory; names the file.
-    """
+    """Write a file so that readers see all of it or the former one, also after a crash; an OSError names the file."""
     with naming(path):
         if path.is_dir():  # also ".", beside which nothing could be written
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

@@ -105,11 +105,7 @@ def _refuse(wrong: bool, message: str, remedy: str = "") -> None:
 
 
 def search_options(**given: Any) -> SearchOptions:
-    """SearchOptions from keywords.
-
-    Raises:
-        InputError: an unknown keyword (names the nearest), or a value that makes no sense.
-    """
+    """SearchOptions from keywords; raises InputError for unknown ones, and for values that make no sense."""
     for name in given:
         if name not in SearchOptions.model_fields:
             raise unknown("option", name, SearchOptions.model_fields)
@@ -122,11 +118,7 @@ def search_options(**given: Any) -> SearchOptions:
 
 
 def parse_settings(settings: list[str]) -> dict[str, tuple[Value, ...]]:
-    """The `--set knob=value[,value...]` options as values of YAML.
-
-    Raises:
-        InputError: not of that form, or a knob given twice.
-    """
+    """The `--set knob=value[,value...]` options as values of YAML; raises InputError also for a knob given twice."""
     values: dict[str, tuple[Value, ...]] = {}
     for setting in settings:
         knob, _, text = map(str.strip, setting.partition("="))
@@ -139,11 +131,7 @@ def parse_settings(settings: list[str]) -> dict[str, tuple[Value, ...]]:
 
 
 def seconds_of(text: str) -> float:
-    """Seconds of a time such as 90, 90s, 10m or 1.5h.
-
-    Raises:
-        InputError: not a time.
-    """
+    """Seconds of a time such as 90, 90s, 10m or 1.5h; raises InputError for other text."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
     if not match:
         raise InputError(f"a time cannot be {text!r}.", "For example 90s, 10m or 1h.")

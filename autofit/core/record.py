@@ -82,11 +82,7 @@ class Record:
 
     @classmethod
     def load(cls, path: Path) -> "Record":
-        """Read a result.json.
-
-        Raises:
-            InputError: not there, or not written by a search of this schema.
-        """
+        """Read a result.json; raises InputError where no search of this schema wrote it."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:

@@ -137,11 +137,7 @@ class Result:
         return text.getvalue()
 
     def trials_dataframe(self) -> Any:
-        """All trials as a pandas.DataFrame.
-
-        Raises:
-            InputError: pandas is not installed.
-        """
+        """All trials as a pandas.DataFrame; raises InputError where pandas is not installed."""
         try:
             import pandas
         except ImportError as error:
@@ -170,11 +166,7 @@ class Result:
         ]
 
     def to_yaml(self) -> str:
-        """The text of result.yaml.
-
-        Raises:
-            InputError: there is no best config to write down.
-        """
+        """The text of result.yaml; raises InputError where there is no best config to write down."""
         if self.config is None:
             raise InputError("a result without a best config has nothing to write down.")
         hardware = {
@@ -231,11 +223,7 @@ class SavedResult:
 
     @classmethod
     def load(cls, path: Path) -> "SavedResult":
-        """Read a result.yaml.
-
-        Raises:
-            InputError: not there, not YAML, or not written by `autofit search`.
-        """
+        """Read a result.yaml; raises InputError where `autofit search` did not write it."""
         data = load_mapping(path)
         missing = [key for key in ("autofit", "model", "workload", "config") if key not in data]
         if missing:

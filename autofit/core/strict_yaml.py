@@ -35,11 +35,7 @@ _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _m
 
 
 def parse(text: str, source: str) -> Any:
-    """Parse one YAML document; `source` names it in errors.
-
-    Raises:
-        InputError: not YAML, a duplicated key, or a tag that is not plain data.
-    """
+    """Parse one YAML document of plain data without duplicated keys; `source` names it in InputErrors."""
     try:
         return yaml.load(text, Loader=_StrictLoader)
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:

@@ -19,10 +19,7 @@ IGNORED_LABEL = -100  # what torch's cross-entropy and transformers leave out of
 
 
 def map_tensors(
-    batch: Any,
-    function: Callable[[torch.Tensor], torch.Tensor],
-    *,
-    lists: Callable[[Any], Any] = lambda items: items,
+    batch: Any, function: Callable[[torch.Tensor], torch.Tensor], *, lists: Callable[[Any], Any] = lambda items: items
 ) -> Any:
     """The same batch with `function` applied to every tensor, and `lists` to lists that hold none (of texts).
 

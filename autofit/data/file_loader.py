@@ -8,24 +8,20 @@ from autofit.core.workload import Workload
 from autofit.data.byte_tokenizer import byte_tokenizer
 from autofit.data.images import image_loader
 from autofit.data.options import DataOptions
-from autofit.data.rows import file_not_found
 from autofit.data.samples import FileLoader
 from autofit.data.text import text_loader
 
 
-def file_loader(workload: Workload, path: Path, *, tokenizer: Any, options: DataOptions | None = None) -> FileLoader:
+def file_loader(workload: Workload, path: Path, *, tokenizer: Any, options: DataOptions) -> FileLoader:
     """The loader of a data file or directory for a named model's task.
 
-    Args:
-        tokenizer: a transformers tokenizer; None takes the bytes of the text as token ids. One without a chat template
-            gets a simple one if the data is messages.
+    The tokenizer is one of transformers; None takes the bytes of the text as token ids.
     """
-    options = options or DataOptions()
     if options.packing is not None and workload.task not in ("causal-lm", "masked-lm"):
         message = f"packing and padding are for language models, and the task is {workload.task}."
         raise InputError(message, "Leave out --packing and --padding.")
     if not path.exists():
-        raise file_not_found(path)
+        raise InputError(f"the data file {path} is not there.", "Check the path.")
     if workload.task == "image-classification":
         return image_loader(workload, path, options)
     return text_loader(workload, path, byte_tokenizer() if tokenizer is None else tokenizer, options)

@@ -1,6 +1,5 @@
 """Images as training data: a saved .pt of tensors, or a folder with one directory of image files per class."""
 
-import importlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ from autofit.core.errors import InputError
 from autofit.core.workload import Workload
 from autofit.data.labels import Labels, labels_from
 from autofit.data.options import DataOptions, LabelRule
-from autofit.data.rows import file_not_found
 from autofit.data.samples import FileLoader, Pictures, Stacked
 from autofit.data.tokens import cached_map
 
@@ -34,8 +32,6 @@ def read_tensors(path: Path, shape: Sequence[int], rule: LabelRule) -> Stacked:
     """The `pixel_values` and `labels` in a .pt file, for a model that takes images of [channels, height, width]."""
     try:
         data = torch.load(path, weights_only=True)
-    except FileNotFoundError as error:
-        raise file_not_found(path) from error
     except Exception as error:  # torch raises whatever it stumbles over, with pages of advice
         remedy = "Give what torch.save wrote, or a folder with a directory of images for each class."
         raise InputError(f"the data file {path} cannot be read: {type(error).__name__}.", remedy) from error
@@ -82,19 +78,20 @@ def read_folder(path: Path, shape: Sequence[int], options: DataOptions) -> tuple
         key=tuple(shape),
         progress="Reading images" if options.progress else None,
     )
-    mean, deviation = options.normalisation.tensors(channels)
+    by_channel = options.normalisation.mean, options.normalisation.deviation
+    mean, deviation = (torch.tensor(values).expand(channels) for values in by_channel)
     pixels = decoded.data.column("pixels")
     return Pictures(pixels, labels.numbers, (channels, height, width), mean, deviation), labels
 
 
 def _pixels(file: str, mode: str, height: int, width: int) -> bytes:
     """A resized image, [channels, height, width]."""
-    # By name, because type checkers also run where Pillow is not installed.
-    image_module, operations = (importlib.import_module(f"PIL.{name}") for name in ("Image", "ImageOps"))
+    from PIL import Image, ImageOps
+
     try:
-        with image_module.open(file) as image:
-            upright = operations.exif_transpose(image).convert(mode)
-            resized = upright.resize((width, height), image_module.Resampling.BILINEAR)
+        with Image.open(file) as image:
+            upright = ImageOps.exif_transpose(image).convert(mode)
+            resized = upright.resize((width, height), Image.Resampling.BILINEAR)
     except Exception as error:  # Pillow raises whatever it stumbles over in a broken file
         raise InputError(f"the image {file} cannot be read: {type(error).__name__}.", "Repair or remove it.") from error
     pixels = np.asarray(resized).reshape(height, width, -1)

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
-
 
 @dataclass(frozen=True)
 class LabelRule:
@@ -27,11 +25,6 @@ class Normalisation:
 
     mean: tuple[float, ...] = (0.5,)
     deviation: tuple[float, ...] = (0.5,)
-
-    def tensors(self, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and deviation, [channels]."""
-        mean, deviation = (torch.tensor(values).expand(channels) for values in (self.mean, self.deviation))
-        return mean, deviation
 
 
 @dataclass(frozen=True)

@@ -55,19 +55,12 @@ def read_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Ro
     return Rows(form, columns, locations)
 
 
-def file_not_found(path: Path) -> InputError:
-    """The error for a path that does not exist."""
-    return InputError(f"the data file {path} is not there.", "Check the path.")
-
-
 def _read(path: Path, forms: Sequence[Form], by_line: bool) -> tuple[_Located, str]:
     """The rows, and what to do where a field is missing."""
     if path.is_dir():
         return _saved_data_set(path)
     try:
         text = path.read_text(encoding="utf-8-sig")  # without the byte order mark that some programs write
-    except FileNotFoundError as error:
-        raise file_not_found(path) from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the data file {path} cannot be read as text: {error}.", "Give UTF-8 text.") from error
     if not text.strip():

@@ -29,9 +29,9 @@ class Stacked:
         """The samples of these indices, as a batch."""
         return {name: tensor[chosen] for name, tensor in self.tensors.items()}
 
-    def largest(self, name: str) -> int | None:
-        """The largest number in the tensors of that name; None where there are none."""
-        return int(self.tensors[name].max()) if name in self.tensors else None
+    def largest_id(self) -> int:
+        """The largest token id."""
+        return int(self.tensors["input_ids"].max())
 
     def has_labels(self, *, shifted: bool) -> torch.Tensor:
         """For each sample whether a label counts; `shifted`: the first never does."""
@@ -73,13 +73,10 @@ class Ragged:
         per_sample = {name: tensor[chosen] for name, tensor in self.per_sample.items()}
         return {"input_ids": padded.pop("input_ids"), "attention_mask": mask, **padded, **per_sample}
 
-    def largest(self, name: str) -> int | None:
-        tensor = self.tokens.get(name, self.per_sample.get(name))
-        padding = self.pad_id if name == "input_ids" else 0
-        return None if tensor is None else max(padding, int(tensor.max()))
+    def largest_id(self) -> int:
+        return max(self.pad_id, int(self.tokens["input_ids"].max()))
 
     def has_labels(self, *, shifted: bool) -> torch.Tensor:
-        """For each sample whether a label counts; `shifted`: the first never does."""
         starts, ends = self.spans.unbind(dim=1)
         if "labels" not in self.tokens:
             return ends > starts
@@ -88,7 +85,6 @@ class Ragged:
         return before[ends] > before[(starts + int(shifted)).minimum(ends)]
 
     def only(self, mask: torch.Tensor) -> "Ragged":
-        """The samples where `mask` is true."""
         per_sample = {name: tensor[mask] for name, tensor in self.per_sample.items()}
         return Ragged(self.tokens, self.spans[mask], self.pad_id, per_sample)
 
@@ -111,9 +107,6 @@ class Pictures:
         values = torch.from_numpy(np.stack(images)).view(-1, *self.shape).float() / 255
         normalised = (values - self.mean.view(-1, 1, 1)) / self.deviation.view(-1, 1, 1)
         return {"pixel_values": normalised, "labels": self.labels[chosen]}
-
-    def largest(self, name: str) -> int | None:
-        return int(self.labels.max()) if name == "labels" else None
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,7 @@ from autofit.data.rows import COMPLETION, LABELLED, MESSAGES, TEXT, read_rows
 from autofit.data.samples import FileLoader, Ragged, Stacked
 from autofit.data.tokens import Encoding, encode, marks_assistant_turns
 
-_FORMS = {
-    "causal-lm": (TEXT, COMPLETION, MESSAGES),
-    "masked-lm": (TEXT,),
-    "sequence-classification": (LABELLED,),
-}
+_FORMS = {"causal-lm": (TEXT, COMPLETION, MESSAGES), "masked-lm": (TEXT,), "sequence-classification": (LABELLED,)}
 
 
 def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOptions) -> FileLoader:
@@ -28,8 +24,8 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
     length, is_masked = workload.sequence_length, workload.task == "masked-lm"
     assert length is not None, "models/ gives every text task a sequence length"
     if is_masked and tokenizer.mask_token_id is None:
-        message = "the tokenizer has no mask token."
-        raise InputError(message, "Give weights with the tokenizer of a masked language model.")
+        remedy = "Give weights with the tokenizer of a masked language model."
+        raise InputError("the tokenizer has no mask token.", remedy)
     rows = read_rows(path, _FORMS[workload.task], by_line=options.packing is False)
     packing = rows.form == TEXT if options.packing is None else options.packing
     notes = _prepare_chat_template(tokenizer) if rows.form == MESSAGES else []
@@ -53,8 +49,8 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
         remedy = "Search with a longer sequence length, or check what is to be learnt."
         raise InputError(f"no sample of {path} has a label to learn within {length} tokens.", remedy)
     if dropped := int((~has_labels).sum()):
-        samples_dropped = f"{dropped} of {counted(len(has_labels), 'sample')}"
-        notes.append(f"left out, without a label to learn within {length} tokens: {samples_dropped}.")
+        of_all = counted(len(has_labels), "sample")
+        notes.append(f"left out, without a label to learn within {length} tokens: {dropped} of {of_all}.")
         samples = samples.only(has_labels)
     mask_id = int(tokenizer.mask_token_id) if is_masked else None
     label_names = classes.names if classes else {}

@@ -56,8 +56,7 @@ def export(
         result = SavedResult.load(Path(result))
     model = None
     if result.source.get("kind") in ("preset", "directory", "hub"):  # others only the user's own code can build
-        length, effective = (result.workload.get(name) for name in ("sequence_length", "effective_batch_size"))
-        model = workload_from_source(result.source, sequence_length=length, effective_batch_size=effective).model
+        model = workload_from_source(result.source, result.workload).model
     export = write(tool, _source(result, model), tool_version)
     if strict and export.departures:
         message = f"{tool.title} cannot run all of this config as measured: {' '.join(map(str, export.departures))}"

@@ -56,13 +56,9 @@ def resolve(
 
 
 def workload_from_source(
-    source: Mapping[str, Any],
-    *,
-    sequence_length: int | None = None,
-    effective_batch_size: int | None = None,
-    trust_remote_code: bool = False,
+    source: Mapping[str, Any], summary: Mapping[str, Any], *, trust_remote_code: bool = False
 ) -> Workload:
-    """Make a workload again from its `source`: the inverse of `resolve`, for a result.yaml.
+    """Make a workload again from the `source:` and `workload:` of a result.yaml: the inverse of `resolve`.
 
     A source never carries the permission to run a model's own code; it has to be given again.
 
@@ -72,7 +68,7 @@ def workload_from_source(
     if not source:
         message = "this result is of a model that lived in a Python process, and does not say how to make it again."
         raise InputError(message, "Train it there, with autofit.fit(model, loader, config=...).")
-    sizes = {"sequence_length": sequence_length, "effective_batch_size": effective_batch_size}
+    sizes = {name: summary.get(name) for name in ("sequence_length", "effective_batch_size")}
     trust = {"trust_remote_code": trust_remote_code}
     kind, keys = source.get("kind"), {"preset": "model", "directory": "path", "hub": "model", "function": "function"}
     if not isinstance(kind, str) or kind not in keys:

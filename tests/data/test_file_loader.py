@@ -68,7 +68,7 @@ def test_packing_is_for_language_models(task: str, packing: bool) -> None:
 def test_batches_train_the_model_they_are_for() -> None:
     """The shape of a real batch is that of the synthetic ones that were measured."""
     model = tiny.llama_workload(sequence_length=16)
-    found = file_loader(model, DATA / "alice.txt", tokenizer=None)
+    found = file_loader(model, DATA / "alice.txt", tokenizer=None, options=DataOptions())
     real, synthetic = next(iter(found)), model.batch(4)
     assert {name: tensor.shape for name, tensor in real.items()} == {
         name: synthetic[name].shape for name in ("input_ids", "labels")

@@ -110,6 +110,14 @@ def test_a_folder_of_classes(tmp_path: Path, paint: Paint) -> None:
     assert (batch["pixel_values"][0] == 1).all()
 
 
+def test_one_mean_is_for_all_channels_or_one_for_each(tmp_path: Path, paint: Paint) -> None:
+    paint("a/a.png", (255, 255, 255))
+    options = DataOptions(normalisation=Normalisation((0.5,), (0.1, 0.2, 0.5)))
+    pictures, _ = read_folder(tmp_path, SHAPE, options)
+    pixels = pictures.batch(torch.tensor([0]))["pixel_values"]
+    assert torch.allclose(pixels[0, :, 0, 0], torch.tensor([5.0, 2.5, 1.0]))
+
+
 @pytest.mark.parametrize(("channels", "value"), [(1, 102 / 255), (4, 1.0)])
 def test_images_have_the_channels_of_the_model(tmp_path: Path, paint: Paint, channels: int, value: float) -> None:
     paint("a/a.png", (102, 102, 102))

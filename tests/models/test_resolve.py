@@ -80,11 +80,7 @@ def test_a_source_survives_yaml_and_leads_back(model: str, monkeypatch: pytest.M
     first = resolve(model, effective_batch_size=6)
     source = parse(dump(dict(first.source)), "result.yaml")
     monkeypatch.chdir("/")  # `autofit train` may be run from anywhere
-    summary = first.summary()
-    again = workload_from_source(
-        source, sequence_length=summary["sequence_length"], effective_batch_size=summary["effective_batch_size"]
-    )
-    assert facts(again) == facts(first)
+    assert facts(workload_from_source(source, first.summary())) == facts(first)
 
 
 def facts(workload: Workload) -> tuple[object, ...]:
@@ -144,7 +140,7 @@ def test_impossible_effective_batches_are_refused(model: str, size: object) -> N
 )  # fmt: skip
 def test_sources_that_lead_nowhere(source: dict[str, object], message: str) -> None:
     with pytest.raises(InputError) as caught:
-        workload_from_source(source)
+        workload_from_source(source, {})
     assert str(caught.value) == message
 
 
