@@ -21,7 +21,6 @@ def _option(group: str, text: str, metavar: str | None, *names: str, complete: A
 
 
 # What is trained
-
 _models = "A preset (see `autofit models`), a directory with config.json, a hub id, or file.py:function."
 Model = Annotated[str, _option(_MODEL, _models, "MODEL", "--model", complete=completion.models)]
 SeqLen = Annotated[int | None, _option(_MODEL, "Tokens of a sample; default 2048 or the model's most.", "N")]
@@ -29,7 +28,6 @@ EffectiveBatch = Annotated[int | None, _option(_MODEL, "Samples per optimizer st
 TrustRemoteCode = Annotated[bool, _option(_MODEL, "Run the model's own code.", None, "--trust-remote-code")]
 
 # What may be used
-
 _gpu = "The card to fit, such as rtx-4090"
 _device = "cuda or cpu; default: CUDA where there is a card."
 GpuMem = Annotated[str | None, _option(_BUDGET, "Memory of the card to fit.", "GIB")]
@@ -43,7 +41,6 @@ HostMem = Annotated[str | None, _option(_BUDGET, "Host memory beside a GPU; defa
 Margin = Annotated[float, _option(_BUDGET, "Share of the card to leave free.", "SHARE")]
 
 # Which configs
-
 _space = (
     "A search space (see `autofit spaces`) or a YAML file; default: everything for causal language models, else full."
 )
@@ -56,7 +53,6 @@ Fix = Annotated[list[str] | None, _option(_CONFIG, _fix, "KNOB=VALUE", "--set", 
 ConfigFile = Annotated[Path | None, _option(_CONFIG, _config, "FILE")]
 
 # How to search
-
 _tolerance = "Relative speed difference treated as a tie; also the stopping threshold."
 _workers = "Probes at a time; default: one on each card like card 0, and 1 on a CPU."
 Trials = Annotated[int, _option(_SEARCH, "Maximum number of probes.", "N")]
@@ -70,7 +66,6 @@ NoStore = Annotated[
 ]
 
 # What to train with
-
 _data = "Text, .jsonl, .csv, .pt of images, an image folder, or a saved Dataset."
 _packing = "Pack samples into full sequences, or pad each; default: pack plain text, else pad."
 _train_seed = "Seed of everything random: samples' order, dropout, new weights."
@@ -94,7 +89,6 @@ CheckpointEvery = Annotated[int, _option(_RUN, "Steps between two checkpoints.",
 KeepLast = Annotated[int, _option(_RUN, "Number of newest checkpoints to keep.", "N")]
 
 # What to write
-
 _snapshot = "Save a profiler trace of a step, and on CUDA a snapshot of its memory."
 _alternatives = "Also show what changing one knob would bring; default: yes, but not with --json."
 Out = Annotated[Path | None, _option(_OUTPUT, "Run directory; default: autofit-runs/MODEL-DATE.", "DIR")]
@@ -106,7 +100,6 @@ Quiet = Annotated[bool, _option(_OUTPUT, "Show no progress.", None, "--quiet")]
 Version = Annotated[bool, typer.Option("--version", help="Print the version.")]
 
 # What to do with a result
-
 _tool_version = "Version of the tool; default: as measured with, else the newest known."
 _result = typer.Argument(metavar="RESULT.yaml", help="Of a search, in its run directory.")
 _report_output = "Default: in RUN_DIR; for md: stdout."

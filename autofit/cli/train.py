@@ -78,9 +78,7 @@ def train(
     if not trained.history:
         Console().print(f"nothing left to train: {output} holds the finished run", highlight=False)
         return 0
-    first, last = trained.history[0].loss, trained.history[-1].loss
+    done, first, last = counted(len(trained.history), "step"), trained.history[0].loss, trained.history[-1].loss
     evaluated = f", evaluation loss {trained.evaluations[-1]:.4f}" if trained.evaluations else ""
-    Console().print(
-        f"{counted(len(trained.history), 'step')}, loss {first:.4f} -> {last:.4f}{evaluated}", highlight=False
-    )
+    Console().print(f"{done}, loss {first:.4f} -> {last:.4f}{evaluated}", highlight=False)
     return 0

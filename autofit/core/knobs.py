@@ -111,11 +111,7 @@ KNOB_WORDS = {
     "attention": KnobWords(
         "Attention",
         "{value} attention",
-        values={
-            "sdpa": "PyTorch's fused attention",
-            "eager": "plain matrix products",
-            "flash": "FlashAttention",
-        },
+        values={"sdpa": "PyTorch's fused attention", "eager": "plain matrix products", "flash": "FlashAttention"},
     ),
     "loss": KnobWords(
         "Loss",

@@ -43,8 +43,8 @@ class SearchOptions(BaseModel):
     @field_validator("gpu_mem", "mem", "host_mem", mode="before")
     @classmethod
     def _gib(cls, value: Any, info: Any) -> Any:
-        names = {"gpu_mem": "the GPU memory", "mem": "the memory", "host_mem": "the host memory"}
         if value is not None:
+            names = {"gpu_mem": "the GPU memory", "mem": "the memory", "host_mem": "the host memory"}
             gib_to_bytes(value, names[info.field_name])
         return value
 

@@ -96,10 +96,12 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """The one object that `autofit search --json` prints."""
+        predicted = _predicted(self.predicted_best)
+        tiers = {name: _predicted(self.predicted_tiers.get(name)) for name in TIERS}
         return {
             "schema": SCHEMA,
             "best": _measured(self.best),
-            "predicted": self._predicted(),
+            "predicted": predicted and {**predicted, "tiers": tiers},
             "tiers": {name: _measured(self.tiers.get(name)) for name in TIERS},
             "trials": to_plain(self.trials),
             "skipped": {name: self.skipped.get(name, 0) for name in ("predicted", "dominated", "refused")},
@@ -117,15 +119,6 @@ class Result:
             "versions": dict(self.versions),
             "files": {**dict.fromkeys(("result", "script", "exports", "report")), **self.files},
         }
-
-    def _predicted(self) -> dict[str, Any] | None:
-        def block(estimate: Estimate) -> dict[str, Any]:
-            return {"config": dict(estimate.config), "estimate": estimate.to_dict()}
-
-        if self.predicted_best is None:
-            return None
-        by_tier = {name: self.predicted_tiers.get(name) for name in TIERS}
-        return {**block(self.predicted_best), "tiers": {name: each and block(each) for name, each in by_tier.items()}}
 
     def trials_csv(self) -> str:
         """All trials as CSV, a column a knob or a figure; what was not measured is empty."""
@@ -200,9 +193,11 @@ class Result:
 
 
 def _measured(measurement: Measurement | None) -> dict[str, Any] | None:
-    if measurement is None:
-        return None
-    return {"config": dict(measurement.config), "measured": measurement.to_measured()}
+    return None if measurement is None else {"config": dict(measurement.config), "measured": measurement.to_measured()}
+
+
+def _predicted(estimate: Estimate | None) -> dict[str, Any] | None:
+    return None if estimate is None else {"config": dict(estimate.config), "estimate": estimate.to_dict()}
 
 
 @dataclass(frozen=True)
