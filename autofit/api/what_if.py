@@ -177,14 +177,13 @@ def fitting_cards(
     for target in cards:
         hardware, ampere = hardware_of(target), target.capability >= _AMPERE
         row: dict[str, Any] = {"name": target.name, "title": target.title, "memory_bytes": target.memory_bytes}
-        reason = techniques.refuse(canonical, workload, hardware)
-        if reason:
-            rows.append(row | dict.fromkeys(_SHOWN) | {"fits": "no", "reason": reason})
-            continue
-        if ampere not in traces:
-            traces[ampere] = trace(workload, canonical, hardware)
-        budget = budget_for(SearchOptions(), hardware)
-        rows.append(row | _figures(estimate_on(traces[ampere], workload, hardware, budget)) | {"reason": None})
+        figures = dict.fromkeys(_SHOWN) | {"fits": "no"}
+        if not (reason := techniques.refuse(canonical, workload, hardware)):
+            if ampere not in traces:
+                traces[ampere] = trace(workload, canonical, hardware)
+            budget = budget_for(SearchOptions(), hardware)
+            figures = _figures(estimate_on(traces[ampere], workload, hardware, budget))
+        rows.append(row | figures | {"reason": reason})
     return {
         "schema": 1,
         "model": workload.name,

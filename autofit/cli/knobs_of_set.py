@@ -12,6 +12,7 @@ from autofit.core.config import Value
 from autofit.report.formatting import value
 
 _TECHNIQUES = Path(__file__).resolve().parents[1] / "techniques"
+_SAID = ("name", "values", "takes")
 _DERIVED = ("gradient_accumulation_steps",)  # follows from the micro-batch: a search refuses to set it
 
 
@@ -33,14 +34,11 @@ def known_knobs() -> list[Knob]:
     """The knobs that ship with autofit and are not derived from others, by name."""
     knobs = []
     for path in sorted(_TECHNIQUES.glob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            attributes = {
-                target.id: ast.literal_eval(line.value)
-                for line in (node.body if isinstance(node, ast.ClassDef) else ())
-                if isinstance(line, ast.Assign)
-                for target in line.targets
-                if isinstance(target, ast.Name) and target.id in ("name", "values", "takes")
-            }
-            if "name" in attributes and attributes["name"] not in _DERIVED:
-                knobs.append(Knob(**attributes))
+        nodes = ast.parse(path.read_text(encoding="utf-8")).body
+        for technique in (node for node in nodes if isinstance(node, ast.ClassDef)):
+            lines = (line for line in technique.body if isinstance(line, ast.Assign))
+            assigned = {ast.unparse(line.targets[0]): line.value for line in lines}
+            said = {name: ast.literal_eval(assigned[name]) for name in _SAID if name in assigned}
+            if "name" in said and said["name"] not in _DERIVED:
+                knobs.append(Knob(**said))
     return knobs

@@ -13,17 +13,13 @@ from autofit.core.config import Config, Value
 
 @dataclass(frozen=True)
 class Constraints:
-    """What all knobs together require, each knob for itself, as functions of the config alone.
+    """What all knobs together require, each knob for itself, as functions of the config alone."""
 
-    Attributes:
-        off: every knob's value where none is given, in the order in which a config holds them.
-        canonicalize: a knob's canonical value beside the others; raises InputError where they contradict each other.
-            Knobs without a function stay as they are given.
-        refuse: why a canonical config is impossible, or None.
-    """
-
-    off: Mapping[str, Value] = field(default_factory=dict)
+    off: Mapping[str, Value] = field(default_factory=dict)  # in the order of a config
+    # A knob's canonical value beside the others; raises InputError where they contradict each other. Knobs without a
+    # function stay as they are given.
     canonicalize: Mapping[str, Callable[[Config], Value]] = field(default_factory=dict)
+    # Why a canonical config is impossible, or None.
     refuse: Mapping[str, Callable[[Config], str | None]] = field(default_factory=dict)
 
     def canonical(self, knobs: Mapping[str, Value]) -> Config:

@@ -87,27 +87,16 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Live memory through one training step of a Config, from a trace on tensors without storage.
-
-    Attributes:
-        moments: bytes by KINDS, at the fullest moment of each stretch of the step, so that the peak is one of them.
-        at: when each moment is, from 0 to 1: as a share of the predicted time of the step where the device's speed is
-            known, else of the number of allocations and frees.
-        phases: (name, when it begins): forward, backward, update.
-        timed: whether `at` is a share of time.
-        peak_bytes: the peak of the whole run, memory held before the step included.
-        peak_phase: the phase of that peak.
-        micro_batches: their number in a step; the timeline shows the last one and the update.
-    """
+    """Live memory through one training step of a Config, from a trace on tensors without storage."""
 
     config: Config
-    moments: tuple[tuple[int, ...], ...]
-    at: tuple[float, ...]
-    phases: tuple[tuple[str, float], ...]
-    timed: bool
-    peak_bytes: int
+    moments: tuple[tuple[int, ...], ...]  # bytes by KINDS, at the fullest moment of each stretch: the peak is one
+    at: tuple[float, ...]  # when each moment is, from 0 to 1, as a share of the time or of the allocations and frees
+    phases: tuple[tuple[str, float], ...]  # (name, when it begins): forward, backward, update
+    timed: bool  # whether `at` is a share of the predicted time, because the device's speed is known
+    peak_bytes: int  # of the whole run, memory held before the step included
     peak_phase: str
-    micro_batches: int = 1
+    micro_batches: int = 1  # their number in a step; the timeline shows the last one and the update
 
     @property
     def fullest(self) -> int:

@@ -11,19 +11,15 @@ from autofit.core.measurement import Measurement
 
 @dataclass(frozen=True)
 class SearchStarted:
-    """The space is known and the first probe is next.
-
-    `space_size` is that of the Result, `refused` how many of its configs are impossible, `trials` the most probes; 0
-    where everything is predicted.
-    """
+    """The space is known and the first probe is next."""
 
     model: str
     hardware: Hardware
     budget: Budget
     space_size: int
-    trials: int
+    trials: int  # the most probes; 0 where everything is predicted
     time_limit: float | None
-    refused: int = 0
+    refused: int = 0  # how many configs of the space are impossible
 
 
 @dataclass(frozen=True)
@@ -35,15 +31,12 @@ class PhaseStarted:
 
 @dataclass(frozen=True)
 class ProbeStarted:
-    """A child process begins to measure a config; `verifying` marks a finalist.
-
-    `expected_bytes` is its predicted peak as the budget counts it, None without a prediction.
-    """
+    """A child process begins to measure a config."""
 
     number: int
     config: Config
-    verifying: bool = False
-    expected_bytes: int | None = None
+    verifying: bool = False  # it is a finalist
+    expected_bytes: int | None = None  # its predicted peak as the budget counts it
 
 
 @dataclass(frozen=True)

@@ -13,30 +13,21 @@ CUDA_MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation, the error_code of a tor
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device and its host. Sizes in bytes.
+    """One device and its host."""
 
-    Attributes:
-        device: "cuda" or "cpu".
-        context_bytes: memory of the open CUDA context; 0 on CPU.
-        measured_on: the card that probes run on where it is not the one described (`--gpu NAME`).
-        here: False where nothing is run: what this machine lacks is then not held against a config.
-        used_bytes: device memory held by other processes; 0 on CPU.
-        allocator: the settings of PyTorch's CUDA allocator, as PYTORCH_ALLOC_CONF; empty: as autofit sets them.
-    """
-
-    device: str
+    device: str  # "cuda" or "cpu"
     name: str
     memory_bytes: int
     host_memory_bytes: int
     host_free_bytes: int
     cores: int
     capability: tuple[int, int] | None = None
-    context_bytes: int = 0
+    context_bytes: int = 0  # of the open CUDA context; 0 on CPU
     ranks: int = 1
-    measured_on: str | None = None
-    here: bool = True
-    used_bytes: int = 0
-    allocator: str = ""
+    measured_on: str | None = None  # the card that probes run on where it is not the one described (`--gpu NAME`)
+    here: bool = True  # False where nothing is run: what this machine lacks is then not held against a config
+    used_bytes: int = 0  # device memory held by other processes; 0 on CPU
+    allocator: str = ""  # the settings of PyTorch's CUDA allocator, as PYTORCH_ALLOC_CONF; empty: as autofit sets them
 
     @property
     def expandable_segments(self) -> bool:

@@ -18,19 +18,12 @@ def is_off(value: object) -> bool:
 
 @dataclass(frozen=True)
 class KnobWords:
-    """How one knob reads.
+    """How one knob reads."""
 
-    Attributes:
-        title: of its row in a table.
-        short: in a list of knobs; `{value}` and the names of other knobs are replaced by their values.
-        off: in a list of knobs, where it is off and another config has it on.
-        values: what each value does.
-    """
-
-    title: str
-    short: str
-    off: str = ""
-    values: Mapping[Any, str] = field(default_factory=dict)
+    title: str  # of its row in a table
+    short: str  # in a list of knobs; `{value}` and the names of other knobs are replaced by their values
+    off: str = ""  # in a list of knobs, where it is off and another config has it on
+    values: Mapping[Any, str] = field(default_factory=dict)  # what each value does
 
 
 KNOB_WORDS = {

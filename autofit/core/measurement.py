@@ -33,16 +33,12 @@ class StepSeconds:
 
 @dataclass(frozen=True)
 class PeakBytes:
-    """Peak memory. `allocated`: tensors; `reserved`: the caching allocator; `device`: that and the context.
+    """Peak memory. `reserved` and `device` are None on CPU."""
 
-    `reserved` and `device` are None on CPU, where `allocated` is the tracked peak of tensor storage.
-    `resident` is the process's largest resident set in host memory.
-    """
-
-    allocated: int
-    reserved: int | None = None
-    device: int | None = None
-    resident: int | None = None
+    allocated: int  # of tensors; on CPU the tracked peak of their storage
+    reserved: int | None = None  # of the caching allocator
+    device: int | None = None  # that and the context
+    resident: int | None = None  # the process's largest resident set in host memory
 
     @property
     def held_bytes(self) -> int:
@@ -58,12 +54,7 @@ class PeakBytes:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One probe of one Config.
-
-    `seconds` is the probe's wall time; `build_seconds` and `warmup_seconds` are part of it. `compile_seconds` is the
-    time of torch.compile, of which the step time holds nothing. `composed`: the step time is put together from a few
-    micro-batches and one optimizer step.
-    """
+    """One probe of one Config."""
 
     config: Config
     outcome: Outcome
@@ -74,12 +65,12 @@ class Measurement:
     peak_bytes: PeakBytes | None = None
     loss: float | None = None
     reason: str | None = None
-    seconds: float = 0.0
+    seconds: float = 0.0  # the probe's wall time, of which the next two are part
     build_seconds: float = 0.0
     warmup_seconds: float = 0.0
-    compile_seconds: float = 0.0
+    compile_seconds: float = 0.0  # of torch.compile, of which the step time holds nothing
     steps: int = 0
-    composed: bool = False
+    composed: bool = False  # the step time is put together from a few micro-batches and one optimizer step
     verified: bool = False
     warnings: tuple[str, ...] = ()
 

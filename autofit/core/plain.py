@@ -11,6 +11,8 @@ from typing import Any
 
 from autofit.core.config import Config
 
+field_types = cache(typing.get_type_hints)  # of a dataclass: the types of its fields, by name
+
 
 def to_plain(value: Any) -> Any:
     """Dicts, lists and scalars that hold the value; fields keep their order."""
@@ -45,9 +47,3 @@ def from_plain(kind: Any, data: Any) -> Any:
     if origin is Mapping:
         return {name: from_plain(arguments[1], each) for name, each in data.items()}
     return data
-
-
-@cache
-def field_types(kind: type) -> dict[str, Any]:
-    """The types of a dataclass's fields, by name."""
-    return typing.get_type_hints(kind)

@@ -34,22 +34,14 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Record:
-    """A finished search.
-
-    Attributes:
-        options: those that bear on the result: seed, tolerance, trials, time_limit, space, set.
-        predicted: one a trial, in their order; empty where nothing was predicted.
-        timelines: by tier, of its best config.
-        finished: when the search ended, in ISO 8601.
-        intact: whether the file is as autofit wrote it; False where it was edited or has no digest.
-    """
+    """A finished search."""
 
     result: Result
-    options: Mapping[str, Any] = field(default_factory=dict)
-    predicted: tuple[Predicted, ...] = ()
-    timelines: Mapping[str, Timeline] = field(default_factory=dict)
-    finished: str = ""
-    intact: bool = field(default=True, compare=False)
+    options: Mapping[str, Any] = field(default_factory=dict)  # seed, tolerance, trials, time_limit, space, set
+    predicted: tuple[Predicted, ...] = ()  # one a trial, in their order; empty where nothing was predicted
+    timelines: Mapping[str, Timeline] = field(default_factory=dict)  # by tier, of its best config
+    finished: str = ""  # when the search ended, in ISO 8601
+    intact: bool = field(default=True, compare=False)  # False where the file was edited or has no digest
 
     @property
     def tolerance(self) -> float:

@@ -31,29 +31,19 @@ def task_of(model: object) -> str | None:
 
 @dataclass(frozen=True)
 class Traits:
-    """Properties of a model and its loss (made by `training.inspect`, in a probe process).
-
-    Attributes:
-        blocks: number of repeated blocks, which checkpointing and regional compilation work on.
-        attention: whether attention modules hold linear layers.
-        sdpa: whether the forward calls PyTorch's fused attention.
-        batch_norm: whether slices of a batch change the statistics of normalisation layers.
-        head: whether it is a transformers model whose loss is a cross-entropy over a linear output head, which `loss`
-            can compute without holding all logits.
-        splits: whether the loss of a batch is the weighted mean of its slices' losses.
-        fingerprint: equal for workloads that take the same memory and time; None where user code cannot be compared.
-    """
+    """Properties of a model and its loss (made by `training.inspect`, in a probe process)."""
 
     parameters: int
-    blocks: int
+    blocks: int  # repeated ones, which checkpointing and regional compilation work on
     linears: int
-    attention: bool
-    sdpa: bool
-    batch_norm: bool
+    attention: bool  # whether attention modules hold linear layers
+    sdpa: bool  # whether the forward calls PyTorch's fused attention
+    batch_norm: bool  # whether slices of a batch change the statistics of normalisation layers
     dropout: bool
-    head: bool = False
-    splits: bool = True
+    head: bool = False  # a transformers model's cross-entropy over a linear head: `loss` need not hold all logits
+    splits: bool = True  # whether the loss of a batch is the weighted mean of its slices' losses
     notes: tuple[str, ...] = ()
+    # Equal for workloads that take the same memory and time; None where user code cannot be compared.
     fingerprint: str | None = field(default=None, compare=False)
 
 

@@ -6,17 +6,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class LabelRule:
-    """The model's classes.
+    """The model's classes."""
 
-    Args:
-        classes: how many; 1 means that labels are measured values (regression), None that it is not known.
-        names: the numbers of classes that have names, used when all names of a file are among them.
-        strict: names that are not among `names` are an error, as in evaluation data.
-    """
-
-    classes: int | None = None
-    names: Mapping[str, int] = field(default_factory=dict)
-    strict: bool = False
+    classes: int | None = None  # 1 means that labels are measured values (regression), None that it is not known
+    names: Mapping[str, int] = field(default_factory=dict)  # used when all names of a file are among them
+    strict: bool = False  # names that are not among `names` are an error, as in evaluation data
 
 
 @dataclass(frozen=True)
@@ -29,15 +23,10 @@ class Normalisation:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """How a file is read.
+    """How a file is read."""
 
-    Args:
-        packing: put samples one after the other, cut to the sequence length, or pad each; None: packing for plain
-            text, padding for all else.
-        progress: show a bar on stderr.
-    """
-
+    # Put samples one after the other, cut to the sequence length, or pad each; None: pack plain text, pad all else.
     packing: bool | None = None
     labels: LabelRule = field(default_factory=LabelRule)
     normalisation: Normalisation = field(default_factory=Normalisation)
-    progress: bool = False
+    progress: bool = False  # show a bar on stderr

@@ -44,19 +44,12 @@ class Stacked:
 
 @dataclass(frozen=True)
 class Ragged:
-    """Sequences of different lengths, one after the other; a batch is padded to its longest one.
+    """Sequences of different lengths, one after the other; a batch is padded to its longest one."""
 
-    Args:
-        tokens: `input_ids`, and `labels` where they are per token, [all tokens].
-        spans: where each sample begins and ends in them, [samples, 2].
-        pad_id: pads input ids; labels are padded with the ignored label.
-        per_sample: tensors of one value per sample, [samples].
-    """
-
-    tokens: Mapping[str, torch.Tensor]
-    spans: torch.Tensor
-    pad_id: int
-    per_sample: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    tokens: Mapping[str, torch.Tensor]  # `input_ids`, and `labels` where they are per token, [all tokens]
+    spans: torch.Tensor  # where each sample begins and ends in them, [samples, 2]
+    pad_id: int  # pads input ids; labels are padded with the ignored label
+    per_sample: Mapping[str, torch.Tensor] = field(default_factory=dict)  # tensors of one value per sample, [samples]
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -115,18 +108,13 @@ class FileLoader:
 
     Like a DataLoader's, a pass draws its order from torch's global random numbers. The last batch is filled up from
     the front.
-
-    Args:
-        mask_id: hide tokens at random and make them labels (masked language models); None for no masking.
-        notes: what the user should know about how the samples were made, a sentence each.
-        label_names: the numbers of classes that have names in the data.
     """
 
     samples: Stacked | Ragged | Pictures
     batch_size: int
-    mask_id: int | None = None
-    notes: tuple[str, ...] = ()
-    label_names: Mapping[str, int] = field(default_factory=dict)
+    mask_id: int | None = None  # hides tokens at random, which become labels (masked language models)
+    notes: tuple[str, ...] = ()  # what the user should know about how the samples were made, a sentence each
+    label_names: Mapping[str, int] = field(default_factory=dict)  # the numbers of classes that have names in the data
 
     def __len__(self) -> int:
         return math.ceil(len(self.samples) / self.batch_size)

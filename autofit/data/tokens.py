@@ -32,16 +32,11 @@ _FEATURES = {
 
 @dataclass(frozen=True)
 class Encoding:
-    """How rows become samples.
-
-    Args:
-        length: cut every row to it; None where rows are packed.
-        masked: some tokens will be hidden, so a text keeps the tokenizer's own frame ([CLS] ... [SEP]).
-    """
+    """How rows become samples."""
 
     tokenizer: Any
-    length: int | None
-    masked: bool = False
+    length: int | None  # to cut every row to; None where rows are packed
+    masked: bool = False  # some tokens will be hidden, so a text keeps the tokenizer's own frame ([CLS] ... [SEP])
 
 
 def encode(rows: Rows, encoding: Encoding, *, progress: bool) -> datasets.Dataset:
