@@ -68,7 +68,8 @@ def train(
         listener(Note(f"{NOTHING_MEASURED} It may need more memory, or be slower, than predicted."))
     names = {field.name for field in dataclasses.fields(Hyperparameters)} & training.keys()
     Hyperparameters(seed=seed, **{name: training[name] for name in names})  # checks them before the data is read
-    reader = _Reader(workload, factory, weights, packing, trust_remote_code, progress, listener)
+    options = DataOptions(packing, progress=progress)
+    reader = _Reader(workload, factory, weights, trust_remote_code, options, listener)
     loader = reader.loader(data)
     eval_loader = reader.loader(eval_data, names=loader.label_names) if eval_data else None
     torch.manual_seed(seed)
@@ -109,9 +110,8 @@ class _Reader:
     workload: Workload
     factory: HuggingFaceModel
     weights: str | Path | None
-    packing: bool | None
     trusted: bool  # whether the tokenizer may run code of its own
-    progress: bool
+    options: DataOptions
     listener: Listener
 
     def __post_init__(self) -> None:
@@ -119,12 +119,8 @@ class _Reader:
 
     def loader(self, path: Path, *, names: Mapping[str, int] | None = None) -> FileLoader:
         """The loader of a file; `names` are the classes of the training data, to which evaluation data keeps."""
-        options = DataOptions(
-            self.packing,
-            labels=self._labels(names),
-            normalisation=self._normalisation() if self.tokenizer is None else Normalisation(),
-            progress=self.progress,
-        )
+        normalisation = self._normalisation() if self.tokenizer is None else Normalisation()
+        options = dataclasses.replace(self.options, labels=self._labels(names), normalisation=normalisation)
         loader = file_loader(self.workload, path, tokenizer=self.tokenizer, options=options)
         for note in loader.notes:
             self.listener(Note(note))

@@ -163,11 +163,7 @@ def scaled(prediction: Prediction, config: Config, *, memory: float, time: float
 def fitting_cards(
     model: str | Workload, config: ConfigSource = None, *, set: Mapping[str, Any] | None = None, **sizes: Any
 ) -> dict[str, Any]:
-    """Which cards of the catalogue a config fits, and its predicted speed there, the smallest card first.
-
-    Args:
-        sizes: seq_len, effective_batch, trust_remote_code, as of `estimate`.
-    """
+    """Which cards of the catalogue a config fits and how fast, the smallest first; the arguments are of `estimate`."""
     cards = sorted((card(name) for name in card_names()), key=lambda each: (each.memory_bytes, each.name))
     newest = hardware_of(max(cards, key=lambda each: each.capability))
     workload = workload_of(model, newest, **sizes)

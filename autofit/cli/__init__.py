@@ -30,16 +30,8 @@ autofit finds the fastest PyTorch training configuration that fits your memory, 
   autofit estimate --model llama-3.1-8b --gpu list              which cards would do; needs none
 
 autofit --help lists all commands."""
-_COMMANDS = (
-    search.search,
-    estimate.estimate,
-    train.train,
-    export.export,
-    report.report,
-    doctor.doctor,
-    models.models,
-    spaces.spaces,
-)
+_COMMANDS: list[Callable[..., int]] = [search.search, estimate.estimate, train.train, export.export]
+_COMMANDS += [report.report, doctor.doctor, models.models, spaces.spaces]
 
 
 class _Commands(PlainFlags, TyperGroup):

@@ -1,7 +1,4 @@
-"""What a shell offers when Tab is pressed: the names that options take, found without torch.
-
-typer itself leaves out what does not begin with what was typed.
-"""
+"""What a shell offers when Tab is pressed, found without torch; typer leaves out what does not begin as typed."""
 
 from autofit.cli.knobs_of_set import known_knobs
 from autofit.cli.output import heavy

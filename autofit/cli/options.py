@@ -29,12 +29,11 @@ TrustRemoteCode = Annotated[bool, _option(_MODEL, "Run the model's own code.", N
 
 # What may be used
 _gpu = "The card to fit, such as rtx-4090"
+_gpu_or_list = f"{_gpu}; list: all of them."
 _device = "cuda or cpu; default: CUDA where there is a card."
 GpuMem = Annotated[str | None, _option(_BUDGET, "Memory of the card to fit.", "GIB")]
 Gpu = Annotated[str | None, _option(_BUDGET, f"{_gpu}.", "NAME", complete=card_names)]
-GpuOrList = Annotated[
-    str | None, _option(_BUDGET, f"{_gpu}; list: all of them.", "NAME", "--gpu", complete=completion.cards_and_list)
-]
+GpuOrList = Annotated[str | None, _option(_BUDGET, _gpu_or_list, "NAME", "--gpu", complete=completion.cards_and_list)]
 Device = Annotated[str | None, _option(_BUDGET, _device, "DEVICE", complete=DEVICES)]
 Mem = Annotated[str | None, _option(_BUDGET, "Memory for tensors on the CPU; default: 80 % of what is free.", "GIB")]
 HostMem = Annotated[str | None, _option(_BUDGET, "Host memory beside a GPU; default: 80 % of what is free.", "GIB")]
@@ -54,6 +53,7 @@ ConfigFile = Annotated[Path | None, _option(_CONFIG, _config, "FILE")]
 
 # How to search
 _tolerance = "Relative speed difference treated as a tie; also the stopping threshold."
+_no_store = "Neither read nor write the cache of earlier measurements."
 _workers = "Probes at a time; default: one on each card like card 0, and 1 on a CPU."
 Trials = Annotated[int, _option(_SEARCH, "Maximum number of probes.", "N")]
 TimeLimit = Annotated[str | None, _option(_SEARCH, "Maximum time, such as 10m.", "TIME")]
@@ -61,9 +61,7 @@ Tolerance = Annotated[float, _option(_SEARCH, _tolerance, "SHARE")]
 Seed = Annotated[int, _option(_SEARCH, "Seed of the search's random draws.", "N")]
 Workers = Annotated[int | None, _option(_SEARCH, _workers, "N")]
 ResumeSearch = Annotated[bool, _option(_SEARCH, "Resume the search in --out.", None, "--resume")]
-NoStore = Annotated[
-    bool, _option(_SEARCH, "Neither read nor write the cache of earlier measurements.", None, "--no-store")
-]
+NoStore = Annotated[bool, _option(_SEARCH, _no_store, None, "--no-store")]
 
 # What to train with
 _data = "Text, .jsonl, .csv, .pt of images, an image folder, or a saved Dataset."
@@ -100,15 +98,14 @@ Quiet = Annotated[bool, _option(_OUTPUT, "Show no progress.", None, "--quiet")]
 Version = Annotated[bool, typer.Option("--version", help="Print the version.")]
 
 # What to do with a result
+_tool = "The tool, such as axolotl; list: all of them."
 _tool_version = "Version of the tool; default: as measured with, else the newest known."
 _result = typer.Argument(metavar="RESULT.yaml", help="Of a search, in its run directory.")
 _report_output = "Default: in RUN_DIR; for md: stdout."
 Result = Annotated[Path, _result]
 ResultOrNone = Annotated[Path | None, _result]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN_DIR", help="A run directory; two are compared.")]
-Tool = Annotated[
-    str, _option(_OUTPUT, "The tool, such as axolotl; list: all of them.", "TOOL", complete=completion.tools)
-]
+Tool = Annotated[str, _option(_OUTPUT, _tool, "TOOL", complete=completion.tools)]
 ToolVersion = Annotated[str | None, _option(_OUTPUT, _tool_version, "V")]
 Strict = Annotated[bool, _option(_OUTPUT, "Fail where the tool would run another config.", None, "--strict")]
 ExportOutput = Annotated[Path | None, _option(_OUTPUT, "Where to write; default: stdout.", "FILE", "--output")]

@@ -1,7 +1,4 @@
-"""Output in notebooks: a cell's output that changes in place, and objects as HTML.
-
-IPython is imported only in a notebook, whose kernel has imported it already.
-"""
+"""Output in notebooks: a cell's output that changes in place, and objects as HTML."""
 
 import contextvars
 import functools
@@ -28,7 +25,7 @@ class Cell:
         """Show lines of text, or HTML instead where the front end can."""
         if (text, markup) == self._shown:
             return
-        from IPython.display import display
+        from IPython.display import display  # there is a cell only where the kernel has imported it already
 
         self._shown = text, markup
         data = {"text/plain": text, "text/html": markup or f"<pre>{escape(text)}</pre>"}

@@ -28,9 +28,7 @@ def to_plain(value: Any) -> Any:
 def from_plain(kind: Any, data: Any) -> Any:
     """The value of type `kind` that `to_plain` was given; fields that are absent take their defaults.
 
-    Raises:
-        AttributeError, TypeError, ValueError: the data has another shape, or fields that the type lacks.
-        InputError: a config that holds more than scalars.
+    Data of another shape raises AttributeError, TypeError or ValueError, a config of more than scalars InputError.
     """
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         kinds = field_types(kind)

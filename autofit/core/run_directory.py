@@ -8,18 +8,15 @@ import fcntl
 import os
 import shutil
 from pathlib import Path
-from types import TracebackType
 from typing import TextIO
 
 from autofit.core.errors import InputError
 
 
 class RunDirectory:
-    """Paths inside a run directory, and the lock on it. A context manager.
+    """Paths inside a run directory, and the lock on it: a context manager.
 
-    Raises:
-        InputError: in use by another process, not a directory, holds something else, or holds a run that was not
-            asked to be resumed (or none to resume).
+    Raises InputError where another process uses it, or it holds something else than what `resume` says.
     """
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
@@ -58,9 +55,7 @@ class RunDirectory:
             raise InputError(message, "Wait for it to end, or choose another --out.") from error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._lock.close()
         if not isinstance(error, OSError) or not isinstance(error.filename, str | os.PathLike):
             return

@@ -138,10 +138,7 @@ def loss_count(workload: Workload, batch: Any) -> int:
 
 
 def weighted_slices(workload: Workload, batch: Any, size: int) -> list[tuple[Any, float]]:
-    """The slices of a batch, each with its weight in the batch's loss.
-
-    A slice without a valid label has no mean (0/0) and is left out.
-    """
+    """The slices of a batch, each with its weight in the batch's loss; without those that have no mean (0/0)."""
     slices = list(split(batch, size))
     counts = [loss_count(workload, part) for part in slices]
     total = sum(counts)

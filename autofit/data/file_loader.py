@@ -13,10 +13,7 @@ from autofit.data.text import text_loader
 
 
 def file_loader(workload: Workload, path: Path, *, tokenizer: Any, options: DataOptions) -> FileLoader:
-    """The loader of a data file or directory for a named model's task.
-
-    The tokenizer is one of transformers; None takes the bytes of the text as token ids.
-    """
+    """The loader of data for a named model's task; without a tokenizer, the bytes of the text are its token ids."""
     if options.packing is not None and workload.task not in ("causal-lm", "masked-lm"):
         message = f"packing and padding are for language models, and the task is {workload.task}."
         raise InputError(message, "Leave out --packing and --padding.")

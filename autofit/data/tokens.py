@@ -60,15 +60,10 @@ def cached_map(
     function: Callable[[Columns], Columns],
     *,
     features: Mapping[str, Any],
-    key: Any,
-    progress: str | None,
+    key: Any,  # what the outcome depends on beside the columns and the source of `function`'s module
+    progress: str | None,  # the label of the bar on stderr; None for no bar
 ) -> datasets.Dataset:
-    """`function` on batches of the columns, taken from the cache of the datasets library when it is there.
-
-    Args:
-        key: what the outcome depends on beside the columns and the source of `function`'s module.
-        progress: the label of the bar on stderr; None for no bar.
-    """
+    """`function` on batches of the columns, taken from the cache of the datasets library when it is there."""
     data = datasets.Dataset.from_dict(dict(columns))
     source = inspect.getsource(sys.modules[function.__module__])
     fingerprint = Hasher.hash((data._fingerprint, source, key))
