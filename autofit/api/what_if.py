@@ -47,10 +47,7 @@ class Change:
 
 
 def what_if(prediction: Prediction) -> dict[str, Any]:
-    """The alternatives and the largest sizes that still fit: what `--alternatives` adds to the JSON object.
-
-    Both are empty where no space can be predicted.
-    """
+    """The alternatives and the largest sizes that still fit, for `--alternatives`; none where nothing is predicted."""
     alternatives = changes(prediction)
     base, workload = prediction.estimate, prediction.workload
     largest: dict[str, Value] = {}
@@ -97,10 +94,7 @@ def _legal_changes(prediction: Prediction) -> Iterator[tuple[str, Value, Config]
 
 
 def longest(prediction: Prediction) -> int | None:
-    """The longest samples that still fit, to an eighth of their length; None where even short ones do not.
-
-    A length that cannot be predicted counts as not fitting.
-    """
+    """The longest samples predicted to fit, to an eighth of their length; None where even short ones are not."""
     workload, config = prediction.workload, prediction.estimate.config
     model, start = workload.model, workload.sequence_length
     assert isinstance(model, HuggingFaceModel) and start, "only these have a length that can be changed"

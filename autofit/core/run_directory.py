@@ -1,7 +1,4 @@
-"""The run directory, which holds every file of a search, so that no measurement is lost.
-
-It belongs to one process at a time, by an advisory lock that the system drops however the process dies.
-"""
+"""The run directory, which holds every file of a search, so that no measurement is lost."""
 
 import contextlib
 import fcntl
@@ -14,9 +11,9 @@ from autofit.core.errors import InputError
 
 
 class RunDirectory:
-    """Paths inside a run directory, and the lock on it: a context manager.
+    """Paths inside a run directory, and the lock on it, which the system drops however a process dies.
 
-    Raises InputError where another process uses it, or it holds something else than what `resume` says.
+    A context manager; raises InputError where another process uses it, or it holds something else than `resume` says.
     """
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:

@@ -32,9 +32,8 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(model)
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     # split_special_tokens: a text that spells "<0x00>" is six characters, not padding.
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=_PAD, mask_token=_MASK, split_special_tokens=True
-    )
+    options = {"pad_token": _PAD, "mask_token": _MASK, "split_special_tokens": True}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
 
 
 def is_byte_tokenizer(tokenizer: Any) -> bool:

@@ -106,8 +106,7 @@ class Pictures:
 class FileLoader:
     """Batches of the effective size, each pass in a new order; can be read again and again.
 
-    Like a DataLoader's, a pass draws its order from torch's global random numbers. The last batch is filled up from
-    the front.
+    A pass draws its order from torch's global random numbers, as a DataLoader's. The front fills up the last batch.
     """
 
     samples: Stacked | Ragged | Pictures
