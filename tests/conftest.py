@@ -9,35 +9,51 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-_TESTS = itertools.count()
+_CACHES = itertools.count()
 
 # The same examples on every run, and no judgement on the speed of the machine.
 settings.register_profile("autofit", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("autofit")
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
-os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before anything imports torch: its idle threads must not spin beside others
+# Before anything imports torch: each worker has its share of the cores, and idle threads must not spin beside others.
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+_SHARE = len(os.sched_getaffinity(0)) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _SHARE)))
 
 # Before anything imports datasets: what tests tokenise is not kept among the user's data sets.
 os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="autofit-tests-")
 atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
 
 
+@pytest.fixture(scope="session")
+def new_cache(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    """Makes a cache of autofit's. It is empty but for what takes seconds and comes out the same each time: how fast the
+    machine is, and what is predicted of whole spaces."""
+
+    def make() -> Path:
+        cache = tmp_path_factory.getbasetemp() / f"cache-{next(_CACHES)}"
+        (cache / "autofit").mkdir(parents=True)
+        for kind in ("rates", "estimates"):
+            shared = tmp_path_factory.getbasetemp() / kind
+            shared.mkdir(exist_ok=True)
+            (cache / "autofit" / kind).symlink_to(shared)
+        return cache
+
+    return make
+
+
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test finds what another one, or the user, has stored, but for how fast the machine is: that takes 2 s."""
-    cache = tmp_path_factory.getbasetemp() / f"cache-{next(_TESTS)}"
-    rates = tmp_path_factory.getbasetemp() / "rates"
-    rates.mkdir(exist_ok=True)
-    (cache / "autofit").mkdir(parents=True)
-    (cache / "autofit" / "rates").symlink_to(rates)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+def own_cache(new_cache: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test finds what another one, or the user, has stored."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(new_cache()))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -46,13 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="llama-3.1-8b")
     parser.add_argument("--deep", default="llama-2-70b")
     parser.add_argument("--gpu", default="h100")
-    parser.add_argument("--space", default="everything")
+    parser.add_argument("--space")
     parser.add_argument("--samples", type=int, default=100)
     parser.add_argument("--smoke", action="store_true", help="a small model, in seconds")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     if options.smoke:
-        options.model, options.deep, options.space, options.samples = "tiny-llama", "tiny-llama", "exact", 3
+        options.model, options.deep, options.samples = "tiny-llama", "tiny-llama", 3
+    options.space = options.space or ("exact" if options.smoke else "everything")
     # A cache of its own, or what is asked first would be there from a former run.
     with tempfile.TemporaryDirectory() as cache, mock.patch.dict(os.environ, XDG_CACHE_HOME=cache):
         figures = _figures(options)

@@ -153,7 +153,8 @@ def reached(*, smoke: bool) -> list[Reached]:
     shape = {"seq_len": 32 if smoke else 128, "effective_batch": 4 if smoke else 16}
     with tempfile.TemporaryDirectory() as name, LocalExecutor() as executor:
         folder = Path(name)
-        found = _search(folder / "found", shape, {"optimizer": "adamw"}, trials=2 if smoke else 4)
+        few = {"precision": "fp32", "compile": "none", "attention": "sdpa", "loss": "standard"} if smoke else {}
+        found = _search(folder / "found", shape, {"optimizer": "adamw", **few}, trials=2 if smoke else 4)
         train_py, result = (str(folder / "found" / file) for file in ("train.py", "result.yaml"))
         speeds: dict[str, list[float]] = {"train.py": [], "autofit train": []}
         for number in range(1 if smoke else 3):

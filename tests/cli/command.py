@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 CPU = ("--device", "cpu", "--mem", "1")
 LLAMA = ("search", "--model", "llama", *CPU, "--seq-len", "16", "--effective-batch", "4")
-PLAIN = (*LLAMA, "--set", "precision=fp32", "--set", "optimizer=adamw", "--set", "lora_rank=0", "--out", "run")
+PLAIN = (*LLAMA, "--set", "precision=fp32", "--set", "optimizer=adamw", "--set", "lora_rank=0")
+PLAIN += ("--set", "compile=none", "--set", "activation_checkpointing=none,full", "--out", "run")
 
 MINE = """
 import torch

@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def search_of_three(executor: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Output, Path]:
+def search_of_three(
+    executor: Any, new_cache: Callable[[], Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Output, Path]:
     """What a search of three trials printed, and the folder that it ran in."""
     folder = tmp_path_factory.mktemp("searched")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(new_cache()))
         patch.setattr("autofit.tuning.run.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
         furnish(folder, patch)
         return call(*PLAIN, "--trials", "3", "--json"), folder

@@ -113,10 +113,20 @@ def test_nothing_fits(run: Run) -> None:
 
 
 FEW = ("--set", "precision=bf16,fp32", "--set", "micro_batch_size=1", "--space", "exact", "--seq-len", "64")
+FEW += (
+    "--set",
+    "compile=none",
+    "--set",
+    "activation_offload=none",
+    "--set",
+    "attention=sdpa",
+    "--set",
+    "loss=standard",
+)
 
 
 @NO_CUDA
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("shared_zygote", "here")
 def test_without_the_device_asked_for_probes_cannot_run(run: Run) -> None:
     printed = run("search", "--model", "tiny-llama", "--device", "cuda", *FEW, "--json")
     assert printed.code == 4

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from bitsandbytes.optim import GlobalOptimManager
 
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.workload import Hyperparameters
@@ -37,6 +38,8 @@ def losses_printed(script: str, *arguments: str | Path) -> list[float]:
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setattr(sys, "argv", ["train.py", *map(str, arguments)])
+        # A script has a process of its own: what an earlier Trainer told bitsandbytes of its layers does not reach it.
+        patch.setattr(GlobalOptimManager, "_instance", None)
         module_of(script).main()
     return _losses_in(printed.getvalue())
 

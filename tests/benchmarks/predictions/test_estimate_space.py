@@ -4,9 +4,12 @@ import pytest
 
 from benchmarks import estimate_space
 
+FEW = "description: a few\nknobs:\n  precision: [bf16]\n  micro_batch_size: all\n  activation_checkpointing: [full, none]\n"
+
 
 def test_the_smoke_run_prints_and_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    estimate_space.main(["--smoke", "--out", str(tmp_path / "figures.json")])
+    (tmp_path / "few.yaml").write_text(FEW)
+    estimate_space.main(["--smoke", "--space", str(tmp_path / "few.yaml"), "--out", str(tmp_path / "figures.json")])
     assert "ranks of bytes" in capsys.readouterr().out
     assert (tmp_path / "figures.json").is_file()
 

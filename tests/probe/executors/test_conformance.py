@@ -155,6 +155,31 @@ def test_it_finds_the_hardware_and_the_traits(executor: Executor) -> None:
     assert executor.detect("cpu").name == hardware.name
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Whatever runs the tests may have another handler, or none."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_comes_through_and_closing_leaves_nothing_behind(
+    executor: Executor, tmp_path: Path, ctrl_c: None
+) -> None:
+    """The last one that the tests' shared executor serves: it has ended then."""
+
+    def press() -> None:
+        hung(tmp_path, 1)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # which also ends a wait for an answer
+
+    presser = threading.Thread(target=press)
+    with pytest.raises(KeyboardInterrupt), executor:
+        presser.start()
+        measure(executor, hanging(tmp_path))
+    presser.join()
+    wait_until_gone(hung(tmp_path, 1))
+
+
 @pytest.mark.parametrize("name", FACTORIES)
 def test_giving_up_frees_everyone_who_waits(name: str, tmp_path: Path) -> None:
     executor = FACTORIES[name](tmp_path)
@@ -170,28 +195,6 @@ def test_giving_up_frees_everyone_who_waits(name: str, tmp_path: Path) -> None:
     executor.close()
     executor.give_up()
     wait_until_gone(children)
-
-
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    """Whatever runs the tests may have another handler, or none."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.parametrize("name", FACTORIES)
-def test_ctrl_c_comes_through_and_closing_leaves_nothing_behind(name: str, tmp_path: Path, ctrl_c: None) -> None:
-    def press() -> None:
-        hung(tmp_path, 1)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # which also ends a wait for an answer
-
-    presser = threading.Thread(target=press)
-    with pytest.raises(KeyboardInterrupt), FACTORIES[name](tmp_path) as executor:
-        presser.start()
-        measure(executor, hanging(tmp_path))
-    presser.join()
-    wait_until_gone(hung(tmp_path, 1))
 
 
 @pytest.mark.parametrize("name", FACTORIES)
