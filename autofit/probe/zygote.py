@@ -118,7 +118,11 @@ def _collect(reader: int, child: int, deaths: _Deaths, connection: Connection, d
                 return bytes(parts)
             parts += part
         elif deaths.fileno() in ready and deaths.includes(child):
-            return bytes(parts)  # the pipe is empty, though a process the child left behind may hold it open
+            os.set_blocking(reader, False)  # a process that the child left behind may hold the pipe open
+            with contextlib.suppress(BlockingIOError):
+                while part := os.read(reader, 1 << 16):  # written since the pipe was looked at
+                    parts += part
+            return bytes(parts)
     return None
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from autofit.core.budget import Budget
 from autofit.core.errors import ProbeError
 from autofit.core.hardware import GIB
 from autofit.core.workload import Workload
-from autofit.probe import LocalExecutor, Plan, Request
+from autofit.probe import LocalExecutor, Plan, Request, zygote
 from tests import tiny
 from tests.processes import alive, descendants, number_in, wait_until_gone
 
@@ -120,3 +121,25 @@ def test_a_zygote_that_cannot_start_is_a_probe_error(tmp_path: Path, monkeypatch
     with LocalExecutor() as executor, pytest.raises(ProbeError, match="did not start") as caught:
         executor.detect("cpu")
     assert "this torch is broken" in caught.value.remedy
+
+
+def test_an_answer_that_arrives_while_its_child_is_found_dead_is_kept() -> None:
+    """The byte of an earlier SIGCHLD wakes the zygote, and the child answers and ends before it is looked for."""
+    (reader, writer), (told, teller), (parent, other) = os.pipe(), os.pipe(), os.pipe()
+
+    class Deaths:
+        def fileno(self) -> int:
+            return told
+
+        def includes(self, child: int) -> bool:
+            os.write(writer, b"the answer")
+            return True
+
+    os.write(teller, b"\0")
+    connection = SimpleNamespace(fileno=lambda: parent)
+    try:
+        answer = zygote._collect(reader, 0, Deaths(), connection, time.monotonic() + 60)  # type: ignore[arg-type]
+    finally:
+        for each in (reader, writer, told, teller, parent, other):
+            os.close(each)
+    assert answer == b"the answer"

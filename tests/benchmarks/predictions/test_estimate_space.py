@@ -4,7 +4,13 @@ import pytest
 
 from benchmarks import estimate_space
 
-FEW = "description: a few\nknobs:\n  precision: [bf16]\n  micro_batch_size: all\n  activation_checkpointing: [full, none]\n"
+FEW = """
+description: a few
+knobs:
+  precision: [bf16]
+  micro_batch_size: all
+  activation_checkpointing: [full, none]
+"""
 
 
 def test_the_smoke_run_prints_and_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
