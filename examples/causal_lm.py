@@ -43,7 +43,13 @@ def main(steps: int = 60, trials: int = 8) -> autofit.Trained:
         mem=MEMORY_GIB,
         trials=trials,
         # The space "full" would also try bf16 weights and 8-bit optimizers; this narrows it for a quick answer.
-        set={"precision": ["fp32", "bf16-mixed"], "optimizer": "adamw", "attention": "sdpa"},
+        set={
+            "precision": ["fp32", "bf16-mixed"],
+            "optimizer": "adamw",
+            "attention": "sdpa",
+            "loss": "standard",
+            "compile": "none",
+        },
         lr=3e-3,
         schedule="cosine",
         warmup_steps=5,

@@ -64,6 +64,8 @@ def main(epochs: int = 6, trials: int = 4) -> tuple[autofit.Trained, dict[str, t
             "quantization": "none",
             "optimizer": "adamw",
             "attention": "sdpa",
+            "activation_checkpointing": ["none", "full"],
+            "compile": "none",
         },
         trials=trials,
     )

@@ -37,6 +37,17 @@ from benchmarks.run_apart import Ran, command, script
 DATA = Path(__file__).resolve().parents[2] / "examples" / "data" / "alice.txt"
 LR = 1e-4
 _RUN_SECONDS = 600.0  # at most
+SMALL = {  # a space of micro-batches alone, which is predicted at once
+    "optimizer": "adamw",
+    "optimizer_in_backward": False,
+    "optimizer_offload": "none",
+    "precision": "fp32",
+    "compile": "none",
+    "activation_checkpointing": "none",
+    "activation_offload": "none",
+    "attention": "sdpa",
+    "loss": "standard",
+}
 ALLOWED_SHARE, ALLOWED_SECONDS, LONG_STEP = 0.01, 0.3e-3, 50e-3
 
 
@@ -153,8 +164,7 @@ def reached(*, smoke: bool) -> list[Reached]:
     shape = {"seq_len": 32 if smoke else 128, "effective_batch": 4 if smoke else 16}
     with tempfile.TemporaryDirectory() as name, LocalExecutor() as executor:
         folder = Path(name)
-        few = {"precision": "fp32", "compile": "none", "attention": "sdpa", "loss": "standard"} if smoke else {}
-        found = _search(folder / "found", shape, {"optimizer": "adamw", **few}, trials=2 if smoke else 4)
+        found = _search(folder / "found", shape, SMALL if smoke else {"optimizer": "adamw"}, trials=2 if smoke else 4)
         train_py, result = (str(folder / "found" / file) for file in ("train.py", "result.yaml"))
         speeds: dict[str, list[float]] = {"train.py": [], "autofit train": []}
         for number in range(1 if smoke else 3):

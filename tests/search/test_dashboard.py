@@ -1,6 +1,7 @@
 """The journal opens in optuna-dashboard: the command is started on it, and asked what it shows."""
 
 import http.client
+import importlib.util
 import json
 import os
 import socket
@@ -16,8 +17,9 @@ import pytest
 from autofit.core.measurement import Outcome
 from autofit.search import Journal, Limits, SearchOutcome, search
 
-pytest.importorskip("optuna_dashboard")
-
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("optuna_dashboard") is None, reason="optuna-dashboard is not installed"
+)  # which takes seconds to import
 _START = "import sys; from optuna_dashboard._cli import main; sys.argv[0] = 'optuna-dashboard'; main()"
 _SECONDS = 60.0  # in which it has to answer: it imports optuna first
 
