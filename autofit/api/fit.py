@@ -18,7 +18,7 @@ from autofit.core.files import write_atomically
 from autofit.core.options import SearchOptions, search_options
 from autofit.core.result import Result, SavedResult
 from autofit.core.workload import Hyperparameters
-from autofit.report import nothing_fits
+from autofit.report.explain import nothing_fits
 from autofit.report.html import trained_html
 from autofit.training import checkpoint
 from autofit.training.loop import Callback, StepReport

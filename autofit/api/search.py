@@ -14,7 +14,7 @@ from autofit.core.options import SearchOptions, search_options
 from autofit.core.result import Result
 from autofit.core.workload import Workload
 from autofit.models import resolve
-from autofit.report import LiveDisplay
+from autofit.report.live import LiveDisplay
 from autofit.training.user_model import moved_to_host
 from autofit.training.workload import workload_from
 from autofit.tuning.predicted import search_or_predict

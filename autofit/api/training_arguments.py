@@ -22,7 +22,7 @@ from autofit.export.trainer import TrainerCase, TrainerKeywords, trainer_keyword
 from autofit.hardware.device import detect
 from autofit.models import workload_from_source
 from autofit.models.huggingface import sentence
-from autofit.report import nothing_fits
+from autofit.report.explain import nothing_fits
 from autofit.setup import requirements
 from autofit.setup.layers import output_heads
 from autofit.techniques import all_techniques, check

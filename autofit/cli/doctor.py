@@ -2,7 +2,7 @@
 
 from autofit.cli.options import ClearStore, Device, Json
 from autofit.cli.output import heavy, print_answer
-from autofit.report import cleared_text, doctor_table
+from autofit.report.listings import cleared_text, doctor_table
 
 
 def doctor(device: Device = None, clear_store: ClearStore = False, as_json: Json = False) -> int:

@@ -8,7 +8,7 @@ import autofit.cli.options as options
 from autofit.cli.output import heavy, print_answer, print_json
 from autofit.core.errors import InputError
 from autofit.core.options import parse_settings
-from autofit.report import around_table, cards_table, estimate_table
+from autofit.report.listings import around_table, cards_table, estimate_table
 
 
 def estimate(

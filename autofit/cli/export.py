@@ -6,7 +6,7 @@ import autofit.cli.options as options
 from autofit.cli.output import heavy, print_answer, print_json
 from autofit.core.errors import InputError
 from autofit.export.tools import describe_tools
-from autofit.report import tools_table
+from autofit.report.listings import tools_table
 
 
 def export(

@@ -3,7 +3,7 @@
 from autofit.cli.options import Json
 from autofit.cli.output import print_answer
 from autofit.models import describe_presets
-from autofit.report import models_table
+from autofit.report.listings import models_table
 
 
 def models(as_json: Json = False) -> int:

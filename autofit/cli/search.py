@@ -12,7 +12,10 @@ from autofit.core.events import Event, Note
 from autofit.core.options import parse_settings, search_options
 from autofit.hardware.catalogue import card_to_search_for
 from autofit.hardware.driver import no_gpu_note, why_no_gpu
-from autofit.report import LiveDisplay, nothing_fits_view, predicted_view, result_table
+from autofit.report.explain import nothing_fits_view
+from autofit.report.live import LiveDisplay
+from autofit.report.predicted import predicted_view
+from autofit.report.table import result_table
 
 _OF_MODELS = ("seq_len", "effective_batch", "trust_remote_code")
 _REMEDY = "Run on a machine with the card to measure, or search for the CPU with --device cpu --mem GIB."

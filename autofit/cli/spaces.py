@@ -2,7 +2,7 @@
 
 from autofit.cli.options import Json
 from autofit.cli.output import heavy, print_answer
-from autofit.report import spaces_table
+from autofit.report.listings import spaces_table
 
 
 def spaces(as_json: Json = False) -> int:

@@ -18,7 +18,7 @@ from autofit.export.source import WEIGHTS, ExportSource
 from autofit.export.tool import HUGGING_FACE, Export, write
 from autofit.export.tools import all_tools, tool_named
 from autofit.models import load_preset, preset_names, workload_from_source
-from autofit.report import nothing_fits
+from autofit.report.explain import nothing_fits
 from autofit.setup.layers import output_heads
 from autofit.techniques import all_techniques, check
 from autofit.techniques.lora_rank import adapter_targets

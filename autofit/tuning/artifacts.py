@@ -13,8 +13,8 @@ from autofit.core.workload import Workload
 from autofit.export import train_script
 from autofit.export.from_result import export_all
 from autofit.models import HuggingFaceModel
-from autofit.report import single_changes
 from autofit.report.html import report_page
+from autofit.report.knob_effects import single_changes
 
 
 def write_artifacts(

@@ -24,7 +24,7 @@ from autofit.core.workload import Workload
 from autofit.estimate import compare, learn, predict_all
 from autofit.hardware.budgets import other_budgets
 from autofit.probe import Contention, Executor, LocalExecutor, Plan, PoolExecutor, Request
-from autofit.report import drift_note
+from autofit.report.formatting import drift_note
 from autofit.search.concurrency import Threaded
 from autofit.search.journal import Journal
 from autofit.search.pareto import Evidence, outlook

@@ -9,7 +9,7 @@ from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement
 from autofit.core.pareto import Alternative, OtherBudget, Point
 from autofit.core.result import Result
-from autofit.report import explain
+from autofit.report.explain import explain
 
 Results = Callable[..., Result]
 

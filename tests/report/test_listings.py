@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autofit.core.hardware import GIB, Hardware
-from autofit.report import (
+from autofit.report.listings import (
     around_table,
     cards_table,
     cleared_text,

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
 from autofit.core.notebook import Cell
-from autofit.report import LiveDisplay
+from autofit.report.live import LiveDisplay
 from tests.report.conftest import BUDGET, HARDWARE, measurement
 from tests.report.screen import Screen
 

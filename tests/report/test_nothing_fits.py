@@ -7,8 +7,7 @@ from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.pareto import OtherBudget, Point
 from autofit.core.result import Result
-from autofit.report import nothing_fits_view
-from autofit.report.explain import nothing_fits_lines, probe_counts
+from autofit.report.explain import nothing_fits_lines, nothing_fits_view, probe_counts
 
 Results = Callable[..., Result]
 Shown = Callable[..., str]

@@ -13,10 +13,10 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.core.pareto import Point
 from autofit.core.record import Record
 from autofit.core.result import Result
-from autofit.report import explain, nothing_fits, nothing_fits_view, predicted_view
+from autofit.report.explain import explain, nothing_fits, nothing_fits_view
 from autofit.report.html import pictures, report_page
 from autofit.report.markdown import markdown
-from autofit.report.predicted import predicted_lines
+from autofit.report.predicted import predicted_lines, predicted_view
 
 CARD = Hardware("cuda", "a card", 24 * GIB, 64 * GIB, 64 * GIB, 8, here=False)
 BUDGET = Budget(24 * GIB, 51 * GIB)

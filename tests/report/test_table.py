@@ -13,7 +13,7 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.core.pareto import OtherBudget
 from autofit.core.record import Record
 from autofit.core.result import Result
-from autofit.report import result_table
+from autofit.report.table import result_table
 
 Results = Callable[..., Result]
 Records = Callable[..., Record]

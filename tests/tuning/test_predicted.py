@@ -17,7 +17,7 @@ from autofit.core.record import Record
 from autofit.core.result import Result, SavedResult
 from autofit.hardware.catalogue import most_common_card
 from autofit.hardware.driver import no_gpu_note
-from autofit.report import nothing_fits
+from autofit.report.explain import nothing_fits
 from autofit.search import Figures, enumeration
 from autofit.tuning import predicted
 from autofit.tuning.predicted import Candidates
