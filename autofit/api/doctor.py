@@ -16,13 +16,8 @@ from autofit.setup import Technique
 from autofit.tuning.measurement_store import Count, Store
 
 # Other knobs that some values need to mean anything: their absence is no reason against a value.
-_BESIDE: tuple[dict[str, Any], ...] = (
-    {},
-    {"lora_rank": 8},
-    {"precision": "bf16"},
-    {"compile": "default"},
-    {"precision": "bf16", "lora_rank": 8},
-)
+_LORA, _BF16 = {"lora_rank": 8}, {"precision": "bf16"}
+_BESIDE: tuple[dict[str, Any], ...] = ({}, _LORA, _BF16, {"compile": "default"}, {**_BF16, **_LORA})
 
 
 def examine(device: str | None = None) -> dict[str, Any]:

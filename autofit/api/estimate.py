@@ -41,17 +41,11 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """The object of `autofit estimate --json`, but for the alternatives, which take longer."""
-        return {
-            "schema": 1,
-            "model": self.workload.name,
-            "workload": self.workload.summary(),
-            "hardware": {"device": self.hardware.device, "name": self.hardware.name},
-            "budget_bytes": self.budget.device_bytes,
-            "usable_bytes": self.budget.cap_bytes(self.hardware.device),
-            **self.estimate.to_dict(),
-            "alternatives": None,
-            "largest": None,
-        }
+        hardware = {"device": self.hardware.device, "name": self.hardware.name}
+        asked = {"model": self.workload.name, "workload": self.workload.summary(), "hardware": hardware}
+        usable = self.budget.cap_bytes(self.hardware.device)
+        sizes = {"budget_bytes": self.budget.device_bytes, "usable_bytes": usable}
+        return {"schema": 1, **asked, **sizes, **self.estimate.to_dict(), "alternatives": None, "largest": None}
 
 
 def estimate(model: str | Workload, config: ConfigSource = None, **options: Any) -> Estimate:

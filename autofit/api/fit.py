@@ -49,7 +49,9 @@ class Trained:
     evaluations: list[float]
 
     def _repr_html_(self) -> str:
-        return trained_html(self.history, self.evaluations, self.result.config if self.result else None)
+        losses, config = [step.loss for step in self.history], self.result.config if self.result else None
+        samples, seconds = sum(step.samples for step in self.history), sum(step.seconds for step in self.history)
+        return trained_html(losses, self.evaluations, config or {}, samples=samples, seconds=seconds)
 
     def merged(self) -> nn.Module:
         """A copy of the model with its adapters folded into the weights: plain layers again. Takes its memory again."""
@@ -138,15 +140,11 @@ def fit(
     workload = make_workload(model, loader, loss, optimizer=own_optimizer, peek=Peek(worst_case, peek))
     if config is None and space is None:
         workload = dataclasses.replace(workload, keeps=dtypes_to_restore(model, options.get("set", {})))
+    hyperparameters = Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed)
+    policy = CheckpointPolicy(directory, resume, checkpoint_every, keep_last)
+    bar = Bar.wanted() if progress is None else progress
     session = Session(
-        workload=workload,
-        model=model,
-        hyperparameters=Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed),
-        policy=CheckpointPolicy(directory, resume, checkpoint_every, keep_last),
-        callbacks=tuple(callbacks),
-        listener=lambda text: listener(Note(text)),
-        progress=Bar.wanted() if progress is None else progress,
-        restart=restart,
+        workload, model, hyperparameters, policy, tuple(callbacks), lambda text: listener(Note(text)), bar, restart
     )
     total_steps = _total_steps(loader, epochs, steps)
     result = None

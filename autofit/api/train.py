@@ -83,19 +83,10 @@ def train(
     device = str(saved.hardware["device"])
     step_trace = StepTrace(output, device) if memory_snapshot and output else None
     with SteadyStep(step_trace) if step_trace else nullcontext() as recorder:
-        trained = fit(
-            model,
-            loader,
-            config=saved.config,
-            eval_loader=eval_loader.in_order if eval_loader else None,
-            callbacks=(*callbacks, recorder) if recorder else callbacks,
-            output_dir=output,
-            seed=seed,
-            listener=listener,
-            progress=progress,
-            device=device,
-            **training,
-        )
+        callbacks = (*callbacks, recorder) if recorder else callbacks
+        training |= {"eval_loader": eval_loader.in_order if eval_loader else None, "seed": seed, "output_dir": output}
+        training |= {"callbacks": callbacks, "listener": listener, "progress": progress, "device": device}
+        trained = fit(model, loader, config=saved.config, **training)
     if step_trace and recorder:
         listener(Note(step_trace.message if recorder.done else "no step was recorded: fewer than three were trained."))
     if output and reader.tokenizer is not None:

@@ -118,15 +118,9 @@ def training_arguments(
     structure = _structure(source, workload, config) if model is None else model
     if structure is not None:
         _refuse_others(structure)
-    keywords = trainer_keywords(
-        TrainerCase(
-            config,
-            device=hardware.device,
-            task=task_of(structure) or workload.get("task"),
-            effective_batch_size=workload.get("effective_batch_size"),
-            flash_attn=requirements.installed("flash_attn"),
-        )
-    )
+    task, batch_size = task_of(structure) or workload.get("task"), workload.get("effective_batch_size")
+    case = TrainerCase(config, hardware.device, task, batch_size, flash_attn=requirements.installed("flash_attn"))
+    keywords = trainer_keywords(case)
     decided, own = _renamed(keywords.arguments), _renamed(overrides)
     if strange := [name for name in own if name not in _ARGUMENTS]:
         raise unknown("training argument", strange[0], _ARGUMENTS)

@@ -57,10 +57,8 @@ def what_if(prediction: Prediction) -> dict[str, Any]:
         largest[knob] = max((value for value in fitting if isinstance(value, int) and value), default=None)
     if isinstance(workload.model, HuggingFaceModel) and workload.sequence_length:
         largest["sequence_length"] = longest(prediction)
-    return {
-        "alternatives": [{"knob": each.knob, "value": each.value, **_figures(each.estimate)} for each in alternatives],
-        "largest": largest,
-    }
+    rows = [{"knob": each.knob, "value": each.value, **_figures(each.estimate)} for each in alternatives]
+    return {"alternatives": rows, "largest": largest}
 
 
 def changes(prediction: Prediction) -> list[Change]:
@@ -174,14 +172,8 @@ def fitting_cards(
             budget = budget_for(SearchOptions(), hardware)
             figures = _figures(estimate_on(traces[ampere], workload, hardware, budget))
         rows.append(row | figures | {"reason": reason})
-    return {
-        "schema": 1,
-        "model": workload.name,
-        "workload": workload.summary(),
-        "config": dict(canonical),
-        "cards": rows,
-        "notes": list(notes),
-    }
+    asked = {"model": workload.name, "workload": workload.summary(), "config": dict(canonical)}
+    return {"schema": 1, **asked, "cards": rows, "notes": list(notes)}
 
 
 def _figures(estimate: Estimate) -> dict[str, Any]:

@@ -94,20 +94,16 @@ def _outcome(first: Result, second: Result) -> list[Row]:
 
 def _figures(measurement: Measurement | None, result: Result) -> str:
     if measurement is None:
-        return "nothing fitted" if result.best is None and not _predicted(result) else "none measured"
+        return "nothing fitted" if result.best is None and result.stopped_by != "prediction" else "none measured"
     peak = peak_gib(measurement)
     return f"{rate(measurement)}{f', {peak} GiB' if peak else ''}"
-
-
-def _predicted(result: Result) -> bool:
-    return result.stopped_by == "prediction"
 
 
 def _sentences(first: Result, second: Result, names: tuple[str, str]) -> list[str]:
     same_work = first.model == second.model and first.workload == second.workload
     lines = [] if same_work else ["They trained different things, so that their speeds do not compare."]
     for name, result in zip(names, (first, second), strict=True):
-        if _predicted(result):
+        if result.stopped_by == "prediction":
             lines.append(f"In {name} nothing was measured: all is predicted.")
     if first.best and second.best:
         if same_work:
@@ -116,7 +112,7 @@ def _sentences(first: Result, second: Result, names: tuple[str, str]) -> list[st
         differing = ", ".join(changes(second.best.config, first.best.config))
         same = first.best.config == second.best.config
         lines.append("Both chose the same config." if same else f"The best of {names[1]} differs in: {differing}.")
-    elif (first.best or second.best) and not (_predicted(first) or _predicted(second)):
+    elif (first.best or second.best) and "prediction" not in (first.stopped_by, second.stopped_by):
         fits, not_fits = names if first.best else names[::-1]
         lines.append(f"In {fits} something fits, in {not_fits} nothing does.")
     return [*lines, *(_both_measured(first, second, names) if same_work else ())]

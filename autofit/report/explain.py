@@ -62,7 +62,11 @@ def summary(result: Result) -> list[str]:
 
 def how_it_ended(result: Result) -> str:
     """What was measured, why the search ended, and what it may have missed."""
-    return _joined(probe_counts(result), _ended(result), fmt.may_be_missed(result.bound) if result.best else "")
+    missed = ""
+    if result.best and result.bound is not None:
+        faster = f"more than {fmt.percent(result.bound)} faster" if result.bound > 0 else "faster"
+        missed = f"Nothing that was left is expected to be {faster} (at 95 %)."
+    return _joined(probe_counts(result), _ended(result), missed)
 
 
 def _ended(result: Result) -> str:

@@ -172,14 +172,6 @@ def source(measured: bool) -> str:
     return "(measured)" if measured else "(predicted)"
 
 
-def may_be_missed(bound: float | None) -> str:
-    """What a search may have missed, as far as measurements and predictions tell; empty where they do not."""
-    if bound is None:
-        return ""
-    faster = f"more than {percent(bound)} faster" if bound > 0 else "faster"
-    return f"Nothing that was left is expected to be {faster} (at 95 %)."
-
-
 def where(hardware: Hardware, budget: Budget) -> str:
     """The device and the budget."""
     return f"{hardware.name} within {gib(budget.device_bytes)} GiB"

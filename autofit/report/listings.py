@@ -48,17 +48,10 @@ def estimate_table(data: Mapping[str, Any]) -> RenderableType:
     for name, nbytes in data["breakdown"].items():
         parts.add_row(Text(name), Text(gib(nbytes) if nbytes else "-"), _Bar(nbytes / most if most else 0.0))
     tensors = f"{gib(data['allocated_bytes'])} GiB of tensors at the peak"
-    return Group(
-        Text(f"{_subject(data)}, on {data['hardware']['name']} within {gib(budget)} GiB"),
-        Text(verdict, style="bold"),
-        Text(f"Config: {describe(data['config'])}."),
-        Text(),
-        parts,
-        Text(f"{tensors}." if reserved is None else f"{tensors}, {gib(reserved)} reserved for them."),
-        Text(),
-        Text(_time(data)),
-        *(Text(f"Note: {note}") for note in data["notes"]),
-    )
+    tensors += "." if reserved is None else f", {gib(reserved)} reserved for them."
+    subject = Text(f"{_subject(data)}, on {data['hardware']['name']} within {gib(budget)} GiB")
+    config, notes = Text(f"Config: {describe(data['config'])}.\n"), (f"Note: {note}" for note in data["notes"])
+    return Group(subject, Text(verdict, "bold"), config, parts, *map(Text, (tensors, "", _time(data), *notes)))
 
 
 def around_table(data: Mapping[str, Any], *, rows: int = 16) -> RenderableType:

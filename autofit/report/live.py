@@ -132,14 +132,8 @@ class _Lines(Live):
     def __init__(self, console: Console, content: Callable[[], RenderableType]) -> None:
         self._content: Callable[[], RenderableType] = content
         self._widths: list[int] = []
-        # Output to a file or a pipe disturbs nothing, and wants what it is sent.
-        super().__init__(
-            get_renderable=lambda: self,
-            console=console,
-            transient=True,
-            auto_refresh=False,
-            redirect_stdout=sys.stdout.isatty(),
-        )
+        redirect = sys.stdout.isatty()  # output to a file or a pipe disturbs nothing, and wants what it is sent
+        super().__init__(self, console=console, transient=True, auto_refresh=False, redirect_stdout=redirect)
         self.start()
         console.show_cursor()
 

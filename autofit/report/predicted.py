@@ -15,16 +15,10 @@ _VERDICTS = {"yes": "fits by all that is predicted", "maybe": "may or may not fi
 
 def predicted_view(result: Result, best: Estimate) -> RenderableType:
     """What is predicted, for a terminal: the answer, its memory, the tiers, and what was written."""
-    table = estimate_table(
-        {
-            "model": result.model,
-            "workload": result.workload,
-            "hardware": {"device": result.hardware.device, "name": result.hardware.name},
-            "budget_bytes": result.budget.device_bytes,
-            "usable_bytes": result.budget.cap_bytes(result.hardware.device),
-            **best.to_dict(),
-        }
-    )
+    hardware, budget = result.hardware, result.budget
+    asked = {"model": result.model, "workload": result.workload, "hardware": {"name": hardware.name}}
+    sizes = {"budget_bytes": budget.device_bytes, "usable_bytes": budget.cap_bytes(hardware.device)}
+    table = estimate_table({**asked, **sizes, **best.to_dict()})
     answer = Text(printable(f"Predicted, not measured: {answer_line(result, best)}"), "bold")
     sentences = hanging([*predicted_lines(result, best), *predicted_notes(result)])
     lines = [answer, Text(), table, Text(), sentences]

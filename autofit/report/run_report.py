@@ -1,6 +1,5 @@
 """What `autofit report` makes of run directories: the page again, its pictures, Markdown, or a comparison of two."""
 
-import importlib
 import importlib.util
 import shutil
 import subprocess

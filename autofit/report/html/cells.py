@@ -7,7 +7,7 @@ import base64
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any, Protocol
+from typing import Any
 
 from autofit.core.estimate import PARTS, Estimate
 from autofit.core.notebook import as_html
@@ -26,17 +26,6 @@ _WIDTH = 480
 _MOST_POINTS = 400  # of a curve
 
 Rows = Iterable[tuple[str, str]]
-
-
-class Step(Protocol):
-    """What is shown of a step of a training."""
-
-    @property
-    def loss(self) -> float: ...
-    @property
-    def samples(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
 
 
 @as_html.register
@@ -82,17 +71,18 @@ def estimate_html(estimate: Estimate) -> str:
     return _section(f"Predicted: {describe(estimate.config)}", rows, picture) + _paragraph(*estimate.notes)
 
 
-def trained_html(history: Sequence[Step], evaluations: Sequence[float], config: Mapping[str, Any] | None) -> str:
+def trained_html(
+    losses: Sequence[float], evaluations: Sequence[float], config: Mapping[str, Any], *, samples: int, seconds: float
+) -> str:
     """How far training came, how fast, and the loss of every step."""
-    seconds, samples = sum(step.seconds for step in history), sum(step.samples for step in history)
-    rows = [("Steps", f"{len(history):,} ({samples:,} samples)")]
-    if history:
-        rows.append(("Loss", f"{history[0].loss:.4g} at first, {history[-1].loss:.4g} at last"))
+    rows = [("Steps", f"{len(losses):,} ({samples:,} samples)")]
+    if losses:
+        rows.append(("Loss", f"{losses[0]:.4g} at first, {losses[-1]:.4g} at last"))
     if evaluations:
         rows.append(("Evaluation", ", ".join(f"{loss:.4g}" for loss in evaluations[-5:])))
     if seconds:
         rows.append(("Speed", f"{number(samples / seconds)} samples/s"))
-    return _section("Trained", [*rows, *_config(config or {})], _curve([step.loss for step in history]))
+    return _section("Trained", [*rows, *_config(config)], _curve(losses))
 
 
 def _config(config: Mapping[str, Any]) -> Rows:

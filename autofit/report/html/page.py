@@ -43,18 +43,10 @@ def report_page(record: Record, directory: Path) -> str:
     elif isinstance(best, Estimate):
         lines = [f"Predicted, not measured: {answer_line(result, best)}", *predicted_lines(result, best)]
     rate, unit = throughput(best) if best else (0.0, "")
-    return _template().render(
-        style=Markup(picture_style() + _read("page.css")),
-        script=Markup(_read("page.js")),
-        record=record,
-        result=result,
-        best=best,
-        lines=lines,
-        rate=rate,
-        unit=unit,
-        amount=1_000_000_000 if unit == "tokens" else 1_000_000,  # to begin with
-        directory=directory,
-    )
+    amount = 1_000_000_000 if unit == "tokens" else 1_000_000  # to begin with
+    style, script = Markup(picture_style() + _read("page.css")), Markup(_read("page.js"))
+    figures = {"best": best, "lines": lines, "rate": rate, "unit": unit, "amount": amount}
+    return _template().render(figures, style=style, script=script, record=record, result=result, directory=directory)
 
 
 def pictures(record: Record) -> dict[str, Picture]:

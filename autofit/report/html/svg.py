@@ -7,6 +7,7 @@ the style along.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 _DECADES = 200  # between the ends of a logarithmic axis, as far as 2 and 5 are worth a tick
@@ -133,10 +134,7 @@ def width_of(words: str) -> float:
 
 def apart(positions: Iterable[float], least: float) -> list[float]:
     """Positions in rising order, each moved to at least that far behind the one before."""
-    moved: list[float] = []
-    for position in sorted(positions):
-        moved.append(max(position, moved[-1] + least) if moved else position)
-    return moved
+    return list(accumulate(sorted(positions), lambda before, position: max(position, before + least)))
 
 
 def _tick(number: float) -> str:

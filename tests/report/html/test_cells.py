@@ -14,7 +14,6 @@ from autofit.core.estimate import Estimate
 from autofit.core.hardware import GIB
 from autofit.core.record import Record
 from autofit.report.html import trained_html
-from autofit.training.loop import StepReport
 
 Make = Callable[..., Record]
 
@@ -83,8 +82,8 @@ def test_an_estimate_of_which_little_is_known() -> None:
 
 @pytest.mark.parametrize("steps", [2, 3000])
 def test_a_training(steps: int) -> None:
-    history = [StepReport(step, 2.0 - step / steps, 1e-3, samples=8, seconds=0.5) for step in range(steps)]
-    html = trained_html(history, [1.5, 1.25], Config(precision="bf16"))
+    losses = [2.0 - step / steps for step in range(steps)]
+    html = trained_html(losses, [1.5, 1.25], Config(precision="bf16"), samples=8 * steps, seconds=0.5 * steps)
     told = rows(html)
     assert told["Steps"] == f"{steps:,} ({8 * steps:,} samples)"
     assert told["Loss"] == f"2 at first, {2.0 - (steps - 1) / steps:.4g} at last"
@@ -96,5 +95,5 @@ def test_a_training(steps: int) -> None:
 
 
 def test_a_training_that_had_nothing_left_to_do() -> None:
-    assert rows(trained_html([], [], None)) == {"Steps": "0 (0 samples)"}
-    assert "<img" not in trained_html([StepReport(0, float("nan"), 1e-3, 8)], [], None)
+    assert rows(trained_html([], [], {}, samples=0, seconds=0.0)) == {"Steps": "0 (0 samples)"}
+    assert "<img" not in trained_html([float("nan")], [], {}, samples=8, seconds=0.0)
