@@ -180,9 +180,8 @@ def answers_for(model_id: str) -> bool:
     if isinstance(try_to_load_from_cache(model_id, "config.json"), str):
         return False
     message = f"{constants.ENDPOINT} cannot be reached for the config.json of {model_id} ({sentence(error)})."
-    raise InputError(
-        message, "Check the network, or give a directory with that file; no weights are needed."
-    ) from error
+    remedy = "Check the network, or give a directory with that file; no weights are needed."
+    raise InputError(message, remedy) from error
 
 
 def _ask(model_id: str, timeout: float) -> Exception | None:

@@ -28,11 +28,9 @@ AUTO_CLASSES = {
 }
 
 # RoBERTa and its children number positions from pad_token_id + 1, and have that many positions fewer than embeddings.
-OFFSET_POSITIONS = frozenset(
-    (
-        *("camembert", "data2vec-text", "esm", "ibert", "lilt", "longformer", "luke", "markuplm", "mpnet"),
-        *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
-    )
+OFFSET_POSITIONS = (
+    *("camembert", "data2vec-text", "esm", "ibert", "lilt", "longformer", "luke", "markuplm", "mpnet"),
+    *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
 
 
@@ -60,12 +58,10 @@ class HuggingFaceModel:
         import transformers
 
         config = self.transformers_config()
-        auto_class = getattr(transformers, AUTO_CLASSES[self.task])
+        auto = getattr(transformers, AUTO_CLASSES[self.task])
         try:
             # float32 whatever config.json says: what holds the weights is decided by the precision that is searched.
-            model: nn.Module = auto_class.from_config(
-                config, dtype=torch.float32, trust_remote_code=self.trust_remote_code
-            )
+            model: nn.Module = auto.from_config(config, dtype=torch.float32, trust_remote_code=self.trust_remote_code)
         except (ArithmeticError, AttributeError, ImportError, LookupError, TypeError, ValueError) as error:
             # Not RuntimeError: running out of memory is one, and is no fault of the config.
             raise InputError(f"{self.name} cannot be built from its config: {sentence(error)}.") from error

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional
 
 from autofit.core.workload import Workload
+from autofit.models import load_preset
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
-from autofit.models.presets import load_preset
 from autofit.models.synthetic import ClassLabels, RandomImages
 
 _CLASSES = {"id2label": {str(each): str(each) for each in range(10)}}

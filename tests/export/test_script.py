@@ -18,7 +18,7 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.export import train_script
 from autofit.export.knobs import KNOBS
 from autofit.export.template import WIDTH
-from autofit.models.presets import load_preset
+from autofit.models import load_preset
 from autofit.techniques import all_techniques
 from tests.export.emitted import losses_alone, losses_printed
 

@@ -9,8 +9,8 @@ import torch
 
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload
+from autofit.models import load_preset, preset_model, preset_names
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
-from autofit.models.presets import load_preset, preset_model, preset_names
 from autofit.training.meta_model import parameters_on_meta
 
 SMALL = {

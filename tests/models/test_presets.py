@@ -7,7 +7,7 @@ import torch
 
 from autofit.core.errors import InputError
 from autofit.core.workload import TASKS
-from autofit.models.presets import describe_presets, load_preset, preset_model, preset_names
+from autofit.models import describe_presets, load_preset, preset_model, preset_names
 
 # As published, written down a second time so that a slip in the YAML cannot confirm itself.
 PUBLISHED = {
