@@ -20,20 +20,11 @@ _LOSSES = {
 }
 
 
-def script_header(
-    hardware: Mapping[str, Any],
-    *,
-    measured: Mapping[str, Any] | None,
-    versions: Mapping[str, str],
-    packages: Sequence[str],
-    changes: Sequence[str] = (),
-    predicted: Mapping[str, Any] | None = None,
-) -> str:
-    """The text below the title of train.py; `changes` are lines on what changing one knob did."""
+def script_header(figures: str, versions: Mapping[str, str], packages: Sequence[str], changes: Sequence[str]) -> str:
+    """The text below the title of train.py, from a `measured_sentence`; `changes`: what changing one knob did."""
     used = listed([f"{name} {plain(versions[name])}" if name in versions else name for name in packages])
     by = f" (autofit {plain(versions['autofit'])})" if "autofit" in versions else ""
-    figures = f"{measured_sentence(hardware, measured, predicted)} It needs {used}{by}."
-    blocks = ["\n".join(_wrapped(figures))]
+    blocks = ["\n".join(_wrapped(f"{figures} It needs {used}{by}."))]
     if changes:
         lines = (f"    {plain(change)}" for change in changes)
         blocks.append("\n".join(["Measured against it, with one knob changed:", *lines]))

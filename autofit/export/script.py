@@ -15,10 +15,10 @@ from autofit.core.errors import InputError
 from autofit.core.hardware import Hardware
 from autofit.core.knobs import is_off
 from autofit.export.fragments import Case, Fragments
-from autofit.export.header import script_header
+from autofit.export.header import measured_sentence, script_header
 from autofit.export.knobs import KNOBS
 from autofit.export.source import check_batch_sizes
-from autofit.export.tasks import PADDING, TASKS, Task, checks
+from autofit.export.tasks import PADDING, TASKS, Task
 from autofit.export.template import WIDTH, call, fill, import_from, literal, packed, plain, template
 
 _NOT_ARCHITECTURE = (
@@ -84,7 +84,8 @@ def train_script(
     check_batch_sizes(micro, steps, effective)
     config = Config({"precision": "fp32", "optimizer": "adamw", **config})
     fragments = _fragments(Case(config, str(workload["task"]), device, micro, length, model_config, versions))
-    modules = [line.split()[1].partition(".")[0].replace("_", "-") for line in fragments.imports]
+    imported = [line.split()[1].partition(".")[0].replace("_", "-") for line in fragments.imports]
+    packages = list(dict.fromkeys(["torch", "transformers", *imported, *fragments.packages]))
     title = f"Train {plain(model)} ({workload['task']}) as autofit {'predicted' if predicted else 'measured'} it."
     constants = [
         f'DEVICE = "{device}"',
@@ -95,22 +96,13 @@ def train_script(
         "WEIGHT_DECAY = 0.0",
     ]
     input_dtype = f".to(torch.{fragments.input_dtype})" if fragments.input_dtype else ""
+    flags = {"data_kind": task.data_kind, "tokenizer_argument": [_TOKENIZER] if task.text else []}
     slots = {
         "title": textwrap.shorten(title, WIDTH - 6, placeholder=" ..."),
-        "head": script_header(
-            facts,
-            measured=measured,
-            predicted=predicted,
-            versions=versions,
-            packages=list(dict.fromkeys(["torch", "transformers", *modules, *fragments.packages])),
-            changes=changes,
-        ),
+        "head": script_header(measured_sentence(facts, measured, predicted), versions, packages, changes),
         "imports": _imports(task, fragments, device, str(facts.get("allocator") or EXPANDABLE)),
         "constants": [*constants, *fragments.constants],
-        "flags": fill(
-            template("flags"),
-            {"data_kind": task.data_kind, "tokenizer_argument": [_TOKENIZER] if task.text else []},
-        ),
+        "flags": fill(template("flags"), flags),
         "architecture": _architecture(task, model_config),
         "data": "\n\n".join(fill(template(name), {"input_dtype": input_dtype}) for name in task.data),
         "batches": fill(template("batches"), {"mask_argument": task.mask_argument, "batch": task.batch}),
@@ -234,7 +226,7 @@ def _main(task: Task, fragments: Fragments) -> str:
         "data_arguments": "args.data, tokenizer" if task.text else "args.data",
         "start": fragments.start,
         "tokenizer": (template("tokenizer") if task.text else "") + (template("mask_id") if task.mask_argument else ""),
-        "model": ["model = build_model(args.weights)", *checks(task)],
+        "model": ["model = build_model(args.weights)", *task.checks],
         "optimizer": f"{'step_in_backward' if in_backward else 'optimizer = build_optimizer'}(model, args.lr)",
         "scaler": [f"scaler = {fragments.scaler}"] if fragments.scaler else [],
         "mask": task.mask_argument,

@@ -4,12 +4,12 @@ Many tools are built on transformers' Trainer, whose keys are taken from `traine
 the defaults of these tools differ: TRL and LLaMA-Factory checkpoint by default, and TRL loads weights in float32.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 from autofit.core.workload import Hyperparameters
-from autofit.export.source import ExportSource
+from autofit.export.source import ExportSource, batches_fit
 from autofit.export.tool import Request, Share, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, TRAINER_KNOBS, TrainerCase, TrainerKeywords
 
@@ -74,6 +74,11 @@ def missing(title: str, *knobs: str, may_not_fit: bool = True, **instead: str) -
 
     whats = {**{knob: f"{title} {_MISSING[knob]}" for knob in knobs}, **instead}
     return {knob: partial(share, knob=knob, what=what) for knob, what in whats.items()}
+
+
+def refuse_unknown(source: ExportSource, known: Collection[str], what: str) -> str | None:
+    """For `refuse` of a tool with models of its own: these weights are none of them, or the batch sizes are wrong."""
+    return batches_fit(source) if source.weights in known else f"no {what} is known here for {source.weights}."
 
 
 def global_batch(request: Request, path: str) -> ToolKeys:

@@ -10,8 +10,8 @@ class Task:
     auto_class: str
     data: tuple[str, ...]
     data_kind: str  # what the script reads, in words
-    unit: str
-    valid: str  # which labels the loss is a mean of
+    unit: str = "samples"
+    valid: str = 'batch["labels"] != -100'  # which labels the loss is a mean of
     batch: str = "yield {name: tensor[chosen] for name, tensor in data.items()}"
     imports: tuple[str, ...] = ()
     text: bool = True  # whether the data is text, which needs a tokenizer
@@ -24,8 +24,12 @@ class Task:
         """The further argument of a task that hides tokens when a batch is made."""
         return ", mask_id" if "masked" in self.data else ""
 
+    @property
+    def checks(self) -> list[str]:
+        """Lines of `main` that compare data and model, before a wrong index fails the first step."""
+        return [*(_KNOWN_TOKENS if self.text else ()), *(_KNOWN_CLASSES if self.classes else ())]
 
-_LABELS = 'batch["labels"] != -100'
+
 _NO_CACHE = "model.config.use_cache = False  # nothing is generated"
 PADDING = "{}pad_token_id = {}pad_token_id or 0  # where a text ends"
 _TEXT = "text, or .jsonl with texts"
@@ -52,7 +56,6 @@ TASKS = {
         data=("packed", "masked"),
         data_kind=_TEXT,
         unit="tokens",
-        valid=_LABELS,
         batch='yield masked(data["input_ids"][chosen], mask_id, generator)',
     ),
     "sequence-classification": Task(
@@ -60,8 +63,6 @@ TASKS = {
         data=("classified_text",),
         data_kind=".jsonl with text and label",
         imports=("from torch.nn.utils.rnn import pad_sequence",),
-        unit="samples",
-        valid=_LABELS,
         classes=True,
         configure=(_NO_CACHE, PADDING.format("model.config.", "model.config.")),
     ),
@@ -69,14 +70,7 @@ TASKS = {
         auto_class="AutoModelForImageClassification",
         data=("images",),
         data_kind=".pt with pixel_values and labels",
-        unit="samples",
-        valid=_LABELS,
         text=False,
         classes=True,
     ),
 }
-
-
-def checks(task: Task) -> list[str]:
-    """Lines of `main` that compare data and model, before a wrong index fails the first step."""
-    return [*(_KNOWN_TOKENS if task.text else ()), *(_KNOWN_CLASSES if task.classes else ())]

@@ -1,7 +1,7 @@
 """The header of train.py and of exports: what was measured, where and with what, and how a tool deviates."""
 
 from autofit.core.hardware import GIB
-from autofit.export.header import export_header, script_header
+from autofit.export.header import export_header, measured_sentence, script_header
 from autofit.export.source import Deviation
 from tests.export.sources import MEASURED, source
 
@@ -14,7 +14,7 @@ def joined(text: str) -> str:
 
 
 def test_all_figures_are_named_with_their_units() -> None:
-    text = joined(script_header(HARDWARE, measured=MEASURED, versions=VERSIONS, packages=["torch", "transformers"]))
+    text = joined(script_header(measured_sentence(HARDWARE, MEASURED), VERSIONS, ["torch", "transformers"], ()))
     assert "Measured on NVIDIA H200, within 24 GiB and verified in longer runs: 5,120 tokens per second" in text
     assert "3.2 s per optimizer step (3.1 to 3.3), peak memory 21.6 GiB" in text
     assert "optuna" not in text
@@ -22,7 +22,7 @@ def test_all_figures_are_named_with_their_units() -> None:
 
 
 def test_an_unmeasured_config_is_not_presented_as_measured() -> None:
-    text = joined(script_header(HARDWARE, measured=None, versions={}, packages=["torch"]))
+    text = measured_sentence(HARDWARE, None)
     assert "it was not measured" in text
     assert "Measured on" not in text
 
@@ -33,29 +33,29 @@ def test_predicted_figures_are_called_predicted() -> None:
         "step_seconds": 32.6,
         "device_bytes": {"low": 10 * GIB, "high": int(11.5 * GIB)},
     }
-    text = joined(script_header(HARDWARE, measured=None, predicted=predicted, versions={}, packages=["torch"]))
+    text = measured_sentence(HARDWARE, None, predicted)
     assert "Nothing of it was measured. Predicted on NVIDIA H200, within 24 GiB: 2,010 tokens per second" in text
     assert "32.6 s per optimizer step, peak memory 10 to 11.5 GiB." in text
 
 
 def test_speed_of_one_card_for_the_memory_of_another_says_both() -> None:
     hardware = {**HARDWARE, "name": "RTX 4090", "measured_on": "NVIDIA H200"}
-    text = joined(script_header(hardware, measured=MEASURED, versions={}, packages=["torch"]))
+    text = measured_sentence(hardware, MEASURED)
     assert "Measured on NVIDIA H200, for RTX 4090, within 24 GiB" in text
 
 
 def test_memory_on_cpu_is_what_tensors_take() -> None:
     measured = {**MEASURED, "tokens_per_second": None, "peak_gib": {"allocated": 1.5, "reserved": None, "device": None}}
-    text = joined(script_header({"device": "cpu", "name": "x"}, measured=measured, versions={}, packages=["torch"]))
+    text = measured_sentence({"device": "cpu", "name": "x"}, measured)
     assert "2.5 samples per second" in text
     assert "peak memory 1.5 GiB" in text
 
 
 def test_changes_of_one_knob_are_listed() -> None:
     changes = ["attention eager: 0.90 x the speed", "micro_batch_size 8: out of memory"]
-    text = script_header(HARDWARE, measured=MEASURED, versions=VERSIONS, packages=["torch"], changes=changes)
+    text = script_header("Measured.", VERSIONS, ["torch"], changes)
     assert "changed:\n    attention eager: 0.90 x the speed\n    micro_batch_size 8: out of memory\n\n" in text
-    assert "changed" not in script_header(HARDWARE, measured=MEASURED, versions=VERSIONS, packages=["torch"])
+    assert "changed" not in script_header("Measured.", VERSIONS, ["torch"], ())
 
 
 def joined_export(*deviations: Deviation, loss: str = "standard", **others: object) -> str:

@@ -7,11 +7,9 @@ from autofit.export.template import call, fill, import_from, template
 
 # Kinds of models whose logits are those of a linear layer without a bias on what the base model returns, but for a
 # soft-cap or a scale that the config names; the tests compare each with its own loss.
-PLAIN_HEADS = frozenset(
-    (
-        *("cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama", "mistral"),
-        *("olmo", "olmo2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2"),
-    )
+PLAIN_HEADS = (
+    *("cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama", "mistral"),
+    *("olmo", "olmo2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2"),
 )
 _ROWS = 256  # tokens that keep a GPU's matrix units busy
 _LEAST_CHUNKS = 8

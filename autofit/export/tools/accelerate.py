@@ -26,13 +26,9 @@ def _compile(request: Request) -> ToolKeys:
     value = request.text("compile")
     if value == "none":
         return ToolKeys({"dynamo_config.dynamo_backend": "NO"})
-    keys = {
-        "dynamo_config.dynamo_backend": "INDUCTOR",
-        "dynamo_config.dynamo_mode": value,
-        "dynamo_config.dynamo_use_regional_compilation": True,
-        **dict.fromkeys(("dynamo_config.dynamo_use_dynamic", "dynamo_config.dynamo_use_fullgraph"), False),
-    }
-    return ToolKeys(keys)
+    keys = {"backend": "INDUCTOR", "mode": value, "use_regional_compilation": True}
+    keys |= {"use_dynamic": False, "use_fullgraph": False}
+    return ToolKeys({f"dynamo_config.dynamo_{key}": each for key, each in keys.items()})
 
 
 TOOL = Tool(

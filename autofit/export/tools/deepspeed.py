@@ -5,13 +5,10 @@ that all of them together need.
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
 from autofit.core.workload import Hyperparameters
 from autofit.export.shared_keys import convolutions, missing, values
-from autofit.export.source import ExportSource
-from autofit.export.tool import Header, Request, Tool, ToolKeys
+from autofit.export.tool import Request, Tool, ToolKeys
 
 _CHECKPOINTING = "DeepSpeed's serves only models that call its own checkpoint function; switch on that of the model"
 _STREAMED = "ZeRO streams all weights, those that are trained as well, and fetches ahead in its own way"
@@ -73,16 +70,14 @@ def _offload(request: Request, knob: str, section: str, instead: str | None = No
     return request.keys(knob, keys, instead)
 
 
-def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dict[str, str]:
-    return {"deepspeed.json": json.dumps({"_comment": list(header), **keys}, indent=2) + "\n"}
-
-
 TOOL = Tool(
     title="DeepSpeed",
     versions=("0.19.8",),
     run='deepspeed.initialize(model=model, config="deepspeed.json")',
     fixed=lambda request: {"gradient_clipping": Hyperparameters().max_grad_norm or 0.0},
-    files=_files,
+    files=lambda source, keys, header: {
+        "deepspeed.json": json.dumps({"_comment": list(header), **keys}, indent=2) + "\n"
+    },
     without="DeepSpeed's config holds none; the script that makes the model has to",
     knobs={
         **missing("DeepSpeed", activation_checkpointing=_CHECKPOINTING),

@@ -7,6 +7,7 @@ from autofit.core.workload import Hyperparameters
 from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys
 
+_BATCHES = "Lightning takes the batches of your data module; give it this batch_size"
 _INSTEAD = {"tf32": shared.TF32.format("Lightning"), "fp8": shared.FP8.format("Lightning")}
 
 
@@ -16,11 +17,6 @@ def _precision(request: Request) -> ToolKeys:
     instead = why if frozen else _INSTEAD.get(value, shared.convolutions(request))
     keys = {"trainer.precision": shared.LIGHTNING_PRECISION[value]}
     return request.keys("precision", keys, instead, may_not_fit=frozen)
-
-
-def _micro_batch(request: Request) -> ToolKeys:
-    why = "Lightning takes the batches of your data module; give it this batch_size"
-    return request.keys("micro_batch_size", {}, why, may_not_fit=True)
 
 
 TOOL = Tool(
@@ -36,7 +32,7 @@ TOOL = Tool(
     without="Lightning's Trainer has no argument for it; your LightningModule has to do it",
     knobs={
         "precision": _precision,
-        "micro_batch_size": _micro_batch,
+        "micro_batch_size": lambda request: request.keys("micro_batch_size", {}, _BATCHES, may_not_fit=True),
         **shared.values(gradient_accumulation_steps="trainer.accumulate_grad_batches"),
     },
 )

@@ -29,13 +29,9 @@ def _quantization(request: Request) -> ToolKeys:
     if value in ("none", "int8"):
         return ToolKeys({"quantization.bits": 8} if value == "int8" else {})
     dtypes = {"fp16-mixed": "float16", "fp32": "float32"}
-    keys = {
-        "quantization.bits": 4,
-        "quantization.bnb_4bit_quant_type": "nf4",
-        "quantization.bnb_4bit_use_double_quant": value == "nf4-dq",
-        "quantization.bnb_4bit_compute_dtype": dtypes.get(request.text("precision"), "bfloat16"),
-    }
-    return ToolKeys(keys)
+    bits_4 = {"quant_type": "nf4", "use_double_quant": value == "nf4-dq"}
+    bits_4["compute_dtype"] = dtypes.get(request.text("precision"), "bfloat16")
+    return ToolKeys({"quantization.bits": 4, **{f"quantization.bnb_4bit_{key}": each for key, each in bits_4.items()}})
 
 
 def _optimizer(request: Request) -> ToolKeys:

@@ -4,23 +4,12 @@ JSON has no comments, and peft warns of unknown keys: the README holds the heade
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
 from autofit.export.shared_keys import lora_alpha, lora_dropout, values
-from autofit.export.source import ExportSource
-from autofit.export.tool import HUGGING_FACE, Header, Tool, ToolKeys
+from autofit.export.tool import HUGGING_FACE, Tool, ToolKeys
 
+_NO_ADAPTERS = "peft is about adapters, and this config trains all weights."
 _TASKS = {"causal-lm": "CAUSAL_LM", "sequence-classification": "SEQ_CLS"}
-
-
-def _refuse(source: ExportSource) -> str | None:
-    return None if source.config.get("lora_rank") else "peft is about adapters, and this config trains all weights."
-
-
-def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dict[str, str]:
-    text = json.dumps(dict(keys), indent=2)
-    return {"peft/adapter_config.json": f"{text}\n", "peft/README.md": "\n".join(header) + "\n"}
 
 
 TOOL = Tool(
@@ -28,7 +17,7 @@ TOOL = Tool(
     versions=("0.21.2",),
     run='get_peft_model(model, PeftConfig.from_pretrained("peft"))',
     tasks=HUGGING_FACE,
-    refuse=_refuse,
+    refuse=lambda source: None if source.config.get("lora_rank") else _NO_ADAPTERS,
     fixed=lambda request: {
         "peft_type": "LORA",
         "task_type": _TASKS.get(request.source.task),
@@ -39,7 +28,10 @@ TOOL = Tool(
         "init_lora_weights": True,
         "modules_to_save": list(request.source.heads) or None,
     },
-    files=_files,
+    files=lambda source, keys, header: {
+        "peft/adapter_config.json": json.dumps(dict(keys), indent=2) + "\n",
+        "peft/README.md": "\n".join(header) + "\n",
+    },
     without="an adapter's config says nothing of it; the code that trains has to",
     without_may_not_fit=False,
     knobs={

@@ -9,7 +9,7 @@ from typing import Any
 
 from autofit.core.workload import Hyperparameters
 from autofit.export import shared_keys as shared
-from autofit.export.source import ExportSource, batches_fit
+from autofit.export.source import ExportSource
 from autofit.export.template import call, comment, fill, keyword_arguments, literal, template
 from autofit.export.tool import Header, Request, Tool, ToolKeys
 
@@ -31,13 +31,8 @@ _CHECKPOINTING_INSTEAD = {
     "alternate": shared.WHOLE_BLOCKS.format("torchtitan"),
     "selective": "torchtitan computes every second product again, with less memory and more time than measured",
 }
+_DROPOUT = "torchtitan's adapters have none"
 _CROSS_ENTROPY = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
-
-
-def _refuse(source: ExportSource) -> str | None:
-    if source.weights not in _FLAVOURS:
-        return f"no flavour of torchtitan's is known here for {source.weights}."
-    return batches_fit(source)
 
 
 def _precision(request: Request) -> ToolKeys:
@@ -63,11 +58,6 @@ def _checkpointing(request: Request) -> ToolKeys:
     if value.startswith("budget-"):
         return ToolKeys({knob: f"MemoryBudgetAC.Config(memory_budget={value.removeprefix('budget-')})"})
     return request.keys(knob, {knob: _CHECKPOINTING.get(value)}, _CHECKPOINTING_INSTEAD.get(value))
-
-
-def _dropout(request: Request) -> ToolKeys:
-    instead = "torchtitan's adapters have none" if request.config["lora_dropout"] else None
-    return request.keys("lora_dropout", {}, instead)
 
 
 def _optimizer(request: Request) -> ToolKeys:
@@ -136,7 +126,7 @@ TOOL = Tool(
     versions=("0.3.0",),
     run="torchrun --nproc_per_node=1 -m torchtitan.train --module torchtitan_config --config autofit",
     tasks=("causal-lm",),
-    refuse=_refuse,
+    refuse=lambda source: shared.refuse_unknown(source, _FLAVOURS, "flavour of torchtitan's"),
     fixed=_fixed,
     files=_files,
     knobs={
@@ -153,7 +143,7 @@ TOOL = Tool(
         "activation_checkpointing": _checkpointing,
         "lora_rank": lambda request: shared.lora_rank(request, "lora.rank"),
         "lora_alpha": lambda request: ToolKeys({"lora.alpha": float(shared.alpha(request))}),
-        "lora_dropout": _dropout,
+        "lora_dropout": lambda each: each.keys("lora_dropout", {}, _DROPOUT if each.config["lora_dropout"] else None),
         "lora_targets": shared.adapter("lora.target_modules", lambda each: _TARGETS.get(each.text("lora_targets"))),
         "optimizer": _optimizer,
         "compile": shared.compile_by_default,

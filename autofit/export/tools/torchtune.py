@@ -9,7 +9,6 @@ from typing import Any
 
 from autofit.core.workload import Hyperparameters
 from autofit.export import shared_keys as shared
-from autofit.export.source import ExportSource, batches_fit
 from autofit.export.tool import Request, Tool, ToolKeys
 
 _PRECISION_INSTEAD = {
@@ -50,12 +49,6 @@ _BUILDERS = {
     "Qwen/Qwen2.5-1.5B": _Builder("qwen2_5", "qwen2_5_1_5b_base", *_QWEN, tied=True),
     "Qwen/Qwen2.5-7B": _Builder("qwen2_5", "qwen2_5_7b_base", *_QWEN),
 }
-
-
-def _refuse(source: ExportSource) -> str | None:
-    if source.weights not in _BUILDERS:
-        return f"no builder of torchtune's is known here for {source.weights}."
-    return batches_fit(source)
 
 
 def _precision(request: Request) -> ToolKeys:
@@ -160,7 +153,7 @@ TOOL = Tool(
     versions=("0.6.1",),
     run="tune run {full,lora}_finetune_single_device --config torchtune.yaml (lora_ where there are adapters)",
     tasks=("causal-lm",),
-    refuse=_refuse,
+    refuse=lambda source: shared.refuse_unknown(source, _BUILDERS, "builder of torchtune's"),
     fixed=_fixed,
     knobs={
         **shared.missing("torchtune", "attention", "kernels"),

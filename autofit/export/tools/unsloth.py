@@ -15,6 +15,7 @@ from autofit.export.trainer import CHECKPOINTED, learning
 
 _SCRIPT, _YAML = "train_unsloth.py", "unsloth.yaml"
 _COMPILE = "Unsloth compiles parts of the model in its own way, which was not measured"
+_KERNELS = "Unsloth puts kernels of its own in the place of the model's, which were not measured"
 _LESS = (
     "",
     f"This YAML holds less than {_SCRIPT} beside it: it always takes adamw_8bit as optimizer, chooses",
@@ -55,11 +56,6 @@ def _quantization(request: Request) -> ToolKeys:
     keys = {"model.load_in_4bit": value in ("nf4", "nf4-dq"), "model.load_in_8bit": value == "int8"}
     why = "Unsloth quantises the scales of blocks as well, in less memory than measured"
     return request.keys("quantization", keys, why if value == "nf4" else None)
-
-
-def _kernels(request: Request) -> ToolKeys:
-    why = "Unsloth puts kernels of its own in the place of the model's, which were not measured"
-    return request.keys("kernels", {}, why)
 
 
 def _fixed(request: Request) -> dict[str, Any]:
@@ -147,6 +143,6 @@ TOOL = Tool(
         "lora_dropout": lambda request: shared.lora_dropout(request, "lora.lora_dropout"),
         "lora_targets": _targets,
         "quantization": _quantization,
-        "kernels": _kernels,
+        "kernels": lambda request: request.keys("kernels", {}, _KERNELS),
     },
 )
