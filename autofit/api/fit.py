@@ -194,7 +194,7 @@ def _result(session: Session, options: SearchOptions, listener: Listener, *, reu
         if directory and options.out is None:
             out = directory / _SEARCH
             options = options.model_copy(update={"out": out, "resume": (out / "journal.log").exists()})
-        result = run_shown(lambda notify: run_search(session.workload, options, notify), listener, session.model)
+        result = run_shown(run_search, session.workload, options, listener, session.model)
         if result.best is None:
             raise nothing_fits(result)
         text = result.to_yaml()

@@ -10,7 +10,7 @@ from torch import nn
 from autofit.core.errors import InputError
 from autofit.core.events import Event, Listener, Note, ProbeFinished
 from autofit.core.notebook import Cell, in_notebook
-from autofit.core.options import search_options
+from autofit.core.options import SearchOptions, search_options
 from autofit.core.result import Result
 from autofit.core.workload import Workload
 from autofit.models import resolve
@@ -65,10 +65,16 @@ def search(
         raise InputError(message, "The loader or Workload says them.")
     else:
         workload = model if isinstance(model, Workload) else workload_from(model, loader, loss)
-    return run_shown(lambda notify: search_or_predict(workload, checked, notify), listener, living)
+    return run_shown(search_or_predict, workload, checked, listener, living)
 
 
-def run_shown(run: Callable[[Listener], Result], listener: Listener | None, model: nn.Module | None) -> Result:
+def run_shown(
+    run: Callable[[Workload, SearchOptions, Listener], Result],
+    workload: Workload,
+    options: SearchOptions,
+    listener: Listener | None,
+    model: nn.Module | None,
+) -> Result:
     """Run a search while a living model leaves the card; a notebook shows the progress unless a listener does."""
     listeners = [listener] if listener else []
     with ExitStack() as stack:
@@ -83,7 +89,7 @@ def run_shown(run: Callable[[Listener], Result], listener: Listener | None, mode
 
         if note := outdated_note():
             notify(Note(note))
-        return run(notify)
+        return run(workload, options, notify)
 
 
 def log_event(event: Event) -> None:

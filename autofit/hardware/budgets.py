@@ -70,10 +70,8 @@ def other_budgets(budget: Budget, hardware: Hardware) -> tuple[OtherBudget, ...]
         budgets = [OtherBudget(why, each.memory_bytes, each.title) for why, each in chosen]
     else:
         budgets = [OtherBudget("half of it", max(1, size // 2)), OtherBudget("twice as much", 2 * size)]
-    if size >= _MORE_BYTES:
-        budgets.append(OtherBudget("4 GiB more", size + _MORE_BYTES))
-    else:
-        budgets.append(OtherBudget("a quarter more", size + size // 4))
+    why, more = ("4 GiB more", _MORE_BYTES) if size >= _MORE_BYTES else ("a quarter more", size // 4)
+    budgets.append(OtherBudget(why, size + more))
     by_size = {each.device_bytes: each for each in reversed(budgets)}  # of two of the same size the first stays
     return tuple(by_size[nbytes] for nbytes in sorted(by_size))
 

@@ -34,25 +34,20 @@ def detect(device: str | None = None) -> Hardware:
             which PyTorch calls CUDA as well.
     """
     if device != "cpu" and torch.version.hip is not None:
-        raise ProbeError(
-            "this PyTorch is built for AMD's cards (ROCm), which autofit does not support.",
-            "Search for the CPU with --device cpu --mem GIB, or predict for a card with autofit estimate --gpu NAME.",
+        remedy = (
+            "Search for the CPU with --device cpu --mem GIB, or predict for a card with autofit estimate --gpu NAME."
         )
+        raise ProbeError("this PyTorch is built for AMD's cards (ROCm), which autofit does not support.", remedy)
     if device != "cpu" and torch.cuda.is_available():
         return _cuda()
     if device == "cuda":
-        raise NoDeviceError(
-            "there is no CUDA device here, so nothing can run on a GPU.",
-            "Run on a machine with the card, or search for the CPU with --device cpu --mem GIB.",
-        )
+        remedy = "Run on a machine with the card, or search for the CPU with --device cpu --mem GIB."
+        raise NoDeviceError("there is no CUDA device here, so nothing can run on a GPU.", remedy)
     return _cpu()
 
 
 def _cpu() -> Hardware:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
+    lines = _read(Path("/proc/cpuinfo")).splitlines()
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     memory = host_memory()
     return Hardware(
@@ -186,6 +181,6 @@ def _limit(folder: Path, limit: str, used: str, droppable: str) -> HostMemory | 
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):  # not every system has it, or shows it
         return ""

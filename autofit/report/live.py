@@ -81,6 +81,7 @@ class LiveDisplay:
             self._refresh()
 
     def _refresh(self) -> None:
+        """Draw the lines as they are now."""
         if self._cell is None:
             assert self._lines, "lines change on a terminal or in a cell"
             self._lines.refresh()

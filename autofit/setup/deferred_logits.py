@@ -121,7 +121,9 @@ class DeferredLogits(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if _is_elementwise(func, args, kwargs):
-            return args[0]._after(Step(func, _for_rows(func, args[1:]), kwargs))
+            # Indices are written for (batch, tokens, vocabulary), and replayed on (tokens, vocabulary).
+            others = ((Ellipsis, args[1][-1]),) if func.__name__ == "__getitem__" else args[1:]
+            return args[0]._after(Step(func, others, kwargs))
         args, kwargs = tree_map_only(DeferredLogits, lambda logits: logits.pending.all(), (args, kwargs))
         return func(*args, **kwargs)
 
@@ -154,21 +156,14 @@ def _is_elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return not any(isinstance(other, torch.Tensor) and (other.dim() or other.requires_grad) for other in others)
 
 
-def _for_rows(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Indices are written for (batch, tokens, vocabulary), and replayed on (tokens, vocabulary)."""
-    return ((Ellipsis, args[0][-1]),) if func.__name__ == "__getitem__" else args
-
-
 def defer_logits(setup: Setup, summed_loss: SummedLoss) -> Deferral:
     """Defer the logits whenever the model is given labels, and compute its loss by `summed_loss`. Raises RefusedError
     where the model is not a causal LM of transformers with a linear head."""
     model: Any = setup.model
     head: Any = output_head(model)
     standard: Any = getattr(model, "loss_function", None)
-    if (
-        not isinstance(getattr(head, "out_features", None), int)
-        or getattr(standard, "__name__", "") != "ForCausalLMLoss"
-    ):
+    linear = isinstance(getattr(head, "out_features", None), int)
+    if not linear or getattr(standard, "__name__", "") != "ForCausalLMLoss":
         raise RefusedError(NO_HEAD)
     deferral = Deferral(head, wrapped="forward" in vars(head))
     deferral.forward = _deferring(deferral, head.forward)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from autofit.core.errors import RefusedError
@@ -26,7 +27,7 @@ _library.define("kernel(Tensor[] tensors) -> ()")
 _library.impl("kernel", lambda tensors: None, "CompositeExplicitAutograd")
 
 
-def _kernel(*tensors: torch.Tensor | None) -> None:
+def _kernel(*tensors: Tensor | None) -> None:
     """One launch; a tensor that is both read and written is given twice."""
     torch.ops.autofit.kernel([each for each in tensors if each is not None])
 
@@ -34,9 +35,8 @@ def _kernel(*tensors: torch.Tensor | None) -> None:
 # Model types -> whether Liger replaces their rotary embedding, and whether the backward of a norm overwrites the
 # gradient it is given. All have their gated activations replaced.
 _KINDS = {
-    **dict.fromkeys(
-        ("llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "granite", "smollm3", "phi3"), (True, True)
-    ),
+    **dict.fromkeys(("llama", "mistral", "ministral", "qwen2", "qwen3"), (True, True)),
+    **dict.fromkeys(("gemma", "granite", "smollm3", "phi3"), (True, True)),
     **dict.fromkeys(("gemma2", "gemma3_text", "exaone4"), (True, False)),
     "glm4": (False, False),
 }
@@ -85,7 +85,7 @@ def no_kernels_for(kind: str | None) -> RefusedError:
     return RefusedError(f"liger has no kernels for models of type {kind}; use none.")
 
 
-def _norm(module: Any, in_place: bool, hidden: torch.Tensor) -> torch.Tensor:
+def _norm(module: Any, in_place: bool, hidden: Tensor) -> Tensor:
     return _Norm.apply(hidden.contiguous(), module.weight, in_place)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -93,7 +93,7 @@ class _Norm(torch.autograd.Function):
     """Saves its input and a number per row."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, in_place: bool) -> torch.Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, in_place: bool) -> Tensor:
         rows = hidden.view(-1, hidden.shape[-1])
         out = torch.empty_like(rows)
         scales = torch.empty(len(rows), dtype=torch.float32, device=rows.device)
@@ -104,7 +104,7 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
         rows, weight, scales = ctx.saved_tensors
         upstream = upstream.contiguous()
         gradient = upstream if ctx.in_place else torch.zeros_like(upstream)
@@ -115,7 +115,7 @@ class _Norm(torch.autograd.Function):
         return gradient, None if sums is None else sums.sum(0).to(weight.dtype), None
 
 
-def _gated(module: Any, hidden: torch.Tensor) -> torch.Tensor:
+def _gated(module: Any, hidden: Tensor) -> Tensor:
     """SwiGLU or GEGLU. A joint product stays alive until the end, and each half of it is copied."""
     if (joint := getattr(module, "gate_up_proj", None)) is None:
         return module.down_proj(_product(module.gate_proj(hidden), module.up_proj(hidden)))  # type: ignore[no-any-return]
@@ -123,7 +123,7 @@ def _gated(module: Any, hidden: torch.Tensor) -> torch.Tensor:
     return module.down_proj(_product(gate, up))  # type: ignore[no-any-return]
 
 
-def _product(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def _product(gate: Tensor, up: Tensor) -> Tensor:
     return _Gated.apply(gate.contiguous(), up.contiguous())  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -131,7 +131,7 @@ class _Gated(torch.autograd.Function):
     """Saves its two inputs, which their gradients overwrite."""
 
     @staticmethod
-    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         out = torch.empty_like(gate)
         _kernel(gate, up, out)
         ctx.save_for_backward(gate, up)
@@ -139,13 +139,13 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         _kernel(upstream.contiguous(), gate, up, gate, up)
         return gate.view_as(gate), up.view_as(up)
 
 
-def _rotated(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, **_: Any) -> Any:
+def _rotated(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, **_: Any) -> Any:
     return _Rotated.apply(query, key, cos, sin)  # type: ignore[no-untyped-call]
 
 
@@ -153,17 +153,17 @@ class _Rotated(torch.autograd.Function):
     """Rotates queries and keys, and later their gradients, in place."""
 
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
+    def forward(ctx: Any, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Any:
         ctx.save_for_backward(cos, sin)
         return _rotate(query, key, cos, sin)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, query: torch.Tensor, key: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, query: Tensor, key: Tensor) -> tuple[Any, ...]:
         return *_rotate(query, key, *ctx.saved_tensors), None, None
 
 
-def _rotate(query: torch.Tensor, key: torch.Tensor, *angles: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _rotate(query: Tensor, key: Tensor, *angles: Tensor) -> tuple[Tensor, ...]:
     """As they lie in memory: (batch, length, heads, size)."""
     query, key = (tensor.transpose(1, 2).contiguous() for tensor in (query, key))
     _kernel(query, key, *angles, query, key)
@@ -176,14 +176,12 @@ def chunk_rows(tokens: int, features: int, vocabulary: int) -> int:
     return min(1 << (rows - 1).bit_length(), tokens) if rows else 1
 
 
-def fused_cross_entropy(setup: Setup, slices: Slices) -> Callable[..., torch.Tensor]:
+def fused_cross_entropy(setup: Setup, slices: Slices) -> Callable[..., Tensor]:
     """Stands for Liger's function of this name, with these chunks."""
     capability = setup.hardware.capability
     in_place = capability is None or capability >= _AMPERE
 
-    def summed(
-        hidden: torch.Tensor, weight: torch.Tensor, classes: torch.Tensor, bias: torch.Tensor | None = None, **_: Any
-    ) -> torch.Tensor:
+    def summed(hidden: Tensor, weight: Tensor, classes: Tensor, bias: Tensor | None = None, **_: Any) -> Tensor:
         return _FusedLoss.apply(hidden, weight, bias, classes, slices, in_place)  # type: ignore[no-any-return, no-untyped-call]
 
     return summed
@@ -194,14 +192,8 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        classes: torch.Tensor,
-        slices: Slices,
-        in_place: bool,
-    ) -> torch.Tensor:
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor, slices: Slices, in_place: bool
+    ) -> Tensor:
         to_hidden = torch.zeros_like(hidden)
         to_weight = torch.zeros_like(weight) if weight.requires_grad else None
         to_bias = torch.zeros_like(bias) if bias is not None else None
@@ -224,15 +216,13 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
         for gradient in ctx.saved_tensors:
             _kernel(gradient, gradient)
         return *ctx.saved_tensors, None, None, None
 
 
-def _logits(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, slices: Slices
-) -> Iterator[tuple[slice, torch.Tensor]]:
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, slices: Slices) -> Iterator[tuple[slice, Tensor]]:
     """The logits of each chunk; in shared memory, unless autocast or a bias in another format forbids it."""
     (tokens, features), shared = hidden.shape, None
     for part in slices(tokens, features, len(weight)):
@@ -248,13 +238,13 @@ def _logits(
         yield part, logits if bias is None else logits.add_(bias)
 
 
-def _same_dtype(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
+def _same_dtype(hidden: Tensor, weight: Tensor) -> bool:
     device = hidden.device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     return hidden.dtype == weight.dtype == autocast
 
 
-def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, in_place: bool) -> None:
+def _add_product(total: Tensor, left: Tensor, right: Tensor, in_place: bool) -> None:
     low = left.dtype in (torch.float16, torch.bfloat16)
     if not (in_place and low and total.dtype in (torch.float32, left.dtype)):
         total.add_(torch.mm(left, right).float())

@@ -67,10 +67,8 @@ class Setup:
 
     def patch(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute of an instance or a module until `close`."""
-        attributes = vars(owner)
-        self.on_close(
-            partial(setattr, owner, name, attributes[name]) if name in attributes else partial(delattr, owner, name)
-        )
+        before = vars(owner)
+        self.on_close(partial(setattr, owner, name, before[name]) if name in before else partial(delattr, owner, name))
         setattr(owner, name, value)
 
     def on_close(self, undo: Callable[[], Any]) -> None:

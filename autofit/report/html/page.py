@@ -134,6 +134,7 @@ def _tiers(result: Result) -> list[tuple[str, str, str]]:
 
 
 def _inline(draw: Callable[..., Picture | None], record: Record, *given: object) -> Markup | None:
+    """A picture in the page."""
     picture = draw(record, *given)
     return Markup(picture.markup()) if picture else None  # ElementTree has escaped what is in it
 

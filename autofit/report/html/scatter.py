@@ -39,9 +39,10 @@ def plotted(record: Record) -> list[Plotted]:
     first = {trial.config: index for index, trial in reversed(list(enumerate(result.trials)))}
     configs = []
     for config, index in sorted(first.items(), key=lambda item: item[1]):
-        measurement, number_of_trial = latest[config], result.trials[index].number
+        measurement = latest[config]
         rate = leveled(measurement, result) if measurement.fits else None
         predicted = record.predicted[index] if record.predicted else Predicted()
+        number_of_trial = result.trials[index].number
         configs.append(Plotted(number_of_trial, measurement, tier(config), rate, peak_bytes(measurement), predicted))
     return configs
 
