@@ -22,9 +22,9 @@ from autofit.estimate.trace import Span, Trace
 from autofit.hardware.caching_allocator import MIN_BLOCK
 from autofit.setup.saved_tensors import SMALLEST, WINDOW
 
-# How a step treats gradients and saved tensors: gradients stay, or are added at once (accumulation) or applied
-# (in backward); saved tensors stay, or are offloaded to the host.
-FIRST, ADDED, FIRST_OFFLOADED, ADDED_OFFLOADED = "first", "added", "first, offloaded", "added, offloaded"
+# How a step treats gradients and saved tensors: (whether gradients are added at once (accumulation) or applied (in
+# backward), or stay; whether saved tensors are offloaded to the host, or stay).
+Mode = tuple[bool, bool]
 Repeats = int | Floats  # of segments in a row; for chunks, at each pair of a grid
 Schedule = list[tuple[Sequence["Segment"], Repeats]]
 _CONSTANT = ("parameters", "optimizer")
@@ -35,13 +35,13 @@ class Segment:
     """One stretch of a forward or a backward, in bytes at each pair of a grid.
 
     Attributes:
-        memory: by mode (FIRST ...): (the highest above the start, the difference between end and start).
+        memory: by mode: (the highest above the start, the difference between end and start).
         saved: bytes that go to the host if saved tensors are offloaded; `newest`: of the last of these tensors.
     """
 
     phase: str
     block: int | None
-    memory: dict[str, tuple[Floats, Floats]]
+    memory: dict[Mode, tuple[Floats, Floats]]
     saved: Floats
     newest: Floats
     work: Work
@@ -91,9 +91,8 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
     grid = with_chunks(grid, symbols, trace.chunks, str(trace.config["loss"]))
     events = _Events.of(trace, grid, symbols, hardware)
     spans = trace.spans("forward", "backward")
-    modes = {FIRST: events.changes, ADDED: events.with_added_gradients()}
-    modes[FIRST_OFFLOADED] = events.offloaded(modes[FIRST], spans)
-    modes[ADDED_OFFLOADED] = events.offloaded(modes[ADDED], spans)
+    modes = {(False, False): events.changes, (True, False): events.with_added_gradients()}
+    modes |= {(added, True): events.offloaded(changes, spans) for (added, _), changes in modes.items()}
     items = []
     for mark, after in spans:
         costs = trace.costs[mark.costs : after.costs]
@@ -255,7 +254,7 @@ def _freed_in_all_blocks(trace: Trace, changes: Floats, made: dict[int, int], en
     return scaled
 
 
-def run_schedule(schedule: Schedule, mode: str, live: Floats) -> tuple[Floats, Floats]:
+def run_schedule(schedule: Schedule, mode: Mode, live: Floats) -> tuple[Floats, Floats]:
     """(the peak, what is alive at the end) of a step that begins with `live` bytes."""
     highest = live
     for run, repeats in schedule:

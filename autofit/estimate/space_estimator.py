@@ -5,9 +5,11 @@ optimizer on the weights' shapes alone. So each is traced once, with primes for 
 Config is arithmetic on their segments.
 """
 
+import contextlib
 import copy
 import dataclasses
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autofit.core.config import Config
+from autofit.core.environment import version_of
 from autofit.core.errors import AutofitError
+from autofit.core.files import cache_file, digest, write_cache
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.data.batch import tensors
@@ -24,28 +28,20 @@ from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.operators import MEASURING_SECONDS, Calls
 from autofit.estimate.optimizer_state import OptimizerCost, OptimizerCosts, scaled_shapes
 from autofit.estimate.peak import recomputed_share
-from autofit.estimate.prediction_cache import Figures, cached, key_of
 from autofit.estimate.processes import Map, in_fork, parallel_map
 from autofit.estimate.rates import UNKNOWN, Rates, rates_for
 from autofit.estimate.roofline import Speed, passes_of
 from autofit.estimate.scaling import Floats, Grid, Symbols
-from autofit.estimate.segments import (
-    ADDED,
-    ADDED_OFFLOADED,
-    FIRST,
-    FIRST_OFFLOADED,
-    Schedule,
-    Segments,
-    alternating,
-    as_traced,
-    run_schedule,
-    segments_of,
-    with_head,
-)
+from autofit.estimate.segments import Schedule, Segments, alternating, as_traced, run_schedule, segments_of, with_head
 from autofit.estimate.trace import Skeleton, trace
 from autofit.estimate.trace_keys import BUDGET, ends_of, group_key, group_of, other_keys, pass_key, plain_key
 from autofit.setup.saved_tensors import WINDOW
+from autofit.training.fingerprint import cache_key, own_code
 from autofit.training.meta_model import meta_model_from
+
+Figures = tuple[list[float], list[float]]  # bytes and seconds, by config
+_Traced = tuple[Segments | None, Calls | None]  # Calls where they are to be measured
+_VERSIONS = ("autofit", "torch", "transformers", "peft", "bitsandbytes", "torchao", "flash-attn")
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,8 @@ def predict_all(
 ) -> Figures:
     """Bytes of tensors and seconds of a step for each config, NaN where nothing can be predicted.
 
-    Cached on disk by workload, device, configs and versions.
+    Cached on disk by workload, device, configs and versions where a config.json describes all of the model: custom code
+    may change without its structure showing it.
 
     Args:
         measuring, processes: as of SpaceEstimator.
@@ -88,13 +85,35 @@ def predict_all(
     """
     # Measured in a fork where this process is still to be forked: matrix products start threads.
     rates = (rates_for(hardware) if processes == 1 else in_fork(lambda: rates_for(hardware))) or UNKNOWN
+    key = cache_key_of(workload, hardware, rates, configs)
+    path = cache_file("estimates", f"{key}.json")
+    if key:
+        with contextlib.suppress(OSError, ValueError):  # none yet, or truncated
+            nbytes, seconds = json.loads(path.read_text(encoding="utf-8"))
+            return nbytes, seconds
+    estimator = SpaceEstimator(workload, hardware, rates, configs, measuring=measuring, processes=processes)
+    predictions = estimator.predict()
+    figures = (predictions.allocated + workspace_bytes(hardware)).tolist(), predictions.seconds.tolist()
+    if key:
+        write_cache(path, json.dumps(figures))
+    return figures
 
-    def figures() -> Figures:
-        estimator = SpaceEstimator(workload, hardware, rates, configs, measuring=measuring, processes=processes)
-        predictions = estimator.predict()
-        return (predictions.allocated + workspace_bytes(hardware)).tolist(), predictions.seconds.tolist()
 
-    return cached(key_of(workload, hardware, rates, configs), figures)
+def cache_key_of(workload: Workload, hardware: Hardware, rates: Rates, configs: Sequence[Config]) -> str | None:
+    """Names the predictions of these configs; None for a model that is more than a config.json."""
+    described = getattr(workload.model, "config", None)
+    if described is None or not workload.source or workload.loss or workload.count or workload.optimizer:
+        return None
+    # Canonical configs all have the same knobs, in this order: hundreds of thousands take a second.
+    values = "".join(repr(tuple(config.values())) for config in configs)
+    return cache_key(
+        [dict(described), workload.summary()],
+        hardware=[hardware.device, hardware.capability, hardware.here],
+        rates=[sorted(rates.matmul.items()), rates.bandwidth, rates.link, rates.launch_seconds, rates.pass_seconds],
+        versions=[version_of(package) for package in _VERSIONS],
+        code=own_code(),
+        configs=[[list(config) for config in configs[:1]], digest(values)],
+    )
 
 
 @dataclass(frozen=True)
@@ -103,11 +122,12 @@ class _Pass:
 
     segments: Segments
     schedule: Schedule
-    _memory: dict[str, tuple[Floats, Floats]] = field(default_factory=dict)
+    _memory: dict[tuple[bool, bool], tuple[Floats, Floats]] = field(default_factory=dict)
     _seconds: dict[tuple[bool, bool], Floats] = field(default_factory=dict)
 
-    def memory(self, mode: str) -> tuple[Floats, Floats]:
+    def memory(self, *, added: bool, offloaded: bool) -> tuple[Floats, Floats]:
         """(the peak, what is alive at the end), without parameters and state."""
+        mode = added, offloaded
         if mode not in self._memory:
             self._memory[mode] = run_schedule(self.schedule, mode, np.zeros_like(self.segments.parameters))
         return self._memory[mode]
@@ -214,9 +234,7 @@ class SpaceEstimator:
             if step_pass:
                 self._optimizer_costs_of(end, step_pass.segments)
 
-    def _trace_missing(
-        self, keys: Sequence[Config], trace_each: Map[Config, tuple[Segments | None, Calls | None]]
-    ) -> None:
+    def _trace_missing(self, keys: Sequence[Config], trace_each: Map[Config, _Traced]) -> None:
         missing = list(dict.fromkeys(key for key in keys if key not in self._segments))
         for key, (segments, calls) in zip(missing, trace_each(missing), strict=True):
             self._segments[key] = segments
@@ -259,8 +277,8 @@ class SpaceEstimator:
         depth, by_flash = (plain.depth, plain.by_flash) if plain else (None, False)
         return other_keys(config, self._symbols, depth, by_flash=by_flash)
 
-    def _trace(self, config: Config) -> tuple[Segments | None, Calls | None]:
-        """The segments of a trace, and the arguments of its operators, where they are to be measured."""
+    def _trace(self, config: Config) -> _Traced:
+        """The segments of a trace, and the arguments of its operators."""
         calls = Calls(self._symbols) if self._calls else None
         try:
             skeleton = copy.deepcopy(self._skeleton(config))
@@ -283,8 +301,8 @@ class SpaceEstimator:
         on_host = config["optimizer_offload"] == "cpu"
         held = segments.parameters + segments.others + (0.0 if on_host else optimizer.state)
         held = held - segments.streamed if config["parameter_offload"] == "cpu" else held
-        first, left = step_pass.memory(FIRST_OFFLOADED if offloaded else FIRST)
-        added, _ = step_pass.memory(ADDED_OFFLOADED if offloaded else ADDED)
+        first, left = step_pass.memory(added=False, offloaded=offloaded)
+        added, _ = step_pass.memory(added=True, offloaded=offloaded)
         first, added = first - recomputed * step_pass.saved[0], added - recomputed * step_pass.saved[0]
         window = np.minimum(WINDOW, step_pass.saved[0]) if offloaded else 0.0
         update = held + segments.gradients + np.maximum(left - segments.gradients, 0.0) + optimizer.temporary

@@ -6,7 +6,7 @@ from typing import Any
 
 from autofit.core.config import Config
 from autofit.core.hardware import Hardware
-from autofit.estimate import prediction_cache
+from autofit.estimate.space_estimator import cache_key_of
 from tests import tiny
 
 CARD = dataclasses.replace(tiny.CPU, device="cuda", name="NVIDIA H200", capability=(9, 0))
@@ -18,7 +18,7 @@ def key(hardware: Hardware) -> str | None:
     workload: Any = SimpleNamespace(
         model=SimpleNamespace(config={}), source={"kind": "preset"}, summary=dict, **nothing
     )
-    return prediction_cache.key_of(workload, hardware, RATES, [Config(attention="flash")])
+    return cache_key_of(workload, hardware, RATES, [Config(attention="flash")])
 
 
 def test_what_is_planned_for_a_card_elsewhere_is_not_taken_for_what_packages_here_can_do() -> None:
