@@ -56,3 +56,4 @@ class Note:
 
 Event = SearchStarted | PhaseStarted | ProbeStarted | ProbeFinished | Note
 Listener = Callable[[Event], None]
+Notify = Callable[[str], None]  # hears a sentence that the user should know

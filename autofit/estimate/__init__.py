@@ -8,7 +8,7 @@ from autofit.estimate.calibration import Calibration, Comparison, calibration_fo
 from autofit.estimate.estimator import predict
 from autofit.estimate.rates import Rates, rates_for, rates_of
 from autofit.estimate.space_estimator import SpaceEstimator, predict_all
-from autofit.estimate.timeline import timeline_of, timelines
+from autofit.estimate.timeline import timeline, timeline_of
 from autofit.estimate.trace import Trace, trace
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
     "predict_all",
     "rates_for",
     "rates_of",
+    "timeline",
     "timeline_of",
-    "timelines",
     "trace",
 ]

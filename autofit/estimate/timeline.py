@@ -1,6 +1,6 @@
 """The memory of one training step over time, from a trace, reduced to what a plot can show."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -20,17 +20,13 @@ from autofit.estimate.trace import Trace, trace
 MOST_MOMENTS = 400
 
 
-def timelines(workload: Workload, hardware: Hardware, configs: Sequence[Config]) -> list[Timeline | None]:
-    """One for each config, None where its step cannot be traced."""
-
-    def timeline(config: Config) -> Timeline | None:
-        try:
-            traced = trace(workload, config, hardware)
-        except AutofitError:  # a model that cannot be traced was reported before the first probe
-            return None
-        return timeline_of(traced, hardware, rates=rates_for(hardware))
-
-    return [timeline(config) for config in configs]
+def timeline(workload: Workload, hardware: Hardware, config: Config) -> Timeline | None:
+    """The timeline of a config; None where its step cannot be traced."""
+    try:
+        traced = trace(workload, config, hardware)
+    except AutofitError:  # a model that cannot be traced was reported before the first probe
+        return None
+    return timeline_of(traced, hardware, rates=rates_for(hardware))
 
 
 def timeline_of(traced: Trace, hardware: Hardware, *, rates: Rates | None = None, most: int = MOST_MOMENTS) -> Timeline:

@@ -1,25 +1,95 @@
-"""Writes the files of a run directory: result.yaml, train.py, exports, result.json and report.html."""
+"""What a search leaves: its record, the files of a run directory, and on request the trace of a step for profilers.
 
+The record is its result, the prediction for each trial, and the memory of the best configs through a step, which a
+child follows on fake tensors. The files are result.yaml, train.py, exports, result.json and report.html.
+"""
+
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
 
-from autofit.core.errors import InputError
+from autofit.core.errors import AutofitError, InputError
+from autofit.core.estimate import Timeline
+from autofit.core.events import Notify
 from autofit.core.files import write_atomically
 from autofit.core.hardware import GIB
-from autofit.core.record import Record
+from autofit.core.options import SearchOptions
+from autofit.core.record import Predicted, Record
 from autofit.core.result import Result
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
+from autofit.estimate import timeline
 from autofit.export import train_script
 from autofit.export.from_result import export_all
 from autofit.models import HuggingFaceModel
+from autofit.probe import Executor
 from autofit.report.html import report_page
 from autofit.report.knob_effects import single_changes
+from autofit.search import Predictions
+
+# For following one config: at most, and as a share of the time limit. A picture is not worth more.
+FOLLOW_SECONDS, FOLLOW_SHARE = 60.0, 0.05
 
 
-def write_artifacts(
-    result: Result, workload: Workload, directory: RunDirectory, *, notify: Callable[[str], None]
-) -> Result:
+def make_record(
+    result: Result, options: SearchOptions, predictions: Predictions | None, timelines: Mapping[str, Timeline]
+) -> Record:
+    """The record of a search that has just ended."""
+
+    def finite(figure: float | None) -> float | None:
+        return figure if figure is not None and math.isfinite(figure) else None
+
+    predicted = []
+    if predictions:
+        nbytes, seconds = predictions.nbytes, predictions.seconds
+        predicted = [Predicted(finite(nbytes.get(t.config)), finite(seconds.get(t.config))) for t in result.trials]
+    told = options.model_dump(include={"seed", "tolerance", "trials", "time_limit", "workers", "space", "set"})
+    finished = datetime.now().astimezone().isoformat(timespec="seconds")
+    return Record(result=result, options=told, predicted=tuple(predicted), timelines=timelines, finished=finished)
+
+
+def follow_tiers(result: Result, workload: Workload, options: SearchOptions, executor: Executor) -> dict[str, Timeline]:
+    """The memory of each tier's best config through a step, as far as it can be followed in time.
+
+    Empty for an interrupted search.
+    """
+    if result.stopped_by == "interrupt":
+        return {}
+    timeout = min(FOLLOW_SECONDS, max(1.0, FOLLOW_SHARE * (options.time_limit or math.inf)))
+    run = functools.partial(executor.run, timeline, workload, result.hardware, log="timeline.log", timeout=timeout)
+    followed: dict[str, Timeline] = {}
+    # Too slow, or not wanted: the report does without the other tiers.
+    with contextlib.suppress(AutofitError, KeyboardInterrupt):
+        for name, best in result.tiers.items():
+            if best is not None and (line := run(best.config)) is not None:
+                followed[name] = line
+    return followed
+
+
+def trace_best(result: Result, workload: Workload, executor: Executor, *, directory: Path, notify: Notify) -> Result:
+    """Trace one step of the best config, and add the files of the trace to the result.
+
+    A failed trace is only noted. Ctrl-C ends the search here as anywhere else, with the answer found so far.
+    """
+    if result.best is None or result.stopped_by == "interrupt":
+        return result
+    try:
+        files = executor.trace(workload, result.best.config, result.hardware, result.budget, directory=directory)
+    except AutofitError as error:
+        notify(f"no step of the best config could be recorded: {error.message}")
+        return result
+    except KeyboardInterrupt:
+        return dataclasses.replace(result, stopped_by="interrupt")
+    if result.hardware.device == "cpu":
+        notify("memory snapshots need CUDA: on a CPU there is only the trace, which holds the allocations too.")
+    return dataclasses.replace(result, files={**result.files, **files})
+
+
+def write_artifacts(result: Result, workload: Workload, directory: RunDirectory, *, notify: Notify) -> Result:
     """Write result.yaml, the exports and, for a model of transformers, train.py; the result names the files."""
     files: dict[str, str | None] = {"result": None, "script": None, "exports": None, "report": None, **result.files}
     result = dataclasses.replace(result, run_directory=str(directory.path))
@@ -52,7 +122,7 @@ def write_artifacts(
     return dataclasses.replace(result, files=files)
 
 
-def write_report(record: Record, directory: RunDirectory, *, notify: Callable[[str], None]) -> Result:
+def write_report(record: Record, directory: RunDirectory, *, notify: Notify) -> Result:
     """Write result.json and report.html; the result names them."""
     files = {**record.result.files, "report": str(directory.report)}
     complete = dataclasses.replace(record, result=dataclasses.replace(record.result, files=files))

@@ -52,9 +52,7 @@ class Context:
         traits, placement = self.workload.traits, self.placement.describe(self.measured_on)
         notes = [*self.measured_on.notes, *self.budget_notes, *(traits.notes if traits else ()), placement]
         if self.options.store and not (traits and traits.fingerprint):
-            notes.append(
-                "this model's code has no stable fingerprint, so earlier measurements of it are not looked up."
-            )
+            notes += ["this model's code has no stable fingerprint, so earlier measurements of it are not looked up."]
         return tuple(filter(None, notes))
 
     def identity(self) -> dict[str, Any]:

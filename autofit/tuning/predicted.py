@@ -33,8 +33,7 @@ from autofit.hardware.driver import no_gpu_note, why_no_gpu
 from autofit.probe import LocalExecutor
 from autofit.search import Enumeration, Figures, Predictions, preferred
 from autofit.search.pareto import leading
-from autofit.tuning.artifacts import write_artifacts, write_report
-from autofit.tuning.record import make_record
+from autofit.tuning.artifacts import make_record, write_artifacts, write_report
 from autofit.tuning.run import run_folder, run_search
 from autofit.tuning.space import space_for
 from autofit.tuning.target import estimate_on, structure_traits, target_hardware

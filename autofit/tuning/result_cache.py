@@ -24,6 +24,7 @@ _NO_INFLUENCE = {"out", "resume", "probe_timeout", "store", "workers", "memory_s
 def key_of(workload: Workload, options: SearchOptions) -> str:
     """The same for two searches that would measure the same, another for any change that could matter."""
     own_space = Path(options.space) if options.space else None  # counts with its content, a shipped one by its name
+    cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     return cache_key(
         facts_of(workload, workload.model()),
         keeps=workload.keeps,
@@ -32,10 +33,7 @@ def key_of(workload: Workload, options: SearchOptions) -> str:
         machine=[
             *(platform.machine(), platform.processor(), psutil.cpu_count(logical=False), psutil.virtual_memory().total),
             os.environ.get("CUDA_VISIBLE_DEVICES"),
-            *(
-                card.read_text(encoding="utf-8", errors="replace")
-                for card in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-            ),
+            *(card.read_text(encoding="utf-8", errors="replace") for card in cards),
         ],
         versions=versions(),
     )
@@ -71,11 +69,8 @@ def outdated_note() -> str | None:
     if marker.exists() and marker.read_text(encoding="utf-8").strip() == str(LAYOUT):
         return None
     folders = {"results of searches": "results", "predictions": "estimates"}
-    unread = [
-        what
-        for what, folder in folders.items()
-        if any(not file.name.startswith(f"v{LAYOUT}-") for file in cache_file(folder, "").glob("*.*"))
-    ]
+    files = {what: cache_file(folder, "").glob("*.*") for what, folder in folders.items()}
+    unread = [what for what in files if any(not file.name.startswith(f"v{LAYOUT}-") for file in files[what])]
     unread += ["measurements"] if Store().outdated() else []
     write_cache(marker, f"{LAYOUT}\n")
     if not unread:

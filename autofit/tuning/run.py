@@ -32,9 +32,8 @@ from autofit.search.predictions import Predictions
 from autofit.search.ranking import best_of_tiers, finalists, nearest_miss
 from autofit.search.study import Limits, SearchOutcome, SearchProblem, search
 from autofit.search.verification import Verification, verify
-from autofit.tuning.artifacts import write_artifacts, write_report
+from autofit.tuning.artifacts import follow_tiers, make_record, trace_best, write_artifacts, write_report
 from autofit.tuning.context import Context, context_of
-from autofit.tuning.record import follow_tiers, make_record, trace_best
 from autofit.tuning.warm_start import WarmStart, subject_of
 
 EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
@@ -121,9 +120,7 @@ class _Run:
                 on_started=self._started,
                 predict=self._predict,
                 prior_measurements=self._explored.prior_measurements(resumed=options.resume),
-                on_probe=lambda number, config: self._listener(
-                    ProbeStarted(number, config, False, self._predicted_peak(config))
-                ),
+                on_probe=self._on_probe,
                 concurrency=functools.partial(Threaded, places=self._explorer.places, give_up=self._explorer.give_up),
             )
             outcome = search(context.space, problem, limits=limits, journal=journal, seed=options.seed)
@@ -216,10 +213,10 @@ class _Run:
             self.predictions = Predictions.of(configs, nbytes, seconds)
         return self.predictions
 
-    def _predicted_peak(self, config: Config) -> int | None:
-        """The predicted peak, as the budget counts it."""
+    def _on_probe(self, number: int, config: Config) -> None:
         tensors = self.predictions.nbytes.get(config, math.nan) if self.predictions else math.nan
-        return int(tensors) + self.context.hardware.context_bytes if math.isfinite(tensors) else None
+        expected = int(tensors) + self.context.hardware.context_bytes if math.isfinite(tensors) else None
+        self._listener(ProbeStarted(number, config, expected_bytes=expected))
 
     def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement:
         plan = dataclasses.replace(EXPLORE_PLAN, best_seconds=best_seconds)

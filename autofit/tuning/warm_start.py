@@ -5,11 +5,12 @@ Trouble with the store never fails a search: it is noted once, and the search go
 
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from autofit.core.environment import SETTINGS
 from autofit.core.errors import StoreError, counted
+from autofit.core.events import Notify
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement
 from autofit.core.workload import Workload
@@ -55,9 +56,7 @@ class WarmStart:
         run, notify: the run directory of the search, and what hears what the user should know.
     """
 
-    def __init__(
-        self, subject: Subject | None, cap_bytes: int, *, exact: bool, run: Path, notify: Callable[[str], None]
-    ) -> None:
+    def __init__(self, subject: Subject | None, cap_bytes: int, *, exact: bool, run: Path, notify: Notify) -> None:
         self._subject, self._cap_bytes, self._exact = subject, cap_bytes, exact
         # No database takes the bytes that are no text in names of files.
         self._run, self._session = str(run).encode(errors="backslashreplace").decode(), uuid.uuid4().hex

@@ -6,7 +6,7 @@ import pytest
 
 from autofit.core.estimate import KINDS
 from autofit.core.hardware import GIB
-from autofit.estimate import timeline_of, timelines, trace
+from autofit.estimate import timeline, timeline_of, trace
 from autofit.estimate.peak import peak_of
 from autofit.estimate.rates import UNKNOWN
 from autofit.techniques import canonicalize
@@ -73,7 +73,7 @@ def test_when_things_happen_is_in_time_where_the_speed_is_known() -> None:
 
 def test_a_card_holds_the_libraries_workspace_too() -> None:
     config = canonicalize({"precision": "bf16", "micro_batch_size": 4}, WORKLOAD, CARD)
-    (line,) = timelines(WORKLOAD, CARD, [config])
+    line = timeline(WORKLOAD, CARD, config)
     assert line
     traced = trace(WORKLOAD, config, CARD)
     assert line.peak_bytes > peak_of(traced, CARD).nbytes
@@ -83,4 +83,4 @@ def test_a_card_holds_the_libraries_workspace_too() -> None:
 
 def test_what_cannot_be_followed_is_left_out() -> None:
     refused = canonicalize({"precision": "tf32"}, WORKLOAD, tiny.CPU)
-    assert timelines(WORKLOAD, tiny.CPU, [refused]) == [None]
+    assert timeline(WORKLOAD, tiny.CPU, refused) is None

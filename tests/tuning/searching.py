@@ -13,7 +13,7 @@ from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSecond
 from autofit.core.options import search_options
 from autofit.core.result import Result
 from autofit.core.workload import Traits, Workload
-from autofit.estimate import timelines
+from autofit.estimate import timeline
 from autofit.probe import Plan, Request
 from autofit.tuning import run as tune
 from tests import tiny
@@ -92,8 +92,8 @@ class FakeExecutor:
 
     def run(self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
         """Asked to predict configs, it knows nothing; asked to follow a step, it cannot."""
-        if function is timelines:
-            return [None for _ in arguments[1]]
+        if function is timeline:
+            return None
         unknown = [math.nan] * len(arguments[1])
         return unknown, unknown
 

@@ -16,10 +16,10 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import search_options
 from autofit.core.record import Predicted
 from autofit.core.result import Result
-from autofit.estimate import timelines
+from autofit.estimate import timeline
 from autofit.search import Predictions
 from autofit.techniques import canonicalize
-from autofit.tuning.record import FOLLOW_SECONDS, follow_tiers, make_record, trace_best
+from autofit.tuning.artifacts import FOLLOW_SECONDS, follow_tiers, make_record, trace_best
 from tests import tiny
 
 WORKLOAD = tiny.llama_workload(4)
@@ -37,8 +37,8 @@ class LocalExecutor:
 
     def run(self, function: Any, workload: Any, *arguments: Any, log: str, timeout: float) -> Any:
         self.timeouts.append(timeout)
-        assert (function, log) == (timelines, "timeline.log")
-        error = self.fails(arguments[1][0])
+        assert (function, log) == (timeline, "timeline.log")
+        error = self.fails(arguments[1])
         if error:
             raise error
         return function(workload, *arguments)

@@ -17,7 +17,7 @@ from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSecond
 from autofit.core.record import Record
 from autofit.core.result import SavedResult
 from autofit.core.workload import Workload
-from autofit.estimate import calibration_for, timelines
+from autofit.estimate import calibration_for, timeline
 from autofit.probe import Plan
 from autofit.search.verification import MOST
 from autofit.tuning import artifacts
@@ -221,7 +221,7 @@ def predicting(bench: Bench, rates: Mapping[int, float], off: float = 1.0) -> No
     """Predictions of the rates of micro-batches, all off by the same factor, and of a MiB for each sample."""
 
     def run(function: Any, workload: Workload, hardware: Hardware, configs: Any, *, log: str, timeout: float) -> Any:
-        if function is timelines:
+        if function is timeline:
             raise ProbeError("it took too long.")
         sizes = [int(str(config["micro_batch_size"])) for config in configs]
         return [size * MIB for size in sizes], [8 / rates[size] * off for size in sizes]

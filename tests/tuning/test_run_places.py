@@ -22,7 +22,7 @@ from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSecond
 from autofit.core.options import search_options
 from autofit.core.result import Result
 from autofit.core.workload import Traits, Workload
-from autofit.estimate import timelines
+from autofit.estimate import timeline
 from autofit.probe import Place, Request, physical_cores
 from autofit.tuning import run as tune
 from tests import tiny
@@ -73,8 +73,8 @@ class Machine:
         pass
 
     def run(self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
-        if function is timelines:  # for the report, of configs of every tier
-            return [None for _ in arguments[1]]
+        if function is timeline:  # for the report, of the best config of every tier
+            return None
         return self.predict(arguments[1], by_workers=False)
 
     def predict(self, configs: list[Config], *, by_workers: bool) -> Any:
