@@ -51,13 +51,10 @@ class Record:
     def to_text(self) -> str:
         """The text of result.json."""
         result = self.result
-        predicted = self.predicted or (Predicted(),) * len(result.trials)
+        pairs = zip(result.trials, self.predicted or (Predicted(),) * len(result.trials), strict=True)
         data = {
             **result.to_json(),
-            "trials": [
-                {**trial.to_trial(), "predicted": to_plain(prediction)}
-                for trial, prediction in zip(result.trials, predicted, strict=True)
-            ],
+            "trials": [{**trial.to_trial(), "predicted": to_plain(prediction)} for trial, prediction in pairs],
             "alternatives": [{**each.to_dict(), "config": dict(each.config)} for each in result.alternatives],
             **{name: to_plain(getattr(result, name)) for name in ("model", "workload", "source", "hardware", "budget")},
             "options": dict(self.options),

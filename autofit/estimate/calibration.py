@@ -24,6 +24,8 @@ from autofit.core.files import cache_file, digest, write_cache
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement
 
+_Figures = Mapping[Config, float]
+
 MOST_STORED = 200  # of the measurements with the largest weights
 _ENOUGH = 5  # measurements whose spread says more than the default interval
 
@@ -68,11 +70,6 @@ class Comparison:
         return None if self.when is None else int(self.when // _DAY)
 
     @property
-    def memory_ratio(self) -> float | None:
-        """Measured to predicted bytes."""
-        return self.measured_bytes / self.predicted_bytes if self.predicted_bytes else None
-
-    @property
     def time_ratio(self) -> float | None:
         """Measured to predicted seconds of a step."""
         measured, predicted = self.measured_seconds, self.predicted_seconds
@@ -100,7 +97,7 @@ class Calibration:
     def of(cls, comparisons: Sequence[Comparison], now: float | None = None) -> Self:
         """From all measurements of a device."""
         now = time.time() if now is None else now
-        memory = [ratio for comparison in comparisons if (ratio := comparison.memory_ratio)]
+        memory = [each.measured_bytes / each.predicted_bytes for each in comparisons if each.predicted_bytes]
         middle = statistics.median(memory) if memory else 1.0
         spread = (min(memory) / middle, max(memory) / middle) if len(memory) >= _ENOUGH else None
         discounted = sum(comparison.weight(now) < _LITTLE for comparison in comparisons)
@@ -125,12 +122,7 @@ def _weighted_median(values: Iterable[tuple[float, float]]) -> float:
 
 
 def compare(
-    measured: Iterable[Measurement],
-    nbytes: Mapping[Config, float],
-    seconds: Mapping[Config, float],
-    *,
-    exact: bool,
-    waiting: float,
+    measured: Iterable[Measurement], nbytes: _Figures, seconds: _Figures, *, exact: bool, waiting: float
 ) -> list[Comparison]:
     """Measurements with the predictions of their configs, where there are any.
 

@@ -11,14 +11,7 @@ from autofit.core.workload import Workload
 from autofit.estimate.allocator_events import two_steps
 from autofit.estimate.calibration import Calibration
 from autofit.estimate.fake_device import workspace_bytes
-from autofit.estimate.peak import (
-    LEAST_COMPILED,
-    MOST_COMPILED,
-    RECOMPUTED_UNCERTAINTY,
-    Peak,
-    peak_of,
-    recomputed_share,
-)
+from autofit.estimate.peak import LEAST_COMPILED, MOST_COMPILED, RECOMPUTED_UNCERTAINTY, Peak, peak_of, recomputed_share
 from autofit.estimate.rates import Rates, format_of, rate_of
 from autofit.estimate.roofline import Speed
 from autofit.estimate.trace import Trace, trace
@@ -52,14 +45,10 @@ def predict(
 
 
 def estimate_of(
-    traced: Trace,
-    workload: Workload,
-    hardware: Hardware,
-    *,
-    rates: Rates | None = None,
-    calibration: Calibration | None = None,
+    traced: Trace, workload: Workload, hardware: Hardware, *, rates: Rates | None, calibration: Calibration | None
 ) -> Estimate:
     """The estimate from a trace, which devices that run the same operators can share."""
+    calibration = calibration or Calibration()
     if rates and rates.measured_here and rates.operators is None:
         rates = replace(rates, operators=traced.calls.measured(rates))
     peak = peak_of(traced, hardware)
@@ -77,8 +66,8 @@ def estimate_of(
         reserved -= recomputed
         parts = {**peak.parts, "activations": peak.parts["activations"] - recomputed}
         peak = replace(peak, nbytes=peak.nbytes - recomputed, parts=parts)
-    low, high = _interval(traced, peak, reserved, calibration or Calibration(), uncertainty)
-    times = _times(workload, traced, hardware, rates, calibration) if rates else {}
+    low, high = _interval(traced, peak, reserved, calibration, uncertainty)
+    times = _times(workload, traced, hardware, rates, calibration.seconds or 1.0) if rates else {}
     return Estimate(
         config=traced.config,
         allocated_bytes=peak.nbytes,
@@ -106,21 +95,17 @@ def _interval(
     return int(low), int(high)
 
 
-def _times(
-    workload: Workload, traced: Trace, hardware: Hardware, rates: Rates, calibration: Calibration | None
-) -> dict[str, Any]:
+def _times(workload: Workload, traced: Trace, hardware: Hardware, rates: Rates, factor: float) -> dict[str, Any]:
     speed = Speed.of(rates, hardware, traced.config)
     accumulation = int(traced.config["gradient_accumulation_steps"] or 1)
-    forward, backward, update = (
-        traced.waits(traced.spans(phase), speed) for phase in ("forward", "backward", "update")
-    )
+    forward, backward, update = (traced.waits(traced.spans(name), speed) for name in ("forward", "backward", "update"))
     micro = {name: forward[name] + backward[name] for name in update}
     waits = {name: accumulation * micro[name] + update[name] for name in update}
     copied = waits.pop("transfer")
     busy = sum(waits.values())
     # Copies overlap with the computation of a micro-batch; an update waits for what is moved or computed for it.
     overlapped = max(micro["transfer"], sum(micro.values()) - micro["transfer"])
-    seconds = (accumulation * overlapped + sum(update.values())) * ((calibration and calibration.seconds) or 1.0)
+    seconds = (accumulation * overlapped + sum(update.values())) * factor
     bottleneck = "transfer" if copied > busy else "compute" if waits["compute"] > busy / 2 else "memory"
     samples = workload.effective_batch_size / seconds
     tokens = samples * workload.sequence_length if workload.unit == "tokens" and workload.sequence_length else None

@@ -105,7 +105,8 @@ class Calls:
         key = cost.call
         self._bytes[key] = self._bytes.get(key, 0) + cost.nbytes
         if key not in self._calls and cost.nbytes <= _LARGEST and cost.name.partition("::")[0] in _HARMLESS:
-            args, kwargs = tree_map_only(torch.Tensor, _like, (args, dict(kwargs)))
+            given = args, dict(kwargs)
+            args, kwargs = tree_map_only(torch.Tensor, lambda t: _Like(t.shape, t.stride(), t.dtype), given)
             self._calls[key] = _Call(func, args, dict(kwargs), cost)
 
     def add(self, others: Self) -> None:
@@ -151,10 +152,6 @@ class Calls:
             if fixed > 0.0 and factor > _LEAST:
                 return fixed, min(factor, _MOST)
         return 0.0, min(max(took / expected, _LEAST), _MOST)
-
-
-def _like(tensor: torch.Tensor) -> _Like:
-    return _Like(tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def _seconds(call: _Call) -> float | None:

@@ -153,9 +153,8 @@ def trace(
     except Exception as error:  # the model's own code, under conditions that it was not written for
         operator = getattr(error, "func", None)
         why = f"{operator} needs numbers" if operator else f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UntraceableError(
-            f"a training step of this model cannot be followed on tensors without values ({why[:300]})."
-        ) from error
+        message = f"a training step of this model cannot be followed on tensors without values ({why[:300]})."
+        raise UntraceableError(message) from error
     finally:
         setup.close()
     trainable = [parameter for _, parameter in setup.trainable()]

@@ -28,12 +28,8 @@ def group_key(config: Config) -> tuple[Value, ...]:
 
 def group_of(config: Config) -> Config:
     """What configs with the same segments have in common: all but the micro-batch and the rank."""
-    return config.replace(
-        micro_batch_size=0,
-        gradient_accumulation_steps=0,
-        lora_rank=min(1, int(config["lora_rank"] or 0)),
-        lora_alpha=None,
-    )
+    rank = min(1, int(config["lora_rank"] or 0))
+    return config.replace(micro_batch_size=0, gradient_accumulation_steps=0, lora_rank=rank, lora_alpha=None)
 
 
 def pass_key(config: Mapping[str, Value]) -> Config:
@@ -77,10 +73,6 @@ def trace_key(config: Config, symbols: Symbols, *, exact_weights: bool = False, 
     knobs: dict[str, Any] = dict(config)
     for knob, same in (_SAME if exact_weights else {**_SAME, **_SAME_WORK}).items():
         knobs[knob] = same.get(str(knobs.get(knob)), knobs.get(knob))
-    return pass_key(knobs).replace(
-        micro_batch_size=symbols.samples,
-        gradient_accumulation_steps=1,
-        lora_rank=symbols.rank if config["lora_rank"] else 0,
-        lora_alpha=None,
-        **replaced,
-    )
+    rank = symbols.rank if config["lora_rank"] else 0
+    knobs |= {"micro_batch_size": symbols.samples, "gradient_accumulation_steps": 1}
+    return pass_key(knobs).replace(lora_rank=rank, lora_alpha=None, **replaced)

@@ -111,9 +111,7 @@ def check_savable(setup: Setup) -> None:
             raise InputError(f"{name} of the model's state is no tensor, and safetensors holds no other.", remedy)
         if value.layout is not torch.strided:
             raise InputError(f"{name} is a sparse tensor, which safetensors cannot hold.", remedy)
-    groups = [
-        {name: value for name, value in group.items() if name != "params"} for group in setup.optimizer.param_groups
-    ]
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in setup.optimizer.param_groups]
     _check_readable(groups, "the optimizer")
 
 
@@ -287,11 +285,8 @@ def _changed_settings(setup: Setup, label: dict[str, Any]) -> list[str]:
     """A sentence for each hyperparameter that differs from the checkpoint's."""
     mine = {**asdict(setup.hyperparameters), "effective_batch_size": setup.workload.effective_batch_size}
     theirs = {**label["hyperparameters"], "effective_batch_size": label.get("effective_batch_size")}
-    return [
-        f"{name} is {_word(mine[name])} from here on, before it was {_word(theirs[name])}."
-        for name in mine
-        if name in theirs and mine[name] != theirs[name]
-    ]
+    changed = [name for name in mine if name in theirs and mine[name] != theirs[name]]
+    return [f"{name} is {_word(mine[name])} from here on, before it was {_word(theirs[name])}." for name in changed]
 
 
 def _word(value: Any) -> str:

@@ -91,10 +91,8 @@ class Recovery:
         self._may_split = self._may_split or self._splits()
         if not self._may_split:
             return None
-        setup.micro_batch_size = max(size for size in range(1, half + 1) if whole % size == 0)
-        return setup.config.replace(
-            micro_batch_size=setup.micro_batch_size, gradient_accumulation_steps=whole // setup.micro_batch_size
-        )
+        size = setup.micro_batch_size = max(size for size in range(1, half + 1) if whole % size == 0)
+        return setup.config.replace(micro_batch_size=size, gradient_accumulation_steps=whole // size)
 
     def _full_checkpointing(self) -> Config | None:
         setup = self._setup

@@ -23,9 +23,7 @@ def moved_to_host(model: nn.Module, *, device_type: str = "cuda") -> Iterator[No
     Quantised and sparse weights stay where they are. If the memory is taken meanwhile (OutOfMemoryError), the model
     stays whole on the host.
     """
-    homes = [
-        (tensor, tensor.device, tensor.data_ptr()) for tensor in _dense(model) if tensor.device.type == device_type
-    ]
+    homes = [(t, t.device, t.data_ptr()) for t in _dense(model) if t.device.type == device_type]
     try:
         _move((tensor, _HOST) for tensor, _, _ in homes)
         if device_type == "cuda" and homes:
@@ -90,12 +88,8 @@ def restored(model: nn.Module, *, dtypes: bool) -> Iterator[None]:
     """Restore train or eval mode of every module on exit and, with `dtypes`, the dtypes of weights and buffers."""
     modes = [(module, module.training) for module in model.modules()]
     parameters = [(parameter, parameter.dtype) for parameter in model.parameters()] if dtypes else []
-    buffers = [
-        (module, name, buffer.dtype)
-        for module in (model.modules() if dtypes else ())
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
+    holders = model.modules() if dtypes else ()
+    buffers = [(each, name, b.dtype) for each in holders for name, b in each._buffers.items() if b is not None]
     try:
         yield
     finally:

@@ -19,6 +19,8 @@ from autofit.training.default_loss import check_call, check_loss_function
 from autofit.training.inspect import blamed_on
 from autofit.training.meta_model import meta_copy
 
+_Loss = Callable[[Any, Any], Any]
+_Optimizer = Callable[[Any], Any]  # makes one of parameter groups
 _FEW_SHAPES = 8  # such as those of buckets: planning once for each of them pays
 _NOT_COPIED = "Take that out of the model, or search with autofit.Workload(model=...) and a function that makes it."
 
@@ -36,12 +38,7 @@ class Peek:
 
 
 def workload_from(
-    model: nn.Module,
-    loader: Any,
-    loss: Callable[[Any, Any], Any] | None,
-    *,
-    optimizer: Callable[[Any], Any] | None = None,
-    peek: Peek | None = None,
+    model: nn.Module, loader: Any, loss: _Loss | None, *, optimizer: _Optimizer | None = None, peek: Peek | None = None
 ) -> Workload:
     """The workload of a search for training `model` on `loader`; probes get a copy of the model without weights."""
     workload = training_workload(model, loader, loss, optimizer=optimizer, peek=peek)
@@ -51,12 +48,7 @@ def workload_from(
 
 
 def training_workload(
-    model: nn.Module,
-    loader: Any,
-    loss: Callable[[Any, Any], Any] | None,
-    *,
-    optimizer: Callable[[Any], Any] | None = None,
-    peek: Peek | None = None,
+    model: nn.Module, loader: Any, loss: _Loss | None, *, optimizer: _Optimizer | None = None, peek: Peek | None = None
 ) -> Workload:
     """The workload of training `model` itself on `loader`, whose own batch size is the effective batch. Reads the first
     batches to find the largest shape; the model is not touched."""

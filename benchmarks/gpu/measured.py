@@ -138,7 +138,7 @@ def _about(case: Case) -> Row:
 def foresee(workload: Workload, knobs: Mapping[str, Any], hardware: Hardware) -> Row:
     """The estimate of a config by the catalogue alone: nothing that was measured on this device has a part in it."""
     traced = trace(workload, knobs, hardware)
-    return estimate_of(traced, workload, hardware, rates=rates_for(hardware)).to_dict()
+    return estimate_of(traced, workload, hardware, rates=rates_for(hardware), calibration=None).to_dict()
 
 
 def estimated(bench: Bench, workload: Workload, knobs: Mapping[str, Any]) -> Row:

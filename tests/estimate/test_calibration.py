@@ -140,4 +140,4 @@ def test_measurements_are_compared_with_what_was_predicted_of_their_configs() ->
     (found,) = compare([timed, unknown, failed], nbytes, seconds, exact=False, waiting=0.3)
     assert found == Comparison(100, 110, 1.0, 2.0, NOW, 0.3, pytest.approx(0.15))
     (exact,) = compare([timed], nbytes, seconds, exact=True, waiting=0.3)
-    assert exact.memory_ratio is None
+    assert exact.predicted_bytes == 0

@@ -79,7 +79,7 @@ def test_what_does_not_grow_with_the_samples_is_told_from_what_does(monkeypatch:
 
 
 def test_expanded_tensors_are_made_too() -> None:
-    like = operators._like(torch.empty(3).expand(5, 3))
+    like = operators._Like(torch.Size((5, 3)), torch.empty(3).expand(5, 3).stride(), torch.float32)
     assert like.tensor().stride() == (0, 1)
     assert like.tensor().shape == (5, 3)
 
