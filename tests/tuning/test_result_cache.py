@@ -170,7 +170,10 @@ def test_names_are_no_part_of_a_workload_that_is_the_same() -> None:
 OLD_RESULT = "autofit: 1\nmodel: mlp\nworkload: {}\nhardware: {device: cpu}\nconfig: {}\nmeasured: {}\n"
 
 
-def test_what_an_older_autofit_cached_is_not_used_and_that_is_said_once() -> None:
+def test_what_an_older_autofit_cached_is_not_used_and_that_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert result_cache.outdated_note() is None  # an empty cache
     cache_file("", "layout").unlink()
     old = {"results": f"{'0' * 32}.yaml", "estimates": f"{'1' * 32}.json"}  # named by their digests alone
