@@ -1,6 +1,7 @@
 """A probe on the CPU: who counts."""
 
 import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,3 +43,9 @@ def test_the_guard_never_asks_for_more_than_the_system_grants(monkeypatch: pytes
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: asked.append(limits))
     on_cpu.guard_cpu(2 * GIB)
     assert asked == [(7 * MIB, 7 * MIB)]
+
+
+def test_a_system_that_does_not_tell_the_size_of_a_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda path, encoding: "Name:\tpython\nVmRSS:\t1024 kB\n")
+    with pytest.raises(OSError, match="/proc/self/status has no VmData"):
+        on_cpu.guard_cpu(2 * GIB)
