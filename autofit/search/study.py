@@ -79,9 +79,8 @@ class SearchOutcome:
     skipped: dict[str, int]  # configs never measured: predicted not to fit, dominated by an out-of-memory, refused
     stopped_by: str  # "trials", "time", "interrupt", "space" (none left) or "bound" (none is expected to be faster)
     space_size: int
-    bound: float | None = (
-        None  # the share by which any left may be faster than the best, at 95 %; None: none is, or fits
-    )
+    # The share by which any left may be faster than the best, at 95 %; None where none is left or nothing fits.
+    bound: float | None = None
     posterior: tuple[Measurement, ...] = ()  # of every config that fits, at the speed expected given all measurements
     slowdown: float = 0.0  # the largest share by which the machine was slower or faster than at the end, by repeats
     surrogate: Surrogate | None = field(default=None, compare=False, repr=False)
