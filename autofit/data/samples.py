@@ -106,7 +106,7 @@ class Pictures:
 class FileLoader:
     """Batches of the effective size, each pass in a new order; can be read again and again.
 
-    A pass draws its order from torch's global random numbers, as a DataLoader's. The front fills up the last batch.
+    A pass draws its order from torch's global random numbers, as a DataLoader's. Its front fills up the last batch.
     """
 
     samples: Stacked | Ragged | Pictures

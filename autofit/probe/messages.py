@@ -1,6 +1,6 @@
 """Messages between the parent, the zygote and its children, sent whole by `multiprocessing.connection`.
 
-The first is the zygote's None: it has imported what it preloads.
+The first is the zygote's None, once it has imported what it preloads.
 """
 
 from dataclasses import dataclass

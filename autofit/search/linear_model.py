@@ -95,7 +95,7 @@ def normal_density(z: Array) -> Array:
 def normal_below(z: Array) -> Array:
     """The probability of a standard normal variable to lie below z, to 1.5e-7.
 
-    Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26: numpy has no error function for many z.
+    Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26; numpy has none, math.erf is for one z.
     """
     x = np.abs(z) / math.sqrt(2)
     t = 1 / (1 + 0.3275911 * x)

@@ -76,7 +76,7 @@ def load_space(name_or_path: str | Path, offer: KnobChoices) -> Space:
     """Read a shipped space by its name, or a YAML file by its path, and keep what this hardware offers of it.
 
     Raises:
-        InputError: no such space, none in form, an unknown knob or value, or one of which this hardware offers none.
+        InputError: no such space, a file of another form, an unknown knob or value, or a knob without a value here.
     """
     shipped = _shipped()
     path = shipped.get(str(name_or_path), Path(name_or_path).expanduser())
