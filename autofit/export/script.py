@@ -27,6 +27,7 @@ _NOT_ARCHITECTURE = (
 )
 _STANDARD = ("import argparse", "import math", "import os", "from pathlib import Path", "from time import perf_counter")
 _INSTEAD = "Run it with `autofit train`."
+_NEVER_OFF = ("precision", "optimizer")  # null stands for an optimizer of the user's own
 # What probes run under: with fixed segments the same config may not fit a card, and threads that spin while they wait
 # make a busy machine many times slower.
 _EARLY = {
@@ -82,7 +83,6 @@ def train_script(
     micro = int(config.get("micro_batch_size") or effective)
     steps = int(config.get("gradient_accumulation_steps") or effective // micro)
     check_batch_sizes(micro, steps, effective)
-    config = Config({"precision": "fp32", "optimizer": "adamw", **config})
     fragments = _fragments(Case(config, str(workload["task"]), device, micro, length, model_config, versions))
     imported = [line.split()[1].partition(".")[0].replace("_", "-") for line in fragments.imports]
     packages = list(dict.fromkeys(["torch", "transformers", *imported, *fragments.packages]))
@@ -120,7 +120,7 @@ def _fragments(case: Case) -> Fragments:
     """What all knobs add, together; raises InputError for a knob or value that has no lines here."""
     together, config = Fragments(), case.config
     for name in (*KNOBS, *(name for name in config if name not in KNOBS)):
-        if not is_off(config.get(name)):
+        if name in _NEVER_OFF or not is_off(config.get(name)):
             added = KNOBS[name](case) if name in KNOBS else None
             if added is None:
                 raise InputError(f"train.py cannot express {name} {config[name]}.", _INSTEAD)

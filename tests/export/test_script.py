@@ -278,6 +278,7 @@ def test_a_models_own_code_has_no_script(emit: Emit) -> None:
         {"precision": "fp4"},
         {"quantization": "int2"},
         {"optimizer": "muon"},
+        {"optimizer": None},  # the user's own
         {"optimizer_offload": "cpu", "optimizer": "sgd"},
         {"optimizer_in_backward": "sometimes"},
         {"activation_checkpointing": "budget-0.5"},  # without a compiler
