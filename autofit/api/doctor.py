@@ -9,7 +9,7 @@ from autofit.core.errors import InputError, StoreError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import search_options
 from autofit.core.workload import Workload
-from autofit.estimate import calibration_for
+from autofit.estimate.calibration import calibration_for
 from autofit.hardware.budgets import budget_for
 from autofit.probe import LocalExecutor
 from autofit.setup import Technique

@@ -11,7 +11,8 @@ from autofit.core.hardware import Hardware
 from autofit.core.workload import Traits, Workload
 from autofit.hardware.catalogue import card, hardware_of
 from autofit.models import resolve
-from autofit.search import Enumeration, list_spaces, load_space
+from autofit.search.enumeration import Enumeration
+from autofit.search.space import list_spaces, load_space
 from autofit.tuning.space import knob_choices
 
 MODEL, CARD, EFFECTIVE_BATCH, SEQUENCE_LENGTH = "llama-3.1-8b", "rtx-4090", 32, 2048

@@ -17,7 +17,7 @@ def models() -> Choices:
 
 def spaces() -> Choices:
     """The spaces that ship with autofit."""
-    return [(space.name, space.description) for space in heavy("autofit.search", "list_spaces")()]
+    return [(space.name, space.description) for space in heavy("autofit.search.space", "list_spaces")()]
 
 
 def cards_and_list() -> list[str]:

@@ -22,14 +22,14 @@ from autofit.core.record import Predicted, Record
 from autofit.core.result import Result
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
-from autofit.estimate import timeline
+from autofit.estimate.timeline import timeline
 from autofit.export import train_script
 from autofit.export.from_result import export_all
 from autofit.models import HuggingFaceModel
 from autofit.probe import Executor
 from autofit.report.html import report_page
 from autofit.report.knob_effects import single_changes
-from autofit.search import Predictions
+from autofit.search.predictions import Predictions
 
 # For following one config: at most, and as a share of the time limit. A picture is not worth more.
 FOLLOW_SECONDS, FOLLOW_SHARE = 60.0, 0.05

@@ -14,7 +14,8 @@ from autofit.core.workload import Workload
 from autofit.hardware.budgets import budget_for, budget_notes
 from autofit.hardware.catalogue import card_to_search_for, standing_in_for
 from autofit.probe import Executor, Placement, place_probes
-from autofit.search import Space, begun_with
+from autofit.search.journal import begun_with
+from autofit.search.space import Space
 from autofit.tuning.space import space_for
 
 

@@ -25,14 +25,19 @@ from autofit.core.pareto import Point, frontier, thinned
 from autofit.core.result import TIERS, Result, tier
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
-from autofit.estimate import predict_all, rates_for, timeline_of, trace
 from autofit.estimate.processes import parallel_map
+from autofit.estimate.rates import rates_for
+from autofit.estimate.space_estimator import predict_all
+from autofit.estimate.timeline import timeline_of
+from autofit.estimate.trace import trace
 from autofit.hardware.budgets import budget_for, other_budgets
 from autofit.hardware.catalogue import card_to_search_for
 from autofit.hardware.driver import no_gpu_note, why_no_gpu
 from autofit.probe import LocalExecutor
-from autofit.search import Enumeration, Figures, Predictions, preferred
+from autofit.search.enumeration import Enumeration
 from autofit.search.pareto import leading
+from autofit.search.predictions import Predictions
+from autofit.search.ranking import Figures, preferred
 from autofit.tuning.artifacts import make_record, write_artifacts, write_report
 from autofit.tuning.run import run_folder, run_search
 from autofit.tuning.space import space_for

@@ -21,7 +21,8 @@ from autofit.core.options import SearchOptions
 from autofit.core.result import Result, tier
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
-from autofit.estimate import compare, learn, predict_all
+from autofit.estimate.calibration import compare, learn
+from autofit.estimate.space_estimator import predict_all
 from autofit.hardware.budgets import other_budgets
 from autofit.probe import Contention, Executor, LocalExecutor, Plan, PoolExecutor, Request
 from autofit.report.formatting import drift_note

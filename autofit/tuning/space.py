@@ -5,7 +5,7 @@ from autofit.core.config import Config
 from autofit.core.hardware import Hardware
 from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
-from autofit.search import KnobChoices, Space, load_space
+from autofit.search.space import KnobChoices, Space, load_space
 
 
 def knob_choices(workload: Workload, hardware: Hardware) -> KnobChoices:

@@ -14,7 +14,7 @@ from autofit.core.events import Notify
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement
 from autofit.core.workload import Workload
-from autofit.search import PriorMeasurement, prior_measurement
+from autofit.search.prior_measurements import PriorMeasurement, prior_measurement
 from autofit.training.fingerprint import cache_key, own_code
 from autofit.tuning.measurement_store import Store, Stored, Subject
 

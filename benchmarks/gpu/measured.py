@@ -20,8 +20,9 @@ from autofit.core.errors import InputError, ProbeError, UntraceableError
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
-from autofit.estimate import rates_for, trace
 from autofit.estimate.estimator import estimate_of
+from autofit.estimate.rates import rates_for
+from autofit.estimate.trace import trace
 from autofit.probe import LocalExecutor, Plan, Request
 from benchmarks.gpu.bench import Bench, sentence
 from benchmarks.gpu.cases import Case

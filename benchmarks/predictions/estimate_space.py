@@ -25,10 +25,12 @@ from autofit.core.config import Config
 from autofit.core.errors import AutofitError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.workload import Workload
-from autofit.estimate import predict, predict_all, rates_for
+from autofit.estimate.estimator import predict
+from autofit.estimate.rates import rates_for
+from autofit.estimate.space_estimator import predict_all
 from autofit.hardware.catalogue import card
 from autofit.models import resolve
-from autofit.search import load_space
+from autofit.search.space import load_space
 from autofit.tuning.space import knob_choices
 
 SINGLE = {  # what one prediction is timed for, and the seconds it may take

@@ -24,9 +24,13 @@ from unittest import mock
 from autofit import techniques
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
-from autofit.estimate import predict_all
+from autofit.estimate.space_estimator import predict_all
 from autofit.models import resolve
-from autofit.search import Journal, Limits, Predictions, SearchProblem, load_space, search, study
+from autofit.search import study
+from autofit.search.journal import Journal
+from autofit.search.predictions import Predictions
+from autofit.search.space import load_space
+from autofit.search.study import Limits, SearchProblem, search
 from autofit.tuning.space import knob_choices
 from benchmarks.estimate_space import hardware_of
 

@@ -28,8 +28,7 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import SearchOptions
 from autofit.core.plain import from_plain
 from autofit.core.workload import Workload
-from autofit.estimate import rates_for
-from autofit.estimate.rates import UNKNOWN
+from autofit.estimate.rates import UNKNOWN, rates_for
 from autofit.estimate.space_estimator import SpaceEstimator
 from autofit.hardware.budgets import budget_for
 from autofit.models import resolve

@@ -31,7 +31,8 @@ from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
 from autofit.estimate.rates import Rates
 from autofit.estimate.space_estimator import SpaceEstimator
-from autofit.search import Predictions, Space
+from autofit.search.predictions import Predictions
+from autofit.search.space import Space
 from autofit.training.inspect import inspect_workload
 from autofit.tuning.space import space_for
 from benchmarks import replay_samplers

@@ -28,7 +28,10 @@ from autofit.core.pareto import fastest_within
 from autofit.core.result import TIERS, tier
 from autofit.core.workload import Workload
 from autofit.hardware.budgets import other_budgets
-from autofit.search import Evidence, Limits, Outlook, SearchProblem, outlook, recommend, search, verify
+from autofit.search.pareto import Evidence, Outlook, outlook
+from autofit.search.ranking import recommend
+from autofit.search.study import Limits, SearchProblem, search
+from autofit.search.verification import verify
 from benchmarks.rank_tables import TABLES
 from benchmarks.record_table import Table
 from benchmarks.replay import RecordedTruth

@@ -21,20 +21,14 @@ from autofit.core.config import Config
 from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
-from autofit.search import (
-    Concurrency,
-    Limits,
-    Predictions,
-    PriorMeasurement,
-    Probe,
-    SearchProblem,
-    Space,
-    fastest,
-    prior_measurement,
-    search,
-    verification,
-    verify,
-)
+from autofit.search import verification
+from autofit.search.concurrency import Concurrency, Probe
+from autofit.search.predictions import Predictions
+from autofit.search.prior_measurements import PriorMeasurement, prior_measurement
+from autofit.search.ranking import fastest
+from autofit.search.space import Space
+from autofit.search.study import Limits, SearchProblem, search
+from autofit.search.verification import verify
 from benchmarks.record_table import Row
 
 _TOLERANCE = 0.03  # autofit's default

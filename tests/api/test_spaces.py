@@ -5,7 +5,7 @@ import json
 from autofit import techniques
 from autofit.api.spaces import TRAITS, describe_spaces, reference_case
 from autofit.core.hardware import GIB
-from autofit.search import list_spaces, load_space
+from autofit.search.space import list_spaces, load_space
 from autofit.training.inspect import inspect_workload
 from autofit.tuning.space import knob_choices
 

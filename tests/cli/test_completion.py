@@ -11,7 +11,7 @@ from autofit.export.tools import tool_named
 from autofit.hardware.catalogue import card
 from autofit.models import load_preset
 from autofit.report.run_report import FORMATS
-from autofit.search import list_spaces
+from autofit.search.space import list_spaces
 
 
 def test_the_names_offered_are_known() -> None:

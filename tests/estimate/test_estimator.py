@@ -7,7 +7,7 @@ import pytest
 
 from autofit.core.estimate import Estimate
 from autofit.core.workload import Workload
-from autofit.estimate import predict
+from autofit.estimate.estimator import predict
 from tests import tiny
 from tests.estimate.traced import AMPERE, transformer
 from tests.tiny import CPU

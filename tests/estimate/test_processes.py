@@ -11,10 +11,9 @@ import psutil
 import pytest
 
 from autofit.core.workload import Workload
-from autofit.estimate import predict_all
 from autofit.estimate.processes import in_fork, parallel_map
 from autofit.estimate.rates import UNKNOWN, Rates, measure
-from autofit.estimate.space_estimator import SpaceEstimator
+from autofit.estimate.space_estimator import SpaceEstimator, predict_all
 from autofit.probe import LocalExecutor
 from autofit.techniques import canonicalize
 from tests.processes import number_in, wait_until_gone

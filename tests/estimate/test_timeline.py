@@ -6,9 +6,10 @@ import pytest
 
 from autofit.core.estimate import KINDS
 from autofit.core.hardware import GIB
-from autofit.estimate import timeline, timeline_of, trace
 from autofit.estimate.peak import peak_of
 from autofit.estimate.rates import UNKNOWN
+from autofit.estimate.timeline import timeline, timeline_of
+from autofit.estimate.trace import trace
 from autofit.techniques import canonicalize
 from tests import tiny
 

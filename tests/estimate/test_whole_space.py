@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from autofit.core.config import Config
-from autofit.estimate import predict
+from autofit.estimate.estimator import predict
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.peak import peak_of
 from autofit.estimate.rates import UNKNOWN

@@ -17,7 +17,11 @@ from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.workload import Workload
-from autofit.search import Evidence, KnobChoices, Limits, Predictions, SearchProblem, Space, fastest, search
+from autofit.search.pareto import Evidence
+from autofit.search.predictions import Predictions
+from autofit.search.ranking import fastest
+from autofit.search.space import KnobChoices, Space
+from autofit.search.study import Limits, SearchProblem, search
 
 EFFECTIVE_BATCH = 32
 KNOBS: dict[str, tuple[Value, ...]] = {

@@ -14,8 +14,12 @@ import pytest
 from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.measurement import Measurement
-from autofit.search import Concurrency, Journal, Limits, Predictions, Probe, SearchOutcome, Threaded, fastest, search
 from autofit.search import study as study_module
+from autofit.search.concurrency import Concurrency, Probe, Threaded
+from autofit.search.journal import Journal
+from autofit.search.predictions import Predictions
+from autofit.search.ranking import fastest
+from autofit.search.study import Limits, SearchOutcome, search
 
 WORKERS = 3
 PATIENCE = 60.0  # seconds, far beyond what anything here takes

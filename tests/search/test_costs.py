@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, StepSeconds
-from autofit.search import Limits, Predictions, Space, search
 from autofit.search.costs import Costs
 from autofit.search.linear_model import Features
+from autofit.search.predictions import Predictions
+from autofit.search.space import Space
+from autofit.search.study import Limits, search
 
 VALUES = {"compile": ("none", "default"), "optimizer": ("adamw", "adamw-8bit"), "micro_batch_size": (1, 4)}
 CONFIGS = [

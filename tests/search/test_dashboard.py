@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from autofit.core.measurement import Outcome
-from autofit.search import Journal, Limits, SearchOutcome, search
+from autofit.search.journal import Journal
+from autofit.search.study import Limits, SearchOutcome, search
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("optuna_dashboard") is None, reason="optuna-dashboard is not installed"

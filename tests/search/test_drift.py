@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, StepSeconds
-from autofit.search import Limits, search
 from autofit.search.drift import AGAIN_AFTER_PROBES, as_now, is_due, slowdown
+from autofit.search.study import Limits, search
 
 NOISE = 0.04
 

@@ -18,7 +18,9 @@ from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, Hardware
 from autofit.hardware.catalogue import card, hardware_of
 from autofit.models import resolve
-from autofit.search import Count, Enumeration, decision_diagram, enumeration, load_space
+from autofit.search import decision_diagram, enumeration
+from autofit.search.enumeration import Count, Enumeration
+from autofit.search.space import load_space
 from autofit.tuning.space import knob_choices
 
 Knobs = Mapping[str, tuple[Value, ...]]

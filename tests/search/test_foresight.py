@@ -13,8 +13,8 @@ import pytest
 from autofit.core.config import Config
 from autofit.core.measurement import Outcome, PeakBytes
 from autofit.core.result import TIERS, tier
-from autofit.search import Evidence, Predictions
-from autofit.search.pareto import leading, predicted_points
+from autofit.search.pareto import Evidence, leading, predicted_points
+from autofit.search.predictions import Predictions
 
 Searched = Callable[..., Evidence]
 

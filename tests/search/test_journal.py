@@ -15,10 +15,10 @@ import pytest
 from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.measurement import Measurement, Outcome
-from autofit.search import Journal, Limits, search
 from autofit.search import journal as journal_module
-from autofit.search.journal import begun_with, open_study, record
+from autofit.search.journal import Journal, begun_with, open_study, record
 from autofit.search.sampler import measurements_of
+from autofit.search.study import Limits, search
 
 SAMPLER = optuna.samplers.RandomSampler(seed=0)
 
@@ -218,7 +218,8 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from conftest import Formula
-from autofit.search import Journal, Limits, search
+from autofit.search.journal import Journal
+from autofit.search.study import Limits, search
 from autofit.search import journal as journal_module
 
 whole, lines = journal_module._Backend.append_logs, 0

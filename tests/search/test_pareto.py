@@ -13,7 +13,7 @@ import pytest
 from autofit.core.measurement import Outcome, PeakBytes
 from autofit.core.pareto import OtherBudget, fastest_within, thinned
 from autofit.core.result import TIERS, tier
-from autofit.search import Evidence, outlook
+from autofit.search.pareto import Evidence, outlook
 
 Searched = Callable[..., Evidence]
 

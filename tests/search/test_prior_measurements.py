@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
-from autofit.search import PriorMeasurement, prior_measurement
 from autofit.search.encoding import Encoding
-from autofit.search.prior_measurements import _MOST_TIMED, PriorMeasurements
+from autofit.search.prior_measurements import _MOST_TIMED, PriorMeasurement, PriorMeasurements, prior_measurement
 from tests.search.proofs import rules_out
 
 CONFIG = Config(micro_batch_size=4)

@@ -6,7 +6,7 @@ import pytest
 
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes
-from autofit.search import best_of_tiers, fastest, finalists, nearest_miss, recommend
+from autofit.search.ranking import best_of_tiers, fastest, finalists, nearest_miss, recommend
 
 FIDELITY = {"fp32": 2, "bf16-mixed": 1, "bf16": 0}
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from autofit.core.errors import InputError
-from autofit.search import KnobChoices, Space, list_spaces, load_space
 from autofit.search import space as space_module
+from autofit.search.space import KnobChoices, Space, list_spaces, load_space
 
 
 def write(folder: Path, text: str) -> Path:

@@ -19,18 +19,13 @@ from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.measurement import Measurement
 from autofit.core.result import tier
-from autofit.search import (
-    Journal,
-    Limits,
-    Predictions,
-    PriorMeasurement,
-    SearchProblem,
-    Space,
-    fastest,
-    prior_measurement,
-    search,
-)
 from autofit.search import study as study_module
+from autofit.search.journal import Journal
+from autofit.search.predictions import Predictions
+from autofit.search.prior_measurements import PriorMeasurement, prior_measurement
+from autofit.search.ranking import fastest
+from autofit.search.space import Space
+from autofit.search.study import Limits, SearchProblem, search
 from tests.search.proofs import rules_out
 
 
@@ -255,7 +250,7 @@ def test_optuna_stays_silent_and_gets_its_verbosity_back(
 
 
 def test_the_room_never_loads_torch() -> None:
-    code = "import sys; from autofit.search import search; sys.exit('torch' in sys.modules)"
+    code = "import sys; from autofit.search.study import search; sys.exit('torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(Path(study_module.__file__).parents[2])}
     assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60).returncode == 0
 

@@ -8,7 +8,8 @@ import pytest
 
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
-from autofit.search import Verification, verification, verify
+from autofit.search import verification
+from autofit.search.verification import Verification, verify
 
 
 def at(name: str, rate: float, *, peak: int = 10) -> Measurement:

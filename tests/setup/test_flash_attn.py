@@ -10,7 +10,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Workload
-from autofit.estimate import predict
+from autofit.estimate.estimator import predict
 from autofit.setup import flash_attn
 from autofit.techniques import attention, technique_named
 from autofit.training.build import build

@@ -13,7 +13,7 @@ from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSecond
 from autofit.core.options import search_options
 from autofit.core.result import Result
 from autofit.core.workload import Traits, Workload
-from autofit.estimate import timeline
+from autofit.estimate.timeline import timeline
 from autofit.probe import Plan, Request
 from autofit.tuning import run as tune
 from tests import tiny

@@ -18,7 +18,8 @@ from autofit.core.result import Result, SavedResult
 from autofit.hardware.catalogue import most_common_card
 from autofit.hardware.driver import no_gpu_note
 from autofit.report.explain import nothing_fits
-from autofit.search import Figures, enumeration
+from autofit.search import enumeration
+from autofit.search.ranking import Figures
 from autofit.tuning import predicted
 from autofit.tuning.predicted import Candidates
 from tests import tiny

@@ -16,8 +16,8 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import search_options
 from autofit.core.record import Predicted
 from autofit.core.result import Result
-from autofit.estimate import timeline
-from autofit.search import Predictions
+from autofit.estimate.timeline import timeline
+from autofit.search.predictions import Predictions
 from autofit.techniques import canonicalize
 from autofit.tuning.artifacts import FOLLOW_SECONDS, follow_tiers, make_record, trace_best
 from tests import tiny

@@ -17,7 +17,8 @@ from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSecond
 from autofit.core.record import Record
 from autofit.core.result import SavedResult
 from autofit.core.workload import Workload
-from autofit.estimate import calibration_for, timeline
+from autofit.estimate.calibration import calibration_for
+from autofit.estimate.timeline import timeline
 from autofit.probe import Plan
 from autofit.search.verification import MOST
 from autofit.tuning import artifacts

@@ -11,7 +11,7 @@ from autofit.core.config import Config
 from autofit.core.hardware import GIB, MIB
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.workload import Traits, Workload
-from autofit.search import PriorMeasurement
+from autofit.search.prior_measurements import PriorMeasurement
 from autofit.setup import Setup, Technique
 from autofit.training import fingerprint
 from autofit.tuning import warm_start

@@ -7,7 +7,7 @@ import pytest
 
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
-from autofit.estimate import SpaceEstimator
+from autofit.estimate.space_estimator import SpaceEstimator
 from autofit.probe import LocalExecutor
 from benchmarks import rank_tables, record_table
 from benchmarks.memory_models import Case

@@ -11,7 +11,8 @@ from autofit.core.constraints import Constraints
 from autofit.core.measurement import Outcome
 from autofit.core.options import SearchOptions
 from autofit.estimate.rates import UNKNOWN
-from autofit.search import Predictions, Space
+from autofit.search.predictions import Predictions
+from autofit.search.space import Space
 from autofit.tuning.space import legal_configs
 from benchmarks import replay
 from benchmarks.record_table import Row, Table, workload_named

@@ -6,7 +6,8 @@ import pytest
 from autofit.core.config import Config
 from autofit.core.constraints import Constraints
 from autofit.core.measurement import Outcome
-from autofit.search import Predictions, Space
+from autofit.search.predictions import Predictions
+from autofit.search.space import Space
 from benchmarks.record_table import Row
 from benchmarks.replay_outlook import judged, report, summary
 from benchmarks.replay_samplers import Problem
