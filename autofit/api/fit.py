@@ -1,8 +1,9 @@
 """`autofit.fit`: a search, then the training of the user's own model with what it found."""
 
+import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 from autofit.api.search import log_event, run_shown
 from autofit.core.errors import InputError, unknown
 from autofit.core.events import Listener, Note
-from autofit.core.files import write_atomically
+from autofit.core.files import locked, write_atomically
 from autofit.core.options import SearchOptions, search_options
 from autofit.core.result import Result, SavedResult
 from autofit.core.workload import Hyperparameters
@@ -24,14 +25,13 @@ from autofit.training import checkpoint
 from autofit.training.loop import Callback, StepReport
 from autofit.training.metrics import Bar
 from autofit.training.save_model import merged
-from autofit.training.session import BATCH_SPLIT_FILE, CheckpointPolicy, Session
+from autofit.training.session import CheckpointPolicy, Session
 from autofit.training.user_model import dtypes_to_restore
 from autofit.training.workload import Peek, batches_of, empty_pass, length_of, training_workload, workload_from
 from autofit.tuning import result_cache
 from autofit.tuning.run import run_search
 
 _SEARCH, _RESULT = "search", "result.yaml"  # in an output directory: the run directory, and the result of the search
-_BEGUN = (_SEARCH, _RESULT, BATCH_SPLIT_FILE)  # any of them shows a run that was stopped before its first checkpoint
 _DEFAULT_LR = Hyperparameters.lr
 
 
@@ -134,33 +134,33 @@ def fit(
     if lr is _DEFAULT_LR:  # nobody gave one: a number that is written somewhere is an object of its own
         listener(Note(f"lr is not given: the learning rate is {_DEFAULT_LR:g}."))
     config, options = _with_optimizer(optimizer, config, options)
-    directory = _output_directory(output_dir, resume)
-    own_optimizer = optimizer if callable(optimizer) else None
-    make_workload = workload_from if config is None else training_workload
-    workload = make_workload(model, loader, loss, optimizer=own_optimizer, peek=Peek(worst_case, peek))
-    if config is None and space is None:
-        workload = dataclasses.replace(workload, keeps=dtypes_to_restore(model, options.get("set", {})))
-    hyperparameters = Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed)
-    policy = CheckpointPolicy(directory, resume, checkpoint_every, keep_last)
-    bar = Bar.wanted() if progress is None else progress
-    session = Session(
-        workload, model, hyperparameters, policy, tuple(callbacks), lambda text: listener(Note(text)), bar, restart
-    )
-    total_steps = _total_steps(loader, epochs, steps)
-    result = None
-    if config is None:
-        if max_grad_norm is not None:  # which needs all gradients at once
-            options["set"] = {"optimizer_in_backward": False, **options.get("set", {})}
-        checked = search_options(space=space or "full", **{"seed": seed, **options})
-        result = _result(session, checked, listener, reuse=search == "auto")
-        config = result.config
-        assert config is not None, "else NothingFitsError"
-        hardware = result.hardware
-        device = hardware["device"] if isinstance(hardware, Mapping) else hardware.device
-    else:
-        device = search_options(**options).wanted_device
-    history, evaluations = session.run(config, device, loader, steps=total_steps, eval_loader=eval_loader)
-    return Trained(model, history, result, evaluations)
+    with _output_directory(output_dir, resume, listener) as directory:
+        own_optimizer = optimizer if callable(optimizer) else None
+        make_workload = workload_from if config is None else training_workload
+        workload = make_workload(model, loader, loss, optimizer=own_optimizer, peek=Peek(worst_case, peek))
+        if config is None and space is None:
+            workload = dataclasses.replace(workload, keeps=dtypes_to_restore(model, options.get("set", {})))
+        hyperparameters = Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed)
+        policy = CheckpointPolicy(directory, resume, checkpoint_every, keep_last)
+        bar = Bar.wanted() if progress is None else progress
+        session = Session(
+            workload, model, hyperparameters, policy, tuple(callbacks), lambda text: listener(Note(text)), bar, restart
+        )
+        total_steps = _total_steps(loader, epochs, steps)
+        result = None
+        if config is None:
+            if max_grad_norm is not None:  # which needs all gradients at once
+                options["set"] = {"optimizer_in_backward": False, **options.get("set", {})}
+            checked = search_options(space=space or "full", **{"seed": seed, **options})
+            result = _result(session, checked, listener, reuse=search == "auto")
+            config = result.config
+            assert config is not None, "else NothingFitsError"
+            hardware = result.hardware
+            device = hardware["device"] if isinstance(hardware, Mapping) else hardware.device
+        else:
+            device = search_options(**options).wanted_device
+        history, evaluations = session.run(config, device, loader, steps=total_steps, eval_loader=eval_loader)
+        return Trained(model, history, result, evaluations)
 
 
 def _with_optimizer(
@@ -205,27 +205,39 @@ def _result(session: Session, options: SearchOptions, listener: Listener, *, reu
     return result
 
 
-def _output_directory(output_dir: str | Path | None, resume: bool) -> Path | None:
-    """The directory, writable, holding a run exactly when one is to be resumed: not found out only after a search."""
+@contextlib.contextmanager
+def _output_directory(output_dir: str | Path | None, resume: bool, listener: Listener) -> Iterator[Path | None]:
+    """The directory, writable and no other training's, with a run exactly when one is resumed: known before a search.
+
+    A run that was killed before its first checkpoint begins anew.
+    """
     if output_dir is None:
         if resume:
             raise InputError("to resume, the directory must be named.", "Give output_dir.")
-        return None
+        yield None
+        return
     directory = Path(output_dir).expanduser().absolute()  # also where a callback changes the working directory
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file, not a directory.", "Choose another output directory.")
     if not resume and checkpoint.exists(directory):
         raise InputError(f"{directory} already holds a training run.", "Resume it, or choose another output directory.")
-    if resume and not checkpoint.exists(directory) and not any((directory / name).exists() for name in _BEGUN):
+    if resume and not directory.exists():
         raise InputError(f"there is no run to resume in {directory}.", "Leave out resume, or check the directory.")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        message = f"{directory} cannot be written to: {error.strerror}."
-        raise InputError(message, "Choose an output directory that can be written to.") from error
-    return directory
+    with contextlib.ExitStack() as held:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(directory / ".lock"))
+            with tempfile.TemporaryFile(dir=directory):
+                pass
+        except BlockingIOError as error:
+            message = f"{directory} is in use by another training."
+            raise InputError(message, "Wait for it to end, or choose another output directory.") from error
+        except OSError as error:
+            message = f"{directory} cannot be written to: {error.strerror}."
+            raise InputError(message, "Choose an output directory that can be written to.") from error
+        if resume and not checkpoint.exists(directory):
+            listener(Note(f"there is no checkpoint in {directory} yet: the training begins anew."))
+        yield directory
 
 
 def _total_steps(loader: Any, epochs: int | None, steps: int | None) -> int:

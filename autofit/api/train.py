@@ -61,9 +61,7 @@ def train(
     saved = SavedResult.load(result)
     workload = workload_from_source(saved.source, saved.workload, trust_remote_code=trust_remote_code)
     factory = workload.model
-    if not isinstance(factory, HuggingFaceModel):
-        message = f"{saved.model} is a function of yours, with data of its own."
-        raise InputError(message, "Train it in Python: autofit.fit(model, loader, config=...).")
+    assert isinstance(factory, HuggingFaceModel), "what a file describes is a model of transformers"
     if saved.predicted:
         listener(Note(f"{NOTHING_MEASURED} It may need more memory, or be slower, than predicted."))
     names = {field.name for field in dataclasses.fields(Hyperparameters)} & training.keys()

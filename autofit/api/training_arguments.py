@@ -147,13 +147,9 @@ def training_arguments(
 
 def _structure(source: Mapping[str, Any], workload: Mapping[str, Any], config: Config) -> Any:
     """The model without weights, where its layers must be known and the result can make it; else None."""
-    if not source or not (config["lora_rank"] or source.get("kind") == "function"):
+    if not source or not config["lora_rank"] or source.get("kind") == "function":  # which no file has autofit call
         return None
-    made = workload_from_source(source, workload)
-    if made.loss is not None:
-        message = "this result is of a loss function of your own, and Trainer takes the model's."
-        raise InputError(message, "Train with autofit.fit, or give model= and Trainer's compute_loss_func.")
-    return meta_model_from(made.model)
+    return meta_model_from(workload_from_source(source, workload).model)
 
 
 def _refuse_others(model: object) -> None:

@@ -5,6 +5,8 @@ command is a file of its own; this one starts and ends them. Heavy modules are i
 that `autofit --help` answers at once.
 """
 
+import errno
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -76,7 +78,9 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(command: Callable[[], Any], as_json: bool) -> int:
     """Run a command; prints an error as one sentence or one JSON object, and returns the exit code."""
     try:
-        return int(command() or 0)
+        code = int(command() or 0)
+        sys.stdout.flush()  # or a full disk is found out after the end
+        return code
     except AutofitError as error:
         print_error(error.message, error.remedy, as_json)
         return error.exit_code
@@ -86,6 +90,12 @@ def _run(command: Callable[[], Any], as_json: bool) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print_error("interrupted.", "", as_json)
         return INTERRUPTED
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EDQUOT):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries to print the rest as it ends
+        print_error(f"the answer cannot be printed: {error.strerror}.", "Give stdout somewhere to go.", as_json=False)
+        return InputError.exit_code
     except Exception as error:
         if as_json:  # the object on every exit; the traceback, which somebody has to see, goes to stderr
             message = f"autofit failed: {type(error).__name__}: {error}"

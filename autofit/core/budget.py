@@ -3,9 +3,10 @@
 import math
 from dataclasses import dataclass
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, shown
 from autofit.core.hardware import GIB
 
+MOST_GIB = 2**30  # an exbibyte, which no machine has
 FREE_FRACTION = 0.8  # of free memory: the default budget of a CPU and of the host
 
 
@@ -41,9 +42,13 @@ class Budget:
 def gib_to_bytes(gib: float | str, name: str = "the memory budget") -> int:
     """Bytes of a user's size in GiB; raises InputError for what is no positive, finite number."""
     try:
+        if isinstance(gib, bool):
+            raise TypeError
         number = float(gib)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name} must be a number of GiB, not {gib!r}.", "For example 24.") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{name} must be a number of GiB, not {shown(gib)}.", "For example 24.") from error
     if not math.isfinite(number) or number <= 0:
         raise InputError(f"{name} must be more than 0 GiB, not {gib}.", "For example 24.")
+    if number > MOST_GIB:
+        raise InputError(f"{name} must be at most {MOST_GIB:,} GiB, not {number:g}.", "For example 24.")
     return int(number * GIB)

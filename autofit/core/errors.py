@@ -7,6 +7,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+_MOST_SHOWN = 200  # characters
+
 
 class AutofitError(Exception):
     """Base of all errors that are reported to the user as one sentence and a remedy."""
@@ -88,6 +90,15 @@ def unknown(kind: str, given: object, known: Iterable[object]) -> InputError:
     near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
     remedy = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(names))}."
     return InputError(f"unknown {kind} {str(given)!r}.", remedy)
+
+
+def shown(value: object) -> str:
+    """A value as a sentence shows it: cut where it is long, and by its type where it cannot be written."""
+    try:
+        text = repr(value)
+    except Exception:  # of a user's class, or of an integer of thousands of digits
+        return f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def counted(number: int, noun: str) -> str:

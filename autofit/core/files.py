@@ -2,8 +2,11 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
+import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,19 +22,51 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that readers see all of it or the former one, also after a crash; an OSError names the file."""
+    """Write a file so that readers see all of it or the former one, also after a crash; an OSError names the file.
+
+    What a symlink names is written, and the link stays. A FIFO or a device is written to, never replaced.
+    """
     with naming(path):
         if path.is_dir():  # also ".", beside which nothing could be written
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+        if (path.exists() and not path.is_file()) or str(path.absolute()).startswith(("/dev/", "/proc/")):
+            path.write_text(text, encoding="utf-8")  # /dev/stdout may name a regular file, which the shell holds open
+            return
+        path = Path(os.path.realpath(path))
+        partial = path.with_name(f".{os.getpid()}-{path.name[:100]}.part")
         try:
             with partial.open("w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
+            if path.exists():
+                shutil.copymode(path, partial)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)  # there only after an error
+
+
+def read_text(path: Path, *, encoding: str = "utf-8", most: int = 2**34) -> str:
+    """The text of a regular file of at most so many bytes; an OSError also for a FIFO, which would block, and for a
+    device, which may never end."""
+    with naming(path):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        if status.st_size > most:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        return path.read_text(encoding=encoding)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock on a file, made where there is none; the system drops it however this process dies.
+
+    Raises BlockingIOError where another process holds it, OSError where the file cannot be made.
+    """
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
 
 
 def cache_file(kind: str, name: str) -> Path:

@@ -1,13 +1,12 @@
 """The run directory, which holds every file of a search, so that no measurement is lost."""
 
 import contextlib
-import fcntl
 import os
 import shutil
 from pathlib import Path
-from typing import TextIO
 
 from autofit.core.errors import InputError
+from autofit.core.files import locked
 
 
 class RunDirectory:
@@ -26,30 +25,27 @@ class RunDirectory:
         self.journal = self.path / "journal.log"
         self.probes = self.path / "probes"
         self._lock_path = self.path / ".lock"
-        self._lock: TextIO
+        self._lock = contextlib.ExitStack()
         self._resume = resume
 
     def __enter__(self) -> "RunDirectory":
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file, not a directory.", "Choose another --out.")
-        if self._resume and not self.journal.exists():
+        if self._resume and not self.path.exists():
             raise InputError(f"there is no search to resume in {self.path}.", "Leave out --resume, or check --out.")
-        if not self._resume and self.path.is_dir() and self._holds_something():
+        if self.path.is_dir() and self._holds_something() and not (self._resume and self.journal.exists()):
             if self.journal.exists():
                 remedy = "Add --resume to continue it, or choose another --out."
                 raise InputError(f"{self.path} already holds a search.", remedy)
             raise InputError(f"{self.path} already holds other files.", "Choose another --out.")
         try:
             self.probes.mkdir(parents=True, exist_ok=True)
-            self._lock = self._lock_path.open("a")
-        except OSError as error:
-            raise InputError(f"{self.path} cannot be written: {error.strerror}.", "Choose another --out.") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock.enter_context(locked(self._lock_path))
         except BlockingIOError as error:
-            self._lock.close()
             message = f"{self.path} is in use by another autofit process."
             raise InputError(message, "Wait for it to end, or choose another --out.") from error
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be written: {error.strerror}.", "Choose another --out.") from error
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

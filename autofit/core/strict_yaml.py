@@ -7,8 +7,10 @@ from typing import Any
 import yaml
 
 from autofit.core.errors import InputError
+from autofit.core.files import read_text
 
 _MERGE = "tag:yaml.org,2002:merge"
+_MOST_BYTES, _MOST_VALUES = 2**24, 2**20  # of a file, and of what it holds with every alias written out
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -37,7 +39,9 @@ _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _m
 def parse(text: str, source: str) -> Any:
     """Parse one YAML document of plain data without duplicated keys; `source` names it in InputErrors."""
     try:
-        return yaml.load(text, Loader=_StrictLoader)
+        value = yaml.load(text, Loader=_StrictLoader)
+        _count(value, {})
+        return value
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         # PyYAML lets through what its constructors raise: on 2024-13-01, on `!!int` without a number, on deep nesting.
         reason = str(error).replace("\n", " ")
@@ -47,10 +51,24 @@ def parse(text: str, source: str) -> Any:
         raise InputError(f"{source} cannot be read as YAML: {reason}.", "Correct that line.") from error
 
 
+def _count(value: Any, known: dict[int, int]) -> int:
+    """The number of values with every alias written out, as it is in an error. Raises ValueError for too many, such as
+    a few lines can make ("billion laughs"), and for a value within itself."""
+    if not isinstance(value, dict | list | set | tuple):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = _MOST_VALUES  # until it is counted
+        held = (*value, *value.values()) if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_count(each, known) for each in held)
+    if known[id(value)] >= _MOST_VALUES:
+        raise ValueError("its aliases hold too much")
+    return known[id(value)]
+
+
 def load_mapping(path: Path) -> dict[str, Any]:
     """Read a YAML file that must hold one mapping with text keys."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, most=_MOST_BYTES)
     except FileNotFoundError as error:
         raise InputError(f"the file {path} is not there.", "Check the path.") from error
     except (OSError, UnicodeDecodeError) as error:

@@ -13,6 +13,7 @@ from autofit.core.errors import InputError
 
 TASKS = ("causal-lm", "masked-lm", "sequence-classification", "image-classification", "custom")
 CLASSIFICATION_TASKS = ("sequence-classification", "image-classification")  # their heads are new: trained whole
+MOST_SAMPLES = 2**20  # of an effective batch: whose divisors are micro-batches
 SCHEDULES = ("constant", "cosine", "linear")
 CLASS_SUFFIXES = {  # of the names of transformers' classes
     "ForCausalLM": "causal-lm",
@@ -88,9 +89,15 @@ class Workload:
             if not callable(factory):
                 message = f"Workload.{part} must be a function, not {type(factory).__name__}."
                 raise InputError(message, f"Write {part}=lambda ...: ...")
+        for part, function in ("loss", self.loss), ("count", self.count), ("optimizer", self.optimizer):
+            if function is not None and not callable(function):
+                message = f"Workload.{part} must be a function, not {type(function).__name__}."
+                raise InputError(message, "Leave it out for the default.")
         size = self.effective_batch_size
-        if not isinstance(size, int) or size < 1:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise InputError(f"the effective batch size must be a positive whole number, not {size!r}.")
+        if size > MOST_SAMPLES:
+            raise InputError(f"the effective batch size must be at most {MOST_SAMPLES:,}, not {size:.6g}.")
         if self.unit not in ("samples", "tokens"):
             raise InputError(f"unit must be 'samples' or 'tokens', not {self.unit!r}.")
         if self.unit == "tokens" and not self.sequence_length:
@@ -121,9 +128,10 @@ class Hyperparameters:
             raise InputError(f"the learning rate must be positive, not {self.lr!r}.", "For example lr=1e-4.")
         if self.schedule not in SCHEDULES:
             raise InputError(f"schedule must be one of {', '.join(SCHEDULES)}, not {self.schedule!r}.")
-        for name, value in ("weight_decay", self.weight_decay), ("warmup_steps", self.warmup_steps):
-            if not _is_number(value) or value < 0:
-                raise InputError(f"{name} must be a number of at least 0, not {value!r}.")
+        if not _is_number(self.weight_decay) or self.weight_decay < 0:
+            raise InputError(f"weight_decay must be a number of at least 0, not {self.weight_decay!r}.")
+        if not isinstance(self.warmup_steps, int) or isinstance(self.warmup_steps, bool) or self.warmup_steps < 0:
+            raise InputError(f"warmup_steps must be a whole number of at least 0, not {self.warmup_steps!r}.")
         if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**63:
             raise InputError(f"seed must be a whole number of at most 63 bits, not {self.seed!r}.", "For example 0.")
         if self.max_grad_norm is not None and not (_is_number(self.max_grad_norm) and self.max_grad_norm > 0):
@@ -131,4 +139,4 @@ class Hyperparameters:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf

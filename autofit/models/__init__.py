@@ -99,10 +99,11 @@ def workload_from_source(
 ) -> Workload:
     """Make a workload again from the `source:` and `workload:` of a result.yaml: the inverse of `resolve`.
 
-    A source never carries the permission to run a model's own code; it has to be given again.
+    A file runs no code: a function that a source names is not called, and the permission to run a model's own code has
+    to be given again.
 
     Raises:
-        InputError: the source is empty or not one that `resolve` writes, or what it names is gone.
+        InputError: the source is empty, a function or not one that `resolve` writes, or what it names is gone.
     """
     if not source:
         message = "this result is of a model that lived in a Python process, and does not say how to make it again."
@@ -116,7 +117,8 @@ def workload_from_source(
     if not isinstance(named, str):
         raise InputError(f"the source of the model lacks its {keys[kind]}: {dict(source)!r}.", "Search again.")
     if kind == "function":
-        return function_workload(named, **sizes)
+        message = f"this result is of a model that the function {named} makes, and no file has autofit run code."
+        raise InputError(message, "Give the model in Python: autofit.fit(model, loader, config=...).")
     if kind == "preset":
         return huggingface_workload(preset_model(named), **sizes)
     model = read_directory(Path(named), **trust) if kind == "directory" else read_hub(named, **trust)

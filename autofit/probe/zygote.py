@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NoReturn
 
 from autofit.core.environment import die_with_parent
@@ -25,6 +26,7 @@ from autofit.probe.messages import Died, Job, Returned, TimedOut
 from autofit.probe.preload import preload
 
 _PRELOADED = ("transformers", "transformers.modeling_utils", "autofit.probe.measure", "peft")
+_LOOK_SECONDS, _MOST_LOGGED, _KEPT_OF_LOG = 0.5, 2**24, 2**20  # what a model prints may be gigabytes
 _BARE = "--bare"  # import autofit's own modules only
 
 
@@ -85,7 +87,7 @@ def _run(job: Job, connection: Connection, deaths: _Deaths) -> Returned | Died |
     os.close(writer)
     answer: bytes | None = None
     try:
-        answer = _collect(reader, child, deaths, connection, time.monotonic() + job.timeout)
+        answer = _collect(reader, child, deaths, connection, time.monotonic() + job.timeout, Path(job.log))
     finally:
         os.close(reader)
         if answer is None:
@@ -101,15 +103,21 @@ def _run(job: Job, connection: Connection, deaths: _Deaths) -> Returned | Died |
     return Died(code)
 
 
-def _collect(reader: int, child: int, deaths: _Deaths, connection: Connection, deadline: float) -> bytes | None:
-    """What the child wrote before it ended; None when the time is up. Exits when the parent is gone.
+def _collect(
+    reader: int, child: int, deaths: _Deaths, connection: Connection, deadline: float, log: Path
+) -> bytes | None:
+    """What the child wrote before it ended; None when the time is up. Exits when the parent is gone. Of a log that
+    would fill the disk the beginning stays.
 
     The pipe is read in parts, not as a `Connection`: a child that is killed halfway through its answer, leaving a
     process that holds the pipe open, would keep `Connection.recv` waiting for the rest past the deadline.
     """
     parts = bytearray()
     while (left := deadline - time.monotonic()) > 0:
-        ready, _, _ = select.select([reader, deaths.fileno(), connection.fileno()], [], [], left)
+        ready, _, _ = select.select([reader, deaths.fileno(), connection.fileno()], [], [], min(left, _LOOK_SECONDS))
+        with contextlib.suppress(OSError):  # it is not there yet
+            if log.stat().st_size > _MOST_LOGGED:
+                _shorten(log)
         if connection.fileno() in ready:  # the parent sends nothing while a job runs: so it has ended
             raise SystemExit(0)
         if reader in ready:
@@ -124,6 +132,16 @@ def _collect(reader: int, child: int, deaths: _Deaths, connection: Connection, d
                     parts += part
             return bytes(parts)
     return None
+
+
+def _shorten(log: Path) -> None:
+    """Leave the beginning and the end of a log; the child, which appends to it, may go on meanwhile."""
+    with log.open("r+b") as file:
+        file.seek(-_KEPT_OF_LOG, os.SEEK_END)
+        end = file.read(_KEPT_OF_LOG)
+        file.truncate(_KEPT_OF_LOG)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n[much more was printed]\n" + end)
 
 
 def _child(job: Job, writer: int) -> NoReturn:

@@ -2,13 +2,16 @@
 
 import json
 import sys
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 from tqdm import tqdm
 
+from autofit.core.files import write_atomically
 from autofit.core.notebook import Cell, in_notebook
 from autofit.training.loop import StepReport
 
@@ -43,10 +46,11 @@ class MetricsFile(Recorder):
         self._open(first_step)
 
     def _open(self, first_step: int) -> None:
-        rows = [row for row in _rows(self._path) if row["step"] < first_step] if self._path.exists() else []
-        self._file: IO[str] = self._path.open("w", encoding="utf-8")
-        for row in rows:
-            self._write(row)
+        if self._path.exists() and not self._path.is_file():  # somebody's folder must not keep a run from going on
+            self._path.rename(self._path.with_name(f"{self._path.name}.{time.time_ns()}.aside"))
+        if self._path.exists():
+            write_atomically(self._path, "".join(line for line, step in _lines(self._path) if step < first_step))
+        self._file: IO[str] = self._path.open("a", encoding="utf-8")
 
     def back_to(self, first_step: int) -> None:
         self._file.close()
@@ -66,17 +70,16 @@ class MetricsFile(Recorder):
         self._file.flush()
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """The readable lines: a killed run leaves half a line, and a machine that went down may leave anything."""
-    rows = []
+def _lines(path: Path) -> Iterator[tuple[str, int]]:
+    """The readable lines, each with its step: a killed run leaves half a line, and a machine that went down may leave
+    anything."""
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict) and isinstance(row.get("step"), int):
-            rows.append(row)
-    return rows
+            yield f"{line}\n", row["step"]
 
 
 class TensorBoard(Recorder):

@@ -22,6 +22,7 @@ from autofit.training.build import build
 from autofit.training.epochs import Epochs
 from autofit.training.evaluation import check_evaluation, evaluate
 from autofit.training.inspect import check_loss
+from autofit.training.interrupts import Interrupts
 from autofit.training.loop import Callback, Listener, StepReport, train
 from autofit.training.metrics import Bar, MetricsFile, Recorder, TensorBoard
 from autofit.training.oom_recovery import FALLBACK_KNOBS
@@ -116,6 +117,7 @@ class _Training:
         self._evaluations: dict[int, float] = {}  # by the step before them
         self._recorders: list[Recorder] = []
         self._config = setup.config
+        self._interrupts = Interrupts(session.listener)
 
     def run(self, steps: int) -> tuple[list[StepReport], list[float]]:
         """Train up to that many steps in all, from wherever the run stands."""
@@ -133,6 +135,8 @@ class _Training:
                 self._recorders.append(Bar(steps, first_step=first))
             for recorder in self._recorders:
                 stack.callback(recorder.close)
+            if self._directory:
+                stack.enter_context(self._interrupts)
             while torn := self._attempt(first, steps):
                 first = self._back_to_checkpoint(torn)
         self._note_slow_loader()
@@ -161,8 +165,12 @@ class _Training:
         if self._setup.config != self._config:
             self._config = self._setup.config
             self._policy.save_batch_split(self._config)
-        if self._directory and (done % self._policy.checkpoint_every == 0 or done == steps):
+        stopping = self._interrupts.received is not None
+        if self._directory and (stopping or done % self._policy.checkpoint_every == 0 or done == steps):
             self._save(self._directory, done)
+        if stopping:
+            self._notify(f"stopped: the state after {counted(done, 'step')} is kept in {self._directory}.")
+            self._interrupts.act()
         if self._eval_loader is not None and (done == steps or (self._epoch_length and done % self._epoch_length == 0)):
             with random_state.preserved(self._setup.device):  # a resumed run does not draw them again
                 loss = evaluate(self._setup, batches_of(self._eval_loader))

@@ -22,6 +22,8 @@ MOST_OF_ONE, MOST, DAYS = 200, 10_000, 180  # the newest to keep: of a subject, 
 _WAIT_SECONDS = 10.0  # for other writers; a transaction takes milliseconds
 _CLEARING = "autofit doctor --clear-store begins a new one."
 _CHECK = "Check the directory, or search without it: --no-store."
+# What the system or other processes are to blame for: locked for too long, no room, no permission.
+_NOT_DAMAGED = tuple(f"SQLITE_{what}" for what in ["BUSY", "LOCKED", "FULL", "IOERR", "READONLY", "CANTOPEN", "PERM", "NOMEM"])
 _TABLES = """
 CREATE TABLE measurements (
     id INTEGER PRIMARY KEY, key TEXT NOT NULL, workload TEXT NOT NULL, run TEXT NOT NULL, session TEXT NOT NULL,
@@ -66,6 +68,7 @@ class Store:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or cache_file("store", "measurements.sqlite")
+        self._aside = self.path.with_name(f"{self.path.name}.damaged")
 
     def find(self, subject: Subject) -> list[Stored]:
         """All measurements of a subject, the oldest first; those that cannot be read are left out."""
@@ -106,7 +109,8 @@ class Store:
             return before
         except StoreError:
             with self._errors():
-                self.path.unlink(missing_ok=True)
+                for path in (self.path, self._aside):
+                    path.unlink(missing_ok=True)
             return None
 
     def outdated(self) -> bool:
@@ -154,16 +158,28 @@ class Store:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turns whatever goes wrong into a StoreError of one sentence."""
+        """Turns whatever goes wrong into a StoreError of one sentence, and sets a damaged file aside."""
         store = f"the store of measurements {self.path}"
         try:
             yield
-        except sqlite3.OperationalError as error:  # locked for too long, no room, no permission
-            raise StoreError(f"{store} cannot be used: {error}.", _CHECK) from error
-        except sqlite3.DatabaseError as error:
-            raise StoreError(f"{store} is damaged: {error}.", _CLEARING) from error
+        except StoreError:
+            raise
         except OSError as error:
             raise StoreError(f"{store} cannot be written: {error.strerror}.", _CHECK) from error
+        except Exception as error:  # of SQLite, or of reading what it gives: flipped bits may look like anything
+            if getattr(error, "sqlite_errorname", "").startswith(_NOT_DAMAGED):
+                raise StoreError(f"{store} cannot be used: {error}.", _CHECK) from error
+            raise StoreError(f"{store} is damaged ({error}).", self._set_aside()) from error
+
+    def _set_aside(self) -> str:
+        """Move the file away, so that the next search begins a new one; what became of it in a sentence."""
+        try:
+            self.path.replace(self._aside)
+            for end in ("-journal", "-wal", "-shm"):  # which SQLite would play into the new file
+                self.path.with_name(f"{self.path.name}{end}").unlink(missing_ok=True)
+        except OSError as error:
+            return f"It cannot be moved aside ({error.strerror}); {_CLEARING}"
+        return f"It is set aside as {self._aside.name}; the next search begins a new one."
 
 
 def _create_tables(file: sqlite3.Connection) -> None:

@@ -56,6 +56,8 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
     listener = listener or (lambda event: None)
     listener(PhaseStarted("looking at the model and the device"))
     with RunDirectory(run_folder(workload, options), resume=options.resume) as directory:
+        if options.resume and not directory.journal.exists():  # the search before was killed early
+            listener(Note(f"nothing was measured in {directory.path} before: the search starts anew."))
         try:
             with LocalExecutor(directory.probes, options.probe_timeout) as executor:
                 context = context_of(workload, options, executor, directory.journal)

@@ -1,6 +1,8 @@
 """fit's output directory: what is saved in it, and how a run is resumed from it."""
 
+import contextlib
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from torch import nn
 
 from autofit.core.errors import InputError
 from autofit.core.events import Event, Note
+from autofit.training.loop import StepReport
 from tests import tiny
 from tests.api.fitting import Batch, StoppedError, assert_same, batches, fitted, mlp, noisy, shuffled, stop_at, weights
 
@@ -27,6 +30,7 @@ def test_the_output_directory(tmp_path: Path) -> None:
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
         *(f"out/checkpoints/step-00000003/{name}" for name in ("checkpoint.yaml", "state.pt")),
         *(f"out/checkpoints/step-00000003/{name}.safetensors" for name in ("weights", "buffers")),
+        "out/.lock",
         "out/metrics.jsonl",
         "out/model/model.safetensors",
     }
@@ -126,7 +130,65 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
 
 def test_resuming_where_nothing_is(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no run to resume in .*\. Leave out resume"):
-        fitted(output_dir=tmp_path, resume=True)
+        fitted(output_dir=tmp_path / "none", resume=True)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path: Path) -> None:
+    whole = fitted(output_dir=tmp_path / "whole")
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / "metrics.jsonl").write_text('{"step": 0, "loss": 1.0}\n{"st')
+    said: list[Any] = []
+    anew = fitted(output_dir=tmp_path / "killed", resume=True, listener=said.append)
+    assert "there is no checkpoint in" in " ".join(each.text for each in said)
+    assert_same(weights(anew.model), weights(whole.model))
+    assert len((tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_two_trainings_do_not_share_a_directory(tmp_path: Path) -> None:
+    def second(_: StepReport) -> None:
+        with pytest.raises(InputError, match="is in use by another training"):
+            fitted(output_dir=tmp_path)
+
+    assert len(fitted(output_dir=tmp_path, callbacks=(second,)).history) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_a_checkpoint_before_it_acts(tmp_path: Path, number: signal.Signals) -> None:
+    """SIGTERM would end the tests: what is done by default stands in for it."""
+    whole, said, ended = fitted(), list[Any](), list[int]()
+
+    def send(report: StepReport) -> None:
+        if report.step == 1:
+            os.kill(os.getpid(), number)
+
+    with pytest.MonkeyPatch.context() as patch, signals_by_default():
+        if number == signal.SIGTERM:
+            patch.setattr("autofit.training.interrupts.signal.raise_signal", stop_instead(ended))
+        with pytest.raises(KeyboardInterrupt):
+            fitted(output_dir=tmp_path, checkpoint_every=1000, callbacks=(send,), listener=said.append)
+        assert signal.getsignal(number) == (signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    assert ended == ([] if number == signal.SIGINT else [number])
+    assert any("stopped: the state after 2 steps is kept in" in each.text for each in said)
+    resumed = fitted(output_dir=tmp_path, resume=True)
+    assert [report.step for report in resumed.history] == [2]
+    assert_same(weights(resumed.model), weights(whole.model))
+
+
+def stop_instead(ended: list[int]) -> Any:
+    def raise_signal(number: int) -> None:
+        ended.append(number)
+        raise KeyboardInterrupt
+
+    return raise_signal
+
+
+@contextlib.contextmanager
+def signals_by_default() -> Iterator[None]:
+    """Whatever runs the tests may have handlers of its own."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+        signal.signal(number, handler)
 
 
 def test_resuming_with_another_config(tmp_path: Path) -> None:

@@ -376,13 +376,12 @@ def test_a_result_for_a_device_that_is_not_here(causal: Case) -> None:
         causal.train(DATA / "alice.txt", steps=1)
 
 
-def test_a_function_of_the_users_has_data_of_its_own(causal: Case) -> None:
-    code = "from tests import tiny\ndef make():\n    return tiny.mlp_workload()\n"
-    (causal.folder / "mine.py").write_text(code)
+def test_a_function_that_a_result_names_is_not_run(causal: Case) -> None:
+    (causal.folder / "mine.py").write_text(f"open({str(causal.folder / 'ran')!r}, 'w')\ndef make(): ...\n")
     causal.content["source"] = {"kind": "function", "function": f"{causal.folder / 'mine.py'}:make"}
-    causal.content["workload"]["sequence_length"] = None
-    with pytest.raises(InputError, match=r"is a function of yours, with data of its own\. Train it in Python"):
+    with pytest.raises(InputError, match=r"no file has autofit run code\. Give the model in Python"):
         causal.train(DATA / "alice.txt")
+    assert not (causal.folder / "ran").exists()
 
 
 def test_a_vocabulary_too_small_for_the_data(tmp_path: Path) -> None:

@@ -262,16 +262,12 @@ def test_bad_input_is_one_sentence(given: Any, overrides: dict[str, Any], messag
         autofit.training_arguments(given, output_dir=tmp_path, **overrides)
 
 
-def test_a_function_of_the_users_is_refused_when_its_model_is_not_of_transformers(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import torch, autofit\n"
-        "def workload():\n"
-        "    return autofit.Workload(model=lambda: torch.nn.Linear(2, 2), batch=lambda n: torch.ones(n, 2),\n"
-        "                            effective_batch_size=8)\n"
-    )
-    mine = result(source={"kind": "function", "function": f"{tmp_path / 'mine.py'}:workload"})
-    with pytest.raises(autofit.InputError, match="models of transformers, and this one is a torch"):
+def test_a_function_that_a_result_names_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef make(): ...\n")
+    mine = result(lora_rank=8, source={"kind": "function", "function": f"{tmp_path / 'mine.py'}:make"})
+    with pytest.raises(autofit.InputError, match="Give the model as model="):
         autofit.training_arguments(mine, output_dir=tmp_path)
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

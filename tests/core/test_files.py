@@ -2,12 +2,15 @@
 
 import errno
 import os
+import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from autofit.core.files import cache_file, digest, write_atomically, write_cache
+from autofit.core.files import cache_file, digest, locked, write_atomically, write_cache
 
 
 def test_files_lie_where_the_user_wants_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,3 +94,65 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     done.set()
     reader.join()
     assert seen <= texts
+
+
+def test_what_a_link_names_is_written_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to("far/file")  # which need not be there yet
+    for text in ("one", "two"):
+        write_atomically(tmp_path / "link", text)
+        assert (tmp_path / "far" / "file").read_text() == text
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_file_keeps_who_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("secret")
+    path.chmod(0o600)
+    write_atomically(path, "also secret")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_name_may_be_as_long_as_the_system_takes(tmp_path: Path) -> None:
+    write_atomically(tmp_path / ("x" * 255), "text")
+    with pytest.raises(OSError, match="File name too long"):
+        write_atomically(tmp_path / ("x" * 256), "text")
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+    path, read = tmp_path / "pipe", list[str]()
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: read.append(path.read_text()))
+    reader.start()
+    write_atomically(path, "text")
+    reader.join()
+    assert read == ["text"]
+    assert path.is_fifo()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes, and may replace one")
+def test_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "null"
+    os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    try:
+        path.write_text("")
+    except PermissionError:
+        pytest.skip("devices cannot be opened here")
+    write_atomically(path, "text")
+    assert path.is_char_device()
+
+
+def test_the_standard_output_goes_where_the_shell_sends_it(tmp_path: Path) -> None:
+    code = "from pathlib import Path; from autofit.core.files import write_atomically as w\n"
+    code += "print('before', flush=True); w(Path('/dev/stdout'), 'text'); print(' after')"
+    with (tmp_path / "out").open("a") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
+    assert (tmp_path / "out").read_text().splitlines()[-1].endswith(" after")
+    assert [each.name for each in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path / ".lock"), pytest.raises(BlockingIOError), locked(tmp_path / ".lock"):
+        pass
+    with locked(tmp_path / ".lock"):
+        pass

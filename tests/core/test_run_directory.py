@@ -104,6 +104,15 @@ def test_other_files_are_left_alone(tmp_path: Path, name: str) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
 
+def test_a_run_that_was_killed_before_its_first_measurement_can_be_resumed(tmp_path: Path) -> None:
+    for resume in (False, True):
+        with RunDirectory(tmp_path / "run", resume=resume):
+            pass
+    (tmp_path / "run" / "mine.txt").touch()
+    with pytest.raises(InputError, match="already holds other files"):
+        RunDirectory(tmp_path / "run", resume=True).__enter__()
+
+
 def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no search to resume"):
         RunDirectory(tmp_path / "none", resume=True).__enter__()

@@ -1,5 +1,6 @@
 """YAML is read strictly: plain data only, no key twice, and every failure is one sentence with a line."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,13 @@ def test_plain_data(text: str, value: object) -> None:
         ("a: !!bool x", "cannot be read"),
         ("a: !!timestamp x", "cannot be read"),
         ("[" * 1500, "cannot be read"),
+        (
+            "\n".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9 if n else 'ha')}]" for n in range(12)),
+            "hold too much",
+        ),
+        ("x: &x [*x]", "recursive"),
+        ("? !!set {a, b}\n: 3", "a key must be a plain word"),
+        (f"a: {'1' * 5000}", "cannot be read"),
     ],
 )
 def test_what_is_not_is_an_error_that_names_the_source(text: str, reason: str) -> None:
@@ -109,3 +117,14 @@ def test_a_file_that_is_not_there_and_a_directory(tmp_path: Path) -> None:
         load_mapping(tmp_path / "none.yaml")
     with pytest.raises(InputError, match="cannot be read"):
         load_mapping(tmp_path)
+
+
+def test_only_regular_files_of_some_size_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", 2**40)
+    for name, reason in (("pipe", "it is no regular file"), ("huge", "File too large")):
+        with pytest.raises(InputError, match=reason):
+            load_mapping(tmp_path / name)
+    with pytest.raises(InputError, match="it is no regular file"):
+        load_mapping(Path("/dev/zero"))

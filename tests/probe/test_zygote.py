@@ -138,8 +138,22 @@ def test_an_answer_that_arrives_while_its_child_is_found_dead_is_kept() -> None:
     os.write(teller, b"\0")
     connection = SimpleNamespace(fileno=lambda: parent)
     try:
-        answer = zygote._collect(reader, 0, Deaths(), connection, time.monotonic() + 60)  # type: ignore[arg-type]
+        answer = zygote._collect(reader, 0, Deaths(), connection, time.monotonic() + 60, Path())  # type: ignore[arg-type]
     finally:
         for each in (reader, writer, told, teller, parent, other):
             os.close(each)
     assert answer == b"the answer"
+
+
+def test_a_model_that_prints_without_end_does_not_fill_the_disk(executor: LocalExecutor) -> None:
+    def printing(_: Workload | None) -> None:
+        for _ in range(3000):  # 190 MiB in about two seconds
+            sys.stdout.write("x" * 2**16)
+            time.sleep(0.0006)
+        sys.stdout.write("the last words\n")
+
+    executor.run(printing, None, log="printing.log", timeout=60.0)
+    log = executor.logs / "printing.log"
+    assert log.stat().st_size < 150 * 2**20
+    assert log.read_bytes()[:10] == b"x" * 10
+    assert b"the last words" in log.read_bytes()[-1000:]

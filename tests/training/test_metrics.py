@@ -40,6 +40,25 @@ def test_a_resumed_run_goes_on_where_it_stands(tmp_path: Path) -> None:
     assert path.read_text() == whole.read_text()
 
 
+@pytest.mark.parametrize(
+    "damage", [b"\xff\xfe{}\n", b"[" * 100_000 + b"\n", b"3\n", b'{"step": "x"}\n', b"1" * 5000 + b"\n", b"\0" * 4096]
+)
+def test_damaged_lines_are_left_out_and_the_run_goes_on(tmp_path: Path, damage: bytes) -> None:
+    written(tmp_path / "metrics.jsonl", range(2))
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(damage)
+    written(tmp_path / "metrics.jsonl", range(2, 3), first_step=2)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [0, 1, 1, 2, 2]
+
+
+def test_a_folder_in_the_way_is_moved_aside(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    written(tmp_path / "metrics.jsonl", range(2))
+    assert (tmp_path / "metrics.jsonl").is_file()
+    assert [each.suffix for each in tmp_path.iterdir() if each.is_dir()] == [".aside"]
+
+
 def test_a_run_that_begins_anew_leaves_nothing_of_the_former(tmp_path: Path) -> None:
     written(tmp_path / "metrics.jsonl", range(5))
     written(tmp_path / "metrics.jsonl", range(1))

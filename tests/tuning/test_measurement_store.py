@@ -7,6 +7,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -178,16 +179,44 @@ def _cut(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [_overwrite, _overwrite_the_middle, _cut])
-def test_a_damaged_file_is_told_and_can_be_cleared(path: Path, damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    "use", [lambda store: store.find(SUBJECT), lambda store: store.add(SUBJECT, stored()), Store.count]
+)
+def test_a_damaged_file_is_set_aside(path: Path, damage: Callable[[Path], None], use: Callable[[Store], Any]) -> None:
     for number in range(50):
         Store(path).add(SUBJECT, stored(number))
     damage(path)
-    for use in (lambda: Store(path).find(SUBJECT), lambda: Store(path).add(SUBJECT, stored()), Store(path).count):
-        with pytest.raises(StoreError, match=r"store\.sqlite is damaged: .*--clear-store begins a new one"):
-            use()
-    assert Store(path).clear() is None
+    damaged = path.read_bytes()
+    with pytest.raises(
+        StoreError, match=r"store\.sqlite is damaged \(.*\)\. It is set aside as store\.sqlite\.damaged; the"
+    ):
+        use(Store(path))
+    assert (path.parent / "store.sqlite.damaged").read_bytes() == damaged
+    assert held(path) == []
     Store(path).add(SUBJECT, stored(3))
     assert held(path) == [3]
+
+
+def test_clearing_removes_a_damaged_file_too(path: Path) -> None:
+    Store(path).add(SUBJECT, stored())
+    _overwrite(path)
+    assert Store(path).clear() is None
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_flipped_byte_is_read_around_or_told(path: Path) -> None:
+    """Whatever SQLite makes of it: text that is no UTF-8, a missing table, a number where text was."""
+    for number in range(5):
+        Store(path).add(SUBJECT, stored(number))
+    whole, told = path.read_bytes(), 0
+    places = [*range(200), *range(200, 4096, 29), *range(4096, len(whole), 211)]
+    for place in places:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            assert set(held(path)) <= set(range(5))
+        except StoreError:
+            told += 1
+    assert 0 < told < len(places)
 
 
 def test_an_empty_file_is_an_empty_store(path: Path) -> None:

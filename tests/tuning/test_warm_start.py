@@ -192,7 +192,7 @@ def test_a_run_directory_may_have_any_name(tmp_path: Path) -> None:
 # What may be wrong
 
 
-def test_a_store_that_cannot_be_read_is_told_once_and_left_alone() -> None:
+def test_a_store_that_cannot_be_read_is_told_once_and_set_aside() -> None:
     path = Store().path
     path.parent.mkdir(parents=True)
     path.write_bytes(b"no database" * 100)
@@ -203,8 +203,8 @@ def test_a_store_that_cannot_be_read_is_told_once_and_left_alone() -> None:
         search.add(fits(size))
     (only,) = told
     assert only.startswith("the search goes on without earlier measurements: the store of measurements ")
-    assert only.endswith("autofit doctor --clear-store begins a new one.")
-    assert path.read_bytes().startswith(b"no database")
+    assert only.endswith("It is set aside as measurements.sqlite.damaged; the next search begins a new one.")
+    assert not path.exists()
 
 
 def test_a_cache_that_cannot_be_written_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,40 @@
+"""Ctrl-C and SIGTERM during a training: it stops after the step that runs, when its weights are whole."""
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class Interrupts:
+    """While it is entered, the first SIGINT or SIGTERM is noted in `received`; the second one acts at once.
+
+    Only in the main thread, where Python delivers signals, and only where nobody else handles them.
+    """
+
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self.received: int | None = None
+        self._notify = notify
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interrupts":
+        if threading.current_thread() is threading.main_thread():
+            for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+                if signal.getsignal(number) == default:
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+    def act(self) -> None:
+        """Do what the signal that was received does by default: KeyboardInterrupt, or the end of the process."""
+        assert self.received is not None, "the caller has looked"
+        self.__exit__()
+        signal.raise_signal(self.received)
+
+    def _note(self, number: int, _: object) -> None:
+        self.__exit__()
+        self.received = number
+        self._notify(f"{signal.Signals(number).name}: stopping after this step, with a checkpoint; again: at once.")
