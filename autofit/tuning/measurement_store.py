@@ -23,7 +23,7 @@ _WAIT_SECONDS = 10.0  # for other writers; a transaction takes milliseconds
 _CLEARING = "autofit doctor --clear-store begins a new one."
 _CHECK = "Check the directory, or search without it: --no-store."
 # What the system or other processes are to blame for: locked for too long, no room, no permission.
-_NOT_DAMAGED = tuple(f"SQLITE_{what}" for what in ["BUSY", "LOCKED", "FULL", "IOERR", "READONLY", "CANTOPEN", "PERM", "NOMEM"])
+_NOT_DAMAGED = tuple(f"SQLITE_{what}" for what in ("BUSY", "LOCKED", "FULL", "IOERR", "READONLY", "CANTOPEN", "PERM"))
 _TABLES = """
 CREATE TABLE measurements (
     id INTEGER PRIMARY KEY, key TEXT NOT NULL, workload TEXT NOT NULL, run TEXT NOT NULL, session TEXT NOT NULL,
