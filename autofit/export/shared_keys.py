@@ -147,6 +147,13 @@ def compile_by_default(request: Request) -> ToolKeys:
     return request.keys("compile", {"compile": value != "none"}, None if value in ("none", "default") else instead)
 
 
+def compile_by_blocks(request: Request, prefix: str, environment: str) -> ToolKeys:
+    """`compile` of a tool on accelerate, which compiles block by block, as measured, if the environment says so."""
+    on = request.text("compile") != "none"
+    regional = {f"{environment}.ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "1"} if on else {}
+    return ToolKeys({**arguments(request, "compile", prefix).keys, **regional})
+
+
 def adapter(path: str, value: Callable[[Request], Any]) -> Share:
     """A key that exists only beside adapters."""
     return lambda request: ToolKeys({path: value(request)} if request.config["lora_rank"] else {})

@@ -16,7 +16,6 @@ from autofit.export.tool import HUGGING_FACE, Header, Request, Tool, ToolKeys
 from autofit.export.trainer import learning
 
 _YAML, _SCRIPT = "training_arguments.yaml", "train_transformers.py"
-_REGIONAL = "environment.ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
 
 
 def _under(group: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,12 +55,6 @@ def _offload(request: Request) -> ToolKeys:
     return request.keys("activation_offload", {}, why, may_not_fit=True)
 
 
-def _compile(request: Request) -> ToolKeys:
-    """accelerate compiles block by block, as measured, if the environment says so."""
-    on = request.text("compile") != "none"
-    return ToolKeys({**_arguments(request, "compile").keys, **({_REGIONAL: "1"} if on else {})})
-
-
 def _targets(request: Request) -> ToolKeys:
     source = request.source
     keys: dict[str, Any] = {"lora.target_modules": list(source.targets) or "all-linear"}
@@ -70,11 +63,6 @@ def _targets(request: Request) -> ToolKeys:
     if source.task == "causal-lm":
         keys["lora.task_type"] = "CAUSAL_LM"
     return ToolKeys(keys)
-
-
-def _fixed(request: Request) -> dict[str, Any]:
-    others = {"remove_unused_columns": False, "use_cpu": request.source.device == "cpu"}
-    return _under("arguments", {"output_dir": "output", **learning(), **others})
 
 
 def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dict[str, str]:
@@ -119,7 +107,10 @@ TOOL = Tool(
     versions=("5.16.1", shared.OFFLOADS, shared.RENAMED),
     run=f"python {_SCRIPT} DATA_DIRECTORY",
     tasks=HUGGING_FACE,
-    fixed=_fixed,
+    fixed=lambda request: {
+        **_under("arguments", {"output_dir": "output", **learning(), "remove_unused_columns": False}),
+        "arguments.use_cpu": request.source.device == "cpu",
+    },
     files=_files,
     knobs={
         **{knob: partial(_arguments, knob=knob) for knob in (*shared.TRAINER_ALONE, "loss", "kernels")},
@@ -133,7 +124,7 @@ TOOL = Tool(
         "quantization": lambda request: ToolKeys(
             _under("quantization", shared.keywords(request, "quantization").quantization)
         ),
-        "compile": _compile,
+        "compile": lambda request: shared.compile_by_blocks(request, "arguments.", "environment"),
         "attention": lambda request: shared.attention(request, "model."),
     },
 )

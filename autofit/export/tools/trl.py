@@ -8,7 +8,6 @@ from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, learning
 
-_REGIONAL = "env.ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
 _LOSS_INSTEAD = {
     "standard": "TRL goes through the logits in chunks and never holds them all, in less memory than measured",
     "fused": "TRL goes through the logits in chunks without Liger's kernel, and never holds them all either",
@@ -60,12 +59,6 @@ def _targets(request: Request) -> ToolKeys:
     return request.keys("lora_targets", keys, why if head else None)
 
 
-def _compile(request: Request) -> ToolKeys:
-    """accelerate compiles block by block, as measured, if the environment says so, which TRL's YAML can set."""
-    on = request.text("compile") != "none"
-    return ToolKeys({**shared.arguments(request, "compile").keys, **({_REGIONAL: "1"} if on else {})})
-
-
 def _loss(request: Request) -> ToolKeys:
     if instead := _LOSS_INSTEAD.get(request.text("loss")):
         return request.keys("loss", {"loss_type": "nll"}, instead)
@@ -104,7 +97,7 @@ TOOL = Tool(
         "lora_dropout": shared.lora_dropout,
         "lora_targets": _targets,
         "quantization": _quantization,
-        "compile": _compile,
+        "compile": lambda request: shared.compile_by_blocks(request, "", "env"),
         "attention": shared.attention,
         "loss": _loss,
         "kernels": _kernels,
