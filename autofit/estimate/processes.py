@@ -38,11 +38,8 @@ def parallel_map(function: Callable[[Value], Answer], processes: int | None) -> 
 
 
 def in_fork(function: Callable[[], Answer]) -> Answer:
-    """What a function returns in a forked process of its own, whose threads this one does not get.
-
-    Raises:
-        EOFError: the process ended without an answer.
-    """
+    """What a function returns in a forked process of its own, whose threads this one does not get. Raises EOFError
+    where the process ended without an answer."""
     context = multiprocessing.get_context("fork")
     reader, writer = context.Pipe(duplex=False)
 

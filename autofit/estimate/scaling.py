@@ -28,11 +28,7 @@ class Symbols:
 
     @classmethod
     def for_sizes(cls, sizes: Iterable[int]) -> Self:
-        """Primes that divide none of these sizes.
-
-        Raises:
-            UntraceableError: fewer than three are left.
-        """
+        """Primes that divide none of these sizes. Raises UntraceableError where fewer than three are left."""
         distinct = set(sizes) - {0}
         free = [prime for prime in _PRIMES if all(size % prime for size in distinct)]
         if len(free) < 3:

@@ -13,15 +13,12 @@ NOTHING_MEASURED = "Nothing was measured of this config: it is predicted."
 
 @dataclass(frozen=True)
 class Deviation:
-    """A knob, its measured value, and what the tool does instead, as half a sentence.
-
-    `may_not_fit`: the tool may need more memory than was measured.
-    """
+    """A knob, its measured value, and what the tool does instead, as half a sentence."""
 
     knob: str
     value: Value
     instead: str
-    may_not_fit: bool = False
+    may_not_fit: bool = False  # the tool may need more memory than was measured
 
     def __str__(self) -> str:
         return f"{self.knob} {'null' if self.value is None else str(self.value).lower()}: {self.instead}."
@@ -72,11 +69,8 @@ class ExportSource:
 
 
 def batch_sizes(config: Config, effective: int | None) -> tuple[int, int]:
-    """The micro-batch and how many of them make a step.
-
-    Raises:
-        InputError: they are missing, or do not make the effective batch.
-    """
+    """The micro-batch and how many of them make a step. Raises InputError where they are missing, or do not make the
+    effective batch."""
     micro, steps = config["micro_batch_size"], config["gradient_accumulation_steps"]
     for name, size in (("micro_batch_size", micro), ("gradient_accumulation_steps", steps)):
         if not isinstance(size, int) or size < 1:

@@ -22,14 +22,11 @@ HUGGING_FACE = ("causal-lm", "masked-lm", "sequence-classification", "image-clas
 
 @dataclass(frozen=True)
 class ToolKeys:
-    """A tool's keys for one knob, values by dotted path (`trainer.precision`), and its deviations.
-
-    `as_measured`: the tool always behaves as measured, so on and off may share keys.
-    """
+    """A tool's keys for one knob, values by dotted path (`trainer.precision`), and its deviations."""
 
     keys: Mapping[str, Any] = field(default_factory=dict)
     deviations: tuple[Deviation, ...] = ()
-    as_measured: bool = False
+    as_measured: bool = False  # the tool always behaves as measured, so on and off may share keys
 
 
 @dataclass(frozen=True)
@@ -113,10 +110,8 @@ class Tool:
     def schema(self, version: str | None, measured_with: str | None = None) -> str:
         """The version to write for: the newest of `versions` whose keys the given version has.
 
-        Without `version`, that is the one that the config was measured with, or the newest.
-
-        Raises:
-            InputError: not a version, or one older than all of `versions`.
+        Without `version`, that is the one that the config was measured with, or the newest. Raises InputError for what
+        is not a version, or one older than all of `versions`.
         """
         if version is not None and not _numbers(version):
             raise InputError(f"{version!r} is not a version of {self.title}.", f"For example {self.versions[-1]}.")
@@ -160,11 +155,8 @@ class Export:
 
 
 def write(tool: Tool, source: ExportSource, version: str | None = None) -> Export:
-    """Write a config for a tool.
-
-    Raises:
-        InputError: the tool cannot train this at all, or the keys of that version are not known.
-    """
+    """Write a config for a tool. Raises InputError where the tool cannot train this at all, or the keys of that version
+    are not known."""
     request = Request(source, tool.schema(version, source.versions.get(tool.name)), tool.title)
     if reason := tool.why_not(source):
         raise InputError(reason, "See `autofit export --to list`.")

@@ -81,11 +81,8 @@ class TrainerCase:
 
 
 def trainer_keywords(case: TrainerCase) -> TrainerKeywords:
-    """Everything that Trainer is given to run the config as it was measured.
-
-    Raises:
-        InputError: batch sizes are missing or contradict, or Trainer refuses a value.
-    """
+    """Everything that Trainer is given to run the config as it was measured. Raises InputError where batch sizes are
+    missing or contradict, or Trainer refuses a value."""
     always = {**learning(), "remove_unused_columns": False, "use_cpu": case.device == "cpu"}
     together = TrainerKeywords(arguments=always)
     for name, value in case.config.items():

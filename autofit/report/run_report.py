@@ -122,11 +122,7 @@ def browser() -> str | None:
 
 
 def to_png(svg: str, path: Path, size: tuple[int, int]) -> None:
-    """Write an SVG document of that size as a PNG.
-
-    Raises:
-        InputError: there is no converter, or it failed.
-    """
+    """Write an SVG document of that size as a PNG. Raises InputError where there is no converter, or it failed."""
     if importlib.util.find_spec("cairosvg"):
         importlib.import_module("cairosvg").svg2png(bytestring=svg.encode(), write_to=str(path), scale=_SHARPNESS)
         return

@@ -41,10 +41,8 @@ class Space:
     def with_overrides(self, overrides: Mapping[str, Any], offer: KnobChoices) -> Space:
         """The space with some knobs replaced (`--set`): one value fixes a knob, several narrow it.
 
-        A value the user names is kept even where the hardware does not offer it: whether it works is measured.
-
-        Raises:
-            InputError: an unknown knob, a value that means nothing, none at all, or the same one twice.
+        A value the user names is kept even where the hardware does not offer it: whether it works is measured. Raises
+        InputError for an unknown knob, a value that means nothing, none at all, or the same one twice.
         """
         knobs = dict(self.knobs)
         for knob, given in overrides.items():
@@ -73,11 +71,8 @@ def list_spaces() -> tuple[SpaceFile, ...]:
 
 
 def load_space(name_or_path: str | Path, offer: KnobChoices) -> Space:
-    """Read a shipped space by its name, or a YAML file by its path, and keep what this hardware offers of it.
-
-    Raises:
-        InputError: no such space, a file of another form, an unknown knob or value, or a knob without a value here.
-    """
+    """Read a shipped space by its name, or a YAML file by its path, and keep what this hardware offers of it. Raises
+    InputError for no such space, a file of another form, an unknown knob or value, or a knob without a value here."""
     shipped = _shipped()
     path = shipped.get(str(name_or_path), Path(name_or_path).expanduser())
     if not path.is_file():

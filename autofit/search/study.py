@@ -90,10 +90,7 @@ def search(
     space: Space, problem: SearchProblem, *, limits: Limits | None = None, journal: Journal | None = None, seed: int = 0
 ) -> SearchOutcome:
     """Measure configs of a space, each once but for a leader repeated to see drift, until a limit or an interrupt.
-
-    Raises:
-        InputError: the space contradicts itself, or the journal cannot be continued.
-    """
+    Raises InputError where the space contradicts itself, or the journal cannot be continued."""
     limits = limits or Limits()
     memory_bytes = limits.memory_bytes
     deadline = time.monotonic() + (limits.time_limit or math.inf)

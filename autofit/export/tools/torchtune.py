@@ -21,17 +21,14 @@ _PRECISION_INSTEAD = {
 
 @dataclass(frozen=True)
 class _Builder:
-    """A model of torchtune: its module and function, its kind in checkpoints, its tokenizer's files.
-
-    `tied`: its head is the embedding.
-    """
+    """A model of torchtune: its module and function, its kind in checkpoints, its tokenizer's files."""
 
     module: str
     name: str
     kind: str
     tokenizer: str = "tokenizer.model"
     merges: str | None = None
-    tied: bool = False
+    tied: bool = False  # its head is the embedding
 
 
 _LLAMA_3 = "original/tokenizer.model"
