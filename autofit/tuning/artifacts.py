@@ -23,8 +23,8 @@ from autofit.core.result import Result
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
 from autofit.estimate.timeline import timeline
-from autofit.export import train_script
 from autofit.export.from_result import export_all
+from autofit.export.script import train_script
 from autofit.models import HuggingFaceModel
 from autofit.probe import Executor
 from autofit.report.html import report_page

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autofit.core.config import Config
-from autofit.export import train_script
+from autofit.export.script import train_script
 from tests.export.architectures import ARCHITECTURES
 
 OFF = {

@@ -15,8 +15,8 @@ import pytest
 from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, Hardware
-from autofit.export import train_script
 from autofit.export.knobs import KNOBS
+from autofit.export.script import train_script
 from autofit.export.template import WIDTH
 from autofit.models import load_preset
 from autofit.techniques import all_techniques
