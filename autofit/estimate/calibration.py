@@ -25,10 +25,8 @@ from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement
 
 _Figures = Mapping[Config, float]
-
 MOST_STORED = 200  # of the measurements with the largest weights
 _ENOUGH = 5  # measurements whose spread says more than the default interval
-
 _DAY = 24 * 3600.0
 _HALF_LIFE = 30 * _DAY  # drivers and libraries change within months
 _UNDATED = 0.05  # weight of a measurement from before time and load were stored

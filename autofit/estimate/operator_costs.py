@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry
@@ -42,11 +42,6 @@ class Cost:
     def nbytes(self) -> int:
         """Bytes read and written."""
         return sum(self.sizes)
-
-    @classmethod
-    def of_transfer(cls, result: torch.Tensor) -> Self:
-        """A copy between the device and its host."""
-        return cls("transfer", str(result.dtype).removeprefix("torch."), 0, (result.numel() * result.itemsize,))
 
 
 def tensors_in(*values: Any) -> list[torch.Tensor]:

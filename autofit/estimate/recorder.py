@@ -208,7 +208,7 @@ class Recorder(StorageTracker):
             self.label(result, HOST)
             return replace(cost, kind=HOST) if cost else None
         if sides == {True, False} and _name(func) in _COPIES:
-            return Cost.of_transfer(result)
+            return Cost("transfer", str(result.dtype).removeprefix("torch."), 0, (result.numel() * result.itemsize,))
         return cost
 
     def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:

@@ -249,16 +249,13 @@ def _mark_block(block: nn.Module, number: int, setup: Setup, recorder: Recorder,
         if setup.phase == "forward":
             recorder.mark("forward", number)
 
-    def begin_backward(_: torch.Tensor) -> None:
-        recorder.mark("backward", number)
-
     def end(_: nn.Module, args: Any, output: Any) -> None:
         if setup.phase == "forward":
             if last:
                 recorder.mark("forward")
             results = (value for value in tree_iter(output) if isinstance(value, torch.Tensor) and value.requires_grad)
             if (first := next(results, None)) is not None:
-                first.register_hook(begin_backward)
+                first.register_hook(lambda _: recorder.mark("backward", number))
 
     yield block.register_forward_pre_hook(begin)
     yield block.register_forward_hook(end)

@@ -46,7 +46,10 @@ class LiveDisplay:
         self._ticker: Thread | None = None
 
     def __enter__(self) -> Self:
-        if not self._quiet and (self._cell or _changes_in_place(self._console)):
+        # Not in CI, whose logs are read later, whatever they pretend to be. FORCE_COLOR makes rich take a pipe for a
+        # terminal, which is right for colours only.
+        watched = self._console.is_interactive and self._console.file.isatty() and not os.environ.get("CI")
+        if not self._quiet and (self._cell or watched):
             if self._cell is None:
                 self._lines = _Lines(self._console, self._panel)
             self._ticker = Thread(target=self._tick, name="autofit-display", daemon=True)
@@ -159,11 +162,3 @@ class _Lines(Live):
 def _cell_console() -> Console:
     """A console that records one drawing of a cell."""
     return Console(file=io.StringIO(), record=True, width=100, height=40, force_jupyter=False, color_system="truecolor")
-
-
-def _changes_in_place(console: Console) -> bool:
-    """Whether lines can be written over, and somebody watches: logs of CI are read later, whatever they pretend to be.
-
-    FORCE_COLOR makes rich take a pipe for a terminal, which is right for colours only.
-    """
-    return console.is_interactive and console.file.isatty() and not os.environ.get("CI")

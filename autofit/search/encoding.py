@@ -11,7 +11,6 @@ from autofit.core.config import Value
 Mask = npt.NDArray[np.bool_]
 Indices = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int32]
-
 MICRO_BATCH = "micro_batch_size"
 
 

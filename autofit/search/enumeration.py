@@ -23,7 +23,6 @@ from autofit.search.decision_diagram import ALLOWED, FORBIDDEN, Asking, Trees
 
 MAX_CONFIGS = 300_000  # as Configs, about 250 MB
 _MAX_UNREAD = 50_000  # combinations tried one by one, where a rule reads too much to be known beforehand
-
 _MOST_STATES = 20_000  # about 2 s; where rules are so entangled that there are more, combinations are tried likewise
 
 _State = tuple[int, ...]  # the trees of which something is left to say

@@ -7,7 +7,6 @@ from autofit.core.config import Value
 from autofit.search.encoding import Encoding, Mask
 
 MemoryOrder = Callable[[str, Value], int | None]
-
 ACCUMULATION = "gradient_accumulation_steps"
 
 

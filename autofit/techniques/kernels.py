@@ -47,7 +47,8 @@ class Kernels(Technique):
         setup.on_close(snapshot.restore)
         options = inspect.signature(patch).parameters  # a vision encoder has no loss to turn off
         patch(model=setup.model, **{name: False for name in _LOSSES if name in options})
-        changed = snapshot.changed_modules(setup.model)
+        forwards = {id(owner) for owner, name, _ in snapshot.changes() if name == "forward"}
+        changed = [module for module in setup.model.modules() if id(vars(module)) in forwards]
         if not changed:
             raise RefusedError("liger changed nothing about this model; use none.")
         low = setup.frozen_dtype not in (None, torch.float32)
@@ -111,11 +112,6 @@ class _Snapshot:
             for name in {*before, *now}:
                 if before.get(name, _MISSING) is not now.get(name, _MISSING):
                     yield owner, name, before.get(name, _MISSING)
-
-    def changed_modules(self, model: nn.Module) -> list[nn.Module]:
-        """The modules whose instances have another forward."""
-        changed = {id(owner) for owner, name, _ in self.changes() if name == "forward"}
-        return [module for module in model.modules() if id(vars(module)) in changed]
 
     def restore(self) -> None:
         """Undo every change."""

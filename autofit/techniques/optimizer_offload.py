@@ -15,7 +15,7 @@ Gradients stay on the device (`offload_gradients` off), because freeing them the
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -87,14 +87,9 @@ class SteppedOnHost(Optimizer):
         self._group_of: dict[torch.Tensor, int] = index | {host: index[device] for host, device in on_device.items()}
         self._hooks = {device: next(reversed(_hooks_of(device))) for device in self._on_host}
 
-    def _optimizers(self) -> Iterator[Optimizer]:
-        """One optimizer per weight on the host, and one for the small weights on the device."""
-        yield from self._inner.optim_dict.values()
-        if self._inner.d_opt is not None:
-            yield self._inner.d_opt
-
     def step(self, closure: Any = None) -> Any:
-        for optimizer in self._optimizers():
+        small = () if self._inner.d_opt is None else (self._inner.d_opt,)  # one for all small weights, on the device
+        for optimizer in (*self._inner.optim_dict.values(), *small):  # the others: one per weight on the host
             for group in optimizer.param_groups:
                 own = self.param_groups[self._group_of[group["params"][0]]]
                 group.update(lr=own["lr"], weight_decay=own["weight_decay"])

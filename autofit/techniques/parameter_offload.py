@@ -58,7 +58,6 @@ class ParameterOffload(Technique):
 def stream_blocks(setup: Setup, lane: CopyLane, *, smallest: int) -> BlockStreamer:
     """Send every frozen weight of a block to the host as soon as it exists. Raises RefusedError where too few blocks
     have weights of at least `smallest` bytes, counted in 4 bits."""
-
     compiled = setup.config.get("compile") not in (None, "none")
     streamer = BlockStreamer(setup.model, repeated_blocks(setup.model), lane, smallest=smallest, whole=compiled)
     worth = {id(block) for block, slot in streamer.slots() if getattr(*slot).numel() >= 2 * smallest}

@@ -11,7 +11,6 @@ from autofit.export.tool import HUGGING_FACE, Tool, ToolKeys
 _NO_ADAPTERS = "peft is about adapters, and this config trains all weights."
 _TASKS = {"causal-lm": "CAUSAL_LM", "sequence-classification": "SEQ_CLS"}
 
-
 TOOL = Tool(
     title="peft",
     versions=("0.21.2",),

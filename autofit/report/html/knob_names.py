@@ -8,8 +8,6 @@ from autofit.core.knobs import KNOB_WORDS, KnobWords, is_off
 from autofit.report.formatting import value
 
 _PART_OF_OTHERS = ("gradient_accumulation_steps", "lora_targets", "lora_alpha", "lora_dropout")
-
-
 KnobRow = tuple[str, str, str]  # a title, what it means, and the knob as YAML has it
 
 
