@@ -12,6 +12,7 @@ from autofit.core.budget import Budget
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, unknown
 from autofit.core.estimate import Estimate
+from autofit.core.files import expanded
 from autofit.core.hardware import Hardware
 from autofit.core.options import search_options
 from autofit.core.result import SavedResult
@@ -137,7 +138,7 @@ def _knobs(source: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     if not isinstance(source, str | Path):
         message = f"config must be an autofit.Config, a mapping of knobs or a path, not a {type(source).__name__}."
         raise InputError(message, "Or leave it out.")
-    path = Path(source).expanduser()
+    path = expanded(source)
     data = load_mapping(path)
     return SavedResult.load(path).config if {"autofit", "config"} & data.keys() else data
 

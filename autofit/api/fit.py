@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from autofit.api.search import log_event, run_shown
 from autofit.core.errors import InputError, unknown
 from autofit.core.events import Listener, Note
-from autofit.core.files import locked, write_atomically
+from autofit.core.files import expanded, locked, write_atomically
 from autofit.core.options import SearchOptions, search_options
 from autofit.core.result import Result, SavedResult
 from autofit.core.workload import Hyperparameters
@@ -216,7 +216,7 @@ def _output_directory(output_dir: str | Path | None, resume: bool, listener: Lis
             raise InputError("to resume, the directory must be named.", "Give output_dir.")
         yield None
         return
-    directory = Path(output_dir).expanduser().absolute()  # also where a callback changes the working directory
+    directory = expanded(output_dir).absolute()  # also where a callback changes the working directory
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file, not a directory.", "Choose another output directory.")
     if not resume and checkpoint.exists(directory):

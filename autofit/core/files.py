@@ -58,6 +58,14 @@ def read_text(path: Path, *, encoding: str = "utf-8", most: int = 2**34) -> str:
         return path.read_text(encoding=encoding)
 
 
+def expanded(path: str | Path) -> Path:
+    """A path with ~ replaced; as it is where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock on a file, made where there is none; the system drops it however this process dies.

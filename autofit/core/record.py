@@ -14,6 +14,7 @@ from typing import Any
 from autofit.core.budget import Budget
 from autofit.core.errors import InputError
 from autofit.core.estimate import Estimate, Timeline
+from autofit.core.files import read_text
 from autofit.core.measurement import Measurement
 from autofit.core.plain import field_types, from_plain, to_plain
 from autofit.core.result import SCHEMA, TIERS, Result
@@ -73,10 +74,10 @@ class Record:
     def load(cls, path: Path) -> "Record":
         """Read a result.json; raises InputError where no search of this schema wrote it."""
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(read_text(path))
         except OSError as error:
             raise InputError(f"there is no {path.name} in {path.parent}: {error.strerror}.", _ENDED) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{path} is not JSON: {error}.", _AGAIN) from error
         if not isinstance(data, dict) or "finals" not in data:
             raise InputError(f"{path} is not a result of autofit.", _ENDED)

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from autofit.core.errors import InputError
-from autofit.core.files import locked
+from autofit.core.files import expanded, locked
 
 
 class RunDirectory:
@@ -16,7 +16,7 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
-        self.path = path.expanduser().absolute()
+        self.path = expanded(path).absolute()
         self.result = self.path / "result.yaml"
         self.script = self.path / "train.py"
         self.exports = self.path / "exports"

@@ -16,6 +16,7 @@ from typing import Any
 import datasets
 
 from autofit.core.errors import InputError
+from autofit.core.files import read_text
 
 TEXT, COMPLETION, MESSAGES, LABELLED = ("text",), ("prompt", "completion"), ("messages",), ("text", "label")
 Form = tuple[str, ...]  # the fields that every row has
@@ -60,7 +61,7 @@ def _read(path: Path, forms: Sequence[Form], by_line: bool) -> tuple[_Located, s
     if path.is_dir():
         return _saved_data_set(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")  # without the byte order mark that some programs write
+        text = read_text(path, encoding="utf-8-sig")  # without the byte order mark that some programs write
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the data file {path} cannot be read as text: {error}.", "Give UTF-8 text.") from error
     if not text.strip():

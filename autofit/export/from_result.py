@@ -10,7 +10,7 @@ from typing import Any
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError
-from autofit.core.files import write_atomically
+from autofit.core.files import expanded, write_atomically
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.result import Result, SavedResult
 from autofit.core.workload import CLASSIFICATION_TASKS
@@ -62,7 +62,7 @@ def export(
         message = f"{tool.title} cannot run all of this config as measured: {' '.join(map(str, export.departures))}"
         raise InputError(message, "Leave out --strict to accept it.")
     if output is not None:
-        _save(export, Path(output).expanduser())
+        _save(export, expanded(output))
     return export
 
 

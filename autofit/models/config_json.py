@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.errors import InputError
+from autofit.core.files import expanded
 from autofit.core.workload import CLASS_SUFFIXES
 from autofit.models.huggingface import AUTO_CLASSES, HuggingFaceModel, sentence
 
@@ -50,7 +51,7 @@ def read_directory(path: Path, *, trust_remote_code: bool = False) -> HuggingFac
     Raises:
         InputError: no config.json, one that cannot be read, a model that is not supported, or code that is not trusted.
     """
-    path = path.expanduser().resolve()
+    path = expanded(path).resolve()
     file = path / "config.json"
     if not path.is_dir():
         raise InputError(f"the directory {path} is not there.", "Check the path.")

@@ -21,6 +21,7 @@ from typing import Any
 import cloudpickle
 
 from autofit.core.errors import AutofitError, InputError, unknown
+from autofit.core.files import expanded
 from autofit.core.workload import Workload
 
 LONGEST_REASON = 300  # characters: some libraries raise whole pages
@@ -44,7 +45,7 @@ def function_workload(
     """
     module_name, _, name = reference.rpartition(":")
     if module_name.endswith(".py"):
-        path = Path(module_name).expanduser().absolute()
+        path = expanded(module_name).absolute()
         module, source, stem = _load_file(path), f"{path}:{name}", path.stem
     else:
         module, source, stem = _load_module(module_name), reference, module_name

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from autofit.core.errors import InputError, unknown
-from autofit.core.files import write_atomically
+from autofit.core.files import expanded, write_atomically
 from autofit.core.record import Record
 from autofit.report.comparison import compare
 from autofit.report.html import picture_style, pictures, report_page
@@ -46,11 +46,11 @@ def report(runs: Sequence[Path], form: str | None, output: Path | None) -> Rende
     if len(runs) > 2:
         raise InputError(f"{len(runs)} runs were given.", "Give one to report on, or two to compare.")
     records = [_record(run) for run in runs]
-    output = output and output.expanduser()
+    output = output and expanded(output)
     try:
         if len(runs) == 2:
-            return _compare(records, [run.expanduser().absolute() for run in runs], form, output)
-        return _report(records[0], runs[0].expanduser().absolute(), form or "html", output)
+            return _compare(records, [expanded(run).absolute() for run in runs], form, output)
+        return _report(records[0], expanded(runs[0]).absolute(), form or "html", output)
     except OSError as error:
         message = f"{error.filename} cannot be written: {error.strerror}."
         raise InputError(message, "Choose another --output.") from error
@@ -65,7 +65,7 @@ def report(runs: Sequence[Path], form: str | None, output: Path | None) -> Rende
 
 
 def _record(run: Path) -> Record:
-    directory = run.expanduser()
+    directory = expanded(run)
     if not directory.is_dir():
         what = "is a file, not a run directory" if directory.exists() else "is not there"
         raise InputError(f"{run} {what}.", "Give the directory of a search, such as autofit-runs/NAME.")

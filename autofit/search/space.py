@@ -14,6 +14,7 @@ from typing import Any
 from autofit.core.config import Config, Value
 from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError, unknown
+from autofit.core.files import expanded
 from autofit.core.strict_yaml import load_mapping
 from autofit.search.enumeration import Enumeration
 
@@ -74,7 +75,7 @@ def load_space(name_or_path: str | Path, offer: KnobChoices) -> Space:
     """Read a shipped space by its name, or a YAML file by its path, and keep what this hardware offers of it. Raises
     InputError for no such space, a file of another form, an unknown knob or value, or a knob without a value here."""
     shipped = _shipped()
-    path = shipped.get(str(name_or_path), Path(name_or_path).expanduser())
+    path = shipped.get(str(name_or_path), expanded(name_or_path))
     if not path.is_file():
         raise unknown("space", name_or_path, shipped)
     data = _read(path)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autofit.core.files import cache_file, digest, locked, write_atomically, write_cache
+from autofit.core.files import cache_file, digest, expanded, locked, write_atomically, write_cache
 
 
 def test_files_lie_where_the_user_wants_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,3 +156,8 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
         pass
     with locked(tmp_path / ".lock"):
         pass
+
+
+def test_a_user_that_there_is_not_is_a_name_like_any_other() -> None:
+    assert expanded("~/x") == Path.home() / "x"
+    assert expanded("~nobody-of-that-name/x") == Path("~nobody-of-that-name/x")
