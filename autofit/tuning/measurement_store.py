@@ -97,7 +97,9 @@ class Store:
             return Count(*file.execute(count).fetchone()) if file else Count(0, 0)
 
     def clear(self) -> Count | None:
-        """Remove everything; how much that was, None where it could not be read."""
+        """Remove everything, also what was set aside; how much that was, None where it could not be read."""
+        with contextlib.suppress(OSError):
+            self._aside.unlink(missing_ok=True)
         try:
             before = self.count()
             if self.path.exists():  # and stays: others may be writing
