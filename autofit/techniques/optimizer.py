@@ -223,7 +223,7 @@ def _stand_in(value: str, setup: Setup) -> Callable[..., TorchOptimizer] | None:
     if value in _FORMATS:
         return functools.partial(_LowBitStandIn, low=_FORMATS[value])
     if value == "paged-adamw-8bit":
-        return _paged_stand_in(setup)
+        return _own_manager(_paged_stand_in(setup))
     if value == "sgd" and setup.hardware.device == "cuda":
         return functools.partial(torch.optim.SGD, foreach=True)  # CUDA's default; a CPU's is a loop
     return None
