@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, shown
 
 TASKS = ("causal-lm", "masked-lm", "sequence-classification", "image-classification", "custom")
 CLASSIFICATION_TASKS = ("sequence-classification", "image-classification")  # their heads are new: trained whole
@@ -97,7 +97,7 @@ class Workload:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise InputError(f"the effective batch size must be a positive whole number, not {size!r}.")
         if size > MOST_SAMPLES:
-            raise InputError(f"the effective batch size must be at most {MOST_SAMPLES:,}, not {size:.6g}.")
+            raise InputError(f"the effective batch size must be at most {MOST_SAMPLES:,}, not {shown(size)}.")
         if self.unit not in ("samples", "tokens"):
             raise InputError(f"unit must be 'samples' or 'tokens', not {self.unit!r}.")
         if self.unit == "tokens" and not self.sequence_length:

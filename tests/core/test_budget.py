@@ -58,3 +58,11 @@ def test_sizes_must_be_more_than_nothing(size: float | str) -> None:
 def test_sizes_must_be_numbers(size: object) -> None:
     with pytest.raises(InputError, match="the memory budget must be a number of GiB, not"):
         gib_to_bytes(size)
+
+
+@pytest.mark.parametrize("size", [True, 1e300, 10**400])
+def test_sizes_that_no_machine_has_are_one_sentence(size: float) -> None:
+    with pytest.raises(
+        InputError, match=r"must be (a number of|at most 1,073,741,824) GiB, not .{1,210}\. For example 24"
+    ):
+        gib_to_bytes(size)

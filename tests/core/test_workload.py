@@ -1,6 +1,8 @@
 """Workload and Hyperparameters: a wrong part is named when it is given, not when it is first used."""
 
 import dataclasses
+import re
+from typing import Any
 
 import pytest
 
@@ -75,3 +77,17 @@ def test_wrong_hyperparameters(given: dict, message: str) -> None:
     with pytest.raises(InputError) as caught:
         Hyperparameters(**given)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"loss": 3}, "Workload.loss must be a function, not int."),
+        ({"count": "x"}, "Workload.count must be a function, not str."),
+        ({"effective_batch_size": True}, "must be a positive whole number, not True."),
+        ({"effective_batch_size": 10**400}, "must be at most 1,048,576, not 10"),
+    ],
+)
+def test_wrong_parts_are_found_when_they_are_given(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        Workload(model=dict, batch=list, **wrong)
