@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,8 +44,8 @@ class Trained:
     """
 
     model: nn.Module
-    history: list[StepReport]
-    result: Result | SavedResult | None
+    history: list[StepReport] = field(repr=False)
+    result: Result | SavedResult | None = field(repr=False)
     evaluations: list[float]
 
     def _repr_html_(self) -> str:
