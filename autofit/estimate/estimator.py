@@ -109,8 +109,9 @@ def _times(workload: Workload, traced: Trace, hardware: Hardware, rates: Rates, 
     bottleneck = "transfer" if copied > busy else "compute" if waits["compute"] > busy / 2 else "memory"
     samples = workload.effective_batch_size / seconds
     tokens = samples * workload.sequence_length if workload.unit == "tokens" and workload.sequence_length else None
-    # The usual count: a backward costs twice its forward, once if most weights are frozen.
+    # The usual count: a backward costs twice its forward, once if most weights are frozen; never more than is computed.
     flops = sum(cost.flops for cost in traced.costs_of("forward")) * (2.0 if traced.config["lora_rank"] else 3.0)
+    flops = min(flops, sum(cost.flops for cost in traced.costs))
     return {
         "step_seconds": seconds,
         "samples_per_second": samples,
@@ -121,13 +122,14 @@ def _times(workload: Workload, traced: Trace, hardware: Hardware, rates: Rates, 
 
 
 def _peak(traced: Trace, rates: Rates) -> float:
-    """Peak operations per second in the format of most of the arithmetic."""
+    """Peak operations per second of the formats computed in, each for its share of the arithmetic."""
     flops: Counter[str] = Counter()
     for cost in traced.costs:
         flops[format_of(cost.dtype)] += cost.flops
-    name = max(flops, key=lambda name: flops[name], default="float32")
-    tf32 = name == "float32" and traced.config["precision"] == "tf32"
-    return rate_of(rates.peak or rates.matmul, "tf32" if tf32 else name)
+    if traced.config["precision"] == "tf32":
+        flops["tf32"] += flops.pop("float32", 0)
+    seconds = sum(count / rate_of(rates.peak or rates.matmul, name) for name, count in flops.items())
+    return flops.total() / seconds if seconds else rate_of(rates.peak or rates.matmul, "float32")
 
 
 def _notes(traced: Trace, rates: Rates | None, uncertainty: float | None) -> list[str]:

@@ -8,9 +8,10 @@ import pytest
 from autofit.core.estimate import Estimate
 from autofit.core.workload import Workload
 from autofit.estimate.estimator import predict
+from autofit.estimate.rates import UNKNOWN
 from tests import tiny
 from tests.estimate.traced import AMPERE, transformer
-from tests.tiny import CPU
+from tests.tiny import CPU, llama_workload
 
 CARD = replace(AMPERE, here=False)  # of another machine: whether a compiler is installed here says nothing
 
@@ -61,3 +62,12 @@ def test_on_a_cpu_nothing_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiled.allocated_bytes == eager.allocated_bytes
     assert compiled.low < eager.low
     assert compiled.high > eager.high
+
+
+def test_no_more_than_the_peak_rate_is_put_to_use_where_formats_are_mixed() -> None:
+    """int8 layers multiply fast in the forward and in bf16 in the backward."""
+    fast = replace(UNKNOWN, matmul={**UNKNOWN.matmul, "int8": 1e18}, bandwidth=1e18, launch_seconds=0, pass_seconds=0)
+    knobs = {"precision": "bf16", "quantization": "int8", "lora_rank": 1, "lora_targets": "all-linear"}
+    mixed = predict(replace(llama_workload(4, 16, hidden_size=128), traits=None), knobs, CARD, rates=fast)
+    assert mixed.utilisation is not None
+    assert 0.5 < mixed.utilisation <= 1
