@@ -9,7 +9,7 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +63,20 @@ def brief_probes() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("EXPLORE_PLAN", "VERIFY_PLAN"):
-            patch.setattr(run, name, dataclasses.replace(getattr(run, name), max_seconds=0.3))
-        patch.setattr(run, "predict_all", functools.partial(run.predict_all, measuring=0.3))
+            patch.setattr(run, name, dataclasses.replace(getattr(run, name), max_seconds=0.05))
+        patch.setattr(run, "predict_all", functools.partial(run.predict_all, measuring=0.1))
         yield
 
 
 @pytest.fixture(scope="session")
-def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def executor(tmp_path_factory: pytest.TempPathFactory, new_cache: Callable[[], Path]) -> Iterator[Any]:
     """A LocalExecutor that all tests share: its zygote takes seconds to start."""
     from autofit.probe import LocalExecutor
 
-    with LocalExecutor(tmp_path_factory.mktemp("probes"), timeout=120) as shared:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(new_cache()))
+        shared = LocalExecutor(tmp_path_factory.mktemp("probes"), timeout=120)
+    with shared:
         yield shared
 
 
@@ -84,13 +87,20 @@ def shared_zygote(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"autofit.{room}.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
 
 
-def pytest_collection_finish() -> None:
-    """What is imported by now lives to the end: Python no longer goes through it to find what may be freed.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """What is imported to collect the tests lives to the end: Python does not go through it to find what may be freed.
 
-    With all tests collected that takes a second, and Trainer, accelerate and what mends an out-of-memory ask for it.
+    It would take seconds while it is imported, and later, with all tests collected, a second each time that Trainer,
+    accelerate and what mends an out-of-memory ask for it.
     """
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

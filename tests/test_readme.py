@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import cloudpickle
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -116,7 +117,8 @@ def kept(executor: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
     """Searches and predictions take a small model for a large one, and searches the CPU for the card.
 
-    Nothing is predicted before the one probe of each. The rest is as it is.
+    Nothing is predicted before the one probe of each, nor followed after it, and every change of an estimate takes the
+    same. The rest is as it is.
     """
     resolve, run_search = models.resolve, tune.run_search
 
@@ -136,6 +138,9 @@ def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
     patch.setattr("autofit.api.fit.run_search", short)
     patch.setattr("autofit.api.search.search_or_predict", short)
     patch.setattr("autofit.tuning.run._Run._predict", lambda *_: None)
+    patch.setattr("autofit.tuning.run.follow_tiers", lambda *_: {})
+    what_if = importlib.import_module("autofit.api.what_if")
+    patch.setattr(what_if, "predict_all", lambda _, __, configs: ([1.0] * len(configs), [1.0] * len(configs)))
 
 
 @pytest.fixture
@@ -252,7 +257,10 @@ def prelude(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if any(b.page == page for b in blocks("python"))], ids=lambda p: p.name
 )
-def test_snippets_run_one_after_the_other(page: Path, reader: Path) -> None:
+def test_snippets_run_one_after_the_other(page: Path, reader: Path, request: pytest.FixtureRequest) -> None:
+    here = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(here)  # as what a reader writes; to import this file takes a probe a second
+    request.addfinalizer(lambda: cloudpickle.unregister_pickle_by_value(here))
     names = prelude(reader)
     for block in blocks("python"):
         if block.page == page:

@@ -55,8 +55,10 @@ def estimate_of(
     reserved, context, workspace = None, 0, 0
     if hardware.device == "cuda":
         context, workspace = hardware.context_bytes or _CONTEXT, workspace_bytes(hardware)
-        reserved = reserved_by(two_steps(traced, hardware), expandable=hardware.expandable_segments)
-        reserved = max(reserved, peak.nbytes + workspace)
+        allocator = workspace, hardware.expandable_segments
+        if allocator not in traced.reserved:
+            traced.reserved[allocator] = reserved_by(two_steps(traced, hardware), expandable=allocator[1])
+        reserved = max(traced.reserved[allocator], peak.nbytes + workspace)
         parts = {**peak.parts, "temporary": peak.parts["temporary"] + workspace}
         peak = replace(peak, nbytes=peak.nbytes + workspace, parts=parts)
     share, uncertainty = recomputed_share(traced.config, workload, hardware), None

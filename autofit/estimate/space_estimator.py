@@ -36,7 +36,7 @@ from autofit.estimate.segments import Schedule, Segments, alternating, as_traced
 from autofit.estimate.trace import Skeleton, trace
 from autofit.estimate.trace_keys import BUDGET, ends_of, group_key, group_of, other_keys, pass_key, plain_key
 from autofit.setup.saved_tensors import WINDOW
-from autofit.training.fingerprint import cache_key, own_code
+from autofit.training.fingerprint import cache_key, described, own_code
 from autofit.training.meta_model import meta_model_from
 
 Figures = tuple[list[float], list[float]]  # bytes and seconds, by config
@@ -101,13 +101,13 @@ def predict_all(
 
 def cache_key_of(workload: Workload, hardware: Hardware, rates: Rates, configs: Sequence[Config]) -> str | None:
     """Names the predictions of these configs; None for a model that is more than a config.json."""
-    described = getattr(workload.model, "config", None)
-    if described is None or not workload.source or workload.loss or workload.count or workload.optimizer:
+    config = described(workload.model)
+    if config is None or not workload.source or workload.loss or workload.count or workload.optimizer:
         return None
     # Canonical configs all have the same knobs, in this order: hundreds of thousands take a second.
     values = "".join(repr(tuple(config.values())) for config in configs)
     return cache_key(
-        [dict(described), workload.summary()],
+        [config, workload.summary()],
         hardware=[hardware.device, hardware.capability, hardware.here],
         rates=[sorted(rates.matmul.items()), rates.bandwidth, rates.link, rates.launch_seconds, rates.pass_seconds],
         versions=[version_of(package) for package in _VERSIONS],

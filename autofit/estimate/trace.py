@@ -7,7 +7,7 @@ gradients of earlier micro-batches exist before the traced micro-batch begins, a
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Self
 
@@ -52,6 +52,7 @@ class Trace:
         calls: the arguments of operators, where the target is the CPU.
         depth: how the blocks stand for those of a deeper model; None where all are there.
         assumptions: what stand-ins take for granted, in sentences.
+        reserved: what allocators reserve for it, by (bytes of libraries' workspaces, expandable segments).
     """
 
     config: Config
@@ -69,6 +70,7 @@ class Trace:
     calls: Calls
     depth: Depth | None
     assumptions: tuple[str, ...] = ()
+    reserved: dict[tuple[int, bool], int] = field(default_factory=dict)
 
     def phase_at(self, event: int) -> str:
         """The phase that an event belongs to."""
@@ -129,8 +131,7 @@ def trace(
         RefusedError: the config is impossible, or not for this model; UntraceableError: the model's code needs values.
     """
     canonical = canonicalize(config, workload, hardware)
-    reason = refuse(canonical, workload, hardware)
-    if reason:
+    if reason := refuse(canonical, workload, hardware):
         raise RefusedError(reason)
     recorder = Recorder(hardware)
     calls = calls or Calls()
@@ -187,8 +188,7 @@ def fake_setup(workload: Workload, config: Config, hardware: Hardware, model: nn
 
 def _owners(setup: Setup) -> dict[nn.Parameter, int]:
     """The number of the block that a parameter belongs to."""
-    blocks = enumerate(repeated_blocks(setup.model))
-    return {parameter: number for number, block in blocks for parameter in block.parameters()}
+    return {each: number for number, block in enumerate(repeated_blocks(setup.model)) for each in block.parameters()}
 
 
 def _on_meta(workload: Workload) -> nn.Module:

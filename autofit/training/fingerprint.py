@@ -33,15 +33,13 @@ _LIBRARIES = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "p
 def fingerprint(workload: Workload, model: nn.Module) -> str:
     """A digest of a workload and the number of threads; the same in every process like this one. Raises whatever the
     user's own code does."""
-    facts = [facts_of(workload, model), torch.get_num_threads()]
-    return digest(json.dumps(facts, sort_keys=True, default=str))
+    return digest(json.dumps([facts_of(workload, model), torch.get_num_threads()], sort_keys=True, default=str))
 
 
 def cache_key(workload: object, **conditions: Any) -> str:
     """Names what is cached about a workload (its fingerprint, or the facts that stand for it); another name for any
     change that could matter. The code of added techniques always counts beside the `conditions`."""
-    code = Code()
-    added = [code.of(type(technique)) for technique in techniques.added_techniques()]
+    added = list(map(Code().of, map(type, techniques.added_techniques())))
     return f"v{LAYOUT}-" + digest(json.dumps([workload, added, conditions], sort_keys=True, default=str))
 
 
@@ -57,13 +55,17 @@ def own_code(*rooms: str) -> str:
     return found.hexdigest()[:16]
 
 
+def described(model: Any) -> dict[str, Any] | None:
+    """The config.json that describes all of a model, wherever that lies; None for a model that is more."""
+    config = None if getattr(model, "trust_remote_code", False) else getattr(model, "config", None)
+    return {k: v for k, v in config.items() if k != "_name_or_path"} if isinstance(config, Mapping) else None
+
+
 def facts_of(workload: Workload, model: nn.Module) -> dict[str, Any]:
     """What identifies a workload, as plain data. The model is from the workload's factory, with weights or without."""
-    code = Code()
-    config: Any = getattr(workload.model, "config", None)
-    is_described = isinstance(config, Mapping) and not getattr(workload.model, "trust_remote_code", False)
+    code, config = Code(), described(workload.model)
     return {
-        "model": [workload.task, dict(config)] if is_described else list(_model_facts(model, code)),
+        "model": list(_model_facts(model, code)) if config is None else [workload.task, config],
         "batch": [[list(tensor.shape[1:]), str(tensor.dtype)] for tensor in tensors(workload.batch(1))],
         "workload": [workload.summary(), workload.unit, workload.reduction, workload.varying],
         "functions": [code.of(function) for function in (workload.loss, workload.count, workload.optimizer)],

@@ -106,6 +106,8 @@ def test_what_a_model_is_called_and_where_its_config_came_from_does_not_matter()
     preset = resolve("tiny-llama")
     renamed = dataclasses.replace(preset.model, name="another", source={})
     assert fingerprint(dataclasses.replace(preset, model=renamed, name="another", source={})) == fingerprint(preset)
+    moved = dataclasses.replace(preset.model, config={**preset.model.config, "_name_or_path": "/somewhere/else"})
+    assert fingerprint(dataclasses.replace(preset, model=moved)) == fingerprint(preset)
     own_code = dataclasses.replace(preset.model, trust_remote_code=True)
     assert fingerprint(dataclasses.replace(preset, model=own_code)) != fingerprint(preset)
 
