@@ -92,7 +92,8 @@ def pytest_collection() -> Generator[None, Any, Any]:
     """What is imported to collect the tests lives to the end: Python does not go through it to find what may be freed.
 
     It would take seconds while it is imported, and later, with all tests collected, a second each time that Trainer,
-    accelerate and what mends an out-of-memory ask for it.
+    accelerate and what mends an out-of-memory ask for it. Compilers and traces make millions of objects: a tenth of
+    their time was Python looking through them.
     """
     gc.disable()
     try:
@@ -100,6 +101,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.collect()
         gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
         gc.enable()
 
 
