@@ -15,11 +15,12 @@ pytest.register_assert_rewrite("tests.techniques.contract")
 def without_inductor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is compiled is captured whole as ever, but runs as captured: Inductor takes 40 s and more on two cores.
 
-    Tests marked `slow` or `gpu` compile in earnest.
+    Blocks are partitioned into a forward and a backward, too. What libraries compile (torchao: a function for each
+    shape of weight) has no backward. Tests marked `slow` or `gpu` compile in earnest.
     """
     if request.node.get_closest_marker("slow") or request.node.get_closest_marker("gpu"):
         return
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     monkeypatch.setattr(compile_file, "BACKEND", "aot_eager")
 
 
