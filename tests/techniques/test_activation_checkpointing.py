@@ -28,6 +28,7 @@ FULL = {"activation_checkpointing": "full"}
 BUDGETS = ["budget-0.25", "budget-0.5", "budget-0.75"]
 every_wrapper = pytest.mark.parametrize("value", ["selective", "alternate", "full"])
 with_and_without_compile = pytest.mark.parametrize("compiler", ["none", "default"])
+UNCUT: dict[type[nn.Module], int] = {}
 NO_BLOCKS = Traits(parameters=1, blocks=0, linears=1, attention=False, sdpa=False, batch_norm=False, dropout=False)
 
 
@@ -257,6 +258,14 @@ def kept_by_compiled_code(setup: Setup) -> int:
     return sum(storage.nbytes() for key, storage in kept.items() if key not in held)
 
 
+def uncut(kind: type[nn.Module], off: Setup) -> int:
+    """What compiled code keeps without a budget, the same for every run of a kind of model."""
+    if kind not in UNCUT:
+        torch._dynamo.reset()
+        UNCUT[kind] = kept_by_compiled_code(off)
+    return UNCUT[kind]
+
+
 def bytes_of_a_block(model: nn.Module, samples: int = 4) -> dict[str, int]:
     """What one block of the contract's models keeps for its backward, counted by hand in fp32.
 
@@ -292,8 +301,7 @@ def shows_share_kept(effect: Effect) -> None:
     """At most the share asked for of what a block keeps inside, and not much less where tensors are that large."""
     budget = float(effect.value.removeprefix("budget-"))
     kept = kept_by_compiled_code(effect.setup)
-    torch._dynamo.reset()
-    everything = kept_by_compiled_code(effect.off)
+    everything = uncut(type(effect.off.model), effect.off)
     of_block = bytes_of_a_block(effect.setup.model)
     inside = len(repeated_blocks(effect.setup.model)) * (of_block["none"] - of_block["full"])
     # The compiler itself leaves out some of what plain code keeps: the share is of what it would keep.
