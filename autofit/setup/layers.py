@@ -5,11 +5,16 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from autofit.core.workload import CLASSIFICATION_TASKS, task_of
 
+_LIBRARIES = ("bitsandbytes.", "torchao.")  # whose layers take the place of plain ones
+
 
 def is_linear(module: nn.Module) -> bool:
-    """A linear layer that is called, including GPT-2's transposed ones. Not the last layer of an nn.MultiheadAttention,
-    whose weight is read without a call, so a replacement has no effect."""
-    linear = isinstance(module, nn.Linear) or is_transposed_linear(module)
+    """A linear layer that is called, including GPT-2's transposed ones and the quantised. Not the last layer of an
+    nn.MultiheadAttention, whose weight is read without a call, so a replacement has no effect; not a subclass with a
+    forward of its own, such as a router of experts, which returns more than a tensor."""
+    kind = type(module)
+    plain = getattr(kind, "forward", None) is nn.Linear.forward or kind.__module__.startswith(_LIBRARIES)
+    linear = (isinstance(module, nn.Linear) and plain) or is_transposed_linear(module)
     return linear and not isinstance(module, NonDynamicallyQuantizableLinear)
 
 

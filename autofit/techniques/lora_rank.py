@@ -90,9 +90,31 @@ def adapter_targets(model: nn.Module, targets: str) -> list[str]:
         linears = {name: module for name, module in linears.items() if module not in heads}
     if targets == "attention":
         linears = {name: module for name, module in linears.items() if "attn" in name or "attention" in name}
+    forbidden = {ending for ending in map(_ending, linears) if _forbidden(model, ending)}
+    linears = {name: module for name, module in linears.items() if _ending(name) not in forbidden}
     if not linears:
         raise RefusedError(f"the model has no linear layers for lora_targets {targets}; use all-linear or lora_rank 0.")
     return list(linears)
+
+
+def _ending(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _forbidden(model: nn.Module, ending: str) -> bool:
+    """Whether peft takes no adapters beside layers of this name in models of this kind: Mamba's kernels read the weight
+    of `out_proj` without a call. Found by trying on a model of that one layer."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    model_of_one = nn.Module()
+    model_of_one.layer = nn.Module()
+    model_of_one.config = getattr(model, "config", None)
+    setattr(model_of_one.layer, ending, nn.Linear(1, 1))
+    try:
+        inject_adapter_in_model(LoraConfig(r=1, target_modules=[ending]), model_of_one)
+    except ValueError:
+        return True
+    return False
 
 
 def _unambiguous(model: nn.Module, targets: list[str]) -> list[str] | str:

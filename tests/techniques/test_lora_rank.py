@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Hyperparameters, Traits, Workload
@@ -202,14 +203,43 @@ def test_the_nested_tensors_of_pytorchs_encoder_are_left_too() -> None:
 def test_what_peft_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import peft
 
-    def no(*_: object, **__: object) -> None:
-        raise ValueError("Module 'out_proj' is incompatible with\n Mamba-based models. And more.")
+    def no(_: object, model: nn.Module, **__: object) -> None:
+        if isinstance(model, PreTrainedModel):
+            raise ValueError("Module 'q_proj' cannot be\n adapted. And more.")
 
     monkeypatch.setattr(peft, "inject_adapter_in_model", no)
-    with pytest.raises(
-        RefusedError, match="peft cannot put adapters here: Module 'out_proj' is incompatible with Mamba"
-    ):
+    with pytest.raises(RefusedError, match="peft cannot put adapters here: Module 'q_proj' cannot be adapted;"):
         build(tiny.llama_workload(), {"lora_rank": 4}, tiny.CPU)
+
+
+def test_a_layer_that_peft_forbids_is_left_out_alone() -> None:
+    config = MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=32, state_size=4)
+    targets = adapter_targets(MambaForCausalLM(config), "all-linear")
+    assert [name.rpartition(".")[2] for name in targets] == ["in_proj", "x_proj", "dt_proj"]
+
+
+class Router(nn.Linear):
+    """As of mixtures of experts: its call returns more than a tensor."""
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        return super().forward(inputs).topk(1)  # type: ignore[return-value]
+
+
+class Routed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.values, self.router = nn.Linear(8, 8), Router(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight, _ = self.router(x)
+        return (self.values(x) * weight).mean()  # type: ignore[no-any-return]
+
+
+def test_a_layer_that_returns_more_than_a_tensor_gets_no_adapters() -> None:
+    workload = Workload(Routed, lambda n: {"x": torch.ones(n, 8)}, effective_batch_size=2)
+    setup = build(workload, {"lora_rank": 2}, tiny.CPU)
+    assert trained(setup) == {"values.lora_A.default.weight", "values.lora_B.default.weight"}
+    assert math.isfinite(train_step(setup, workload.batch(2)))
 
 
 def test_a_name_that_others_end_in_stands_for_itself_alone() -> None:
