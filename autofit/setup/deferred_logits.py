@@ -220,11 +220,10 @@ def _causal_lm_loss(standard: Callable[..., Any], summed_loss: SummedLoss) -> Ca
 
 
 @torch.no_grad()
-def loss_of_few_tokens(setup: Setup) -> float:
-    """The loss of one sample cut to a few tokens, to compare a model before and after a change. Without dropout or
+def loss_of_few_tokens(setup: Setup, batch: Any) -> float:
+    """The loss of a batch cut to a few tokens, to compare a model before and after a change. Without dropout or
     ignored labels. NaN where a batch is no mapping of tensors. Raises RefusedError where the model returns no loss."""
     workload, model = setup.workload, setup.model
-    batch = workload.batch(1)
     if not isinstance(batch, Mapping):
         return float("nan")
 

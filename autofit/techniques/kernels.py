@@ -42,7 +42,8 @@ class Kernels(Technique):
 
     def apply(self, setup: Setup, value: Value) -> None:
         patch = _patch_for(setup.model)
-        before = loss_of_few_tokens(setup)
+        batch = setup.workload.batch(1)
+        before = loss_of_few_tokens(setup, batch)
         snapshot = _Snapshot(setup.model)
         setup.on_close(snapshot.restore)
         options = inspect.signature(patch).parameters  # a vision encoder has no loss to turn off
@@ -54,7 +55,7 @@ class Kernels(Technique):
         low = setup.frozen_dtype not in (None, torch.float32)
         tolerance = _LOW_PRECISION_TOLERANCE if low else _TOLERANCE
         with _compared(changed, tolerance):
-            after = loss_of_few_tokens(setup)
+            after = loss_of_few_tokens(setup, batch)
         if math.isfinite(before) and not abs(after - before) <= tolerance * abs(before):
             raise RefusedError(f"with liger's kernels the loss is {after:.6g} instead of {before:.6g}; use none.")
 

@@ -72,9 +72,10 @@ class Loss(Technique):
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:
-        before = loss_of_few_tokens(setup)
+        batch = setup.workload.batch(1)  # once: a factory may draw other tokens each time
+        before = loss_of_few_tokens(setup, batch)
         deferral = defer_logits(setup, _SUMMED[str(value)])
-        after = loss_of_few_tokens(setup)
+        after = loss_of_few_tokens(setup, batch)
         if deferral.computed:
             raise RefusedError("the model's forward uses its logits for more than a causal LM's loss; use standard.")
         low = setup.frozen_dtype not in (None, torch.float32)

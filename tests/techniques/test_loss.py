@@ -347,6 +347,16 @@ def test_a_model_that_does_something_else_is_refused_and_left_alone(change: Any,
     assert [list(vars(module)) for module in model.modules()] == before
 
 
+def test_a_factory_that_draws_other_tokens_each_time_is_no_reason_to_refuse() -> None:
+    def drawn(n: int) -> dict[str, torch.Tensor]:
+        tokens = torch.randint(0, 16, (n, 16))
+        return {"input_ids": tokens, "labels": tokens}
+
+    workload = replace(tiny.llama_workload(), batch=drawn)
+    with contextlib.closing(build(workload, {"loss": "chunked"}, tiny.CPU)) as setup:
+        assert float(train_step(setup, drawn(4))) > 0
+
+
 def test_masked_language_models_are_refused_when_nothing_says_what_they_are() -> None:
     sizes = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes |= {"intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 64}
