@@ -103,9 +103,10 @@ def huggingface_workload(
         if sequence_length is not None:
             message = f"{model.name} is trained on images, which have no sequence length."
             raise InputError(message, "Leave the sequence length out.")
-        size = getattr(config, "image_size", None) or IMAGE_SIZE
+        vision = getattr(config, "vision_config", config)  # of models of images and text
+        size = getattr(vision, "image_size", None) or IMAGE_SIZE
         height, width = (size, size) if isinstance(size, int) else size
-        batch = RandomImages(_size(config, "num_channels", model.name), height, width, _class_labels(config))
+        batch = RandomImages(_size(vision, "num_channels", model.name), height, width, _class_labels(config))
     else:
         text = config.get_text_config()
         vocabulary, padding = _size(text, "vocab_size", model.name), _padding(text)

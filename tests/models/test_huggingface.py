@@ -105,6 +105,14 @@ def test_oblong_images() -> None:
     trains(workload)
 
 
+def test_the_images_of_a_model_that_takes_text_too() -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {"model_type": "siglip", "vision_config": {**sizes, "image_size": 16, "patch_size": 8}, "num_labels": 2}
+    workload = huggingface_workload(HuggingFaceModel("siglip", "image-classification", config))
+    assert workload.batch(2)["pixel_values"].shape == (2, 3, 16, 16)
+    trains(workload)
+
+
 def test_weights_are_float32_whatever_the_config_says() -> None:
     model = small("tiny-llama", dtype="bfloat16")()
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
