@@ -4,19 +4,22 @@ The recorder runs these instead, made of operators that it sees: temporaries are
 gives them, and matrix products are booked as such. Kernels that only write their results need none.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from autofit.core.hardware import Hardware
 
 _NESTED_BLOCK = 256  # elements that share a scale of scales, in bitsandbytes
+_STEPS = 64  # of a sequence, tried at most
 
 
 def library_kernels(hardware: Hardware) -> dict[str, Callable[..., Any]]:
     """The stand-ins on a device, by the name of the operator; called with its arguments."""
-    return _KERNELS | _CUDA_KERNELS if hardware.device == "cuda" else _KERNELS
+    return _KERNELS | (_CUDA_KERNELS if hardware.device == "cuda" else _CPU_KERNELS)
 
 
 def _gemm_4bit(
@@ -74,7 +77,36 @@ def _int8_mixed_scaled_mm(
     return out.to(inputs.dtype), none
 
 
+def _mkldnn_rnn_layer(inputs: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+    """oneDNN's LSTM. What it keeps for the backward is larger than its results, and known to the library alone."""
+    weights, (hidden, cell), size, (first, training) = rest[:4], rest[4:6], rest[9], rest[13:15]
+    outputs = inputs.new_empty(*inputs.shape[:-1], size), torch.empty_like(hidden), torch.empty_like(cell)
+    like = tuple((tuple(each.shape), each.dtype) for each in (inputs, *weights, hidden, cell))
+    options = tuple(tuple(each) if isinstance(each, list) else each for each in rest[6:])  # to be hashed
+    nbytes = _rnn_workspace(like, options, 1 if first else 0) if training else 0
+    return *outputs, inputs.new_empty(nbytes, dtype=torch.uint8)
+
+
+@functools.lru_cache(maxsize=1024)
+def _rnn_workspace(like: tuple[Any, ...], options: tuple[Any, ...], axis: int) -> int:
+    """Bytes of the workspace, asked of the library: it grows by as much for each step of the sequence."""
+
+    def nbytes(steps: int) -> int:
+        (shape, dtype), *others = like
+        shape = (*shape[:axis], steps, *shape[axis + 1 :])
+        tensors = [torch.zeros(shape, dtype=dtype) for shape, dtype in [(shape, dtype), *others]]
+        return torch.ops.aten.mkldnn_rnn_layer(*tensors, *options)[-1].numel()  # type: ignore[no-any-return]
+
+    steps = like[0][0][axis]
+    with _disable_current_modes(), torch.enable_grad():  # without gradients there is none
+        if steps <= _STEPS:
+            return nbytes(steps)
+        half, whole = nbytes(_STEPS // 2), nbytes(_STEPS)
+    return whole + (whole - half) * (steps - _STEPS) // (_STEPS // 2)
+
+
 _KERNELS: dict[str, Callable[..., Any]] = {"bitsandbytes::gemm_4bit": _gemm_4bit}
+_CPU_KERNELS: dict[str, Callable[..., Any]] = {"aten::mkldnn_rnn_layer": _mkldnn_rnn_layer}
 _CUDA_KERNELS: dict[str, Callable[..., Any]] = {
     "bitsandbytes::int8_vectorwise_quant": _int8_vectorwise_quant,
     "bitsandbytes::int8_mixed_scaled_mm": _int8_mixed_scaled_mm,

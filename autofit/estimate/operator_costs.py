@@ -10,11 +10,12 @@ from torch.utils.flop_counter import flop_registry
 MATMUL, ATTENTION = "matmul", "attention"
 _KINDS = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm", "linear"), MATMUL),
+    **dict.fromkeys(("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"), MATMUL),
     **dict.fromkeys(("convolution", "convolution_backward", "_convolution"), "convolution"),
 }
 _FLOPS = {**flop_registry, torch.ops.aten._int_mm: flop_registry[torch.ops.aten.mm]}
 _ADDED_TO = ("::addmm", "::baddbmm")  # their first argument is added to the product, and may be wider
-_FUSED_ATTENTION = "scaled_dot_product"
+_FUSED_ATTENTION, _RNN = "scaled_dot_product", "mkldnn_rnn_layer"
 _FREE = ("detach", "empty", "empty_like", "empty_strided", "new_empty", "_unsafe_view", "_reshape_alias")
 
 
@@ -93,6 +94,9 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
         query, key, value = args[1:4] if backward else args[:3]
         sizes = (3 if backward else 1) * query.shape[-1] + (2 if backward else 1) * value.shape[-1]
         return int(2 * query.shape[:-1].numel() * key.shape[-2] * sizes)
+    if _RNN in name:  # each step multiplies by both weights, and its backward by their transposes, and twice
+        products = 2 * args[0].shape[:-1].numel() * (args[1].numel() + args[2].numel())
+        return int(2 * products if name.endswith("backward") else products)
     count = _FLOPS.get(func._overloadpacket)
     args = tuple(arg for arg in args if not isinstance(arg, torch.dtype))  # the wider format of a product
     return int(count(*args, **kwargs, out_val=result)) if count is not None else 0

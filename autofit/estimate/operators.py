@@ -24,6 +24,7 @@ from autofit.estimate.scaling import Symbols
 
 _LARGEST = 32 * MIB  # bytes of a call's tensors: memory for larger ones comes fresh from the system, which takes longer
 _HARMLESS = ("aten", "bitsandbytes", "torchao")  # libraries whose operators only compute
+_UNSAFE = ("aten::mkldnn_rnn_layer_backward",)  # reads a workspace that made-up values are none of, and crashes
 _LEAST_SECONDS = 1e-6  # by the roofline: shorter calls are all launching
 _WARM, _REPEATS = 2, 5  # calls of one operator
 MEASURING_SECONDS = 4.0  # for all of them
@@ -104,7 +105,8 @@ class Calls:
         """Add a call on fake tensors, without holding them."""
         key = cost.call
         self._bytes[key] = self._bytes.get(key, 0) + cost.nbytes
-        if key not in self._calls and cost.nbytes <= _LARGEST and cost.name.partition("::")[0] in _HARMLESS:
+        harmless = cost.name.partition("::")[0] in _HARMLESS and cost.name not in _UNSAFE
+        if key not in self._calls and cost.nbytes <= _LARGEST and harmless:
             given = args, dict(kwargs)
             args, kwargs = tree_map_only(torch.Tensor, lambda t: _Like(t.shape, t.stride(), t.dtype), given)
             self._calls[key] = _Call(func, args, dict(kwargs), cost)

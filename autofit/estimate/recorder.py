@@ -170,11 +170,13 @@ class Recorder(StorageTracker):
                 result = kernel(*args, **kwargs)
             self._paused = False
             self.see(result)
-            return result
-        if func is _ADD and not self._as_tracked and _sums_gradients(args):
-            func = torch.ops.aten.add_.Tensor
-        result = func(*args, **kwargs)
-        self.see(result)
+            if func.namespace != "aten":  # made of operators that were booked
+                return result
+        else:
+            if func is _ADD and not self._as_tracked and _sums_gradients(args):
+                func = torch.ops.aten.add_.Tensor
+            result = func(*args, **kwargs)
+            self.see(result)
         self._follow(func, args, kwargs, result)
         cost = cost_of(func, args, kwargs, result)
         if self._has_host:

@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from autofit.core.workload import Workload
 from autofit.estimate.library_kernels import library_kernels
+from autofit.estimate.rates import UNKNOWN
 from tests.estimate.traced import AMPERE, labelled, peak, traced, tracked
 from tests.tiny import CPU, gpt2_workload, llama_workload
 
@@ -92,3 +95,30 @@ def test_int8_products_on_a_gpu_give_what_the_library_gives() -> None:
     ours, none = kernels["bitsandbytes::int8_mixed_scaled_mm"](*given)
     output, _ = torch.ops.bitsandbytes.int8_mixed_scaled_mm(*given)
     assert (ours.shape, ours.dtype, none.numel()) == (output.shape, output.dtype, 0)
+
+
+class _Recurrent(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layers = getattr(nn, kind)(8, 12, num_layers=2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)[0].square().mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("LSTM", 20), ("LSTM", 200), ("GRU", 20), ("RNN", 20)])
+def test_a_recurrent_layer_takes_what_a_probe_reports(kind: str, steps: int) -> None:
+    """oneDNN's LSTM keeps a workspace that PyTorch's fake tensors know nothing of."""
+    workload = Workload(lambda: _Recurrent(kind), lambda n: {"x": torch.ones(n, steps, 8)}, effective_batch_size=4)
+    assert peak(traced(workload)) == pytest.approx(tracked(workload, {}), rel=1e-3)
+
+
+def test_how_fast_a_recurrent_layer_is_can_be_measured() -> None:
+    """Its backward crashes on a workspace with made-up values."""
+    workload = Workload(lambda: _Recurrent("LSTM"), lambda n: {"x": torch.ones(n, 64, 8)}, effective_batch_size=64)
+    recorded = traced(workload)
+    lines = recorded.calls.measured(UNKNOWN)
+    assert not [name for name in lines if "mkldnn_rnn_layer_backward" in name]
+    assert sum(cost.flops for cost in recorded.costs) == pytest.approx(
+        2 * 3 * 64 * 64 * 48 * (8 + 12 + 12 + 12), rel=0.01
+    )
