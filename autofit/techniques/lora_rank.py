@@ -37,6 +37,10 @@ class LoraRank(Technique):
             return f"LoRA needs {lacking}, or use lora_rank 0."
         if workload.traits and not workload.traits.linears:
             return "the model has no linear layers to put adapters beside; use lora_rank 0."
+        if workload.traits and workload.traits.linears == 1:  # as in convolutional networks
+            return (
+                "the model's only linear layer is its head, and an adapter there would learn little; use lora_rank 0."
+            )
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:

@@ -50,11 +50,13 @@ def test_the_head_of_a_transformers_model_is_left_out_unless_named() -> None:
 def test_a_model_without_the_layers_is_refused() -> None:
     with pytest.raises(RefusedError, match="no linear layers for lora_targets attention; use all-linear"):
         build(tiny.mlp_workload(), {"lora_rank": 4, "lora_targets": "attention"}, tiny.CPU)
-    workload = replace(tiny.mlp_workload(), traits=NO_LINEARS)
-    config = canonicalize({"lora_rank": 4}, workload, tiny.CPU)
-    assert refuse(config, workload, tiny.CPU) == (
-        "lora_rank: the model has no linear layers to put adapters beside; use lora_rank 0."
-    )
+    for count, reason in (
+        (0, "the model has no linear layers to put adapters beside"),
+        (1, "the model's only linear layer is its head, and an adapter there would learn little"),
+    ):
+        workload = replace(tiny.mlp_workload(), traits=replace(NO_LINEARS, linears=count))
+        config = canonicalize({"lora_rank": 4}, workload, tiny.CPU)
+        assert refuse(config, workload, tiny.CPU) == f"lora_rank: {reason}; use lora_rank 0."
 
 
 def test_without_peft_it_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
