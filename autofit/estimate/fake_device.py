@@ -43,6 +43,9 @@ def fake_device(hardware: Hardware) -> Iterator[FakeTensorMode]:
             # transformers mistakes fake tensors for an export, and would make masks that a run does not have.
             patch(masks, "is_tracing", lambda *_, **__: False)
         if hardware.device == "cuda":
+            # Fake tensors would take an LSTM for oneDNN's, whose workspace they lack. Step by step it keeps more.
+            stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+            torch._C._set_mkldnn_enabled(False)  # PyTorch's own context warns
             attention = _cuda_attention(hardware, functional.scaled_dot_product_attention)
             patch(functional, "scaled_dot_product_attention", attention)
             patch(functional, "dropout", _cuda_dropout(functional.dropout))

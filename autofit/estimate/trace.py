@@ -175,8 +175,13 @@ def trace(
         costs=tuple(recorder.costs),
         calls=calls,
         depth=skeleton.depth,
-        assumptions=tuple(setup.assumptions),
+        assumptions=(*setup.assumptions, *_of_recurrent(setup.model, hardware)),
     )
+
+
+def _of_recurrent(model: nn.Module, hardware: Hardware) -> Iterator[str]:
+    if hardware.device == "cuda" and any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        yield "recurrent layers were traced step by step: cuDNN's kernels are faster, and keep what only cuDNN knows."
 
 
 def fake_setup(workload: Workload, config: Config, hardware: Hardware, model: nn.Module, recorder: Recorder) -> Setup:

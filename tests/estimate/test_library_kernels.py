@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from autofit.core.workload import Workload
 from autofit.estimate.library_kernels import library_kernels
 from autofit.estimate.rates import UNKNOWN
+from autofit.estimate.trace import Trace
 from tests.estimate.traced import AMPERE, labelled, peak, traced, tracked
 from tests.tiny import CPU, gpt2_workload, llama_workload
 
@@ -121,4 +122,17 @@ def test_how_fast_a_recurrent_layer_is_can_be_measured() -> None:
     assert not [name for name in lines if "mkldnn_rnn_layer_backward" in name]
     assert sum(cost.flops for cost in recorded.costs) == pytest.approx(
         2 * 3 * 64 * 64 * 48 * (8 + 12 + 12 + 12), rel=0.01
+    )
+
+
+def test_a_recurrent_layer_of_a_card_keeps_what_its_steps_keep_and_that_is_said() -> None:
+    def of(steps: int) -> Trace:
+        batch = lambda n: {"x": torch.ones(n, steps, 8)}  # noqa: E731
+        return traced(Workload(lambda: _Recurrent("LSTM"), batch, effective_batch_size=4), AMPERE)
+
+    card, state = of(51), 4 * 12 * 4  # bytes of one layer's state
+    assert torch.backends.mkldnn.is_available() == torch._C._get_mkldnn_enabled()
+    assert peak(card) - peak(of(1)) > 50 * 2 * 6 * state  # in each step of two layers four gates, a cell, an output
+    assert card.assumptions == (
+        "recurrent layers were traced step by step: cuDNN's kernels are faster, and keep what only cuDNN knows.",
     )
