@@ -95,14 +95,15 @@ def _rnn_workspace(like: tuple[Any, ...], options: tuple[Any, ...], axis: int) -
         (shape, dtype), *others = like
         shape = (*shape[:axis], steps, *shape[axis + 1 :])
         tensors = [torch.zeros(shape, dtype=dtype) for shape, dtype in [(shape, dtype), *others]]
-        return torch.ops.aten.mkldnn_rnn_layer(*tensors, *options)[-1].numel()  # type: ignore[no-any-return]
+        workspace: torch.Tensor = torch.ops.aten.mkldnn_rnn_layer(*tensors, *options)[-1]
+        return workspace.numel()
 
     steps = like[0][0][axis]
     with _disable_current_modes(), torch.enable_grad():  # without gradients there is none
         if steps <= _STEPS:
             return nbytes(steps)
         half, whole = nbytes(_STEPS // 2), nbytes(_STEPS)
-    return whole + (whole - half) * (steps - _STEPS) // (_STEPS // 2)
+    return int(whole + (whole - half) * (steps - _STEPS) // (_STEPS // 2))
 
 
 _KERNELS: dict[str, Callable[..., Any]] = {"bitsandbytes::gemm_4bit": _gemm_4bit}

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from typing import Any
 
 from torch import nn
 
@@ -110,7 +111,7 @@ def _forbidden(model: nn.Module, ending: str) -> bool:
     of `out_proj` without a call. Found by trying on a model of that one layer."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    model_of_one = nn.Module()
+    model_of_one: Any = nn.Module()
     model_of_one.layer = nn.Module()
     model_of_one.config = getattr(model, "config", None)
     setattr(model_of_one.layer, ending, nn.Linear(1, 1))
