@@ -2,8 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from autofit.api.fit import Trained, fit
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, reported, sentence
 from autofit.core.events import Listener, Note
 from autofit.core.result import SavedResult
 from autofit.core.workload import Hyperparameters, Workload
@@ -22,7 +22,7 @@ from autofit.data.options import DataOptions, LabelRule, Normalisation
 from autofit.data.samples import FileLoader, Ragged, Stacked
 from autofit.export.source import NOTHING_MEASURED
 from autofit.models import HuggingFaceModel, workload_from_source
-from autofit.models.huggingface import AUTO_CLASSES, sentence
+from autofit.models.huggingface import AUTO_CLASSES
 from autofit.training.loop import Callback
 from autofit.training.step_trace import SteadyStep, StepTrace
 
@@ -173,11 +173,6 @@ def _load(workload: Workload, factory: HuggingFaceModel, weights: str | Path) ->
         )
 
 
-@contextmanager
-def _blaming(part: str, weights: str | Path) -> Iterator[None]:
-    """Turns whatever a library raises over the user's files into one sentence."""
-    try:
-        yield
-    except Exception as error:
-        message = f"the {part} in {weights} cannot be loaded: {sentence(error)}."
-        raise InputError(message, "Give a directory that save_pretrained of this model wrote.") from error
+def _blaming(part: str, weights: str | Path) -> AbstractContextManager[None]:
+    remedy = "Give a directory that save_pretrained of this model wrote."
+    return reported(lambda error: f"the {part} in {weights} cannot be loaded: {sentence(error)}.", remedy)

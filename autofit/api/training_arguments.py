@@ -15,13 +15,12 @@ import torch
 from transformers import BitsAndBytesConfig, PreTrainedModel, TrainingArguments
 
 from autofit.core.config import Config
-from autofit.core.errors import InputError, unknown
+from autofit.core.errors import InputError, reported, sentence, unknown
 from autofit.core.result import Result, SavedResult
 from autofit.core.workload import CLASSIFICATION_TASKS, task_of
 from autofit.export.trainer import TrainerCase, TrainerKeywords, trainer_keywords
 from autofit.hardware.device import detect
 from autofit.models import workload_from_source
-from autofit.models.huggingface import sentence
 from autofit.report.explain import nothing_fits
 from autofit.setup import requirements
 from autofit.setup.layers import output_heads
@@ -124,10 +123,8 @@ def training_arguments(
     decided, own = _renamed(keywords.arguments), _renamed(overrides)
     if strange := [name for name in own if name not in _ARGUMENTS]:
         raise unknown("training argument", strange[0], _ARGUMENTS)
-    try:
+    with reported(lambda error: f"transformers refuses these training arguments: {sentence(error)}."):
         arguments = TrainingArguments(**{"output_dir": str(output_dir), **decided, **own})
-    except (ImportError, TypeError, ValueError) as error:
-        raise InputError(f"transformers refuses these training arguments: {sentence(error)}.") from error
     notes = [
         f"{name}: you set {value!r}, where the config says {decided[name]!r}."
         for name, value in own.items()
@@ -189,10 +186,8 @@ def _adapted(model: PreTrainedModel, config: Any) -> Any:
         warnings.filterwarnings("ignore", message="fan_in_fan_out")  # of GPT-2's layers, which peft handles by itself
         # peft still asks by a name that transformers has renamed.
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
-        try:
+        with reported(lambda error: f"peft cannot adapt this model: {sentence(error)}."):  # it has other layers
             return get_peft_model(model, config)
-        except ValueError as error:  # what peft knows not to work, or layers of another model
-            raise InputError(f"peft cannot adapt this model: {sentence(error)}.") from error
 
 
 def _cast(parameters: Iterable[torch.nn.Parameter], dtype: torch.dtype) -> None:

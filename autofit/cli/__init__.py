@@ -20,7 +20,7 @@ from autofit.cli.help import Command, PlainFlags
 from autofit.cli.options import Version
 from autofit.cli.output import INTERRUPTED, print_error, print_json
 from autofit.core.environment import set_defaults
-from autofit.core.errors import AutofitError, InputError
+from autofit.core.errors import AutofitError, InputError, told
 
 # typer ships its own copy of click or uses click itself, by version; this is whichever it is.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -98,6 +98,6 @@ def _run(command: Callable[[], Any], as_json: bool) -> int:
         return InputError.exit_code
     except Exception as error:
         if as_json:  # the object on every exit; the traceback, which somebody has to see, goes to stderr
-            message = f"autofit failed: {type(error).__name__}: {error}"
+            message = f"autofit failed: {told(error)}"
             print_json({"schema": 1, "error": {"message": message, "remedy": "Please report it."}})
         raise

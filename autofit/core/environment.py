@@ -1,12 +1,10 @@
-"""What a process runs under: environment variables (those of the emitted train.py too), versions, logging, its end."""
+"""What a process runs under: environment variables (those of the emitted train.py too), versions, logging."""
 
-import ctypes
 import functools
 import importlib.metadata
 import logging
 import os
 import platform
-import signal
 from collections.abc import Mapping, MutableMapping
 
 import autofit
@@ -64,8 +62,3 @@ def versions() -> dict[str, str]:
     found = {package: version_of(package) for package in REPORTED_PACKAGES}
     own = {"autofit": autofit.__version__, "python": platform.python_version()}
     return own | {package: version for package, version in found.items() if version}
-
-
-def die_with_parent() -> None:
-    """Called in a forked child: if its parent is killed, it is killed as well (prctl PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -1,13 +1,14 @@
 """Every error a user can cause, and the exit code each one means.
 
-A message says what is wrong and what was given; the remedy says what to do. `unknown` and `counted` word parts of them.
+A message says what is wrong and what was given; the remedy says what to do. `unknown` to `counted` word parts of them.
 """
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-_MOST_SHOWN = 200  # characters
+_MOST_SHOWN, _MOST_TOLD = 200, 500  # characters of a value, and of a message
 
 
 class AutofitError(Exception):
@@ -95,10 +96,49 @@ def unknown(kind: str, given: object, known: Iterable[object]) -> InputError:
 def shown(value: object) -> str:
     """A value as a sentence shows it: cut where it is long, and by its type where it cannot be written."""
     try:
-        text = repr(value)
+        return printable(repr(value), _MOST_SHOWN)
     except Exception:  # of a user's class, or of an integer of thousands of digits
         return f"a {type(value).__name__} that cannot be shown"
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def printable(text: str, most: int = _MOST_TOLD) -> str:
+    """Somebody else's text for terminals, logs and JSON: cut where it is long, control characters and lone surrogates
+    escaped."""
+    text = text if len(text) <= most else f"{text[:most]}..."
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says, at most 100,000 characters; "" where its class, somebody else's, raises instead."""
+    try:
+        return str(error)[:100_000]
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return ""
+
+
+def sentence(error: BaseException) -> str:
+    """The message of an error of somebody else's code, as one line without its full stop; its type if it has none."""
+    return printable(" ".join(message_of(error).split()).rstrip(".") or type(error).__name__)
+
+
+def told(error: BaseException) -> str:
+    """An error of somebody else's code as a sentence names it: by its type and its message."""
+    return ": ".join(dict.fromkeys((printable(type(error).__name__), sentence(error))))
+
+
+@contextlib.contextmanager
+def reported(
+    says: Callable[[BaseException], str], remedy: str = "", *, but: Callable[[BaseException], bool] = lambda _: False
+) -> Iterator[None]:
+    """Turn whatever somebody else's code raises inside into an InputError; autofit's own errors and Ctrl-C pass."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, AutofitError | KeyboardInterrupt) or but(error):
+            raise
+        raise InputError(says(error), remedy) from error
 
 
 def counted(number: int, noun: str) -> str:

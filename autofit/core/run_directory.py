@@ -58,10 +58,6 @@ class RunDirectory:
                 remedy = f"All measurements are safe: make room and continue with --resume --out {self.path}."
             raise InputError(f"{error.filename} cannot be written: {error.strerror}.", remedy) from error
 
-    def probe_log(self, number: int) -> Path:
-        """The file for the output of probe `number`."""
-        return self.probes / f"{number:04d}.log"
-
     def discard_if_unused(self, *, keep_folder: bool) -> None:
         """Remove the files of a run without measurements, so that the same --out can be used again."""
         if self.journal.exists() and self.journal.stat().st_size:

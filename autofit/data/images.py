@@ -9,7 +9,7 @@ import datasets
 import numpy as np
 import torch
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, reported
 from autofit.core.workload import Workload
 from autofit.data.labels import Labels, labels_from
 from autofit.data.options import DataOptions, LabelRule
@@ -30,11 +30,9 @@ def image_loader(workload: Workload, path: Path, options: DataOptions) -> FileLo
 
 def read_tensors(path: Path, shape: Sequence[int], rule: LabelRule) -> Stacked:
     """The `pixel_values` and `labels` in a .pt file, for a model that takes images of [channels, height, width]."""
-    try:
-        data = torch.load(path, weights_only=True)
-    except Exception as error:  # torch raises whatever it stumbles over, with pages of advice
-        remedy = "Give what torch.save wrote, or a folder with a directory of images for each class."
-        raise InputError(f"the data file {path} cannot be read: {type(error).__name__}.", remedy) from error
+    remedy = "Give what torch.save wrote, or a folder with a directory of images for each class."
+    with reported(lambda error: f"the data file {path} cannot be read: {type(error).__name__}.", remedy):
+        data = torch.load(path, weights_only=True)  # which raises pages of advice
     names = ("pixel_values", "labels")
     if not isinstance(data, dict) or not all(isinstance(data.get(name), torch.Tensor) for name in names):
         raise InputError(f"the data file {path} must hold pixel_values and labels.", "Save a dict of two tensors.")
@@ -88,11 +86,9 @@ def _pixels(file: str, mode: str, height: int, width: int) -> bytes:
     """A resized image, [channels, height, width]."""
     from PIL import Image, ImageOps
 
-    try:
-        with Image.open(file) as image:
-            upright = ImageOps.exif_transpose(image).convert(mode)
-            resized = upright.resize((width, height), Image.Resampling.BILINEAR)
-    except Exception as error:  # Pillow raises whatever it stumbles over in a broken file
-        raise InputError(f"the image {file} cannot be read: {type(error).__name__}.", "Repair or remove it.") from error
+    message = "the image {} cannot be read: {}.".format
+    with reported(lambda error: message(file, type(error).__name__), "Repair or remove it."), Image.open(file) as image:
+        upright = ImageOps.exif_transpose(image).convert(mode)
+        resized = upright.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(resized).reshape(height, width, -1)
     return pixels.transpose(2, 0, 1).tobytes()

@@ -15,7 +15,7 @@ from typing import Any
 
 import datasets
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, reported, sentence
 from autofit.core.files import read_text
 
 TEXT, COMPLETION, MESSAGES, LABELLED = ("text",), ("prompt", "completion"), ("messages",), ("text", "label")
@@ -60,10 +60,8 @@ def _read(path: Path, forms: Sequence[Form], by_line: bool) -> tuple[_Located, s
     """The rows, and what to do where a field is missing."""
     if path.is_dir():
         return _saved_data_set(path)
-    try:
+    with reported(lambda error: f"the data file {path} cannot be read as text: {error}.", "Give UTF-8 text."):
         text = read_text(path, encoding="utf-8-sig")  # without the byte order mark that some programs write
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the data file {path} cannot be read as text: {error}.", "Give UTF-8 text.") from error
     if not text.strip():
         raise InputError(f"the data file {path} is empty.")
     kind = path.suffix.lower()
@@ -119,11 +117,8 @@ def _saved_data_set(path: Path) -> tuple[_Located, str]:
     if not any((path / name).exists() for name in ("state.json", "dataset_dict.json")):
         message = f"the directory {path} is none that Dataset.save_to_disk wrote."
         raise InputError(message, "Give a file, or save it with the datasets library.")
-    try:
+    with reported(lambda error: f"the data set in {path} cannot be loaded: {sentence(error)}.", "Save it again."):
         data = datasets.load_from_disk(str(path))
-    except Exception as error:  # it raises whatever it stumbles over
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise InputError(f"the data set in {path} cannot be loaded: {reason}.", "Save it again.") from error
     if isinstance(data, datasets.DatasetDict):
         if "train" not in data:
             message = f"the data set in {path} has no split named train, but {', '.join(data) or 'none at all'}."

@@ -17,7 +17,7 @@ import datasets
 import numpy as np
 from datasets.fingerprint import Hasher
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, sentence
 from autofit.data.batch import IGNORED_LABEL
 from autofit.data.byte_tokenizer import byte_ids, is_byte_tokenizer
 from autofit.data.rows import COMPLETION, LABELLED, MESSAGES, Rows
@@ -127,8 +127,7 @@ def _chats(encoding: Encoding, rows: Columns) -> Columns:
                 json.loads(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=is_marked
             )
         except Exception as error:  # a template is code that came with the tokenizer
-            reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-            message = f"{location}: the tokenizer's chat template does not take these messages: {reason}."
+            message = f"{location}: the tokenizer's chat template does not take these messages: {sentence(error)}."
             raise InputError(message, "Correct the messages.") from error
         ids.append(np.array(chat["input_ids"]))
         mask = np.array(chat["assistant_masks"] if is_marked else [1] * len(ids[-1]), bool)

@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import multiprocessing.util
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -9,10 +10,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from autofit.core.environment import die_with_parent
+from autofit.core.forks import Answer, die_with_parent, ending_forks
 
 Value = TypeVar("Value")
-Answer = TypeVar("Answer")
 Map = Callable[[Iterable[Value]], list[Answer]]
 
 _inherited: Callable[[Any], Any] | None = None
@@ -37,33 +37,15 @@ def parallel_map(function: Callable[[Value], Answer], processes: int | None) -> 
         yield lambda values: list(pool.map(_call, values))
 
 
-def in_fork(function: Callable[[], Answer]) -> Answer:
-    """What a function returns in a forked process of its own, whose threads this one does not get. Raises EOFError
-    where the process ended without an answer."""
-    context = multiprocessing.get_context("fork")
-    reader, writer = context.Pipe(duplex=False)
-
-    def answer() -> None:
-        die_with_parent()
-        writer.send(function())
-
-    process = context.Process(target=answer)
-    process.start()
-    writer.close()  # so that reading ends with the process
-    try:
-        received: Answer = reader.recv()
-        return received
-    finally:
-        process.join()
-
-
 def _begin(function: Callable[[Any], Any]) -> None:
     global _inherited
     _inherited = function
     die_with_parent()  # else it would wait for more work after its parent was killed
+    multiprocessing.util.Finalize(None, os._exit, (0,), exitpriority=1)  # first: a model's threads may never end
     torch.set_num_threads(1)  # the threads of the process it was forked from do not exist here
 
 
 def _call(value: Any) -> Any:
     assert _inherited is not None
-    return _inherited(value)
+    with ending_forks():
+        return _inherited(value)

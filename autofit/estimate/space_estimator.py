@@ -21,6 +21,7 @@ from autofit.core.config import Config
 from autofit.core.environment import version_of
 from autofit.core.errors import AutofitError
 from autofit.core.files import cache_file, digest, write_cache
+from autofit.core.forks import forked
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.data.batch import tensors
@@ -28,7 +29,7 @@ from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.operators import MEASURING_SECONDS, Calls
 from autofit.estimate.optimizer_state import OptimizerCost, OptimizerCosts, scaled_shapes
 from autofit.estimate.peak import recomputed_share
-from autofit.estimate.processes import Map, in_fork, parallel_map
+from autofit.estimate.processes import Map, parallel_map
 from autofit.estimate.rates import UNKNOWN, Rates, rates_for
 from autofit.estimate.roofline import Speed, passes_of
 from autofit.estimate.scaling import Floats, Grid, Symbols
@@ -84,7 +85,7 @@ def predict_all(
         UntraceableError: the model cannot be traced.
     """
     # Measured in a fork where this process is still to be forked: matrix products start threads.
-    rates = (rates_for(hardware) if processes == 1 else in_fork(lambda: rates_for(hardware))) or UNKNOWN
+    rates = (rates_for(hardware) if processes == 1 else forked(lambda: rates_for(hardware))()) or UNKNOWN
     key = cache_key_of(workload, hardware, rates, configs)
     path = cache_file("estimates", f"{key}.json")
     if key:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_iter
 
 from autofit.core.config import Config
-from autofit.core.errors import AutofitError, RefusedError, UntraceableError
+from autofit.core.errors import AutofitError, RefusedError, UntraceableError, told
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import map_tensors, tensors
@@ -149,12 +149,12 @@ def trace(
                 saved = SavedTensors(setup.model, recorder)
                 setup.forward_contexts.append(saved.hooks)
             _step(setup, recorder, fake_mode)
-    except AutofitError:
+    except (AutofitError, KeyboardInterrupt):
         raise
-    except Exception as error:  # the model's own code, under conditions that it was not written for
+    except BaseException as error:  # the model's own code, under conditions that it was not written for
         operator = getattr(error, "func", None)
-        why = f"{operator} needs numbers" if operator else f"{type(error).__name__}: {' '.join(str(error).split())}"
-        message = f"a training step of this model cannot be followed on tensors without values ({why[:300]})."
+        why = f"{operator} needs numbers" if operator else told(error)
+        message = f"a training step of this model cannot be followed on tensors without values ({why})."
         raise UntraceableError(message) from error
     finally:
         setup.close()

@@ -4,6 +4,7 @@ import re
 
 import torch
 
+from autofit.core.errors import message_of
 from autofit.core.hardware import CUDA_MEMORY_ALLOCATION, GIB, MIB
 from autofit.core.measurement import Outcome
 from autofit.hardware.tracker import BudgetExceededError
@@ -46,7 +47,7 @@ def is_device_out_of_memory(error: BaseException) -> bool:
         return _SHARED_MEMORY not in str(error)
     if isinstance(error, torch.AcceleratorError):
         return _is_allocation(error) and not _is_pinned_memory(error)
-    text = str(error) if isinstance(error, RuntimeError) else ""
+    text = message_of(error) if isinstance(error, RuntimeError) else ""
     if _NO_HANDLE.search(text):
         free = _free_bytes()
         return free is not None and free < _ROOM_FOR_A_HANDLE
@@ -59,7 +60,7 @@ def is_host_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.AcceleratorError):
         return _is_pinned_memory(error)
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_HOST_MEMORY.search(str(error)))
+        isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_HOST_MEMORY.search(message_of(error)))
     )
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, reported, sentence
 from autofit.core.files import expanded
 from autofit.core.workload import CLASS_SUFFIXES
-from autofit.models.huggingface import AUTO_CLASSES, HuggingFaceModel, sentence
+from autofit.models.huggingface import AUTO_CLASSES, HuggingFaceModel
 
 _SUFFIXES = {**CLASS_SUFFIXES, "ForPreTraining": "masked-lm"}  # of BERT's checkpoints
 _SUPPORTED = (
@@ -84,12 +84,10 @@ def _read(origin: _Origin) -> HuggingFaceModel:
     raw = _raw_config(origin)
     _check_raw(raw, origin)
     task = _task(raw.get("architectures"), origin.label)
-    try:
+    with reported(lambda error: f"{origin.label} describes no valid model: {sentence(error)}.", "Correct it."):
         config = AutoConfig.from_pretrained(
             origin.path, trust_remote_code=origin.trust_remote_code, local_files_only=not origin.fetched
         )
-    except Exception as error:
-        raise InputError(f"{origin.label} describes no valid model: {sentence(error)}.", "Correct it.") from error
     _check_class(config, AUTO_CLASSES[task], origin)
     return HuggingFaceModel(origin.name, task, config.to_dict(), origin.source, origin.trust_remote_code)
 

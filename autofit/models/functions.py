@@ -12,19 +12,17 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import cloudpickle
 
-from autofit.core.errors import AutofitError, InputError, unknown
+from autofit.core.errors import InputError, reported, told, unknown
 from autofit.core.files import expanded
 from autofit.core.workload import Workload
-
-LONGEST_REASON = 300  # characters: some libraries raise whole pages
 
 
 def is_function(text: str) -> bool:
@@ -50,7 +48,7 @@ def function_workload(
     else:
         module, source, stem = _load_module(module_name), reference, module_name
     function = _function(module, name, module_name)
-    with _reported(f"calling {reference}"):
+    with _blamed_on_user(f"calling {reference}"):
         workload = function()
     if not isinstance(workload, Workload):
         message = f"{reference} returned {_article(workload)}, not a Workload."
@@ -79,7 +77,7 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look a class's module up there
     _make_importable(path.parent)
     try:
-        with _reported(f"importing {path}"):
+        with _blamed_on_user(f"importing {path}"):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
@@ -91,7 +89,7 @@ def _load_file(path: Path) -> ModuleType:
 def _load_module(name: str) -> ModuleType:
     _make_importable(Path.cwd())
     try:
-        with _reported(f"importing {name}"):
+        with _blamed_on_user(f"importing {name}"):
             return importlib.import_module(name)
     except InputError as error:
         cause = error.__cause__
@@ -124,24 +122,17 @@ def _function(module: ModuleType, name: str, label: str) -> Callable[[], object]
     return function  # type: ignore[no-any-return]  # a user's attribute has no type
 
 
-@contextmanager
-def _reported(doing: str) -> Iterator[None]:
-    """Report an exception of the user's code as one sentence with the line it came from."""
-    try:
-        yield
-    except AutofitError:
-        raise
-    except (Exception, SystemExit) as error:  # SystemExit: a script without `if __name__ == "__main__"`
-        reason = " ".join(str(error).split()).rstrip(".")[:LONGEST_REASON]
-        what = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-        raise InputError(f"{doing} failed{_where(error)}: {what}.", "Correct the code.") from error
+def _blamed_on_user(doing: str) -> AbstractContextManager[None]:
+    # SystemExit, too: of a script without `if __name__ == "__main__"`
+    return reported(lambda error: f"{doing} failed{_where(error)}: {told(error)}.", "Correct the code.")
 
 
 def _where(error: BaseException) -> str:
-    """The innermost line of the user's own code: not this file's, not a library's or an importer's."""
+    """The innermost line of the user's own code: not autofit's, not a library's or an importer's."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" at {error.filename}:{error.lineno}"
-    libraries = ("<", __file__, *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")))
+    own = str(Path(__file__).parents[1])
+    libraries = ("<", own, *(sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")))
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(libraries)]
     return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, sentence
 from autofit.core.workload import Workload
 from autofit.models.synthetic import ClassLabels, RandomImages, RandomTokens
 
@@ -128,11 +128,6 @@ def huggingface_workload(
         name=model.name,
         source=dict(model.source),
     )
-
-
-def sentence(error: BaseException) -> str:
-    """The message of an error of someone else's code, as one line without its full stop."""
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def _class_labels(config: Any) -> ClassLabels:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from autofit.core.budget import Budget
-from autofit.core.errors import AutofitError, InputError, ProbeError, RefusedError
+from autofit.core.errors import AutofitError, ProbeError, RefusedError, message_of, printable, reported, told
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Traits, Workload
@@ -25,6 +26,7 @@ from autofit.training.step import train_step
 from autofit.training.step_trace import StepTrace
 
 _IDLE = GIB  # a desktop takes less of a card, a process that computes takes more
+_MOST_KEPT = 4000  # characters of a message
 
 
 def serve(workload: bytes, call: bytes) -> Any:
@@ -32,14 +34,11 @@ def serve(workload: bytes, call: bytes) -> Any:
 
     Errors of autofit's own kinds are returned, not raised.
     """
+    remedy = "Define its functions in a module that can be imported, or in the notebook or script itself."
     try:
-        unpickled = pickle.loads(workload)
-        function, arguments = pickle.loads(call)
-    except Exception as error:
-        message = f"the workload cannot be opened in a probe process: {type(error).__name__}: {error}."
-        remedy = "Define its functions in a module that can be imported, or in the notebook or script itself."
-        return InputError(message, remedy)
-    try:
+        with reported(lambda error: f"the workload cannot be opened in a probe process: {told(error)}.", remedy):
+            unpickled = pickle.loads(workload)
+            function, arguments = pickle.loads(call)
         return function(unpickled, *arguments)
     except AutofitError as error:
         return error
@@ -95,11 +94,11 @@ def measure(workload: Workload, request: Request) -> Measurement:
         outcome, reason = Outcome.DIVERGED, str(error)
     except AutofitError as error:
         outcome, reason = Outcome.FAILED, str(error)
-    except Exception as error:
+    except BaseException as error:  # nobody can press Ctrl-C here
         outcome, reason = _classify(_root_cause(error), request)
     if outcome is Outcome.OUT_OF_MEMORY:
         probe.check_free_memory()
-    return probe.measurement(outcome, reason, time.monotonic() - start)
+    return probe.measurement(outcome, reason and printable(reason, _MOST_KEPT), time.monotonic() - start)
 
 
 def trace_step(workload: Workload, request: Request, directory: Path) -> dict[str, str]:
@@ -126,10 +125,10 @@ def _probe(workload: Workload, request: Request) -> Probe:
 
 def _root_cause(error: BaseException) -> BaseException:
     """The error that ended the device, if any: every later call fails too, and clean-up code reports that instead."""
-    chain = [error]
-    while chain[-1].__context__:
-        chain.append(chain[-1].__context__)
-    fatal = [each for each in chain if isinstance(each, torch.AcceleratorError) and not is_out_of_memory(each)]
+    chain, each = {id(error): error}, error
+    while (before := each.__context__) and id(before) not in chain:  # a chain made by hand may be a circle
+        each = chain[id(before)] = before
+    fatal = [each for each in chain.values() if isinstance(each, torch.AcceleratorError) and not is_out_of_memory(each)]
     return fatal[-1] if fatal else error
 
 
@@ -140,8 +139,12 @@ def _classify(error: BaseException, request: Request) -> tuple[Outcome, str]:
         if request.hardware.device == "cpu":
             return Outcome.OUT_OF_MEMORY, "ran into the resource limit that guards the machine"
         return Outcome.HOST_OUT_OF_MEMORY, "the host could not give more memory"
-    traceback.print_exc()
-    lines = "".join(traceback.format_exception(error)).strip().splitlines()
+    parts = [*traceback.format_tb(error.__traceback__), told(error)]
+    if len(message_of(error)) <= _MOST_KEPT:  # of 25 million lines formatting takes 8 seconds
+        parts = traceback.format_exception(error)
+    text = "".join(printable(each, _MOST_KEPT) for each in parts)
+    sys.stderr.write(text)
+    lines = text.strip().splitlines()
     if isinstance(error, torch.AcceleratorError):  # its first line says what it is; how to debug PyTorch follows
         del lines[len(lines) - len(str(error).strip().splitlines()) + 1 :]
     return Outcome.FAILED, "\n".join(lines[-12:])

@@ -7,19 +7,17 @@ During the imports the answers come from a forked child, which ends before the f
 import contextlib
 import functools
 import importlib
-import os
-import pickle
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 from unittest import mock
 
 import torch
 
-from autofit.core.environment import die_with_parent
+from autofit.core.forks import forked
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,15 @@ def preload(names: Sequence[str]) -> bool:
 
     The child also finds out whether there is a card: asking opens CUDA without NVML, and for MIG instances of a card.
     """
-    cards = _ask_child()
+    found = forked(_described_card)
+
+    @functools.cache
+    def cards() -> _Cards:
+        try:
+            return found()
+        except EOFError:
+            return _Cards()
+
     with _answering(cards):
         for name in names:
             try:
@@ -71,38 +77,10 @@ def _answering(cards: Callable[[], _Cards]) -> Iterator[None]:
     getattr(interface, "caching_worker_device_properties", {}).clear()  # a cache; children ask the card itself
 
 
-def _ask_child() -> Callable[[], _Cards]:
-    """Start a child that opens card 0; returns a function that waits for what it found."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        _describe_card(writer)
-    os.close(writer)
-
-    @functools.cache
-    def answer() -> _Cards:
-        with os.fdopen(reader, "rb") as pipe:
-            found = pipe.read()
-        os.waitpid(child, 0)
-        return pickle.loads(found) if found else _Cards()
-
-    return answer
-
-
-def _describe_card(writer: int) -> NoReturn:
-    try:
-        die_with_parent()
-        found = _Cards(count=0)
-        if torch.cuda.is_available():
-            properties = torch.cuda.get_device_properties(0)
-            public = {name: getattr(properties, name) for name in dir(properties) if not name.startswith("_")}
-            plain = {name: value for name, value in public.items() if isinstance(value, int | float | str)}
-            found = _Cards(torch.cuda.device_count(), SimpleNamespace(**plain))
-        with os.fdopen(writer, "wb") as pipe:
-            pickle.dump(found, pipe)
-    except Exception:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(0)
+def _described_card() -> _Cards:
+    if not torch.cuda.is_available():
+        return _Cards(count=0)
+    properties = torch.cuda.get_device_properties(0)
+    public = {name: getattr(properties, name) for name in dir(properties) if not name.startswith("_")}
+    plain = {name: value for name, value in public.items() if isinstance(value, int | float | str)}
+    return _Cards(torch.cuda.device_count(), SimpleNamespace(**plain))

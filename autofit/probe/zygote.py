@@ -2,9 +2,9 @@
 
 Importing them costs about five seconds; forking costs a tenth of one. It does no tensor work itself, because a process
 that has computed with several threads deadlocks its forked children, and it never opens the CUDA driver, which does
-not survive a fork. Run as `python -m autofit.probe.zygote FD`, so no `__main__` of the user's is run again.
+not survive a fork. Started by `LocalExecutor`, so that no `__main__` of the user's is run again.
 
-It ends, and its child with it, however the parent ends: the socket between them closes.
+It ends, and all that its child started, however the parent ends: the socket between them closes.
 """
 
 import contextlib
@@ -17,17 +17,44 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
 
-from autofit.core.environment import die_with_parent
-from autofit.probe.messages import Died, Job, Returned, TimedOut
+import psutil
+
+from autofit.core.forks import adopt_orphans, die_with_parent, ending_forks
 from autofit.probe.preload import preload
 
 _PRELOADED = ("transformers", "transformers.modeling_utils", "autofit.probe.measure", "peft")
 _LOOK_SECONDS, _MOST_LOGGED, _KEPT_OF_LOG = 0.5, 2**24, 2**20  # what a model prints may be gigabytes
+# Seconds for what a job left running: to clean up (multiprocessing's tracker removes shared memory), and to be gone.
+_PATIENCE, _LONGEST_END = 0.5, 10.0
 _BARE = "--bare"  # import autofit's own modules only
+START = """
+from autofit.core.forks import die_with_parent
+die_with_parent()
+from autofit.probe.zygote import main
+main()"""  # whoever is killed while it imports, which takes seconds, takes it along
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work for a child: `payload` is a pickle of (function, arguments), opened in the child only."""
+
+    payload: bytes
+    log: str
+    timeout: float
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended."""
+
+    payload: bytes  # its answer, a pickle of what the function returned; empty: none
+    code: int | None  # its exit code; -number: killed by that signal; None: its time was up
+    last_line: str = ""  # of its log, which the parent looks up
 
 
 def main() -> None:
@@ -37,108 +64,102 @@ def main() -> None:
     if _BARE in sys.argv:
         importlib.import_module("autofit.probe.measure")
     elif not preload(_PRELOADED):  # a library opened CUDA after all: no forked child could use it
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "autofit.probe.zygote", sys.argv[1], _BARE])
+        os.execv(sys.executable, [sys.executable, "-P", "-c", START, sys.argv[1], _BARE])
     gc.collect()
     gc.freeze()  # children then leave the pages of these objects shared
     gc.enable()
-    deaths = _Deaths()
+    adopt_orphans()
+    die_with_parent(0)  # from here on the socket tells, and what jobs started is ended first
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # Readable when a child ends or stops; by SIGCHLD, because gVisor, in which containers run, lacks pidfd_open.
+    deaths, told = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # an ignored signal would not be told
     with contextlib.suppress(EOFError, OSError):  # the parent has ended
         connection.send(None)  # it is ready
         while True:
             connection.send(_run(connection.recv(), connection, deaths))
 
 
-class _Deaths:
-    """A file that becomes readable when a child ends or stops.
-
-    By SIGCHLD, because pidfd_open is missing from some kernels that containers run on (gVisor's).
-    """
-
-    def __init__(self) -> None:
-        self._reader, self._writer = os.pipe()
-        for end in (self._reader, self._writer):
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # an ignored signal would not write to the file
-
-    def fileno(self) -> int:
-        return self._reader
-
-    def includes(self, child: int) -> bool:
-        """Whether this child is dead; call it once the file is readable."""
-        os.read(self._reader, 1 << 16)  # first, so that a later death makes the file readable again
-        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-    def forget(self) -> None:
-        """Undo it in a forked child, whose own children do not count."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.close(self._reader)
-        os.close(self._writer)
-
-
-def _run(job: Job, connection: Connection, deaths: _Deaths) -> Returned | Died | TimedOut:
+def _run(job: Job, connection: Connection, deaths: int) -> Ended:
     """Fork a child for the job and wait for its answer, its death, its timeout or the parent's end."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        deaths.forget()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         os.close(reader)
         connection.close()
         _child(job, writer)
     os.close(writer)
-    answer: bytes | None = None
+    answer, log = None, Path(job.log)
     try:
-        answer = _collect(reader, child, deaths, connection, time.monotonic() + job.timeout, Path(job.log))
+        answer = _collect(reader, child, deaths, connection, time.monotonic() + job.timeout, log)
     finally:
         os.close(reader)
         if answer is None:
             os.kill(child, signal.SIGKILL)
-        status = os.waitpid(child, 0)[1]
-        with contextlib.suppress(ProcessLookupError):  # compiler workers and data loaders must not outlive it
-            os.killpg(child, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        _end_orphans()
+        _shorten(log)
     if answer is None:
-        return TimedOut()
-    code = os.waitstatus_to_exitcode(status)
-    if answer and code == 0:  # else it was killed while it answered
-        return Returned(answer)
-    return Died(code)
+        return Ended(b"", None)
+    return Ended(b"" if code else answer, code)  # it may have been killed while it answered
 
 
-def _collect(
-    reader: int, child: int, deaths: _Deaths, connection: Connection, deadline: float, log: Path
-) -> bytes | None:
-    """What the child wrote before it ended; None when the time is up. Exits when the parent is gone. Of a log that
-    would fill the disk the beginning stays.
+def _end_orphans() -> None:
+    """End what a job left running: compiler workers, data loaders, whatever the model started, also in another session.
+    They become this process's children when their parents end."""
+    start, asked = time.monotonic(), set[int]()
+    with contextlib.suppress(ChildProcessError):  # none is left
+        while (passed := time.monotonic() - start) < _LONGEST_END:
+            if os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+            for each in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if passed > _PATIENCE:
+                        each.kill()
+                    elif each.pid not in asked:
+                        each.terminate()
+                asked.add(each.pid)
+            time.sleep(0.01)
+
+
+def _collect(reader: int, child: int, deaths: int, connection: Connection, deadline: float, log: Path) -> bytes | None:
+    """What the child wrote before it ended; None when the time is up. Exits when the parent is gone.
 
     The pipe is read in parts, not as a `Connection`: a child that is killed halfway through its answer, leaving a
-    process that holds the pipe open, would keep `Connection.recv` waiting for the rest past the deadline.
+    process that holds the pipe open, would keep `Connection.recv` waiting for the rest past the deadline. Nor is its
+    end the child's, which may close all its files and go on.
     """
-    parts = bytearray()
+    parts, sources = bytearray(), [reader, deaths, connection.fileno()]
     while (left := deadline - time.monotonic()) > 0:
-        ready, _, _ = select.select([reader, deaths.fileno(), connection.fileno()], [], [], min(left, _LOOK_SECONDS))
-        with contextlib.suppress(OSError):  # it is not there yet
-            if log.stat().st_size > _MOST_LOGGED:
-                _shorten(log)
+        ready, _, _ = select.select(sources, [], [], min(left, _LOOK_SECONDS))
+        _shorten(log)
         if connection.fileno() in ready:  # the parent sends nothing while a job runs: so it has ended
             raise SystemExit(0)
         if reader in ready:
             part = os.read(reader, 1 << 16)
-            if not part:
-                return bytes(parts)
             parts += part
-        elif deaths.fileno() in ready and deaths.includes(child):
-            os.set_blocking(reader, False)  # a process that the child left behind may hold the pipe open
-            with contextlib.suppress(BlockingIOError):
-                while part := os.read(reader, 1 << 16):  # written since the pipe was looked at
-                    parts += part
-            return bytes(parts)
+            if not part:
+                sources.remove(reader)
+        elif deaths in ready:
+            os.read(deaths, 1 << 16)  # first, so that a later death makes it readable again
+            if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                os.set_blocking(reader, False)  # a process that the child left behind may hold the pipe open
+                with contextlib.suppress(BlockingIOError):
+                    while part := os.read(reader, 1 << 16):  # written since the pipe was looked at
+                        parts += part
+                return bytes(parts)
     return None
 
 
 def _shorten(log: Path) -> None:
-    """Leave the beginning and the end of a log; the child, which appends to it, may go on meanwhile."""
-    with log.open("r+b") as file:
+    """Leave the beginning and the end of a log that is too long, to which the child may still append."""
+    with contextlib.suppress(OSError), log.open("r+b") as file:  # it is not there yet, or no longer
+        if file.seek(0, os.SEEK_END) <= _MOST_LOGGED:
+            return
         file.seek(-_KEPT_OF_LOG, os.SEEK_END)
         end = file.read(_KEPT_OF_LOG)
         file.truncate(_KEPT_OF_LOG)
@@ -153,20 +174,19 @@ def _child(job: Job, writer: int) -> NoReturn:
         os.setsid()
         die_with_parent()
         log = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        for stream in (1, 2):
-            os.dup2(log, stream)
+        for number in (1, 2):
+            os.dup2(log, number)
         os.close(log)
         function, arguments = pickle.loads(job.payload)
+        with ending_forks():
+            answer = function(*arguments)
         with os.fdopen(writer, "wb") as pipe:
-            pickle.dump(function(*arguments), pipe)
+            pickle.dump(answer, pipe)
         code = 0
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(BaseException):  # the model may have replaced or closed it
+                stream.flush()
         os._exit(code)
-
-
-if __name__ == "__main__":
-    main()

@@ -16,6 +16,7 @@ import torch
 from torch.optim import Optimizer as TorchOptimizer
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from autofit.core.errors import reported, told
 from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload, requirements
 
 _FIDELITY = {
@@ -106,13 +107,9 @@ def _make(setup: Setup, kind: Callable[[], Callable[..., TorchOptimizer]]) -> No
     if not groups:
         raise InputError("the model has no trainable parameter.", "Set requires_grad on what should be trained.")
     setup.make_optimizer = own or functools.partial(kind(), lr=setup.hyperparameters.lr)
-    try:
+    failing = reported(lambda error: f"the optimizer function raised {told(error)}.", "Correct it.")
+    with failing if own else nullcontext():
         setup.optimizer = setup.make_optimizer(groups)
-    except Exception as error:
-        if own is None:
-            raise
-        message = " ".join(str(error).split())
-        raise InputError(f"the optimizer function raised {type(error).__name__}: {message}.", "Correct it.") from error
     if not isinstance(setup.optimizer, TorchOptimizer):
         given = type(setup.optimizer).__name__
         raise InputError(f"the optimizer function returned a {given}, not an Optimizer.", "Return the optimizer.")

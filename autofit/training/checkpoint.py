@@ -19,7 +19,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from autofit.core import strict_yaml
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, reported
 from autofit.core.hardware import MIB
 from autofit.setup import Setup
 from autofit.setup.host_copies import plain_tensors
@@ -140,12 +140,10 @@ def load(setup: Setup, directory: Path) -> Loaded:
 def _check_readable(state: Any, owner: str) -> None:
     """Refuse to write what could not be read back without running code."""
     file = io.BytesIO()
-    try:
+    message = f"the state_dict of {owner} holds more than plain values and tensors, which is not safe to load."
+    with reported(lambda _: message, "Leave out what is neither, such as objects of classes of your own."):
         torch.save(state, file)
         torch.load(io.BytesIO(file.getvalue()), weights_only=True)
-    except Exception as error:
-        message = f"the state_dict of {owner} holds more than plain values and tensors, which is not safe to load."
-        raise InputError(message, "Leave out what is neither, such as objects of classes of your own.") from error
 
 
 def _frozen_digest(setup: Setup) -> str:

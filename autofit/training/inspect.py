@@ -4,8 +4,8 @@ in a probe process. Every mistake in the user's own factories becomes one senten
 import dataclasses
 import math
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import autofit
-from autofit.core.errors import AutofitError, InputError
+from autofit.core.errors import InputError, reported, told
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Traits, Workload
 from autofit.data.batch import sample_count, weighted_slices
@@ -60,10 +60,9 @@ def _structure(workload: Workload, model: nn.Module) -> Traits:
         raise InputError("the model has no trainable parameter.", "Set requires_grad on what should be trained.")
     get_head = getattr(model, "get_output_embeddings", None)
     has_linear_head = isinstance(get_head() if get_head else None, nn.Linear)
-    try:
+    digest = None
+    with suppress(InputError), reported(told):  # it reads the user's code and settings; measuring does not need it
         digest = fingerprint(workload, model)
-    except Exception:  # it reads the user's code and settings, which may be anything; measuring does not need it
-        digest = None
     return Traits(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         blocks=len(repeated_blocks(model)),
@@ -155,18 +154,12 @@ class _FusedAttentionWatch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@contextmanager
-def blamed_on(what: str, remedy: str = "Correct it there.") -> Iterator[None]:
+def blamed_on(what: str, remedy: str = "Correct it there.") -> AbstractContextManager[None]:
     """Turn whatever a user's function raises into one sentence: what raised, its message, and where."""
-    try:
-        yield
-    except AutofitError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise  # nobody's mistake
+
+    def says(error: BaseException) -> str:
         frames = traceback.extract_tb(error.__traceback__)
         frame = ([each for each in frames if not each.filename.startswith(_LIBRARIES)] or frames)[-1]
-        message = " ".join(str(error).split()) or "no message"
-        where = f"{frame.filename}:{frame.lineno}"
-        raise InputError(f"{what} raised {type(error).__name__}: {message} (at {where}).", remedy) from error
+        return f"{what} raised {told(error)} (at {frame.filename}:{frame.lineno})."
+
+    return reported(says, remedy, but=is_out_of_memory)  # which is nobody's mistake

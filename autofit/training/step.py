@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from autofit.core.errors import InputError
+from autofit.core.forks import ending_forks
 from autofit.data.batch import map_tensors, sample_count, weighted_slices
 from autofit.setup import Setup
 from autofit.training.default_loss import default_loss
@@ -13,7 +14,8 @@ from autofit.training.default_loss import default_loss
 def compute_loss(setup: Setup, batch: Any) -> torch.Tensor:
     """The workload's loss of one micro-batch, checked to be a trainable scalar."""
     workload, model = setup.workload, setup.model
-    loss = workload.loss(model, batch) if workload.loss is not None else default_loss(model, batch)
+    with ending_forks():
+        loss = workload.loss(model, batch) if workload.loss is not None else default_loss(model, batch)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
         remedy = "Take its mean." if isinstance(loss, torch.Tensor) else "Let it return that tensor."

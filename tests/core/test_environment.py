@@ -1,15 +1,11 @@
-"""Environment: the user's settings stay, versions are reported, children die with their parent."""
+"""Environment: the user's settings stay, versions are reported."""
 
 import logging
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import autofit
 from autofit.core.environment import ALLOCATOR, SETTINGS, allocator_variable, quiet_imports, set_defaults, versions
-from tests.processes import number_in, wait_until_gone
 
 
 def test_only_what_is_not_set_is_set() -> None:
@@ -38,22 +34,3 @@ def test_versions_name_what_a_result_depends_on() -> None:
     found = versions()
     assert found["autofit"] == autofit.__version__
     assert {"python", "torch", "transformers", "optuna"} <= found.keys()
-
-
-FORK = """
-import os, sys, time
-from autofit.core.environment import die_with_parent
-if os.fork() == 0:
-    die_with_parent()
-    with open(sys.argv[1], "w") as file:
-        file.write(f"{os.getpid()}\\n")
-time.sleep(600)
-"""
-
-
-def test_a_child_is_killed_with_its_parent(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", FORK, str(tmp_path / "child")]) as parent:
-        child = number_in(tmp_path / "child")
-        parent.kill()
-        parent.wait()
-        wait_until_gone([child])

@@ -14,8 +14,19 @@ from autofit.core.errors import (
     RefusedError,
     UntraceableError,
     counted,
+    printable,
+    reported,
+    sentence,
+    told,
     unknown,
 )
+
+
+class Wordless(BaseException):
+    def __str__(self) -> str:
+        raise Wordless
+
+    __repr__ = __str__
 
 
 def test_exit_codes() -> None:
@@ -59,3 +70,40 @@ def test_or_all_when_none_is_near() -> None:
 @pytest.mark.parametrize(("number", "text"), [(0, "0 probes"), (1, "1 probe"), (2, "2 probes"), (1024, "1,024 probes")])
 def test_numbers_and_nouns(number: int, text: str) -> None:
     assert counted(number, "probe") == text
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("two\nlines. "), "ValueError: two lines"),
+        (ValueError(), "ValueError"),
+        (SystemExit(3), "SystemExit: 3"),
+        (Wordless(), "Wordless"),
+        (ValueError("a\x1b[31m\udc80\0"), "ValueError: a\\x1b[31m\\udc80\\x00"),
+        (ValueError("x" * 10**7), f"ValueError: {'x' * 500}..."),
+        (type("E" * 10**6, (Exception,), {})(), f"{'E' * 500}..."),
+    ],
+    ids=["plain", "no message", "exit", "no words", "not printable", "long", "a long name"],
+)
+def test_somebody_elses_error_is_a_short_line(error: BaseException, text: str) -> None:
+    assert told(error) == text
+    assert text.endswith(sentence(error))
+
+
+def test_a_text_keeps_its_lines() -> None:
+    assert printable("a\nb\tc") == "a\nb\\tc"
+    assert printable("abc", 2) == "ab..."
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit("no"), GeneratorExit("no"), Wordless()])
+def test_whatever_is_raised_is_reported(error: BaseException) -> None:
+    with pytest.raises(InputError) as caught, reported(lambda raised: f"it raised {told(raised)}.", "Mend it."):
+        raise error
+    assert str(caught.value) == f"it raised {told(error)}. Mend it."
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RefusedError("no."), MemoryError()])
+def test_but_for_ctrl_c_and_autofits_own_and_others_as_asked(error: BaseException) -> None:
+    with pytest.raises(type(error)), reported(told, but=lambda raised: isinstance(raised, MemoryError)):
+        raise error

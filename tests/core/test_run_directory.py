@@ -45,7 +45,6 @@ def with_a_search(path: Path) -> Path:
 def test_a_new_one_is_made_with_all_its_parents(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "a" / "b") as run:
         assert run.probes.is_dir()
-        assert run.probe_log(7) == run.probes / "0007.log"
         names = [run.result.name, run.script.name, run.report.name, run.journal.name]
         assert names == ["result.yaml", "train.py", "report.html", "journal.log"]
         assert {each.parent for each in (run.result, run.script, run.report, run.journal)} == {tmp_path / "a" / "b"}
@@ -131,7 +130,7 @@ def test_a_file_in_its_place_or_on_its_way(tmp_path: Path) -> None:
 def test_a_run_that_measured_nothing_leaves_no_trace(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with RunDirectory(path) as run:
-        run.probe_log(0).write_text("look")
+        (run.probes / "0000.log").write_text("look")
         run.journal.touch()
         run.discard_if_unused(keep_folder=False)
     assert not path.exists()
@@ -140,7 +139,7 @@ def test_a_run_that_measured_nothing_leaves_no_trace(tmp_path: Path) -> None:
 def test_or_the_folder_alone_when_the_user_named_it(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with RunDirectory(path) as run:
-        run.probe_log(0).write_text("look")
+        (run.probes / "0000.log").write_text("look")
         run.discard_if_unused(keep_folder=True)
     assert path.is_dir()
     with RunDirectory(path):  # the same --out again
@@ -150,7 +149,7 @@ def test_or_the_folder_alone_when_the_user_named_it(tmp_path: Path) -> None:
 def test_a_run_that_measured_something_keeps_all(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with RunDirectory(path) as run:
-        run.probe_log(0).write_text("probe")
+        (run.probes / "0000.log").write_text("probe")
         run.journal.write_text("a measurement")
         run.discard_if_unused(keep_folder=False)
     assert (path / "journal.log").read_text() == "a measurement"

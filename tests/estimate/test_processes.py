@@ -1,6 +1,7 @@
 import functools
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,8 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
+from autofit.core.forks import forked
 from autofit.core.workload import Workload
-from autofit.estimate.processes import in_fork, parallel_map
+from autofit.estimate.processes import parallel_map
 from autofit.estimate.rates import UNKNOWN, Rates, measure
 from autofit.estimate.space_estimator import SpaceEstimator, predict_all
 from autofit.probe import LocalExecutor
@@ -73,7 +75,7 @@ def test_what_is_raised_there_is_raised_here(executor: LocalExecutor) -> None:
 
 def measured_apart(_: Workload) -> tuple[int, Rates, int]:
     before = psutil.Process().num_threads()
-    return before, in_fork(lambda: measure(0.0)), psutil.Process().num_threads()
+    return before, forked(lambda: measure(0.0))(), psutil.Process().num_threads()
 
 
 def test_threads_that_are_started_apart_stay_there(executor: LocalExecutor) -> None:
@@ -101,16 +103,20 @@ def test_who_is_killed_while_others_trace_for_it_leaves_none_behind(executor: Lo
     in_child(executor, functools.partial(killed_while_it_spreads, folder=tmp_path))
 
 
-def died(_: Workload) -> str:
-    try:
-        in_fork(lambda: os.abort())
-    except EOFError:
-        return "no answer"
-    return "an answer"
+def disturbed(_: Workload) -> list[int]:
+    """A map whose function leaves a thread running, and forks copies that come back from it as well."""
+
+    def value_of(value: int) -> int:
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        os.fork()
+        return value
+
+    with parallel_map(value_of, 2) as each:
+        return each(range(6))
 
 
-def test_a_process_that_dies_apart_is_told_of(executor: LocalExecutor) -> None:
-    assert in_child(executor, died) == "no answer"
+def test_threads_and_forks_of_a_model_neither_delay_nor_disturb_the_answers(executor: LocalExecutor) -> None:
+    assert in_child(executor, disturbed) == list(range(6))
 
 
 def predicted(_: Workload, rates: Rates, processes: int | None) -> tuple[list[float], list[float], set[str]]:

@@ -9,7 +9,7 @@ from autofit.core.errors import InputError, RefusedError, UntraceableError
 from autofit.core.workload import Workload
 from autofit.estimate.trace import Skeleton, trace
 from tests.estimate.traced import AMPERE, allocated, labelled, peak, traced, tracked
-from tests.tiny import CPU, llama_workload, transformer_workload
+from tests.tiny import CPU, llama_workload, mlp_workload, transformer_workload
 
 STEPS: list[dict[str, Any]] = [
     {},
@@ -137,6 +137,18 @@ def test_a_forward_that_reads_a_number_cannot_be_traced_and_says_which_operator(
         traced(workload)
     with pytest.raises(UntraceableError, match="nonzero"):
         traced(replace(workload, model=Selects))
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), GeneratorExit("no"), ValueError("x" * 10**6)], ids=["exit", "end", "much"]
+)
+def test_whatever_else_a_forward_raises_is_told_in_few_words(error: BaseException) -> None:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        raise error
+
+    with pytest.raises(UntraceableError, match=type(error).__name__) as caught:
+        traced(replace(mlp_workload(), loss=loss))
+    assert len(str(caught.value)) < 800
 
 
 def test_a_forward_may_read_what_its_inputs_say() -> None:

@@ -235,7 +235,7 @@ def test_children_find_the_libraries_imported_and_the_card_closed() -> None:
     """A library that opens the card while it is imported would leave the zygote with nothing preloaded."""
     with LocalExecutor() as executor:
         executor.detect("cuda")
-        arguments = Path(f"/proc/{executor._process.pid}/cmdline").read_text().split("\0")
+        arguments = Path(f"/proc/{executor._process.pid}/cmdline").read_text()
     assert "autofit.probe.zygote" in arguments
     assert "--bare" not in arguments
 

@@ -20,8 +20,9 @@ from autofit.core.errors import ProbeError
 from autofit.core.hardware import GIB
 from autofit.core.workload import Workload
 from autofit.probe import LocalExecutor, Plan, Request, zygote
+from autofit.probe.executors import local
 from tests import tiny
-from tests.processes import alive, descendants, number_in, wait_until_gone
+from tests.processes import alive, descendants, number_in, wait_until, wait_until_gone
 
 SCRIPT = """
 import os
@@ -41,7 +42,7 @@ with (folder / "main_ran").open("a") as file:
     file.write("once\\n")
 
 def loss(model, batch):
-    grandchild = subprocess.Popen(["sleep", "600"])
+    grandchild = subprocess.Popen(["sleep", "600"], start_new_session=True)
     (folder / "grandchild").write_text(f"{grandchild.pid}\\n")
     (folder / "child").write_text(f"{os.getpid()}\\n")
     time.sleep(600)
@@ -60,7 +61,9 @@ def shared_memory_of(processes: list[int]) -> list[str]:
     return [name for name in names if {str(process) for process in processes} & set(name.split("_"))]
 
 
-def test_a_parent_that_is_killed_takes_all_along(tmp_path: Path) -> None:
+@pytest.mark.parametrize("all_of_them", [False, True], ids=["parent", "parent and zygote"])
+def test_a_parent_that_is_killed_takes_all_along(tmp_path: Path, all_of_them: bool) -> None:
+    """Or the parent and the zygote at once, as a system that stops a job does."""
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     parent = subprocess.Popen([sys.executable, str(tmp_path / "script.py"), str(tmp_path)], env=environment)
@@ -68,7 +71,8 @@ def test_a_parent_that_is_killed_takes_all_along(tmp_path: Path) -> None:
     family = descendants(parent.pid)
     assert {child, grandchild} < set(family)
     assert len(family) == 3  # and the zygote
-    parent.kill()
+    for each in (family[0], parent.pid) if all_of_them else (parent.pid,):
+        os.kill(each, signal.SIGTERM if all_of_them else signal.SIGKILL)
     parent.wait()
     wait_until_gone(family)
     assert not shared_memory_of([parent.pid, *family])
@@ -97,12 +101,14 @@ def test_a_zygote_that_is_killed_takes_its_child_along_and_the_parent_is_told(
         killed.append(number_in(tmp_path / "child"))
         os.kill(zygote, signal.SIGKILL)
 
+    (tmp_path / "zygote.log").write_text("the last words of another zygote\n")
     with LocalExecutor(tmp_path) as executor:
         killer = threading.Thread(target=kill_in_mid_probe, args=(executor._process.pid,))
         killer.start()
-        with pytest.raises(ProbeError, match="the process that starts probes ended"):
+        with pytest.raises(ProbeError, match="the process that starts probes ended: killed by SIGKILL") as caught:
             executor.measure(workload, Request(config, tiny.CPU, Budget(GIB, GIB), Plan()), number=0)
         killer.join()
+        assert caught.value.remedy == ""
         wait_until_gone(killed)
         with pytest.raises(ProbeError):
             executor.detect("cpu")
@@ -115,6 +121,68 @@ def test_leaving_early_ends_a_zygote_that_is_not_ready_yet() -> None:
     assert not alive(executor._process.pid)
 
 
+IMPORTING = """
+import sys
+import time
+from pathlib import Path
+
+from autofit.probe import LocalExecutor
+
+sys.path.insert(0, sys.argv[1])  # where torch takes for ever to be imported
+with LocalExecutor() as executor:
+    Path(sys.argv[1], "zygote").write_text(f"{executor._process.pid}\\n")
+    time.sleep(600)
+"""
+
+
+def test_a_parent_that_is_killed_takes_along_a_zygote_that_still_imports(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import time\nfrom pathlib import Path\nPath(__file__).with_name('imports').touch()\ntime.sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", IMPORTING, str(tmp_path)], env=environment)
+    zygote = number_in(tmp_path / "zygote")
+    wait_until((tmp_path / "imports").exists, "the zygote imports")
+    parent.kill()
+    parent.wait()
+    wait_until_gone([zygote])
+
+
+STANDING_IN = """
+import os, signal, sys, time
+from multiprocessing.connection import Connection
+parent = Connection(int(sys.argv[1]))
+parent.send(None)
+parent.recv_bytes()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "message", "remedy"),
+    [
+        ("print('noise'); os._exit(0)", "ended: exit code 0.", ""),
+        ("print('noise', flush=True); os.kill(os.getpid(), signal.SIGSEGV)", "ended: killed by SIGSEGV.", ""),
+        ("raise SystemExit('its last words')", "ended: exit code 1.", "The last line of its log: its last words"),
+        ("sys.exit(3)", "ended: exit code 3.", ""),
+        ("time.sleep(600)", "does not answer.", ""),
+    ],
+    ids=["exits", "killed", "raises", "says nothing", "hangs"],
+)
+def test_of_a_zygote_that_ends_nothing_is_told_but_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, message: str, remedy: str
+) -> None:
+    monkeypatch.setattr(local, "START", STANDING_IN + end)
+    monkeypatch.setattr(local, "_LATE_SECONDS", 0.0)
+    monkeypatch.setattr(local, "_END_SECONDS", 0.5)
+    (tmp_path / "zygote.log").write_text("the last words of another zygote\n")
+    with LocalExecutor(tmp_path) as executor:
+        with pytest.raises(ProbeError) as caught:
+            executor.run(tiny.mlp_workload, None, log="it.log", timeout=2.0)
+        assert (caught.value.message, caught.value.remedy) == (f"the process that starts probes {message}", remedy)
+        with pytest.raises(ProbeError):  # and no answer that comes late is the next caller's
+            executor.run(tiny.mlp_workload, None, log="it.log", timeout=2.0)
+
+
 def test_a_zygote_that_cannot_start_is_a_probe_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('this torch is broken')")
     monkeypatch.syspath_prepend(tmp_path)
@@ -123,22 +191,14 @@ def test_a_zygote_that_cannot_start_is_a_probe_error(tmp_path: Path, monkeypatch
     assert "this torch is broken" in caught.value.remedy
 
 
-def test_an_answer_that_arrives_while_its_child_is_found_dead_is_kept() -> None:
+def test_an_answer_that_arrives_while_its_child_is_found_dead_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The byte of an earlier SIGCHLD wakes the zygote, and the child answers and ends before it is looked for."""
     (reader, writer), (told, teller), (parent, other) = os.pipe(), os.pipe(), os.pipe()
-
-    class Deaths:
-        def fileno(self) -> int:
-            return told
-
-        def includes(self, child: int) -> bool:
-            os.write(writer, b"the answer")
-            return True
-
+    monkeypatch.setattr(os, "waitid", lambda *_: os.write(writer, b"the answer"))
     os.write(teller, b"\0")
-    connection = SimpleNamespace(fileno=lambda: parent)
+    connection: Any = SimpleNamespace(fileno=lambda: parent)
     try:
-        answer = zygote._collect(reader, 0, Deaths(), connection, time.monotonic() + 60, Path())  # type: ignore[arg-type]
+        answer = zygote._collect(reader, 0, told, connection, time.monotonic() + 60, Path())
     finally:
         for each in (reader, writer, told, teller, parent, other):
             os.close(each)

@@ -6,6 +6,7 @@ import importlib.util
 import math
 import re
 import shutil
+import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -521,6 +522,12 @@ def test_what_makes_no_optimizer() -> None:
 def test_an_optimizer_of_ones_own_that_cannot_be_made_is_one_sentence() -> None:
     workload = replace(tiny.mlp_workload(), optimizer=torch.optim.LBFGS)
     with pytest.raises(InputError, match=r"the optimizer function raised ValueError: LBFGS doesn't support per-param"):
+        build(workload, {}, tiny.CPU)
+
+
+def test_an_optimizer_of_ones_own_that_exits_is_one_sentence_too() -> None:
+    workload = replace(tiny.mlp_workload(), optimizer=lambda _: sys.exit(3))
+    with pytest.raises(InputError, match=r"the optimizer function raised SystemExit: 3\. Correct it\."):
         build(workload, {}, tiny.CPU)
 
 

@@ -337,5 +337,21 @@ def test_a_users_error_of_ours_is_passed_on() -> None:
 
 
 def test_an_error_without_a_message() -> None:
-    with pytest.raises(InputError, match="the loss raised RuntimeError: no message"), blamed_on("the loss"):
+    with pytest.raises(InputError, match=r"the loss raised RuntimeError \(at "), blamed_on("the loss"):
         raise RuntimeError
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit("no"), type("Own", (BaseException,), {})("no")])
+@pytest.mark.parametrize(("part", "name"), [("model", "model factory"), ("batch", "batch factory"), ("loss", "loss")])
+def test_not_only_exceptions_are_blamed(part: str, name: str, error: BaseException) -> None:
+    def raising(*_: Any) -> Any:
+        raise error
+
+    with pytest.raises(InputError, match=f"the {name} raised {type(error).__name__}: {error} "):
+        look(replace(tiny.mlp_workload(), **{part: raising}))
+
+
+def test_ctrl_c_and_running_out_of_memory_are_nobodys_mistake() -> None:
+    for error in (KeyboardInterrupt, MemoryError):
+        with pytest.raises(error), blamed_on("the loss"):
+            raise error

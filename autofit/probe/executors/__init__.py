@@ -36,9 +36,8 @@ class Executor(ABC):
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
         """Measure one Config in processes of its own; however they end, the Measurement says so.
 
-        Raises:
-            InputError: the workload cannot be sent, or not be opened there; ProbeError: the executor has ended, the
-                device cannot be used, or it ran out of memory because others use it.
+        Raises InputError where the workload cannot be sent, or not be opened there; ProbeError where the executor has
+        ended, the device cannot be used, or it ran out of memory because others use it.
         """
 
     @abstractmethod
@@ -46,10 +45,7 @@ class Executor(ABC):
         self, function: Work, workload: Workload | None, *arguments: Any, log: str, timeout: float, task: str = "it"
     ) -> Any:
         """The result of `function(workload, *arguments)` in a process of its own, which writes to the log of that name.
-
-        Raises:
-            InputError: as `measure`, or raised by the function; ProbeError: the `task` died or took too long.
-        """
+        Raises as `measure`, or what the function raises of autofit's; ProbeError where the `task` died or overran."""
 
     @abstractmethod
     def give_up(self) -> None:

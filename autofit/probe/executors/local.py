@@ -22,27 +22,25 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from autofit.core.environment import set_defaults
-from autofit.core.errors import AutofitError, InputError, ProbeError
+from autofit.core.errors import AutofitError, ProbeError, printable, reported, told
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
 from autofit.hardware.out_of_memory import outcome_of_last_words
 from autofit.probe.executors import Executor, Work
 from autofit.probe.measure import check_free_memory, measure, serve
-from autofit.probe.messages import Died, Job, Returned, TimedOut
 from autofit.probe.placement import Place
 from autofit.probe.steps import Request
+from autofit.probe.zygote import START, Ended, Job
 
-_START_SECONDS = 300.0
+_START_SECONDS, _LATE_SECONDS = 300.0, 60.0  # until a zygote is ready; and beyond a job's timeout, until it is stuck
+_END_SECONDS = 5.0  # until it has ended what its child started
+_HINT = "The last line of its log: "
 _PICKLING = threading.Lock()  # pickling runs the user's code, which need not be thread-safe
 
 
 class LocalExecutor(Executor):
-    """One zygote and the children it forks, one at a time; further callers wait.
-
-    Args:
-        log_directory: where each probe's output goes, `NNNN.log`; None: a temporary one.
-        timeout: seconds a probe may take; the first may take twice that, since it warms caches.
-        place: the share of the machine it runs on; None: all that this process may use.
+    """One zygote and the children it forks, one at a time; further callers wait. Each probe's output goes to `NNNN.log`
+    in the log directory, by default a temporary one; the first may take twice the timeout, since it warms caches.
     """
 
     def __init__(self, log_directory: Path | None = None, timeout: float = 600.0, place: Place | None = None) -> None:
@@ -63,8 +61,9 @@ class LocalExecutor(Executor):
         place = place or Place(0)
         place.set_environment(environment)
         with (self.logs / self._log).open("ab") as log, theirs, place.entered():
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "autofit.probe.zygote", str(theirs.fileno())],
+                [sys.executable, "-P", "-c", START, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -72,10 +71,11 @@ class LocalExecutor(Executor):
                 env=environment,
                 start_new_session=True,  # a Ctrl-C in the terminal is the parent's to handle
             )
-        self._ready = False
+        self._ready = self._gave_up = False
         self._pickled: tuple[Workload | None, bytes] | None = None
 
     def give_up(self) -> None:
+        self._gave_up = True
         with contextlib.suppress(OSError):  # the zygote has ended, or this was called before
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -87,7 +87,7 @@ class LocalExecutor(Executor):
         if not self._ready:
             self._process.kill()  # it has no child yet, and would import for seconds before it looked
         try:
-            self._process.wait(timeout=5)
+            self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -95,15 +95,13 @@ class LocalExecutor(Executor):
             self._temporary.cleanup()
 
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
-        log = self.logs / f"{number:04d}.log"
-        written_before = log.stat().st_size if log.exists() else 0
         timeout = self.timeout * (1 if self._probes else 2)
         self._probes += 1
         start = time.monotonic()
-        answer = self._call(measure, workload, (request,), log, timeout)
+        answer = self._call(measure, workload, (request,), f"{number:04d}.log", timeout)
         seconds = time.monotonic() - start
         if not isinstance(answer, Measurement):
-            outcome, reason = _ending(answer, timeout, _last_line(log, written_before))
+            outcome, reason = _ending(answer, timeout)
             answer = Measurement(config=request.config, outcome=outcome, reason=reason)
         if answer.outcome is Outcome.OUT_OF_MEMORY and request.hardware.device == "cuda":
             self._look(check_free_memory, None, request.budget, request.hardware)  # others may have come meanwhile
@@ -112,54 +110,68 @@ class LocalExecutor(Executor):
     def run(
         self, function: Work, workload: Workload | None, *arguments: Any, log: str, timeout: float, task: str = "it"
     ) -> Any:
-        answer = self._call(function, workload, arguments, self.logs / log, timeout)
-        if isinstance(answer, TimedOut):
+        answer = self._call(function, workload, arguments, log, timeout)
+        if not isinstance(answer, Ended):
+            return answer
+        if answer.code is None:
             raise ProbeError(f"{task} took more than {timeout:.0f} s.")
-        if isinstance(answer, Died):
-            raise ProbeError(f"{task} ended its process: {_cause_of_death(answer)}.", self._hint(log))
-        return answer
+        line = answer.last_line
+        raise ProbeError(f"{task} ended its process: {_cause_of_death(answer.code)}.", line and _HINT + line)
 
     def _call(
-        self, function: Work, workload: Workload | None, arguments: tuple[Any, ...], log: Path, timeout: float
+        self, function: Work, workload: Workload | None, arguments: tuple[Any, ...], log: str, timeout: float
     ) -> Any:
-        """What `function(workload, *arguments)` returned in a child, or TimedOut, or Died; raises autofit's errors."""
+        """What `function(workload, *arguments)` returned in a child, or how that ended; raises autofit's errors."""
         payload = pickle.dumps((serve, (self._pickle(workload), cloudpickle.dumps((function, arguments)))))
+        path = self.logs / log
+        with path.open("ab") as file:  # an OSError where it cannot be made: the child could not say so
+            written_before = file.tell()
         with self._turn:
             try:
                 if not self._ready:
-                    if not self._connection.poll(_START_SECONDS):
-                        raise EOFError
-                    self._connection.recv()
+                    self._receive(_START_SECONDS)
                     self._ready = True
-                self._connection.send(Job(payload, str(log), timeout))
-                answer = self._connection.recv()
+                self._connection.send(Job(payload, str(path), timeout))
+                answer = self._receive(timeout + _LATE_SECONDS)
             except (EOFError, OSError) as error:
-                what = "ended" if self._ready else "did not start"
-                raise ProbeError(f"the process that starts probes {what}.", self._hint(self._log)) from error
+                raise self._no_answer() from error
             except BaseException:  # Ctrl-C: the next caller would take the answer still to come for its own
                 self.give_up()
                 raise
-        returned = pickle.loads(answer.payload) if isinstance(answer, Returned) else answer
-        if isinstance(returned, AutofitError):
-            raise returned
-        return returned
+        with contextlib.suppress(Exception):  # the model may have written into the pipe
+            if answer.payload:
+                answer = pickle.loads(answer.payload)
+        if isinstance(answer, AutofitError):
+            raise answer
+        return Ended(b"", answer.code, _last_line(path, written_before)) if isinstance(answer, Ended) else answer
+
+    def _receive(self, timeout: float) -> Any:
+        """The zygote's next message; an EOFError where none comes in time."""
+        if not self._connection.poll(timeout):
+            raise EOFError
+        return self._connection.recv()
+
+    def _no_answer(self) -> ProbeError:
+        """How the zygote ended, with its last line where that tells of an error of its own."""
+        gave_up = self._gave_up
+        self.give_up()  # an answer that comes late would be taken for the next caller's
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0 if gave_up else _END_SECONDS)
+        code, what = self._process.returncode, "ended" if self._ready else "did not start"
+        if code is None:
+            return ProbeError(f"the process that starts probes {what if gave_up else 'does not answer'}.")
+        line = _last_line(self.logs / self._log, self._log_start) if code > 0 else ""
+        return ProbeError(f"the process that starts probes {what}: {_cause_of_death(code)}.", line and _HINT + line)
 
     def _pickle(self, workload: Workload | None) -> bytes:
         if self._pickled is None or self._pickled[0] is not workload:
             file = io.BytesIO()
-            try:
-                with _PICKLING:
-                    _Pickler(file).dump(workload)
-            except Exception as error:  # pickling runs the user's code, which may raise anything
-                message = f"the workload cannot be sent to a probe process: {type(error).__name__}: {error}."
-                remedy = "Give factories that hold no open files, locks or device handles: autofit.Workload(model=...)."
-                raise InputError(message, remedy) from error
+            remedy = "Give factories that hold no open files, locks or device handles: autofit.Workload(model=...)."
+            unsent = reported(lambda error: f"the workload cannot be sent to a probe process: {told(error)}.", remedy)
+            with unsent, _PICKLING:
+                _Pickler(file).dump(workload)
             self._pickled = workload, file.getvalue()
         return self._pickled[1]
-
-    def _hint(self, log: str) -> str:
-        line = _last_line(self.logs / log)
-        return f"The last line of its log: {line}" if line else ""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -172,23 +184,24 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def _ending(answer: TimedOut | Died, timeout: float, last_line: str) -> tuple[Outcome, str]:
-    if isinstance(answer, TimedOut):
+def _ending(answer: Ended, timeout: float) -> tuple[Outcome, str]:
+    if answer.code is None:
         return Outcome.TIMED_OUT, f"took more than {timeout:.0f} s"
     if answer.code == -signal.SIGKILL:  # nobody here sent it: the kernel's out-of-memory killer did
         return Outcome.HOST_OUT_OF_MEMORY, "the system killed the process for want of host memory"
-    found = outcome_of_last_words(last_line) if answer.code == 1 else None
-    return found or (Outcome.FAILED, _cause_of_death(answer))
+    found = outcome_of_last_words(answer.last_line) if answer.code == 1 else None
+    return found or (Outcome.FAILED, _cause_of_death(answer.code))
 
 
-def _cause_of_death(answer: Died) -> str:
-    return f"exit code {answer.code}" if answer.code >= 0 else f"killed by {signal.Signals(-answer.code).name}"
+def _cause_of_death(code: int) -> str:
+    names = {each.value: each.name for each in signal.Signals}  # without most of the real-time ones
+    return f"killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"exit code {code}"
 
 
-def _last_line(log: Path, start: int = 0) -> str:
+def _last_line(log: Path, start: int) -> str:
     """The last line of a log after its first `start` bytes; "" where there is none."""
     try:
-        text = log.read_bytes()[start:].decode(errors="replace")
+        lines = log.read_bytes()[start:].decode(errors="replace").strip().splitlines()
     except OSError:
         return ""
-    return (text.strip().splitlines() or [""])[-1]
+    return printable(lines[-1]) if lines else ""

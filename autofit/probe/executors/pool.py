@@ -39,11 +39,8 @@ class PoolExecutor(Executor):
             worker.close()
 
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
-        """As `Executor.measure`, by whichever worker is idle.
-
-        Configs that keep part of the training on the host are measured one at a time: each may take all of the host's
-        budget, and they would share its memory's bandwidth and, where they step there, its cores.
-        """
+        """As `Executor.measure`, by whichever worker is idle. Configs that keep part of the training on the host are
+        measured one at a time: each may take all of the host's budget, and they would share its bandwidth and cores."""
         alone = self._host if keeps_on_host(request.config) else contextlib.nullcontext()
         with alone, self._worker() as worker:
             return worker.measure(workload, request, number=number)

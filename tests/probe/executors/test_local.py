@@ -1,12 +1,18 @@
 """Every way a probe can end, for real, each in a child process; at the end the executor is unharmed."""
 
+import atexit
+import contextlib
 import dataclasses
 import os
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -189,17 +195,30 @@ def test_timed_out_takes_its_grandchildren_along(impatient: LocalExecutor, tmp_p
 
 
 def test_what_a_probe_starts_and_forgets_ends_with_it(executor: LocalExecutor, tmp_path: Path) -> None:
-    """It also holds the pipe open, through which the answer comes."""
+    """It also holds the pipe open, through which the answer comes; and a daemon, which ignores what asks it to end."""
 
     def forget() -> None:
-        if not (tmp_path / "forgotten").exists():
-            forgotten = os.fork()
-            if forgotten == 0:
-                time.sleep(600)
-            (tmp_path / "forgotten").write_text(f"{forgotten}\n")
+        if (tmp_path / "forgotten").exists():
+            return
+        if (forgotten := os.fork()) == 0:
+            time.sleep(600)
+        (tmp_path / "forgotten").write_text(f"{forgotten}\n")
+        command = 'trap "" TERM; (while :; do sleep 1; done) & echo $! > "$0"'
+        subprocess.run(["setsid", "sh", "-c", command, str(tmp_path / "daemon")], check=True)
 
     assert measure(executor, doing(forget)).outcome is Outcome.FITS
-    wait_until_gone([number_in(tmp_path / "forgotten")])
+    wait_until_gone([number_in(tmp_path / "forgotten"), number_in(tmp_path / "daemon")])
+
+
+def test_shared_memory_that_a_probe_leaves_is_removed_by_its_tracker(executor: LocalExecutor, tmp_path: Path) -> None:
+    def share() -> None:
+        block = shared_memory.SharedMemory(create=True, size=100)
+        (tmp_path / block.name).touch()
+
+    assert measure(executor, doing(share)).outcome is Outcome.FITS
+    names = {each.name for each in tmp_path.iterdir()}
+    assert names
+    assert not names & {each.name for each in Path("/dev/shm").iterdir()}
 
 
 def test_failed_keeps_the_end_of_the_traceback(executor: LocalExecutor) -> None:
@@ -214,6 +233,123 @@ def test_failed_keeps_the_end_of_the_traceback(executor: LocalExecutor) -> None:
     assert lines[-1] == "ZeroDivisionError: at the bottom"
     assert 5 < len(lines) <= 12
     assert 'raise ZeroDivisionError("at the bottom")' in log_of(executor, 41)
+
+
+class Wordless(BaseException):
+    def __str__(self) -> str:
+        raise Wordless
+
+
+def in_a_circle() -> BaseException:
+    first, second = ValueError("first"), ValueError("second")
+    first.__context__, second.__context__ = second, first
+    return first
+
+
+@pytest.mark.parametrize(
+    ("error", "last_line"),
+    [
+        (lambda: SystemExit(3), "SystemExit: 3"),
+        (KeyboardInterrupt, "KeyboardInterrupt"),
+        (lambda: GeneratorExit("no"), "GeneratorExit: no"),
+        (Wordless, "Wordless: <exception str() failed>"),
+        (lambda: ValueError("x" * 50_000_000), f"ValueError: {'x' * 500}..."),
+        (lambda: ValueError("x\n" * 25_000_000), f"ValueError: {'x ' * 250}..."),
+        (in_a_circle, "ValueError: first"),
+        (lambda: ValueError("\x1b[31m\udc80"), "ValueError: \\x1b[31m\\udc80"),
+    ],
+    ids=["exit", "Ctrl-C", "generator", "no words", "50 MB", "many lines", "a circle", "not printable"],
+)
+def test_whatever_a_model_raises_is_a_failure_told_in_few_words(
+    executor: LocalExecutor, error: Callable[[], BaseException], last_line: str
+) -> None:
+    def action() -> None:
+        raise error()
+
+    seen = measure(executor, doing(action), number=42)
+    assert seen.outcome is Outcome.FAILED
+    assert (seen.reason or "").splitlines()[-1].endswith(last_line)
+    assert len(seen.reason or "") <= 4003
+    assert len(log_of(executor, 42)) < 50_000
+
+
+def close_all() -> None:
+    os.closerange(0, 256)
+
+
+def close_all_and_hang() -> None:
+    close_all()
+    time.sleep(600)
+
+
+def write_everywhere() -> None:
+    for number in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.write(number, b"garbage")
+
+
+def break_the_output() -> None:
+    sys.stdout.close()
+    sys.stderr = None
+
+
+def end_at_exit() -> None:
+    atexit.register(os._exit, 5)
+
+
+def ignore_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def forget_where_it_is() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+
+
+def limit_itself() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def leave_threads() -> None:
+    threading.Thread(target=time.sleep, args=(600,)).start()
+
+
+@pytest.mark.parametrize(
+    ("action", "outcome"),
+    [
+        (close_all, Outcome.FAILED),
+        (close_all_and_hang, Outcome.TIMED_OUT),
+        (write_everywhere, Outcome.FAILED),
+        (lambda: os._exit(0), Outcome.FAILED),
+        (lambda: os.kill(os.getpid(), signal.SIGRTMIN + 6), Outcome.FAILED),
+        (break_the_output, Outcome.FITS),
+        (end_at_exit, Outcome.FITS),
+        (ignore_signals, Outcome.FITS),
+        (forget_where_it_is, Outcome.FITS),
+        (limit_itself, Outcome.FITS),
+        (leave_threads, Outcome.FITS),
+    ],
+    ids=lambda each: getattr(each, "__name__", each),
+)
+def test_a_model_that_mistreats_its_process_costs_only_itself(
+    impatient: LocalExecutor, action: Callable[[], None], outcome: Outcome
+) -> None:
+    assert measure(impatient, doing(action)).outcome is outcome
+    assert measure(impatient, tiny.mlp_workload()).outcome is Outcome.FITS
+
+
+def test_of_a_model_that_forks_in_every_forward_only_the_first_goes_on(executor: LocalExecutor, tmp_path: Path) -> None:
+    """Each copy comes back from the loss as well, and all of them would double with the next one."""
+
+    def fork() -> None:
+        with (tmp_path / "forwards").open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        os.fork()
+
+    assert measure(executor, doing(fork)).outcome is Outcome.FITS
+    assert len(set((tmp_path / "forwards").read_text().split())) == 1
 
 
 @pytest.mark.parametrize(
@@ -260,6 +396,21 @@ def test_the_last_line_of_an_earlier_probe_in_the_same_log_tells_nothing(executo
     (executor.logs / "0054.log").write_text("Error out of memory at line 77 in file /src/csrc/ops.cu\n")
     seen = measure(executor, doing(lambda: os._exit(1)), number=54)
     assert (seen.outcome, seen.reason) == (Outcome.FAILED, "exit code 1")
+
+
+def test_the_last_line_of_another_function_in_the_same_log_tells_nothing(executor: LocalExecutor) -> None:
+    executor.run(lambda _: os.write(2, b"an unrelated line\n"), None, log="shared.log", timeout=60.0)
+    with pytest.raises(ProbeError, match="exit code 7") as caught:
+        executor.run(lambda _: os._exit(7), None, log="shared.log", timeout=60.0)
+    assert caught.value.remedy == ""
+
+
+def test_a_log_that_cannot_be_written_is_told_by_its_name(
+    executor: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "logs", tmp_path / "removed")
+    with pytest.raises(FileNotFoundError, match=r"removed/0000\.log"):
+        measure(executor, tiny.mlp_workload())
 
 
 def test_running_out_counts_only_where_others_left_the_card_what_the_budget_allows(

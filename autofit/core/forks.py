@@ -1,0 +1,60 @@
+"""Forked processes: an answer from one, and their end: a process cannot end by itself what others forked from it."""
+
+import contextlib
+import ctypes
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+Answer = TypeVar("Answer")
+
+
+def die_with_parent(sent: int = signal.SIGKILL) -> None:
+    """Have this process sent a signal when the thread that started it ends (prctl PR_SET_PDEATHSIG); 0: none."""
+    ctypes.CDLL(None).prctl(1, sent)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of its descendants whose own parents end (prctl PR_SET_CHILD_SUBREAPER)."""
+    ctypes.CDLL(None).prctl(36, 1)
+
+
+@contextlib.contextmanager
+def ending_forks() -> Iterator[None]:
+    """End copies of this process that a model's own code forks inside and lets come back as well: each would go on."""
+    process = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != process:
+            os._exit(0)
+
+
+def forked(function: Callable[[], Answer]) -> Callable[[], Answer]:
+    """Start a function in a forked process, whose threads and devices this one does not get; returns what waits for its
+    answer. That raises EOFError where the process ended without one."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            die_with_parent()
+            with os.fdopen(writer, "wb") as pipe:
+                pickle.dump(function(), pipe)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(0)
+    os.close(writer)
+
+    def answer() -> Answer:
+        with os.fdopen(reader, "rb") as pipe:
+            found = pipe.read()
+        os.waitpid(child, 0)
+        return pickle.loads(found)  # type: ignore[no-any-return]
+
+    return answer
