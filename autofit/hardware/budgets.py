@@ -21,23 +21,16 @@ _SAME_SIZE = 0.1  # cards sold as one size differ by less: of 24 GB ones 22.0 an
 
 
 def budget_for(options: SearchOptions, hardware: Hardware, started_with: int | None = None) -> Budget:
-    """The budget that the options allow on this hardware.
-
-    Args:
-        started_with: device bytes of the search that is resumed. It goes on with them, whatever is free today: what ran
-            out of less memory would prove nothing of more.
-
-    Raises:
-        InputError: more than the machine has; ProbeError: nothing of the card is free.
-    """
+    """The budget that the options allow on this hardware. A search that is resumed goes on with the device bytes it was
+    `started_with`, whatever is free today: what ran out of less memory would prove nothing of more. Raises InputError
+    for more than the machine has, ProbeError where nothing of the card is free."""
     host_bytes = int(hardware.host_free_bytes * FREE_FRACTION)
     if options.host_mem is not None:
         host_bytes = gib_to_bytes(options.host_mem)
         if host_bytes > hardware.host_memory_bytes:
             has = f"this machine has {_gib(hardware.host_memory_bytes)} GiB"
             raise InputError(f"--host-mem {options.host_mem:g} is more than the host: {has}.", "Give less.")
-    device_bytes = started_with or _device_bytes(options, hardware)
-    return Budget(device_bytes=device_bytes, host_bytes=host_bytes, margin=options.margin)
+    return Budget(started_with or _device_bytes(options, hardware), host_bytes, options.margin)
 
 
 def budget_notes(options: SearchOptions, hardware: Hardware, budget: Budget) -> Iterator[str]:
@@ -55,11 +48,9 @@ def budget_notes(options: SearchOptions, hardware: Hardware, budget: Budget) -> 
 
 
 def other_budgets(budget: Budget, hardware: Hardware) -> tuple[OtherBudget, ...]:
-    """Budgets to compare this one with, the smallest first.
-
-    On CUDA the sizes of the next smaller and next larger card that compute in every format of this hardware; on a CPU,
-    where no such steps exist, half and twice the budget. And on both 4 GiB more, or a quarter where that is less.
-    """
+    """Budgets to compare this one with, the smallest first. On CUDA the sizes of the next smaller and next larger card
+    that compute in every format of this hardware; on a CPU, where no such steps exist, half and twice the budget. And
+    on both 4 GiB more, or a quarter where that is less."""
     size, capability = budget.device_bytes, hardware.capability or (0, 0)
     if hardware.device == "cuda":
         cards = [each for each in map(card, card_names()) if each.runs_cuda and each.capability >= capability]

@@ -31,11 +31,9 @@ def round_size(nbytes: int) -> int:
 
 
 class _Pool:
-    """The free blocks of one pool (`BlockPool`), and how much memory of the driver it holds.
-
-    Blocks are (size, address), sorted as `BlockComparatorSize` sorts them. Two blocks are neighbours when one ends
-    where the other begins, so the addresses of segments that must not grow together never touch.
-    """
+    """The free blocks of one pool (`BlockPool`), and how much memory of the driver it holds. Blocks are (size,
+    address), sorted as `BlockComparatorSize` sorts them. Two blocks are neighbours when one ends where the other
+    begins, so the addresses of segments that must not grow together never touch."""
 
     def __init__(self, *, small: bool, expandable: bool) -> None:
         self.reserved = 0
@@ -98,11 +96,7 @@ class _Pool:
 
 
 class CachingAllocator:
-    """The allocator of one device and one stream.
-
-    Args:
-        expandable: as with PYTORCH_ALLOC_CONF=expandable_segments:True.
-    """
+    """The allocator of one device and one stream; `expandable`: by PYTORCH_ALLOC_CONF=expandable_segments:True."""
 
     def __init__(self, *, expandable: bool) -> None:
         self._small, self._large = (_Pool(small=small, expandable=expandable) for small in (True, False))
@@ -117,10 +111,8 @@ class CachingAllocator:
         return key in self._live
 
     def allocate(self, key: int, nbytes: int) -> int:
-        """The address of a block of at least `nbytes` under this key (`malloc`).
-
-        A key that is in use is resized: the new block is there before the old one goes (resize_bytes_cuda).
-        """
+        """The address of a block of at least `nbytes` under this key (`malloc`). A key that is in use is resized: the
+        new block is there before the old one goes (resize_bytes_cuda)."""
         assert nbytes > 0, "an empty storage has no block"
         size = round_size(nbytes)
         pool = self._small if size <= SMALL_SIZE else self._large
@@ -141,10 +133,8 @@ class CachingAllocator:
 
 
 def reserved_by(events: Iterable[Event], *, expandable: bool) -> int:
-    """Bytes that a fresh allocator reserves for these events.
-
-    A free without an allocation does nothing: empty storages have no block.
-    """
+    """Bytes that a fresh allocator reserves for these events. A free without an allocation does nothing: empty storages
+    have no block."""
     allocator = CachingAllocator(expandable=expandable)
     for storage, nbytes in events:
         if nbytes:

@@ -70,22 +70,14 @@ def card_names() -> list[str]:
 
 
 def card(name: str) -> Card:
-    """The card of that name.
-
-    Raises:
-        InputError: no such card; names the nearest one.
-    """
+    """The card of that name. Raises InputError, which names the nearest one."""
     if name not in _cards():
         raise unknown("GPU", name, card_names())
     return _cards()[name]
 
 
 def card_to_search_for(name: str) -> Card:
-    """The card of that name, if autofit can run on it.
-
-    Raises:
-        InputError: no such card, or one without CUDA.
-    """
+    """The card of that name, if autofit can run on it. Raises InputError for no such card, or one without CUDA."""
     target = card(name)
     if not target.runs_cuda:
         message = f"{target.title} is not supported: autofit runs on cards that take CUDA."
@@ -100,10 +92,8 @@ def most_common_card(gib: float) -> Card:
 
 
 def card_like(hardware: Hardware) -> Card | None:
-    """The card of the catalogue that the hardware is, or is measured on; None where it is none of them.
-
-    The driver's name identifies it, and among cards of the same name the memory.
-    """
+    """The card of the catalogue that the hardware is, or is measured on; None where it is none of them. The driver's
+    name identifies it, and among cards of the same name the memory."""
     name = (hardware.measured_on or hardware.name).removeprefix(_MAKER)
     alike = [each for each in _cards().values() if name in {one.removeprefix(_MAKER) for one in each.drivers_say}]
     return min(alike, key=lambda each: abs(each.memory_bytes - hardware.memory_bytes), default=None)
@@ -134,13 +124,9 @@ def hardware_of(target: Card) -> Hardware:
 
 
 def standing_in_for(present: Hardware, target: Card) -> Hardware:
-    """The hardware of a search whose speed is measured on the card present and whose memory is that of the target.
-
-    A card does not stand in for itself: its own driver knows its memory better than the catalogue.
-
-    Raises:
-        InputError: the target has more memory than the card present.
-    """
+    """The hardware of a search whose speed is measured on the card present and whose memory is that of the target. A
+    card does not stand in for itself: its own driver knows its memory better than the catalogue. Raises InputError
+    where the target has more memory than the card present."""
     listed = card_like(present)
     if listed and listed.name == target.name:
         return present

@@ -27,12 +27,9 @@ _FILES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_fi
 
 
 def detect(device: str | None = None) -> Hardware:
-    """The facts of `device` ("cuda" or "cpu"; None: CUDA card 0 where there is one, else the CPU).
-
-    Raises:
-        NoDeviceError: CUDA was asked for and is absent; ProbeError: it cannot be used, or the card is one of AMD's,
-            which PyTorch calls CUDA as well.
-    """
+    """The facts of `device` ("cuda" or "cpu"; None: CUDA card 0 where there is one, else the CPU). Raises NoDeviceError
+    where CUDA was asked for and is absent, ProbeError where it cannot be used, or the card is one of AMD's, which
+    PyTorch calls CUDA as well."""
     if device != "cpu" and torch.version.hip is not None:
         remedy = (
             "Search for the CPU with --device cpu --mem GIB, or predict for a card with autofit estimate --gpu NAME."
@@ -82,11 +79,7 @@ def _cuda() -> Hardware:
 
 @contextmanager
 def opening() -> Iterator[None]:
-    """Wraps the first use of card 0.
-
-    Raises:
-        ProbeError: it cannot be used, as when it is full.
-    """
+    """Wraps the first use of card 0. Raises ProbeError where it cannot be used, as when it is full."""
     try:
         yield
     except RuntimeError as error:
@@ -98,10 +91,8 @@ def opening() -> Iterator[None]:
 
 
 def visible_cards() -> tuple[str, ...]:
-    """The names of the visible cards in CUDA_VISIBLE_DEVICES, card 0 first; opens none.
-
-    CUDA shows a process one instance of a card (MIG) only, so all that are named there count.
-    """
+    """The names of the visible cards in CUDA_VISIBLE_DEVICES, card 0 first; opens none. CUDA shows a process one
+    instance of a card (MIG) only, so all that are named there count."""
     named = [each.strip() for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     if named[0].startswith("MIG-"):
         return tuple(filter(None, named))
@@ -110,11 +101,9 @@ def visible_cards() -> tuple[str, ...]:
 
 
 def used_bytes_without_context() -> int:
-    """Memory that other processes hold on card 0, from nvidia-smi, which opens no context; 0 where it does not say.
-
-    By the card's UUID, because CUDA and nvidia-smi number cards differently. Nobody else holds memory of an instance of
-    a card (MIG), and nvidia-smi reports whole cards.
-    """
+    """Memory that other processes hold on card 0, from nvidia-smi, which opens no context; 0 where it does not say. By
+    the card's UUID, because CUDA and nvidia-smi number cards differently. Nobody else holds memory of an instance of a
+    card (MIG), and nvidia-smi reports whole cards."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return 0
@@ -142,11 +131,8 @@ class HostMemory(NamedTuple):
 
 
 def host_memory(groups: Path = _GROUPS, mount: Path = _MOUNT) -> HostMemory:
-    """The memory that this process may use: the machine's, or its container's, whichever is less.
-
-    A container sees the memory of the whole machine, and is killed when it takes more than the limit of its control
-    group.
-    """
+    """The memory that this process may use: the machine's, or its container's, whichever is less. A container sees the
+    memory of the whole machine, and is killed when it takes more than the limit of its control group."""
     machine = psutil.virtual_memory()
     limits = [HostMemory(machine.total, machine.available), *_limits(groups, mount)]
     return HostMemory(min(each.total for each in limits), min(each.free for each in limits))

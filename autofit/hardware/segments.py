@@ -37,10 +37,7 @@ def _set(text: str) -> None:
 
 def open_card() -> str:
     """Allocate a first segment of card 0, a fixed one where they cannot grow; return the settings that hold then.
-
-    Raises:
-        RuntimeError: nothing can be allocated.
-    """
+    Raises RuntimeError where nothing can be allocated."""
     try:
         _allocate()
     except RuntimeError as error:
@@ -65,10 +62,8 @@ def _allocate() -> None:
 
 @contextmanager
 def as_in_probes(device: str | None, notify: Callable[[str], Any]) -> Iterator[None]:
-    """Let segments grow inside as they do in probes, unless the user has set the allocator; does nothing on a CPU.
-
-    Free memory is released first, because it lies in segments that cannot grow.
-    """
+    """Let segments grow inside as they do in probes, unless the user has set the allocator; does nothing on a CPU. Free
+    memory is released first, because it lies in segments that cannot grow."""
     if device == "cpu" or not torch.cuda.is_available() or settings():
         yield
         return

@@ -23,20 +23,14 @@ class StorageTracker(TorchDispatchMode):
 
     A dispatch mode sees every operator, so every storage the moment it appears; a weak reference reports that it is
     freed. It misses what kernels allocate internally, and cannot watch torch.compile, which a dispatch mode prevents.
-
-    Args:
-        limit: raise BudgetExceededError as soon as more than this many bytes live; None for never.
-
-    Attributes:
-        live: bytes alive now. A storage stays counted until it is freed, also after the mode is left.
-        peak: the largest `live` so far.
+    With more than `limit` bytes alive it raises BudgetExceededError. `peak` is the largest number of `live` bytes so
+    far; a storage stays counted until it is freed, also after the mode is left.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.limit = limit
-        self.live = 0
-        self.peak = 0
+        self.live = self.peak = 0
         self._sizes: dict[int, int] = {}
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
@@ -65,8 +59,7 @@ class StorageTracker(TorchDispatchMode):
                 self.see(item)
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        size = storage.nbytes()
+        key, size = storage._cdata, storage.nbytes()
         counted = self._sizes.get(key)
         if counted == size:
             return
@@ -90,10 +83,8 @@ class AllocationRecord:
 
     It reads the CPU allocator's events from the profiler. On plain steps of linear layers its bytes are the tracker's;
     it also counts scratch memory of kernels (convolutions) and the random states that checkpointing keeps. Every
-    operator costs some hundred bytes of the process until the end, so it is for a few steps, and it has no limit.
-
-    Attributes:
-        peak: the largest sum of live bytes, without those allocated before the context.
+    operator costs some hundred bytes of the process until the end, so it is for a few steps, and it has no limit. Its
+    `peak` leaves out what was allocated before the context.
     """
 
     def __init__(self) -> None:
