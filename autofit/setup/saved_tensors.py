@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -79,9 +78,7 @@ class SavedTensorsOnHost:
         self._lane, self._window = lane, window
         self._movable = Movable(model, smallest)
         self.pool = HostPool(lane)
-        self.packed_bytes = 0
-        self.fetched_bytes = 0
-        self._count = 0
+        self.packed_bytes = self.fetched_bytes = self._count = 0
         self._live: weakref.WeakValueDictionary[int, _Offloaded] = weakref.WeakValueDictionary()
         self._on_device: OrderedDict[int, int] = OrderedDict()  # number -> bytes in the window
         self._by_storage: dict[int, tuple[Any, weakref.ref[_Offloaded]]] = {}  # address -> storage, its copy
@@ -91,7 +88,7 @@ class SavedTensorsOnHost:
         self._movable.look()
         return saved_tensors_hooks(self._pack, self._unpack)
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Packed:
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | tuple[_Offloaded, Layout]:
         if (tensor.device.type == "cpu" and self._lane.pinned) or tensor not in self._movable:
             return tensor  # it may already be on the host
         storage = tensor.untyped_storage()
@@ -101,7 +98,7 @@ class SavedTensorsOnHost:
             key, by_storage = storage._cdata, self._by_storage  # a storage has one Python object as long as it lives
             by_storage[key] = (weakref.ref(storage, lambda _: by_storage.pop(key, None)), weakref.ref(offloaded))
         offloaded.users += 1
-        return _Packed(offloaded, Layout.of(tensor))
+        return offloaded, Layout.of(tensor)
 
     def _earlier_copy(self, storage: torch.UntypedStorage, version: int) -> _Offloaded | None:
         """The storage's copy, if it was saved before and has not been written to since."""
@@ -139,17 +136,17 @@ class SavedTensorsOnHost:
             offloaded.check()
             offloaded.original = offloaded.device = offloaded.ticket = None
 
-    def _unpack(self, packed: torch.Tensor | _Packed) -> torch.Tensor:
+    def _unpack(self, packed: torch.Tensor | tuple[_Offloaded, Layout]) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed
-        offloaded = packed.offloaded
+        offloaded, layout = packed
         offloaded.check()
         if offloaded.spoiled:
             raise RuntimeError("a tensor that the backward needs was changed in place after the forward saved it")
         flat = self._fetch(offloaded)
         self._lane.wait(offloaded.ticket)
         offloaded.ticket = None
-        tensor = packed.layout.on(flat)
+        tensor = layout.on(flat)
         offloaded.unpacked += 1
         if offloaded.unpacked >= offloaded.users:  # every user has its tensor, which keeps the memory alive
             offloaded.unpacked, offloaded.served = 0, True
@@ -170,12 +167,11 @@ class SavedTensorsOnHost:
         room = self._window - sum(self._on_device.values())
         for earlier in range(number - 1, max(0, number - 1 - _LOOK_AHEAD), -1):
             offloaded = self._live.get(earlier)
-            if offloaded is None or offloaded.served or offloaded.device is not None:
-                continue
-            room -= offloaded.nbytes
-            if room < 0 and self._on_device:
-                return
-            self._fetch(offloaded)
+            if offloaded is not None and not offloaded.served and offloaded.device is None:
+                room -= offloaded.nbytes
+                if room < 0 and self._on_device:
+                    return
+                self._fetch(offloaded)
 
     def _forget(self, offloaded: _Offloaded) -> None:
         """Free a storage whose graph is gone, with or without a backward."""
@@ -208,14 +204,6 @@ class _Offloaded:
 
     def __del__(self) -> None:
         self.owner._forget(self)
-
-
-@dataclass(frozen=True)
-class _Packed:
-    """What autograd holds instead of a saved tensor."""
-
-    offloaded: _Offloaded
-    layout: Layout
 
 
 def _key(tensor: torch.Tensor) -> int:

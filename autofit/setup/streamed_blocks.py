@@ -59,9 +59,7 @@ class BlockStreamer:
 
     def slots(self) -> Iterator[tuple[_Block, Slot]]:
         """Every weight that may be streamed, with its block."""
-        for block in self.blocks:
-            for slot in block.slots:
-                yield block, slot
+        return ((block, slot) for block in self.blocks for slot in block.slots)
 
     def hold(self, block: _Block, slot: Slot, weight: nn.Parameter) -> None:
         """Move a weight to the host, if it is large enough and owns its storage, which is empty from then on."""
@@ -108,7 +106,9 @@ class BlockStreamer:
 
     def _need(self, block: _Block) -> None:
         """Bring a block's weights to the device, and start on those of its expected successor."""
-        now = (_current_pass(), block)
+        forward = "forward" if torch.is_grad_enabled() else "evaluation"
+        # Recomputing a checkpointed block is part of the backward.
+        now = (forward if torch._C._current_graph_task_id() == -1 else "backward", block)
         if now == self._running:
             return
         if not self._complete:
@@ -217,13 +217,6 @@ def _own_slots(model: nn.Module, blocks: list[nn.Module]) -> list[list[Slot]]:
 def _memory(tensor: torch.Tensor) -> int:
     """A key that is equal for tensors that share their memory."""
     return id(tensor) if is_traceable_wrapper_subclass(tensor) else int(tensor.untyped_storage()._cdata)
-
-
-def _current_pass() -> str:
-    """The kind of pass; recomputing a checkpointed block is part of the backward."""
-    if torch._C._current_graph_task_id() != -1:
-        return "backward"
-    return "forward" if torch.is_grad_enabled() else "evaluation"
 
 
 def _tensors_in(value: Any) -> Iterable[torch.Tensor]:

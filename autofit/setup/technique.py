@@ -22,11 +22,9 @@ class Stage(IntEnum):
 
 
 class Technique:
-    """One knob of the search: its values, when it is refused, and what it does to a training run.
-
-    `canonicalize` and `refuse` must depend on their arguments alone: a search evaluates them on a few configs and
-    reuses the answer for every config that agrees on the knobs they read.
-    """
+    """One knob of the search: its values, when it is refused, and what it does to a training run. `canonicalize` and
+    `refuse` must depend on their arguments alone: a search evaluates them on a few configs and reuses the answer for
+    every config that agrees on the knobs they read."""
 
     name: ClassVar[str]  # file name = YAML key = CLI word
     stage: ClassVar[Stage]
