@@ -21,10 +21,8 @@ IGNORED_LABEL = -100  # what torch's cross-entropy and transformers leave out of
 def map_tensors(
     batch: Any, function: Callable[[torch.Tensor], torch.Tensor], *, lists: Callable[[Any], Any] = lambda items: items
 ) -> Any:
-    """The same batch with `function` applied to every tensor, and `lists` to lists that hold none (of texts).
-
-    `lists` also gets tuples of texts, which a DataLoader makes of samples that are tuples.
-    """
+    """The same batch with `function` applied to every tensor, and `lists` to lists that hold none (of texts). `lists`
+    also gets tuples of texts, which a DataLoader makes of samples that are tuples."""
 
     def inner(value: Any) -> Any:
         return map_tensors(value, function, lists=lists)

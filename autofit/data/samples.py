@@ -104,10 +104,8 @@ class Pictures:
 
 @dataclass(frozen=True)
 class FileLoader:
-    """Batches of the effective size, each pass in a new order; can be read again and again.
-
-    A pass draws its order from torch's global random numbers, as a DataLoader's. Its front fills up the last batch.
-    """
+    """Batches of the effective size, each pass in a new order; can be read again and again. A pass draws its order from
+    torch's global random numbers, as a DataLoader's. Its front fills up the last batch."""
 
     samples: Stacked | Ragged | Pictures
     batch_size: int
@@ -135,10 +133,8 @@ class FileLoader:
 
 
 def masked(batch: dict[str, torch.Tensor], mask_id: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """The batch with 15 % of the tokens to predict, and labels for those only.
-
-    Existing labels mark the tokens that may be chosen: not padding, not the tokenizer's own.
-    """
+    """The batch with 15 % of the tokens to predict, and labels for those only. Existing labels mark the tokens that may
+    be chosen: not padding, not the tokenizer's own."""
     ids = batch["input_ids"]
     eligible = batch["labels"] != IGNORED_LABEL if "labels" in batch else torch.ones_like(ids, dtype=torch.bool)
     chosen = (torch.rand(ids.shape, generator=generator) < _CHOSEN) & eligible
