@@ -1,7 +1,5 @@
-"""Probes at the same time: each in a thread of its own, started and awaited by the thread of the search.
-
-Only that thread touches what the search knows.
-"""
+"""Probes at the same time: each in a thread of its own, started and awaited by the thread of the search. Only that
+thread touches what the search knows."""
 
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -30,9 +28,7 @@ class Concurrency(Protocol):
 
 class Threaded:
     """Probes in threads; also one alone, so that Ctrl-C finds the search waiting and not halfway through a message.
-
-    `give_up` makes every call of `probe` that has not returned return or raise soon.
-    """
+    `give_up` makes every call of `probe` that has not returned return or raise soon."""
 
     def __init__(self, probe: Probe, places: int = 1, give_up: Callable[[], None] = lambda: None) -> None:
         self.places = places

@@ -67,8 +67,7 @@ class Asking:
 
     def __init__(self, knobs: Mapping[str, tuple[Value, ...]], constraints: Constraints, trees: Trees) -> None:
         self.names = tuple({**constraints.off, **knobs})
-        self._rules = constraints
-        self._trees = trees
+        self._rules, self._trees = constraints, trees
         self._listed = {name: knobs.get(name) or (constraints.off[name],) for name in self.names}
 
     def settling(self, name: str) -> int | None:

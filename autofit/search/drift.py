@@ -24,11 +24,8 @@ def slowdown(measurements: Sequence[Measurement], *, noise: float) -> Array:
     """The logarithm of how much slower the machine was at each measurement than at the last; 0 without repeats.
 
     The mean of a Gaussian process (Rasmussen and Williams, "Gaussian Processes for Machine Learning", algorithm 2.1):
-    a config's own time, the walk back from the last measurement, and the noise of a measurement.
-
-    Args:
-        measurements: by number.
-        noise: of a measurement, as a standard deviation of logarithms.
+    a config's own time, the walk back from the last measurement, and the noise of a measurement (a standard deviation
+    of logarithms). The measurements come by number.
     """
     spent = np.cumsum([each.seconds for each in measurements])
     ago = (spent[-1:] - spent) / AGAIN_AFTER_SECONDS

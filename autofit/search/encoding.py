@@ -15,14 +15,8 @@ MICRO_BATCH = "micro_batch_size"
 
 
 class Encoding:
-    """The values of some configs by knob.
-
-    Attributes:
-        knobs: all that any of them has.
-        values: by knob, the distinct values; a code is the index of one.
-        codes: [configs, knobs].
-        doublings: log2 of the micro-batch, 0 where there is none.
-    """
+    """The values of some configs by all `knobs` that any of them has: the distinct `values` of each, of which `codes`
+    [configs, knobs] are the indices, and the `doublings` of the micro-batch."""
 
     def __init__(self, configs: Sequence[Mapping[str, Value]]) -> None:
         self.knobs = tuple(dict.fromkeys(knob for config in configs for knob in config))

@@ -47,17 +47,11 @@ class _Choice:
 
 
 class Enumeration:
-    """The canonical configs that the listed values of some knobs lead to, by rules that may refuse some of them.
-
-    Args:
-        knobs: the listed values of each, at least one.
-        constraints: of these knobs, and of others, which stay off.
-    """
+    """The canonical configs that the listed values of some knobs lead to, at least one of each, by constraints of these
+    knobs, and of others, which stay off."""
 
     def __init__(self, knobs: Mapping[str, tuple[Value, ...]], constraints: Constraints) -> None:
-        self._knobs = knobs
-        self._rules = constraints
-        self._trees = Trees()
+        self._knobs, self._rules, self._trees = knobs, constraints, Trees()
         self._steps: dict[_State, tuple[str, tuple[_Choice, ...]]] = {}
         self._counts: dict[_State, int] = {(): 1}
         self._doubled = False  # whether combinations that settle to the same config may be counted each
@@ -96,9 +90,7 @@ class Enumeration:
         only the first one, which is expected to need the least memory, is always among them, and one that values of a
         knob settle to in a way that its own rule does not tell at once may come up more often. Where a rule reads so
         much that it cannot be known beforehand, _MAX_UNREAD combinations that the others allow are drawn, and tried.
-
-        Raises:
-            InputError: every combination contradicts itself; the first one's reason.
+        Raises InputError where every combination contradicts itself, for the first one's reason.
         """
         total = self._below(self._legal)
         ranks = range(total) if total <= self._most else self._drawn(total, seed)
@@ -139,8 +131,7 @@ class Enumeration:
             knob = next(each for each in self._order if each in read)
             choices: dict[tuple[tuple[int, ...], _State], _Choice] = {}
             for place in range(len(self._knobs[knob])):
-                choice = self._assume(state, knob, place)
-                if choice:
+                if choice := self._assume(state, knob, place):
                     choices.setdefault((choice.given, choice.left), choice)
             self._doubled = self._doubled or self._may_meet(knob, choices.values())
             self._steps[state] = knob, tuple(choices.values())
@@ -239,7 +230,6 @@ class Enumeration:
 
 
 def _values(numbers: _Numbers, value: Callable[[int], Value]) -> list[Value]:
-    """The value of each number."""
     distinct, which = np.unique(numbers, return_inverse=True)
     values = [value(int(number)) for number in distinct]
     return [values[place] for place in which.tolist()]

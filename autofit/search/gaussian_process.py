@@ -41,11 +41,7 @@ class Mixture:
 
 
 class GaussianProcess:
-    """The process over the configs of a pool.
-
-    Args:
-        knobs: those that the configs may differ in; the micro-batch counts by its doublings.
-    """
+    """The process over the configs of a pool, which may differ in `knobs`; the micro-batch counts by its doublings."""
 
     def __init__(self, knobs: Sequence[str], pool: Encoding) -> None:
         self._pool = pool
@@ -72,7 +68,12 @@ class GaussianProcess:
             none = np.zeros((len(_SCALES), count))
             return Mixture(_LIKELY, none, none + _SCALES[:, None])
         points = self._points(measured)
-        with_others = self._correlate_pool(measured) if at is None else points.correlate(self._points(at))
+        if at is None:
+            for config in set(measured) - self._correlations.keys():
+                self._correlations[config] = self._points([config]).correlate(self._all)[0]
+            with_others = np.array([self._correlations[config] for config in measured])
+        else:
+            with_others = points.correlate(self._points(at))
         lower = np.linalg.cholesky(noise + _COMMON**2)
         half = np.linalg.solve(lower, points.correlate(points))
         spread, turned = np.linalg.eigh(np.linalg.solve(lower, half.T))
@@ -87,13 +88,6 @@ class GaussianProcess:
         evidence = 0.5 * (np.log(scales).sum(axis=1) - scales @ np.square(observed))
         weights = _LIKELY * np.exp(evidence - evidence.max())
         return Mixture(weights / weights.sum(), means, np.sqrt(np.maximum(variances, 1e-12)))
-
-    def _correlate_pool(self, measured: Sequence[Config]) -> Array:
-        """Correlations of measured configs with the pool: [measured, pool]."""
-        for config in measured:
-            if config not in self._correlations:
-                self._correlations[config] = self._points([config]).correlate(self._all)[0]
-        return np.array([self._correlations[config] for config in measured])
 
     def _points(self, configs: Sequence[Config]) -> _Points:
         return _Points(self._pool.encoded(configs)[:, self._columns], doublings(configs))

@@ -25,9 +25,7 @@ _INTERCEPT_DEVIATION = 30.0  # wide: logarithms of bytes lie near 23, of samples
 
 class Features:
     """A Config as a row of numbers: an intercept, the slope over the micro-batch, then 0 or 1 for each value of a knob.
-
-    An unknown value is a row of zeros for its knob. `width` is the number of columns.
-    """
+    An unknown value is a row of zeros for its knob. `width` is the number of columns."""
 
     def __init__(self, values: Mapping[str, Sequence[Value]]) -> None:
         self.names = tuple((knob, value) for knob, each in values.items() for value in each)
@@ -93,10 +91,8 @@ def normal_density(z: Array) -> Array:
 
 
 def normal_below(z: Array) -> Array:
-    """The probability of a standard normal variable to lie below z, to 1.5e-7.
-
-    Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26; numpy has none, math.erf is for one z.
-    """
+    """The probability of a standard normal variable to lie below z, to 1.5e-7. Abramowitz and Stegun, "Handbook of
+    Mathematical Functions", 7.1.26; numpy has none, math.erf is for one z."""
     x = np.abs(z) / math.sqrt(2)
     t = 1 / (1 + 0.3275911 * x)
     powers = ((((1.061405429 * t - 1.453152027) * t) + 1.421413741) * t - 0.284496736) * t + 0.254829592

@@ -72,11 +72,9 @@ class Outlook:
 
 
 def outlook(evidence: Evidence, *, others: Sequence[OtherBudget] = (), tolerance: float = 0.0) -> Outlook:
-    """The alternatives to the best config.
-
-    Fronts are thinned, but keep what this budget and the others would run. Another budget is worth a mention where it
-    is that of a card, or would run something else: with a small model most sizes run the same.
-    """
+    """The alternatives to the best config. Fronts are thinned, but keep what this budget and the others would run.
+    Another budget is worth a mention where it is that of a card, or would run something else: with a small model most
+    sizes run the same."""
     knobs = _single_changes(evidence.best.config, evidence) if evidence.best else {}
     asked = dict.fromkeys((*(leading(evidence.predictions, _MOST_PREDICTED) if evidence.predictions else ()), *knobs))
     predicted = predicted_points(asked, evidence)

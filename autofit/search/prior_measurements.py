@@ -39,12 +39,9 @@ class PriorMeasurement:
 def prior_measurement(
     measurement: Measurement, session: int, *, then: int, now: int, exact: bool
 ) -> PriorMeasurement | None:
-    """What a measurement says within the budget of this search; None for nothing.
-
-    Args:
-        then, now: bytes that tensors could take when it was measured, and may take in this search.
-        exact: the peak of tensors is the same on every run and alone decides what fits, as on the CPU.
-    """
+    """What a measurement says within the budget of this search; None for nothing. Tensors could take `then` bytes when
+    it was measured, and may take `now`; `exact`: their peak is the same on every run and alone decides what fits, as on
+    the CPU."""
     config, outcome = measurement.config, measurement.outcome
     if outcome is Outcome.HOST_OUT_OF_MEMORY:  # it depends on what was free on that day
         return None
@@ -73,25 +70,19 @@ class _Timed:
 
 
 class PriorMeasurements:
-    """All earlier measurements, as the surrogate needs them.
-
-    Attributes:
-        configs, speeds: the timed configs, and the logarithms of their steps per second.
-        sizes, works: configs with their bytes of tensors, and with whether they worked.
-        outgrew: configs that take too many bytes, their number being unknown.
-        fits: the configs that were measured to fit this budget.
-    """
+    """All earlier measurements, as the surrogate needs them."""
 
     def __init__(self, measurements: Sequence[PriorMeasurement] = ()) -> None:
         self._proven = sorted((each for each in measurements if each.proven), key=lambda each: each.peak_bytes or 0)
         self._timed = _timed(measurements)
         self.configs = [each.config for each in self._timed]
-        self.speeds: Array = -np.log([each.seconds for each in self._timed])
+        self.speeds: Array = -np.log([each.seconds for each in self._timed])  # of these, in steps per second
         sizes = {each.config: each.peak_bytes for each in measurements if each.peak_bytes}  # the same on every day
         self.sizes = list(sizes.items())
+        # Those that take too many bytes, their number being unknown.
         self.outgrew = list({each.config: None for each in measurements if each.outgrew and each.config not in sizes})
         self.works = list({each.config: each.works for each in measurements}.items())
-        self.fits = {each.config for each in measurements if each.works and not each.outgrew}
+        self.fits = {each.config for each in measurements if each.works and not each.outgrew}  # this budget
 
     def noise(self, measured: int, noise: float) -> Array:
         """The covariance of the errors of `measured` speeds of today, each with that noise, and of the earlier ones."""

@@ -19,9 +19,7 @@ def fastest(measurements: Iterable[Measurement]) -> Measurement | None:
 
 def recommend(measurements: Iterable[Measurement], *, tolerance: float, fidelity: Fidelity) -> Measurement | None:
     """The one to recommend: of those within `tolerance` of the fastest measured, the one that learns most faithfully.
-
-    Among equally faithful ones the least peak of allocated memory decides, then throughput.
-    """
+    Among equally faithful ones the least peak of allocated memory decides, then throughput."""
     fitting = [each for each in measurements if each.fits]
     figures = [Figures(each.config, each.throughput, _allocated(each)) for each in fitting]
     index = preferred(figures, tolerance=tolerance, fidelity=fidelity)

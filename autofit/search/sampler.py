@@ -36,12 +36,8 @@ _LIKELY = 0.7  # probability that suffices for the first probes, of which one th
 
 
 class SurrogateSampler(BaseSampler):
-    """Proposes configs of the surrogate's pool.
-
-    Args:
-        seed: decides between configs of the same score.
-        tolerance: the share by which a config must be expected to beat the best to be worth a probe; None: any is.
-    """
+    """Proposes configs of the surrogate's pool; `seed` decides between those of the same score. A config is worth a
+    probe if it is expected to beat the best by more than the share `tolerance`; None: any is."""
 
     def __init__(self, surrogate: Surrogate, *, seed: int = 0, tolerance: float | None = None) -> None:
         self.surrogate, pool = surrogate, surrogate.pool.configs
@@ -52,17 +48,14 @@ class SurrogateSampler(BaseSampler):
         self._open: Mask = np.ones(len(pool), dtype=bool)  # not ruled out; includes measured ones
         self._ruled_by: set[Config] = set()
         self._not_outgrown = surrogate.prior.not_outgrown(surrogate.encoding, surrogate.memory_order)
-        self._seed = seed
-        self._tolerance = tolerance
+        self._seed, self._tolerance = seed, tolerance
         tiers = np.array([tier(config) for config in pool])
         self._tiers: dict[str, Mask] = {name: tiers == name for name in TIERS}
         self._by_params = {tuple(config[knob] for knob in self.distributions): config for config in pool}
 
     def left(self, measurements: Sequence[Measurement]) -> Mask:
-        """Which configs of the pool are neither measured nor proven not to fit.
-
-        Proofs of earlier searches count once something fits: where nothing does, the nearest miss is measured anew.
-        """
+        """Which configs of the pool are neither measured nor proven not to fit. Proofs of earlier searches count once
+        something fits: where nothing does, the nearest miss is measured anew."""
         # Numbers below 0 are of expected measurements (`with_running`), which prove nothing.
         failed = {each.config for each in measurements if each.outcome is Outcome.OUT_OF_MEMORY and each.number >= 0}
         for config in failed - self._ruled_by:
@@ -83,10 +76,8 @@ class SurrogateSampler(BaseSampler):
         return [self.config(each.params) for each in trials if len(each.params) == len(self.distributions)]
 
     def with_running(self, measurements: Sequence[Measurement], running: Sequence[Config]) -> list[Measurement]:
-        """The measurements, and the most likely ones of the configs that are being measured.
-
-        So nothing is proposed twice, and what is similar seldom (Ginsbourger et al. 2010, the "kriging believer").
-        """
+        """The measurements, and the most likely ones of the configs that are being measured. So nothing is proposed
+        twice, and what is similar seldom (Ginsbourger et al. 2010, the "kriging believer")."""
         return [*measurements, *(self.surrogate.fantasies(measurements, running) if running else ())]
 
     def aim(self, measurements: Sequence[Measurement]) -> tuple[Mask, Sequence[Measurement]] | None:

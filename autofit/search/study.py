@@ -1,7 +1,5 @@
-"""The search: ask the sampler for a config, have it measured, learn from it, until a limit is reached.
-
-It knows nothing of models, devices or techniques: the tuning room hands over functions, the `SearchProblem`.
-"""
+"""The search: ask the sampler for a config, have it measured, learn from it, until a limit is reached. It knows nothing
+of models, devices or techniques: the tuning room hands over functions, the `SearchProblem`."""
 
 import contextlib
 import dataclasses
@@ -53,11 +51,8 @@ class SearchProblem:
 
 @dataclass(frozen=True)
 class Limits:
-    """When a search ends, and the memory it searches within.
-
-    With a `tolerance` it also ends once no config left is expected to beat the best, nor the best of its tier, by more
-    than that share.
-    """
+    """When a search ends, and the memory it searches within. With a `tolerance` it also ends once no config left is
+    expected to beat the best, nor the best of its tier, by more than that share."""
 
     trials: int = 40  # finished measurements, resumed ones included
     time_limit: float | None = None  # seconds, of this process only

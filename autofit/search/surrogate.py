@@ -1,7 +1,5 @@
-"""The surrogate: how fast and how large configs are, and whether they work, given the measurements so far.
-
-It chooses what to measure next, says when to stop, and tells noise from speed; it never excludes a config.
-"""
+"""The surrogate: how fast and how large configs are, and whether they work, given the measurements so far. It chooses
+what to measure next, says when to stop, and tells noise from speed; it never excludes a config."""
 
 from __future__ import annotations
 
@@ -101,8 +99,7 @@ class Surrogate:
         self.values, self.memory_order = values, memory_order
         self.prior = prior or PriorMeasurements()
         self.informed = predictions is not None or bool(self.prior.fits)
-        self._predictions = predictions
-        self._memory_bytes = memory_bytes
+        self._predictions, self._memory_bytes = predictions, memory_bytes
         self._memory_noise = _GUESSED_MEMORY_NOISE if predictions is None else _MEMORY_NOISE
         self._cache: dict[str, tuple[Any, Any]] = {}  # of the pool: by name the measurements and the answer
         self._features = Features(values)
@@ -161,9 +158,7 @@ class Surrogate:
 
     def posterior(self, measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
         """The latest measurement of every config that fits, at the step time expected of it given all measurements.
-
-        Without predictions that is the mean of its own: additive effects are too rough to doubt measurements for.
-        """
+        Without predictions that is the mean of its own: additive effects are too rough to doubt measurements for."""
         latest = {each.config: each for each in measurements if each.fits and each.step_seconds}
         if self._predictions is None:
             times: dict[Config, list[float]] = {}
@@ -197,8 +192,7 @@ class Surrogate:
             fits = normal_below((limit - memory) / np.hypot(deviation, self._memory_noise))
             return fits * self.works(measurements, group)
 
-        probability: Array = self._cached("feasible", measurements, group, compute)
-        return probability
+        return np.asarray(self._cached("feasible", measurements, group, compute))
 
     def cost(self, measurements: Sequence[Measurement], group: Group, indices: Indices | slice = slice(None)) -> Array:
         """The expected seconds of a probe of each config, or of those at some indices."""
@@ -207,24 +201,18 @@ class Surrogate:
     def can_improve(
         self, measurements: Sequence[Measurement], left: Mask, share: float, rivals: Sequence[Measurement] | None = None
     ) -> bool:
-        """Whether any config left may, at 95 %, be faster than the best by more than a share of it.
-
-        Without predictions any may: additive effects are too rough to say.
-
-        Args:
-            rivals: the measurements whose best it is; None: all. Where none of them fits, any that can fit beats it.
-        """
+        """Whether any config left may, at 95 %, be faster than the best by more than a share of it. Without predictions
+        any may: additive effects are too rough to say. The best is that of `rivals`, None: of all measurements; where
+        none of them fits, any that can fit beats it."""
         if self._predictions is None:
             return True
         speeds = self._of_feasible(measurements, left, rivals)
         return speeds is not None and float(speeds.probability_above(share).max()) > _CONFIDENCE
 
     def regret_bound(self, measurements: Sequence[Measurement], left: Mask) -> float:
-        """The largest share by which any config left may, at 95 %, be faster than the best.
-
-        Below 0 where the best is surely faster, or no config left is likely feasible; infinity without predictions, or
-        where nothing was measured to fit yet.
-        """
+        """The largest share by which any config left may, at 95 %, be faster than the best. Below 0 where the best is
+        surely faster, or no config left is likely feasible; infinity without predictions, or where nothing was measured
+        to fit yet."""
         if self._predictions is None:
             return math.inf
         speeds = self._of_feasible(measurements, left, None)

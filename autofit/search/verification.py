@@ -111,9 +111,7 @@ def _called(
     waiting: Sequence[Measurement], verified: Sequence[Measurement], tolerance: float, *, elsewhere: bool
 ) -> list[Measurement]:
     """The next to measure: the first field, a missing runner-up, or a config expected to beat all verified ones.
-
-    Elsewhere no config is expected to; there it is the best of a tier that has none verified.
-    """
+    Elsewhere no config is expected to; there it is the best of a tier that has none verified."""
     if not verified:
         return _field(waiting, tolerance + _ELSEWHERE, MOST) if elsewhere else _field(waiting, tolerance, FIELD)
     if len(verified) < 2:
@@ -144,9 +142,7 @@ def _in_turn(
 
 def _in_doubt(called: Sequence[Measurement], rounds: Rounds, tolerance: float) -> list[Measurement]:
     """The leader and those that may, at 95 %, be faster than it by more than the tolerance; empty without the latter.
-
-    By Student's t with the pooled variance of all rounds, in logarithms: a machine's noise is a share of the time.
-    """
+    By Student's t with the pooled variance of all rounds, in logarithms: a machine's noise is a share of the time."""
     times = {
         config: [math.log(each.step_seconds.median) for each in of_one if each.step_seconds]
         for config, of_one in rounds.items()
