@@ -39,21 +39,15 @@ _LITTLE = 0.25  # weights below count as discounted
 
 @dataclass(frozen=True)
 class Comparison:
-    """One prediction and its measurement: bytes the device gave for tensors, and seconds of a step.
-
-    Attributes:
-        when: seconds since the epoch.
-        waiting: the share of the time that something waited for a processor meanwhile.
-        noise: the width of the 95 % interval of the median step time, relative to it.
-    """
+    """One prediction and its measurement: bytes the device gave for tensors, and seconds of a step."""
 
     predicted_bytes: int
     measured_bytes: int
     predicted_seconds: float | None = None
     measured_seconds: float | None = None
-    when: float | None = None
-    waiting: float | None = None
-    noise: float | None = None
+    when: float | None = None  # seconds since the epoch
+    waiting: float | None = None  # the share of the time that something waited for a processor meanwhile
+    noise: float | None = None  # the width of the 95 % interval of the median step time, relative to it
 
     def weight(self, now: float) -> float:
         """The weight of its step time by load, noise and age, at most 1."""
@@ -61,11 +55,6 @@ class Comparison:
         if self.when is None or self.waiting is None or self.noise is None:
             return _UNDATED * age
         return 1 / (1 + (self.waiting / _BUSY) ** 2) / (1 + (self.noise / _UNSTEADY) ** 2) * age
-
-    @property
-    def day(self) -> int | None:
-        """The day of the calendar, in UTC."""
-        return None if self.when is None else int(self.when // _DAY)
 
     @property
     def time_ratio(self) -> float | None:
@@ -76,20 +65,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Factors of predictions for one device.
+    """Factors of predictions for one device."""
 
-    Attributes:
-        memory: of bytes; `spread`: its (lowest, highest) measured ratio, relative to it; None with few measurements.
-        seconds: of step times; None without measurements.
-        count: measurements it rests on.
-        discounted: those of them with little weight, as the machine was busy or they are old.
-    """
-
-    memory: float = 1.0
-    spread: tuple[float, float] | None = None
-    seconds: float | None = None
-    count: int = 0
-    discounted: int = 0
+    memory: float = 1.0  # of bytes
+    spread: tuple[float, float] | None = None  # (lowest, highest) ratio relative to it; None with few measurements
+    seconds: float | None = None  # of step times; None without measurements
+    count: int = 0  # measurements it rests on
+    discounted: int = 0  # those of them with little weight, as the machine was busy or they are old
 
     @classmethod
     def of(cls, comparisons: Sequence[Comparison], now: float | None = None) -> Self:
@@ -105,8 +87,10 @@ class Calibration:
 def _time_ratio(comparisons: Sequence[Comparison], now: float) -> float | None:
     """The weighted median of the ratios and of one more, that predictions are right."""
     timed = [comparison for comparison in comparisons if comparison.time_ratio]
-    on_day = Counter(comparison.day for comparison in timed)
-    ratios = [(each.time_ratio or 1.0, each.weight(now) * min(1.0, _OF_A_DAY / on_day[each.day])) for each in timed]
+    days = [each.when and each.when // _DAY for each in timed]  # of the calendar, in UTC
+    on_day = Counter(days)
+    weights = [each.weight(now) * min(1.0, _OF_A_DAY / on_day[day]) for each, day in zip(timed, days, strict=True)]
+    ratios = [(each.time_ratio or 1.0, weight) for each, weight in zip(timed, weights, strict=True)]
     return _weighted_median([*ratios, (1.0, _AS_PREDICTED)]) if timed else None
 
 
@@ -122,12 +106,8 @@ def _weighted_median(values: Iterable[tuple[float, float]]) -> float:
 def compare(
     measured: Iterable[Measurement], nbytes: _Figures, seconds: _Figures, *, exact: bool, waiting: float
 ) -> list[Comparison]:
-    """Measurements with the predictions of their configs, where there are any.
-
-    Args:
-        exact: the predicted bytes are, so there is nothing to learn from them.
-        waiting: the share of the time that something waited for a processor while they were made.
-    """
+    """Measurements with the predictions of their configs, where there are any; nothing is learnt from predicted bytes
+    that are `exact`. `waiting` is the share of the time that something waited for a processor meanwhile."""
     return [
         Comparison(
             predicted_bytes=0 if exact else int(nbytes[each.config] or 0),

@@ -32,15 +32,8 @@ def predict(
     rates: Rates | None = None,
     calibration: Calibration | None = None,
 ) -> Estimate:
-    """Predict memory and time of one Config.
-
-    Args:
-        rates: how fast the device is; None: no times.
-        calibration: from measurements on this device.
-
-    Raises:
-        RefusedError: the config is impossible; UntraceableError: the model cannot be traced without its values.
-    """
+    """Predict memory and time of one Config; without `rates` (how fast the device is) no times. Raises RefusedError for
+    an impossible config, UntraceableError where the model cannot be traced without its values."""
     return estimate_of(trace(workload, config, hardware), workload, hardware, rates=rates, calibration=calibration)
 
 

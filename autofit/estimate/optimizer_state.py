@@ -1,11 +1,10 @@
-"""An optimizer's state and step for the weights of a whole model, from a step of the real one on one of each shape.
-
-A model of billions of weights has a dozen shapes.
-"""
+"""An optimizer's state and step for the weights of a whole model, from a step of the real one on one of each shape. A
+model of billions of weights has a dozen shapes."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -29,20 +28,13 @@ Shapes = Mapping[Kind, int]
 
 @dataclass(frozen=True)
 class OptimizerCost:
-    """One optimizer step over all weights.
+    """One optimizer step over all weights."""
 
-    Attributes:
-        state: bytes on the device.
-        temporary: the most bytes needed meanwhile; `largest`: where each weight is stepped by itself.
-        operators: each with the number of weights that it works on.
-        launches: of all operators, fewer where all weights are stepped at once.
-    """
-
-    state: int
-    temporary: int
-    largest: int
-    operators: tuple[tuple[Cost, int], ...]
-    launches: int
+    state: int  # bytes on the device
+    temporary: int  # the most bytes needed meanwhile
+    largest: int  # the same where each weight is stepped by itself
+    operators: tuple[tuple[Cost, int], ...]  # each with the number of weights that it works on
+    launches: int  # of all operators, fewer where all weights are stepped at once
 
     @property
     def moved(self) -> int:
@@ -55,10 +47,9 @@ class OptimizerCost:
         return working + self.launches * speed.rates.launch_seconds
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     state: int
-    temporary: int
+    temporary: int  # the most bytes needed besides weights, gradients and state
     costs: tuple[Cost, ...]
 
 
@@ -72,30 +63,27 @@ class OptimizerCosts:
     def of(self, config: Config, shapes: Shapes) -> OptimizerCost:
         """The cost of the config's optimizer for so many weights of each shape and dtype."""
         key = (config["optimizer"], frozenset(shapes.items()))
-        if key not in self._costs:
-            self._costs[key] = self._cost(config, shapes)
-        return self._costs[key]
-
-    def _cost(self, config: Config, shapes: Shapes) -> OptimizerCost:
+        if key in self._costs:
+            return self._costs[key]
         *steps, together = self._traced(config, list(shapes))
         counted = list(zip(steps, shapes.values(), strict=True))
         most = max((step.temporary for step in steps), default=0)
         summed = sum(step.temporary for step in steps)
         # An optimizer that steps all weights at once needs temporaries for all of them at once.
         at_once = len(steps) > 1 and together.temporary > most and 2 * together.temporary > most + summed
-        return OptimizerCost(
+        self._costs[key] = OptimizerCost(
             state=sum(step.state * count for step, count in counted),
             temporary=sum(step.temporary * count for step, count in counted) if at_once else most,
             largest=most,
             operators=tuple((cost, count) for step, count in counted for cost in step.costs),
             launches=len(together.costs) if at_once else sum(len(step.costs) * count for step, count in counted),
         )
+        return self._costs[key]
 
     def _traced(self, config: Config, kinds: Sequence[Kind]) -> list[_Step]:
         """A step of one weight of each kind alone, then one of all of them together."""
-        recorder = Recorder(self._hardware)
+        recorder, steps = Recorder(self._hardware), []
         recorder.called = self._calls.note if self._calls else None
-        steps = []
         with fake_device(self._hardware), recorder:
             weights = nn.ParameterList([nn.Parameter(torch.empty(shape, dtype=dtype)) for shape, dtype in kinds])
             setup = fake_setup(self._workload, config, self._hardware, weights, recorder)
@@ -104,9 +92,14 @@ class OptimizerCosts:
             assert optimizer is not None, "the technique makes one"
             for stepped in [*([weight] for weight in weights), list(weights)]:
                 for _ in range(2):  # in the first one the state is made
-                    temporary, costs = _stepped(optimizer, stepped, recorder)
-                held = _state_bytes(optimizer, stepped, recorder, self._hardware)
-                steps.append(_Step(held, temporary, tuple(costs)))
+                    optimizer.zero_grad(set_to_none=True)
+                    for weight in stepped:
+                        weight.grad = torch.empty_like(weight)
+                    before, first = recorder.live, len(recorder.costs)
+                    recorder.reset_peak()
+                    optimizer.step()
+                temporary, costs = recorder.peak - before, tuple(recorder.costs[first:])
+                steps.append(_Step(_state_bytes(optimizer, stepped, recorder, self._hardware), temporary, costs))
         return steps
 
 
@@ -116,17 +109,6 @@ def scaled_shapes(shapes: Shapes, prime: int, rank: int) -> Counter[Kind]:
     for (shape, dtype), count in shapes.items():
         scaled[torch.Size(rank if size == prime else size for size in shape), dtype] += count
     return scaled
-
-
-def _stepped(optimizer: Optimizer, weights: Sequence[nn.Parameter], recorder: Recorder) -> tuple[int, Sequence[Cost]]:
-    """(the most bytes needed besides weights, gradients and state, the operators) of a step of these weights."""
-    optimizer.zero_grad(set_to_none=True)
-    for weight in weights:
-        weight.grad = torch.empty_like(weight)
-    before, first = recorder.live, len(recorder.costs)
-    recorder.reset_peak()
-    optimizer.step()
-    return recorder.peak - before, recorder.costs[first:]
 
 
 def _state_bytes(optimizer: Optimizer, weights: Sequence[nn.Parameter], recorder: Recorder, hardware: Hardware) -> int:

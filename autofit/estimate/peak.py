@@ -74,10 +74,8 @@ def _parts(trace: Trace, hardware: Hardware, last: int) -> dict[str, int]:
 
 
 def recomputed_share(config: Config, workload: Workload, hardware: Hardware) -> float | None:
-    """The share of its activations that a config's compiled code recomputes in the backward instead of saving.
-
-    None where nothing is compiled, or where no rule is known.
-    """
+    """The share of its activations that a config's compiled code recomputes in the backward instead of saving. None
+    where nothing is compiled, or where no rule is known."""
     transformer = hardware.device == "cuda" and workload.traits is not None and workload.traits.attention
     checkpointing = str(config["activation_checkpointing"])
     if config["compile"] == "none" or not transformer or checkpointing not in _RECOMPUTED:

@@ -22,11 +22,9 @@ _inherited: Callable[[Any], Any] | None = None
 def parallel_map(function: Callable[[Value], Answer], processes: int | None) -> Iterator[Map[Value, Answer]]:
     """A map of `function` over values, with the answers in their order.
 
-    With more than one process the function is inherited, so that it may hold anything; values and answers are pickled.
-
-    Args:
-        processes: 1: in this process. More, or None for one per core: forked from this one, which must then have no
-            other threads, no opened device, and have run no backward.
+    With 1 of `processes` it runs in this one. More, or None for one per core, are forked from this one, which must then
+    have no other threads, no opened device, and have run no backward. They inherit the function, so that it may hold
+    anything; values and answers are pickled.
     """
     processes = processes or len(os.sched_getaffinity(0))
     if processes == 1:

@@ -47,26 +47,16 @@ _COPIED = 64 * MIB  # larger than the caches of processors that have no memory o
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device reaches.
+    """What a device reaches."""
 
-    Attributes:
-        matmul: floating-point operations per second of large products, by the name of the format.
-        bandwidth, link: bytes per second of its memory, and to and from the host.
-        launch_seconds: of one operator, however small.
-        pass_seconds: of one operator, views too, in each of the two modes of selective checkpointing.
-        operators: by call and by operator: (seconds whatever the size, factor of the roofline's seconds); None: not
-            measured.
-        peak: `matmul` by the data sheet; None: unknown.
-        source: where the figures are from.
-    """
-
-    matmul: Mapping[str, float]
-    bandwidth: float
-    link: float
-    launch_seconds: float
-    source: str
-    peak: Mapping[str, float] | None = None
-    pass_seconds: float = _PASS
+    matmul: Mapping[str, float]  # floating-point operations per second of large products, by the name of the format
+    bandwidth: float  # bytes per second of its memory
+    link: float  # bytes per second to and from the host
+    launch_seconds: float  # of one operator, however small
+    source: str  # where the figures are from
+    peak: Mapping[str, float] | None = None  # `matmul` by the data sheet; None: unknown
+    pass_seconds: float = _PASS  # of one operator, views too, in each of the two modes of selective checkpointing
+    # By call and by operator: (seconds whatever the size, factor of the roofline's seconds); None: not measured.
     operators: Mapping[str, Sequence[float]] | None = None
 
     @property
@@ -100,14 +90,13 @@ def format_of(dtype: str) -> str:
 
 def rates_of(card: Card) -> Rates:
     """The rates that a card of the catalogue is assumed to reach."""
-    peak = {_NAMES[kind]: rate for kind, rate in card.flops_per_second.items()}
     return Rates(
         matmul={_NAMES[kind]: rate * _reached(card, kind) for kind, rate in card.flops_per_second.items()},
         bandwidth=card.bandwidth * _REACHED_BANDWIDTH,
         link=card.link,
         launch_seconds=_LAUNCH,
         source=f"catalogue: {card.title}",
-        peak=peak,
+        peak={_NAMES[kind]: rate for kind, rate in card.flops_per_second.items()},
     )
 
 

@@ -52,10 +52,8 @@ class Speed:
 
 
 def passes_of(config: Mapping[str, Any], phase: str) -> int:
-    """How often each operator of a forward passes through a dispatch mode of Python.
-
-    Selective checkpointing saves or drops each result by one mode, and looks up what was saved by another.
-    """
+    """How often each operator of a forward passes through a dispatch mode of Python. Selective checkpointing saves or
+    drops each result by one mode, and looks up what was saved by another."""
     return 2 if phase == "forward" and config["activation_checkpointing"] == "selective" else 0
 
 
@@ -80,11 +78,8 @@ class Work:
         return cls(kinds, tuple((cost.call, cost.operator) for cost in costs), flops, nbytes, dispatched)
 
     def seconds(self, speed: Speed, *, passes: int = 0) -> dict[str, Floats]:
-        """How long they take together, by what they wait for: compute, memory, transfer or launch.
-
-        Args:
-            passes: how often each dispatched operator passes through a dispatch mode of Python.
-        """
+        """How long they take together, by what they wait for: compute, memory, transfer or launch. `passes`: how often
+        each dispatched operator passes through a dispatch mode of Python."""
         rates = speed.rates
         totals = {name: np.zeros(self.flops.shape[1]) for name in ("compute", "memory", "transfer", "launch")}
         if not self.kinds:

@@ -1,7 +1,5 @@
-"""Saved tensors: when what autograd saves for the backward could leave the device, and when it has to be back.
-
-Recorded in a trace where nothing leaves, so that one trace serves steps with and without offloading.
-"""
+"""Saved tensors: when what autograd saves for the backward could leave the device, and when it has to be back. Recorded
+in a trace where nothing leaves, so that one trace serves steps with and without offloading."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,32 +15,18 @@ from autofit.setup.saved_tensors import SMALLEST, Movable
 
 @dataclass
 class Stay:
-    """A saved storage, of any size: the sizes of a trace are not those of a run. Times are in events of the trace.
+    """A saved storage, of any size: the sizes of a trace are not those of a run. Times are in events of the trace."""
 
-    Attributes:
-        saved: when it was saved last.
-        left: when autograd alone held it, and a newer one that is not tiny was saved; None: never, as where
-            bitsandbytes' int8 layers hold it too.
-        returns: when the backward asked for the one before it, and would prefetch it.
-    """
-
-    saved: int
+    saved: int  # last
+    # When autograd alone held it, and a newer one that is not tiny was saved; None: never, as where bitsandbytes' int8
+    # layers hold it too.
     left: int | None = None
-    returns: int | None = None
-
-
-@dataclass(frozen=True)
-class _Saved:
-    number: int
-    tensor: torch.Tensor
+    returns: int | None = None  # when the backward asked for the one before it, and would prefetch it
 
 
 class SavedTensors:
-    """Hooks that hold what autograd saves, and record when nobody else does.
-
-    Attributes:
-        stays: by the number of the storage, in the order in which each was saved last.
-    """
+    """Hooks that hold what autograd saves, and record when nobody else does: the `stays` by the number of the storage,
+    in the order in which each was saved last."""
 
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -61,7 +45,7 @@ class SavedTensors:
         with saved_tensors_hooks(self._pack, self._unpack):
             yield
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Saved:
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | tuple[int, torch.Tensor]:
         number = next(self._recorder.storages_of(tensor), None) if tensor in self._movable else None
         if number is None:
             return tensor.detach() if tensor.requires_grad else tensor  # or an output would hold itself
@@ -72,7 +56,7 @@ class SavedTensors:
         self.stays[number] = Stay(len(self._recorder.events))
         if tensor.untyped_storage().nbytes() >= SMALLEST:
             self._newest = number
-        return _Saved(number, tensor.detach())
+        return number, tensor.detach()
 
     def _look(self) -> None:
         """Record which storages autograd alone holds by now, from their reference counts."""
@@ -84,10 +68,11 @@ class SavedTensors:
                 self.stays[number].left = len(self._recorder.events)
                 del self._held[number]
 
-    def _unpack(self, packed: torch.Tensor | _Saved) -> torch.Tensor:
+    def _unpack(self, packed: torch.Tensor | tuple[int, torch.Tensor]) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed
-        stay, now = self.stays[packed.number], len(self._recorder.events)
+        (number, tensor), now = packed, len(self._recorder.events)
+        stay = self.stays[number]
         if stay.returns is None:
             stay.returns, self._asked = now if self._asked is None else self._asked, now
-        return packed.tensor
+        return tensor

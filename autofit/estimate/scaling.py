@@ -41,10 +41,8 @@ UNSCALED = Symbols(2**31 - 1, 2**61 - 1, 2**19 - 1)  # primes that divide no siz
 
 @dataclass(frozen=True)
 class Grid:
-    """The (micro-batch, rank) pairs that amounts are wanted for.
-
-    `rows` are the tokens of a chunk of the loss at each pair, `chunks` the number of chunks; both 0 without chunks.
-    """
+    """The (micro-batch, rank) pairs that amounts are wanted for. `rows` are the tokens of a chunk of the loss at each
+    pair, `chunks` the number of chunks; both 0 without chunks."""
 
     samples: Floats
     ranks: Floats

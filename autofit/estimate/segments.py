@@ -32,42 +32,29 @@ _CONSTANT = ("parameters", "optimizer")
 
 @dataclass(frozen=True)
 class Segment:
-    """One stretch of a forward or a backward, in bytes at each pair of a grid.
-
-    Attributes:
-        memory: by mode: (the highest above the start, the difference between end and start).
-        saved: bytes that go to the host if saved tensors are offloaded; `newest`: of the last of these tensors.
-    """
+    """One stretch of a forward or a backward, in bytes at each pair of a grid."""
 
     phase: str
     block: int | None
-    memory: dict[Mode, tuple[Floats, Floats]]
-    saved: Floats
-    newest: Floats
+    memory: dict[Mode, tuple[Floats, Floats]]  # (the highest above the start, the difference between end and start)
+    saved: Floats  # what goes to the host if saved tensors are offloaded
+    newest: Floats  # the last of these tensors
     work: Work
 
 
 @dataclass(frozen=True)
 class Segments:
-    """All segments of a shallow trace, and what exists from before the forward on, in bytes at each pair of a grid.
-
-    Attributes:
-        depth: how the traced blocks stand for all.
-        shapes: of the trained weights of all blocks.
-        streamed: frozen weights of the middle blocks, which parameter_offload keeps on the host.
-        chunks: how many the loss has.
-        by_flash: PyTorch's flash kernel computes all of the attention.
-    """
+    """All segments of a shallow trace, and what exists from before the forward on, in bytes at each pair of a grid."""
 
     items: tuple[Segment, ...]
-    depth: Depth | None
-    shapes: Shapes
+    depth: Depth | None  # how the traced blocks stand for all
+    shapes: Shapes  # of the trained weights of all blocks
     parameters: Floats
     gradients: Floats
     others: Floats
-    streamed: Floats
-    chunks: Floats
-    by_flash: bool
+    streamed: Floats  # frozen weights of the middle blocks, which parameter_offload keeps on the host
+    chunks: Floats  # how many the loss has
+    by_flash: bool  # PyTorch's flash kernel computes all of the attention
 
     def of(self, phase: str, block: int | None) -> list[Segment]:
         """The segments of one block in one phase."""

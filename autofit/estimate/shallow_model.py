@@ -21,10 +21,8 @@ CHUNK = -1  # in place of a block, in marks: part of the forward that runs once 
 
 @dataclass(frozen=True)
 class Depth:
-    """How a shortened model stands for the `whole` number of blocks.
-
-    It has `retained` blocks: the first, `period` ones that each stand for `repeats` blocks, and the last ones.
-    """
+    """How a shortened model stands for the `whole` number of blocks. It has `retained` blocks: the first, `period` ones
+    that each stand for `repeats` blocks, and the last ones."""
 
     whole: int
     retained: int
@@ -42,11 +40,8 @@ class Depth:
 
 
 def shorten(model: nn.Module, *, alternating: bool) -> Depth | None:
-    """Remove middle blocks from the model; None where its blocks differ, or are too few to be worth it.
-
-    Args:
-        alternating: every second block is treated differently (checkpointing).
-    """
+    """Remove middle blocks from the model; None where its blocks differ, or are too few to be worth it. `alternating`:
+    every second block is treated differently (checkpointing)."""
     blocks = repeated_blocks(model)
     containers = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
     container = next((module for module in containers if blocks and list(module) == blocks), None)
@@ -85,14 +80,12 @@ class SampledChunks:
 
     A chunk's real number of tokens follows neither the micro-batch nor its reciprocal, so no single trace would show
     what other micro-batches take. From a prime number of tokens, a chunk of any size is known.
-
-    Attributes:
-        sizes: (tokens, features, vocabulary) of the traced loss; None if it has no chunks, or too few tokens for two.
     """
 
     rows: int
     recorder: Recorder
     loss: str
+    # (tokens, features, vocabulary) of the traced loss; None if it has no chunks, or too few tokens for two.
     sizes: tuple[int, int, int] | None = None
 
     def __call__(self, tokens: int, features: int, vocabulary: int) -> Iterator[slice]:

@@ -73,16 +73,11 @@ def predict_all(
     measuring: float = MEASURING_SECONDS,
     processes: int | None = 1,
 ) -> Figures:
-    """Bytes of tensors and seconds of a step for each config, NaN where nothing can be predicted.
+    """Bytes of tensors and seconds of a step for each config, NaN where nothing can be predicted; `measuring` and
+    `processes` as of SpaceEstimator. Raises UntraceableError where the model cannot be traced.
 
     Cached on disk by workload, device, configs and versions where a config.json describes all of the model: custom code
     may change without its structure showing it.
-
-    Args:
-        measuring, processes: as of SpaceEstimator.
-
-    Raises:
-        UntraceableError: the model cannot be traced.
     """
     # Measured in a fork where this process is still to be forked: matrix products start threads.
     rates = (rates_for(hardware) if processes == 1 else forked(lambda: rates_for(hardware))()) or UNKNOWN
@@ -156,7 +151,7 @@ class _Pass:
 
 
 class _OptimizerRow(NamedTuple):
-    """What an optimizer costs at each pair of the grid: the figures of OptimizerCosts as arrays."""
+    """What an optimizer costs at each pair of the grid."""
 
     state: Floats
     temporary: Floats
@@ -231,8 +226,7 @@ class SpaceEstimator:
             self._trace_missing([plain_key(config, self._symbols) for config in passes], trace_each)
             self._trace_missing([key for config in passes for key in self._keys(config)], trace_each)
         for end in ends:
-            step_pass = self._pass(end)
-            if step_pass:
+            if step_pass := self._pass(end):
                 self._optimizer_costs_of(end, step_pass.segments)
 
     def _trace_missing(self, keys: Sequence[Config], trace_each: Map[Config, _Traced]) -> None:

@@ -30,11 +30,8 @@ def timeline(workload: Workload, hardware: Hardware, config: Config) -> Timeline
 
 
 def timeline_of(traced: Trace, hardware: Hardware, *, rates: Rates | None = None, most: int = MOST_MOMENTS) -> Timeline:
-    """What is live during the step of a trace, at `most` moments of it.
-
-    Args:
-        rates: how fast the device is, for the time axis; None: one event after the other.
-    """
+    """What is live during the step of a trace, at `most` moments of it; without `rates` (how fast the device is) the
+    time axis is one event after the other."""
     spans = traced.spans("forward", "backward", "update")
     first, last = spans[0][0].events, spans[-1][1].events
     speed = Speed.of(rates, hardware, traced.config) if rates else None
@@ -62,8 +59,7 @@ def timeline_of(traced: Trace, hardware: Hardware, *, rates: Rates | None = None
 
 def _moments(traced: Trace, hardware: Hardware, first: int, last: int) -> Iterator[tuple[int, list[int]]]:
     """(event, bytes by KINDS) at each event of the step, and before its first one."""
-    kinds = _kinds(traced, first)
-    live = [0] * len(KINDS)
+    kinds, live = _kinds(traced, first), [0] * len(KINDS)
     sizes: dict[int, int] = {}
     for event, (storage, nbytes) in enumerate(rounded(traced, hardware)):
         if event == first:

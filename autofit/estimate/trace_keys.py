@@ -52,10 +52,8 @@ def plain_key(config: Config, symbols: Symbols) -> Config:
 
 def other_keys(config: Config, symbols: Symbols, depth: Depth | None, *, by_flash: bool) -> tuple[Config, ...]:
     """What is traced for a pass besides its plain blocks: the head, then the blocks (two kinds if every second one is
-    checkpointed), or the whole model if the plain blocks have no `depth`.
-
-    `by_flash`: PyTorch computes the attention of the plain blocks by flash anyway.
-    """
+    checkpointed), or the whole model if the plain blocks have no `depth`. `by_flash`: PyTorch computes the attention of
+    the plain blocks by flash anyway."""
     if by_flash and config["attention"] == "flash":
         config = config.replace(attention="sdpa")
     if depth is None:
