@@ -1,8 +1,5 @@
-"""From a result to another tool's files.
-
-The names of layers that get adapters come from the model's structure, built again without weights; the name of the
-weights, from the preset or directory that was searched.
-"""
+"""From a result to another tool's files. The names of layers that get adapters come from the model's structure, built
+again without weights; the name of the weights, from the preset or directory that was searched."""
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -149,10 +146,8 @@ def _layers(factory: Factory, config: Config, task: str) -> dict[str, tuple[str,
 
 
 def short_names(wanted: Collection[str], names: Collection[str]) -> tuple[str, ...]:
-    """The fewest endings that match all wanted names and no other, as peft matches them.
-
-    An ending is as short as possible: `q_proj`, but `output.dense` if another `dense` is not wanted.
-    """
+    """The fewest endings that match all wanted names and no other, as peft matches them. An ending is as short as
+    possible: `q_proj`, but `output.dense` if another `dense` is not wanted."""
     others = [f".{name}" for name in names if name not in wanted]
     endings: dict[str, None] = {}
     for name in wanted:

@@ -1,7 +1,5 @@
-"""The header of every exported file and of train.py: what was measured, where, with which versions.
-
-These are plain lines; each file format makes its own comments of them.
-"""
+"""The header of every exported file and of train.py: what was measured, where, with which versions. These are plain
+lines; each file format makes its own comments of them."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence

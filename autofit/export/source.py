@@ -31,12 +31,7 @@ class Deviation:
 
 @dataclass(frozen=True)
 class ExportSource:
-    """A result's config, and what other tools must know of its model; nearly all of it stands in a result.yaml.
-
-    `weights` is a hub id or a directory. `targets` names the layers that get adapters, as peft matches names; `outputs`
-    those of them that compute the model's outputs, `heads` the layers trained whole beside adapters. `off` holds the
-    off value of every registered knob.
-    """
+    """A result's config, and what other tools must know of its model; nearly all of it stands in a result.yaml."""
 
     model: str
     config: Config
@@ -47,11 +42,11 @@ class ExportSource:
     measured: Mapping[str, Any] | None = None
     predicted: Mapping[str, Any] | None = None  # the figures, where nothing was measured
     versions: Mapping[str, str] = field(default_factory=dict)
-    weights: str = WEIGHTS
-    targets: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    heads: tuple[str, ...] = ()
-    off: Mapping[str, Value] = field(default_factory=dict)
+    weights: str = WEIGHTS  # a hub id or a directory
+    targets: tuple[str, ...] = ()  # the layers that get adapters, as peft matches names
+    outputs: tuple[str, ...] = ()  # those of them that compute the model's outputs
+    heads: tuple[str, ...] = ()  # the layers trained whole beside adapters
+    off: Mapping[str, Value] = field(default_factory=dict)  # of every registered knob
 
     @property
     def device(self) -> str:

@@ -69,32 +69,20 @@ Files = Callable[[ExportSource, Mapping[str, Any], Header], dict[str, str]]
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool that configs are exported to.
+    """One tool that configs are exported to."""
 
-    Args:
-        title: its name; in small letters and without hyphens, the word after `--to` and the name of its file.
-        versions: those at which its keys changed, oldest first; the last one is what this was checked with.
-        run: how the export is used, one line.
-        knobs: the keys of each knob, written out also when it is off.
-        fixed: keys that no knob decides: the model, the data, how to learn.
-        files: the text of every file by name, the most important first, from all keys, nested as the tool has them, and
-            the header; default: one YAML file of all keys.
-        without: what the tool does with a knob that is not in `knobs`, as half a sentence.
-        without_may_not_fit: whether that may take more memory than was measured.
-        tasks: what the tool can train; empty: anything.
-        refuse: why the tool cannot train a config, or None; default: batch sizes that are missing or contradict.
-    """
-
-    title: str
-    versions: tuple[str, ...]
-    run: str
-    knobs: Mapping[str, Share]
-    fixed: Callable[[Request], Mapping[str, Any]]
+    title: str  # in small letters and without hyphens, the word after `--to` and the name of its file
+    versions: tuple[str, ...]  # where its keys changed, oldest first; the last one is what this was checked with
+    run: str  # how the export is used, one line
+    knobs: Mapping[str, Share]  # the keys of each knob, written out also when it is off
+    fixed: Callable[[Request], Mapping[str, Any]]  # keys that no knob decides: the model, the data, how to learn
+    # The text of every file by name, the most important first, from all keys, nested as the tool has them, and the
+    # header; None: one YAML file of all keys.
     files: Files | None = None
-    without: str = ""
-    without_may_not_fit: bool = True
-    tasks: tuple[str, ...] = ()
-    refuse: Callable[[ExportSource], str | None] = batches_fit
+    without: str = ""  # what the tool does with a knob that is not in `knobs`, as half a sentence
+    without_may_not_fit: bool = True  # that may take more memory than was measured
+    tasks: tuple[str, ...] = ()  # what the tool can train; empty: anything
+    refuse: Callable[[ExportSource], str | None] = batches_fit  # why the tool cannot train a config, or None
 
     @property
     def name(self) -> str:
@@ -108,11 +96,9 @@ class Tool:
         return self.refuse(source)
 
     def schema(self, version: str | None, measured_with: str | None = None) -> str:
-        """The version to write for: the newest of `versions` whose keys the given version has.
-
-        Without `version`, that is the one that the config was measured with, or the newest. Raises InputError for what
-        is not a version, or one older than all of `versions`.
-        """
+        """The version to write for: the newest of `versions` whose keys the given version has. Without `version`, that
+        is the one that the config was measured with, or the newest. Raises InputError for what is not a version, or one
+        older than all of `versions`."""
         if version is not None and not _numbers(version):
             raise InputError(f"{version!r} is not a version of {self.title}.", f"For example {self.versions[-1]}.")
         limit = _numbers(version or measured_with or "") or _numbers(self.versions[-1])

@@ -47,9 +47,7 @@ _LIGER_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "geglu", "relu_squ
 @dataclass(frozen=True)
 class TrainerKeywords(Parts):
     """Keywords of TrainingArguments, from_pretrained, LoraConfig and BitsAndBytesConfig; dtypes by name.
-
-    `trained_dtype` is that of adapters, and of heads trained whole.
-    """
+    `trained_dtype` is that of adapters, and of heads trained whole."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)

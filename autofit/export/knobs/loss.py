@@ -55,10 +55,8 @@ def _chunked(case: Case) -> Fragments:
 
 
 def _beside_adapters(case: Case) -> tuple[str, ...]:
-    """By autograd through the head; a sum that has the chunks' gradients stands in for them.
-
-    The sum copies its inputs in the backward: hidden states and adapters are small enough for it.
-    """
+    """By autograd through the head; a sum that has the chunks' gradients stands in for them. The sum copies its inputs
+    in the backward: hidden states and adapters are small enough for it."""
     kind = "any" if case.config.get("lora_targets") == "all-linear+head" else "frozen"
     lines = _chunk_loss(case, "head(rows.requires_grad_())")
     return (_causal_loss(case, fill(template(f"chunked_{kind}"), {"loss": lines}), stands_in=True),)

@@ -1,7 +1,5 @@
-"""accelerate: the YAML of `accelerate launch --config_file`, with autocast and compiling.
-
-It knows nothing of the model, the batch and the optimizer: those belong to the script that it launches.
-"""
+"""accelerate: the YAML of `accelerate launch --config_file`, with autocast and compiling. It knows nothing of the
+model, the batch and the optimizer: those belong to the script that it launches."""
 
 from autofit.export.shared_keys import convolutions
 from autofit.export.tool import Request, Tool, ToolKeys

@@ -1,7 +1,5 @@
-"""Lightning: the `trainer:` section of a LightningCLI config, for any model.
-
-The model, its data and its optimizer belong to the user's LightningModule.
-"""
+"""Lightning: the `trainer:` section of a LightningCLI config, for any model. The model, its data and its optimizer
+belong to the user's LightningModule."""
 
 from autofit.core.workload import Hyperparameters
 from autofit.export import shared_keys as shared

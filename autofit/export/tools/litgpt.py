@@ -1,7 +1,5 @@
-"""litgpt: the YAML of `litgpt finetune_full --config` and `litgpt finetune_lora --config`.
-
-On one device its finetuning neither checkpoints activations nor compiles; its loss widens the logits in chunks.
-"""
+"""litgpt: the YAML of `litgpt finetune_full --config` and `litgpt finetune_lora --config`. On one device its finetuning
+neither checkpoints activations nor compiles; its loss widens the logits in chunks."""
 
 from autofit.core.workload import Hyperparameters
 from autofit.export import shared_keys as shared

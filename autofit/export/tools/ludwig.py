@@ -1,8 +1,5 @@
-"""Ludwig: the YAML of `ludwig train --config` for a model of kind `llm`.
-
-It trains weights in the dtype of the checkpoint, mixes precision by one switch, and has neither offloading nor a loss
-without the logits.
-"""
+"""Ludwig: the YAML of `ludwig train --config` for a model of kind `llm`. It trains weights in the dtype of the
+checkpoint, mixes precision by one switch, and has neither offloading nor a loss without the logits."""
 
 from autofit.core.workload import Hyperparameters
 from autofit.export import shared_keys as shared

@@ -71,10 +71,18 @@ def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dic
     environment = [f'os.environ["{name}"] = "{value}"' for name, value in keys.get("environment", {}).items()]
     budget = keys.get("settings", {}).get("activation_memory_budget")
     given = ["WEIGHTS", *keyword_arguments(keys["model"])]
-    model = []
+    model, adapters = [], []
     if quantization:
         model = call("quantization = BitsAndBytesConfig", keyword_arguments(quantization), indent=0)
         given += ["quantization_config=quantization"]
+    if lora:
+        adapters = [
+            *call("lora = LoraConfig", keyword_arguments(lora), indent=0),
+            "model = get_peft_model(model, lora)",
+            "for parameter in model.parameters():",
+            "    if parameter.requires_grad:",
+            f"        parameter.data = parameter.data.to(torch.{keys['trained']['dtype']})",
+        ]
     slots = {
         "head": comment(header),
         "os": ["import os"] if environment else [],
@@ -86,20 +94,10 @@ def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dic
         "arguments": _YAML,
         "settings": [f"torch._functorch.config.activation_memory_budget = {budget}"] if budget else [],
         "model": [*model, *call(f"model = {task.auto_class}.from_pretrained", given, indent=0)],
-        "adapters": _adapters(lora, keys["trained"]["dtype"]) if lora else [],
+        "adapters": adapters,
         "agree": [] if source.task == "causal-lm" else ["model.accepts_loss_kwargs = False  # its loss takes no count"],
     }
     return {_YAML: yaml_file(header, keys["arguments"]), _SCRIPT: fill(template("transformers"), slots)}
-
-
-def _adapters(lora: Mapping[str, Any], dtype: str) -> list[str]:
-    return [
-        *call("lora = LoraConfig", keyword_arguments(lora), indent=0),
-        "model = get_peft_model(model, lora)",
-        "for parameter in model.parameters():",
-        "    if parameter.requires_grad:",
-        f"        parameter.data = parameter.data.to(torch.{dtype})",
-    ]
 
 
 TOOL = Tool(

@@ -1,8 +1,5 @@
-"""Unsloth: a script, and the YAML of `unsloth train --config`, which holds less.
-
-Unsloth always replaces the model's kernels with its own. Its YAML has no optimizer but adamw_8bit, no precision, and no
-quantisation but 4 bits.
-"""
+"""Unsloth: a script, and the YAML of `unsloth train --config`, which holds less. Unsloth always replaces the model's
+kernels with its own. Its YAML has no optimizer but adamw_8bit, no precision, and no quantisation but 4 bits."""
 
 from collections.abc import Mapping
 from typing import Any
