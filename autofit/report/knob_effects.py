@@ -42,10 +42,8 @@ def changes_by_knob(result: Result) -> list[tuple[str, list[Change]]]:
 
 
 def single_changes(result: Result) -> tuple[str, ...]:
-    """Measured configs that differ from the best in one knob, the fastest first, at most four.
-
-    Each reads `knob value: speed and peak against the best`.
-    """
+    """Measured configs that differ from the best in one knob, the fastest first, at most four. Each reads `knob value:
+    speed and peak against the best`."""
     if result.best is None:
         return ()
     lines: list[tuple[float, str]] = []
@@ -67,10 +65,8 @@ def _speed_left(change: Alternative, result: Result) -> float:
 
 
 def _worth_showing(changes: Sequence[Change]) -> list[Change]:
-    """Of one knob: the best measured; the best predicted where that is better; else the least miss.
-
-    And the least of what would be faster than the best but does not fit.
-    """
+    """Of one knob: the best measured; the best predicted where that is better; else the least miss. And the least of
+    what would be faster than the best but does not fit."""
     fitting = sorted((pair for pair in changes if pair[0].fits), key=lambda pair: -pair[1])
     misses = sorted((pair for pair in changes if not pair[0].fits), key=lambda pair: pair[0].peak_bytes or 2**63)
     if not fitting:

@@ -84,7 +84,6 @@ class LiveDisplay:
             self._refresh()
 
     def _refresh(self) -> None:
-        """Draw the lines as they are now."""
         if self._cell is None:
             assert self._lines, "lines change on a terminal or in a cell"
             self._lines.refresh()
@@ -127,10 +126,8 @@ class LiveDisplay:
 
 class _Lines(Live):
     """rich's Live for a terminal whose window may change, from its making to `stop`, which leaves nothing behind.
-
     Beside rich: lines that a narrower window has broken are erased whole, the cursor stays visible for a search that is
-    killed, and it waits on a line of its own, so that an echoed ^C is erased, too.
-    """
+    killed, and it waits on a line of its own, so that an echoed ^C is erased, too."""
 
     def __init__(self, console: Console, content: Callable[[], RenderableType]) -> None:
         self._content: Callable[[], RenderableType] = content

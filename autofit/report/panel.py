@@ -1,7 +1,5 @@
-"""A running search on a few lines: what it does, the best so far and its memory, the latest probes, the time.
-
-Words say everything; colours and bars only repeat it. The most important rows come first: a small window cuts the end.
-"""
+"""A running search on a few lines: what it does, the best so far and its memory, the latest probes, the time. Words say
+everything; colours and bars only repeat it. The most important rows come first: a small window cuts the end."""
 
 from collections import Counter
 

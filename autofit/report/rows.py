@@ -55,10 +55,8 @@ def relative_speed(measurement: Measurement, result: Result) -> float:
 
 
 def explored_at(result: Result, shown: Iterable[Measurement]) -> str:
-    """The best's throughput when explored, where the unverified rows shown compare with that and it changed since.
-
-    Else a row could read "10 % slower" beside a figure larger than the best's.
-    """
+    """The best's throughput when explored, where the unverified rows shown compare with that and it changed since. Else
+    a row could read "10 % slower" beside a figure larger than the best's."""
     explored = _explored(result)
     if not explored or not result.best or abs(explored.throughput / result.best.throughput - 1) <= _NOTICED:
         return ""

@@ -22,9 +22,7 @@ _WIDE = 64  # columns from which the time of a step has one of its own
 
 def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> RenderableType:
     """The best, the best of each tier, the runner-ups and the nearest misses; `rows` bounds those below the best.
-
-    `tolerance` is the one of the search, within which configs count as tied.
-    """
+    `tolerance` is the one of the search, within which configs count as tied."""
     shown = table_rows(result, tolerance=tolerance, rows=rows)
     answer = _answer(result, result.best) if result.best else []
     budgets, hardware = other_budget_lines(result), result.hardware

@@ -1,7 +1,5 @@
 """What a notebook shows of a result, an estimate and a training: a small table and a picture, as HTML of its own.
-
-Pictures are images, so that their style stays theirs and the page's stays the notebook's.
-"""
+Pictures are images, so that their style stays theirs and the page's stays the notebook's."""
 
 import base64
 import math
@@ -41,15 +39,14 @@ def result_html(result: Result) -> str:
         return _paragraph(*nothing_fits_lines(result))
     rate, unit = throughput(best)
     used, share = memory_used(best, result) or ("", 0.0)
-    rows = {
-        "Speed": f"{number(rate) if rate else '?'} {unit} per second, {proof(best)}",
-        "Step": step_words(best),
-        "Memory": f"{used} of {gib(result.budget.device_bytes)} GiB, {percent(share)}" if used else "",
-    }
-    shown = [(title, words) for title, words in rows.items() if words]
+    rows = [
+        ("Speed", f"{number(rate) if rate else '?'} {unit} per second, {proof(best)}"),
+        ("Step", step_words(best)),
+        ("Memory", f"{used} of {gib(result.budget.device_bytes)} GiB, {percent(share)}" if used else ""),
+    ]
     title = f"The best config for {result.model} on {where(result.hardware, result.budget)}"
-    picture = scatter(Record(result), _WIDTH)
-    return _section(title, [*shown, *_config(best.config)], picture) + _paragraph(*summary(result))
+    shown = [*(row for row in rows if row[1]), *_config(best.config)]
+    return _section(title, shown, scatter(Record(result), _WIDTH)) + _paragraph(*summary(result))
 
 
 @as_html.register

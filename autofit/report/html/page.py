@@ -134,7 +134,6 @@ def _tiers(result: Result) -> list[tuple[str, str, str]]:
 
 
 def _inline(draw: Callable[..., Picture | None], record: Record, *given: object) -> Markup | None:
-    """A picture in the page."""
     picture = draw(record, *given)
     return Markup(picture.markup()) if picture else None  # ElementTree has escaped what is in it
 
@@ -146,7 +145,6 @@ def _both(draw: Callable[..., Picture | None], record: Record, *given: object) -
 
 
 def _read(name: str) -> str:
-    """A file beside this one."""
     return (resources.files("autofit.report.html") / name).read_text(encoding="utf-8")
 
 

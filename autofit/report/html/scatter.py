@@ -1,7 +1,5 @@
 """Throughput against memory: every measured config, what ran out of memory beyond the budget, and the Pareto fronts.
-
-The other charts draw the same configs with the same marks.
-"""
+The other charts draw the same configs with the same marks."""
 
 from dataclasses import dataclass
 from itertools import pairwise

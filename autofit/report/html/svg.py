@@ -1,8 +1,5 @@
-"""SVG drawing: a picture that grows element by element, scales, and ticks at round numbers.
-
-Colours are names of CSS classes, so that one drawing serves light, dark and paper; a picture that stands alone brings
-the style along.
-"""
+"""SVG drawing: a picture that grows element by element, scales, and ticks at round numbers. Colours are names of CSS
+classes, so that one drawing serves light, dark and paper; a picture that stands alone brings the style along."""
 
 import math
 from collections.abc import Iterable, Sequence
