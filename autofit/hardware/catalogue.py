@@ -15,28 +15,19 @@ _MAKER = "NVIDIA "  # which drivers before version 470 leave out
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU model. Sizes in bytes, rates per second.
-
-    Attributes:
-        drivers_say: the names that drivers give such a card, the title included.
-        sold_gb: the size on the box, in GB.
-        flops_per_second: of dense matrix products, by their format (fp32, tf32, bf16, fp16, fp8, int8).
-        bandwidth: of the memory; `link`: to the host.
-        context_bytes: memory of an open context.
-        most_common: whether most people who name only its size mean this card.
-    """
+    """One GPU model. Sizes in bytes, rates per second."""
 
     name: str
     title: str
-    drivers_say: frozenset[str]
+    drivers_say: frozenset[str]  # the names that drivers give such a card, the title included
     memory_bytes: int
-    sold_gb: int
+    sold_gb: int  # the size on the box, in GB
     capability: tuple[int, int]
-    flops_per_second: Mapping[str, float]
-    bandwidth: float
-    link: float
-    context_bytes: int
-    most_common: bool
+    flops_per_second: Mapping[str, float]  # of dense products, by their format (fp32, tf32, bf16, fp16, fp8, int8)
+    bandwidth: float  # of the memory
+    link: float  # to the host
+    context_bytes: int  # memory of an open context
+    most_common: bool  # most people who name only its size mean this card
 
     @property
     def runs_cuda(self) -> bool:

@@ -1,7 +1,5 @@
-"""Whether there can be a GPU at all, found out before anything heavy is imported.
-
-Only a certain no counts; anything that takes seconds of imports to find out is left to PyTorch.
-"""
+"""Whether there can be a GPU at all, found out before anything heavy is imported. Only a certain no counts; anything
+that takes seconds of imports to find out is left to PyTorch."""
 
 import ctypes
 import importlib.util
