@@ -199,8 +199,6 @@ def _deferring(deferral: Deferral, inner: Callable[..., Any]) -> Callable[..., A
 
 
 def _causal_lm_loss(standard: Callable[..., Any], summed_loss: SummedLoss) -> Callable[..., Any]:
-    """transformers' causal LM loss, from deferred logits."""
-
     @wraps(standard)
     def loss(logits: torch.Tensor, labels: Any, vocab_size: int | None = None, **options: Any) -> Any:
         if not isinstance(logits, DeferredLogits) or logits.shape[-1] != vocab_size:

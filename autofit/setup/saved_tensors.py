@@ -66,19 +66,15 @@ class Movable:
 
 
 class SavedTensorsOnHost:
-    """Saved-tensor hooks around a forward; unpacking works any time after, in any order, also several times.
-
-    Attributes:
-        packed_bytes: of all storages moved to the host so far.
-        fetched_bytes: of those copied back; the last ones in the window never leave the device.
-        pool: the host buffers.
-    """
+    """Saved-tensor hooks around a forward; unpacking works any time after, in any order, also several times."""
 
     def __init__(self, model: nn.Module, lane: CopyLane, *, smallest: int = SMALLEST, window: int = WINDOW) -> None:
         self._lane, self._window = lane, window
         self._movable = Movable(model, smallest)
         self.pool = HostPool(lane)
-        self.packed_bytes = self.fetched_bytes = self._count = 0
+        self.packed_bytes = 0  # of all storages moved to the host so far
+        self.fetched_bytes = 0  # of those copied back; the last ones in the window never leave the device
+        self._count = 0
         self._live: weakref.WeakValueDictionary[int, _Offloaded] = weakref.WeakValueDictionary()
         self._on_device: OrderedDict[int, int] = OrderedDict()  # number -> bytes in the window
         self._by_storage: dict[int, tuple[Any, weakref.ref[_Offloaded]]] = {}  # address -> storage, its copy

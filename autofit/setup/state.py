@@ -21,21 +21,7 @@ Slices = Callable[[int, int, int], Iterator[slice]]  # (tokens, features, vocabu
 
 @dataclass
 class Setup:
-    """Everything a training step needs, filled in stage by stage.
-
-    Attributes:
-        frozen_dtype, trainable_dtype: what `build` casts weights to; None leaves them as they are.
-        holders: per module, a function from the full weight on the device to the parameter that stores it (quantised).
-        make_optimizer: makes another optimizer of the same kind for other groups.
-        stepped_in_backward: set where the backward applies gradients; whether it has since the last call.
-        phase: what the last step reached: forward, backward or update.
-        gradient_norm: of the last step, before clipping.
-        forward_contexts: surround each micro-batch's forward.
-        step_contexts: surround its forward and backward, for what must also hold while blocks are recomputed.
-        note_host: for stand-ins under fake tensors, which are all on one device: marks a tensor as the host's.
-        slices: replaces the chunks of a loss where a trace does not want them all.
-        assumptions: sentences about what a trace took for granted.
-    """
+    """Everything a training step needs, filled in stage by stage."""
 
     workload: Workload
     config: Config
@@ -43,22 +29,27 @@ class Setup:
     device: torch.device
     model: nn.Module
     hyperparameters: Hyperparameters
-    frozen_dtype: torch.dtype | None = None
-    trainable_dtype: torch.dtype | None = None
+    frozen_dtype: torch.dtype | None = None  # what `build` casts frozen weights to; None leaves them as they are
+    trainable_dtype: torch.dtype | None = None  # the same of trained ones
     micro_batch_size: int = 1
+    # Per module, a function from the full weight on the device to the parameter that stores it (quantised).
     holders: dict[nn.Module, Holder] = field(default_factory=dict)
+    # Makes another optimizer of the same kind for other groups.
     make_optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None
     optimizer: Optimizer | None = None
+    # Set where the backward applies gradients; whether it has since the last call.
     stepped_in_backward: Callable[[], bool] | None = None
     scaler: torch.amp.grad_scaler.GradScaler | None = None
-    gradient_norm: torch.Tensor | None = None
-    phase: str = "forward"
-    forward_contexts: list[Context] = field(default_factory=list)
+    gradient_norm: torch.Tensor | None = None  # of the last step, before clipping
+    phase: str = "forward"  # what the last step reached: forward, backward or update
+    forward_contexts: list[Context] = field(default_factory=list)  # surround each micro-batch's forward
+    # Surround its forward and backward, for what must also hold while blocks are recomputed.
     step_contexts: list[Context] = field(default_factory=list)
+    # For stand-ins under fake tensors, which are all on one device: marks a tensor as the host's.
     note_host: Callable[[torch.Tensor], Any] = lambda tensor: None
-    slices: Slices | None = None
+    slices: Slices | None = None  # replaces the chunks of a loss where a trace does not want them all
     warnings: list[str] = field(default_factory=list)
-    assumptions: list[str] = field(default_factory=list)
+    assumptions: list[str] = field(default_factory=list)  # sentences about what a trace took for granted
     _undo: list[Callable[[], None]] = field(default_factory=list)
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
