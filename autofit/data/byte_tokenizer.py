@@ -1,7 +1,5 @@
-"""A tokenizer of bytes for models that have none at hand, and a chat template for tokenizers without one.
-
-A transformers tokenizer like any other, so `AutoTokenizer.from_pretrained` loads what was trained with it.
-"""
+"""A tokenizer of bytes for models that have none at hand, and a chat template for tokenizers without one. A
+transformers tokenizer like any other, so `AutoTokenizer.from_pretrained` loads what was trained with it."""
 
 from typing import Any
 
