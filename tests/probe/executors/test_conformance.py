@@ -22,6 +22,7 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
 from autofit.probe import Executor, LocalExecutor, Place, Plan, PoolExecutor, Request
 from tests import tiny
+from tests.probe.bare import bare
 from tests.processes import number_in, wait_until, wait_until_gone
 
 PROCESSORS = sorted(os.sched_getaffinity(0))
@@ -31,8 +32,8 @@ PLACES = [
     for number in range(2)
 ]
 FACTORIES: dict[str, Callable[[Path], Executor]] = {
-    "local": lambda logs: LocalExecutor(logs, timeout=120.0),
-    "pool": lambda logs: PoolExecutor(PLACES, logs, 120.0),
+    "local": lambda logs: bare(lambda: LocalExecutor(logs, timeout=120.0)),
+    "pool": lambda logs: bare(lambda: PoolExecutor(PLACES, logs, 120.0)),
 }
 
 
@@ -70,16 +71,9 @@ def hung(folder: Path, count: int) -> list[int]:
 
 
 @pytest.fixture(scope="module", params=FACTORIES)
-def logs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """The name of an executor, and where it writes its logs."""
-    return request.param, tmp_path_factory.mktemp(request.param)
-
-
-@pytest.fixture(scope="module")
-def executor(logs: tuple[str, Path]) -> Iterator[Executor]:
+def executor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
     """One executor for all tests that leave it in working order."""
-    name, folder = logs
-    with FACTORIES[name](folder) as executor:
+    with FACTORIES[request.param](tmp_path_factory.mktemp(request.param)) as executor:
         yield executor
 
 

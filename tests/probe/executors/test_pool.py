@@ -21,6 +21,7 @@ from autofit.core.workload import Workload
 from autofit.probe import Place, Plan, PoolExecutor, Request
 from autofit.probe.executors import pool as workers_module
 from tests import tiny
+from tests.probe.bare import bare
 from tests.probe.executors.test_conformance import PLACES, PROCESSORS, doing, measure
 
 BUDGET, QUICK = Budget(GIB, 4 * GIB), Plan(min_steps=2, max_steps=2)
@@ -43,7 +44,7 @@ def test_each_measures_in_its_own_place(tmp_path: Path) -> None:
         while len(list(Path(folder).glob("*.json"))) < 2:  # else one worker could do both
             time.sleep(0.01)
 
-    with PoolExecutor(PLACES, tmp_path, 120.0) as executor:
+    with bare(lambda: PoolExecutor(PLACES, tmp_path, 120.0)) as executor:
         workload = doing(meet)
         side_by_side(lambda number: measure(executor, workload, number))
     found = sorted((json.loads(path.read_text()) for path in tmp_path.glob("*.json")), key=lambda each: each[2])
