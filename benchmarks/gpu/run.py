@@ -20,9 +20,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from autofit.core.environment import versions
 from autofit.core.errors import AutofitError, ProbeError
 from autofit.core.files import write_atomically
+from autofit.hardware.device import detect
 from benchmarks.gpu import levers
 from benchmarks.gpu.bench import Bench, LeftOutError, TimeUp, sentence
 from benchmarks.gpu.correct import CORRECT
@@ -149,6 +152,8 @@ def _work(bench: Bench, names: Sequence[str], deadline: float, *, again: bool) -
 
 def _describe(bench: Bench) -> None:
     """Store what figures must have in common, or hold it against what is stored."""
+    if not bench.smoke and not torch.cuda.is_available():
+        detect(bench.device)  # says so at once, where a zygote would import for seconds first
     hardware = bench.executor.detect(bench.device)
     known = bench.store.get("about")
     if known is None:

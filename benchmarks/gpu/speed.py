@@ -6,6 +6,7 @@ are predicted to be fastest are measured, with and without compilation in turn.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain, zip_longest
 
 from autofit.core.budget import Budget
@@ -30,6 +31,7 @@ _FASTEST = 3  # of each kind
 _PLAN = Plan(min_steps=3, max_steps=10, max_seconds=5.0, compose=False)
 _LEAST = 25.0
 _BATCH = 32  # samples
+_SMOKE = {"optimizer": "adamw", "attention": "sdpa", "loss": "standard", "activation_checkpointing": "none"}
 
 
 def run(bench: Bench) -> None:
@@ -43,6 +45,7 @@ def run(bench: Bench) -> None:
             fastest,
             workload,
             bench.hardware,
+            {"precision": "bf16", **(_SMOKE if bench.smoke else {})},
             1 if bench.smoke else _FASTEST,
             bench.measuring,
             log="estimate.log",
@@ -57,9 +60,12 @@ def run(bench: Bench) -> None:
             bench.store.add(STAGE, config.key, {**row, **measured(bench, workload, config, budget, _PLAN)})
 
 
-def fastest(workload: Workload, hardware: Hardware, count: int, measuring: float) -> list[Config]:
-    """The configs in bf16 that are predicted to be fastest on the whole card, compiled ones and others in turn."""
-    options = SearchOptions(space="full", set={"precision": "bf16"}, device=hardware.device)
+def fastest(
+    workload: Workload, hardware: Hardware, knobs: Mapping[str, str], count: int, measuring: float
+) -> list[Config]:
+    """The configs with these knobs that are predicted to be fastest on the whole card, compiled ones and others in
+    turn."""
+    options = SearchOptions(space="full", set=dict(knobs), device=hardware.device)
     configs = legal_configs(options, workload, hardware)
     nbytes, seconds = predict_all(workload, hardware, configs, measuring=measuring, processes=None)
     cap = Budget(hardware.memory_bytes, UNLIMITED).cap_bytes(hardware.device, hardware.context_bytes)

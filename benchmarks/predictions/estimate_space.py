@@ -32,6 +32,7 @@ from autofit.hardware.catalogue import card
 from autofit.models import resolve
 from autofit.search.space import load_space
 from autofit.tuning.space import knob_choices
+from benchmarks.gpu.cases import TINY
 
 SINGLE = {  # what one prediction is timed for, and the seconds it may take
     "full": ({"precision": "bf16", "micro_batch_size": 1, "activation_checkpointing": "full"}, 3.0),
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     if options.smoke:
-        options.model, options.deep, options.samples = "tiny-llama", "tiny-llama", 3
+        options.model, options.deep, options.samples = str(TINY), str(TINY), 3
     options.space = options.space or ("exact" if options.smoke else "everything")
     # A cache of its own, or what is asked first would be there from a former run.
     with tempfile.TemporaryDirectory() as cache, mock.patch.dict(os.environ, XDG_CACHE_HOME=cache):

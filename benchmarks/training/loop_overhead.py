@@ -32,6 +32,7 @@ from autofit.training.build import build
 from autofit.training.loop import train
 from autofit.training.step import accumulate
 from autofit.training.workload import workload_from
+from benchmarks.gpu.cases import TINY
 from benchmarks.run_apart import Ran, command, script
 
 DATA = Path(__file__).resolve().parents[2] / "examples" / "data" / "alice.txt"
@@ -164,12 +165,13 @@ def reached(*, smoke: bool) -> list[Reached]:
     shape = {"seq_len": 32 if smoke else 128, "effective_batch": 4 if smoke else 16}
     with tempfile.TemporaryDirectory() as name, LocalExecutor() as executor:
         folder = Path(name)
-        found = _search(folder / "found", shape, SMALL if smoke else {"optimizer": "adamw"}, trials=2 if smoke else 4)
+        model, fixed, trials = (str(TINY), SMALL, 2) if smoke else ("tiny-llama", {"optimizer": "adamw"}, 4)
+        found = _search(model, folder / "found", shape, fixed, trials=trials)
         train_py, result = (str(folder / "found" / file) for file in ("train.py", "result.yaml"))
         speeds: dict[str, list[float]] = {"train.py": [], "autofit train": []}
         for number in range(1 if smoke else 3):
             fixed = {knob: value for knob, value in found.config.items() if knob != "gradient_accumulation_steps"}
-            again = found if smoke else _search(folder / f"probe-{number}", shape, fixed, trials=1)
+            again = found if smoke else _search(model, folder / f"probe-{number}", shape, fixed, trials=1)
             probed = again.tokens_per_second
             assert probed, "tokens are what it counts"
             steps = 5 if smoke else 20
@@ -188,9 +190,9 @@ def reached(*, smoke: bool) -> list[Reached]:
     ]
 
 
-def _search(out: Path, shape: dict[str, int], fixed: dict[str, Any], *, trials: int) -> Measurement:
+def _search(model: str, out: Path, shape: dict[str, int], fixed: dict[str, Any], *, trials: int) -> Measurement:
     about: dict[str, Any] = {"device": "cpu", "mem": 4, "space": "full", "store": False, **shape}
-    result = autofit.search("tiny-llama", trials=trials, out=out, set=fixed, **about)
+    result = autofit.search(model, trials=trials, out=out, set=fixed, **about)
     if result.best is None:
         raise NothingFitsError("the benchmark needs a config that fits.")
     return result.best

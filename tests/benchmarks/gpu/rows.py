@@ -1,14 +1,18 @@
 """Rows as the stages of `benchmarks.gpu` store them, for tests of what is made of them."""
 
+import contextlib
+import io
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from autofit.cli import main
 from autofit.probe import LocalExecutor
 from benchmarks.gpu import bench as room
-from benchmarks.gpu.bench import Bench
+from benchmarks.gpu import search
+from benchmarks.gpu.bench import Bench, Ended
 from benchmarks.gpu.store import Row, Store
 from tests.tiny import CPU
 
@@ -57,8 +61,18 @@ def case(
 
 
 def with_executor(monkeypatch: pytest.MonkeyPatch, executor: LocalExecutor) -> None:
-    """Every bench measures with this one, which none of them ends."""
+    """Every bench measures with this one, which none of them ends, and searches in this process."""
     monkeypatch.setattr(room, "LocalExecutor", lambda *_: mock.Mock(wraps=executor, close=lambda: None))
+    monkeypatch.setattr("autofit.tuning.run.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
+    monkeypatch.setattr(search, "python", _command)
+
+
+def _command(arguments: list[str], seconds: float) -> Ended:
+    assert arguments[:2] == ["-m", "autofit"]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
+        main(arguments[2:])
+    return Ended(int(end.value.code or 0), out.getvalue(), err.getvalue())
 
 
 def bench_in(folder: Path, *, smoke: bool = True) -> Bench:

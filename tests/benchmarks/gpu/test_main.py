@@ -55,6 +55,7 @@ def test_a_rehearsal_that_is_stopped_goes_on_and_every_stage_comes_to_its_end(
     assert before
 
     with_executor(monkeypatch, executor)
+    monkeypatch.chdir(ROOT)
     assert run.main(["--smoke", "--out", str(tmp_path)]) == 0
     assert before.items() <= measured(store).items(), "what was measured is not measured again"
     results = json.loads((tmp_path / "gpu-smoke" / "results.json").read_text())
