@@ -1,10 +1,7 @@
 """A saved result and a data file train the model it names; what does not go together is told in one sentence."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +14,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from autofit.api.fit import Trained
 from autofit.api.train import train
+from autofit.cli import main as command_line
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.events import Event, Note
+from autofit.probe import LocalExecutor
 from tests import tiny
 
 DATA = Path(__file__).parents[2] / "examples" / "data"
@@ -429,42 +428,34 @@ def test_a_tokenizer_that_cannot_be_loaded(causal: Case) -> None:
         causal.train(DATA / "alice.txt", weights=weights)
 
 
-TORN = """
-import sys
-import torch
-from autofit.cli import main
-
-calls, step = [], torch.optim.AdamW.step
-
-def torn(self, closure=None):
-    calls.append(1)
-    if len(calls) == 6:
-        self.param_groups[0]["params"][0].data.add_(1.0)
-        raise torch.OutOfMemoryError("CUDA out of memory")
-    step(self, closure)
-
-torch.optim.AdamW.step = torn
-main(sys.argv[1:])
-"""
-
-
-def test_a_torn_update_goes_on_in_a_fresh_process(tmp_path: Path) -> None:
-    """One without the patch that tore it, for it is started by its command line."""
+def test_a_torn_update_goes_on_in_a_fresh_process(tmp_path: Path, executor: LocalExecutor) -> None:
+    """One without the patch that tore it, for it is started by its command line; it takes the place of a zygote's
+    child, which has all imported."""
     case = Case(tmp_path, "LlamaForCausalLM", BYTES)
     case.train(DATA / "alice.txt", steps=1)  # writes the result
     out = tmp_path / "out"
     command = ["train", str(case.result), "--data", str(DATA / "alice.txt"), "--from-scratch", "--lr", "3e-3"]
-    done = subprocess.run(
-        [sys.executable, "-c", TORN, *command, "--steps", "8", "--output", str(out), "--checkpoint-every", "4"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "left weights half updated: training goes on in a fresh process, from the last checkpoint" in done.stderr
-    assert "memory ran out in this run before, so it goes on with micro_batch_size 2" in done.stderr
-    assert done.stdout.startswith("4 steps, loss")  # of this process
+    command += ["--steps", "8", "--output", str(out), "--checkpoint-every", "4"]
+
+    def train_torn(_: None) -> None:
+        calls, step = [], torch.optim.AdamW.step
+
+        def torn(self: Any, closure: Any = None) -> None:
+            calls.append(1)
+            if len(calls) == 6:
+                self.param_groups[0]["params"][0].data.add_(1.0)
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            step(self, closure)
+
+        torch.optim.AdamW.step = torn
+        command_line(command)
+
+    with pytest.raises(ProbeError, match="exit code 0"):  # of the fresh process, which answers nobody
+        executor.run(train_torn, None, log="torn.log", timeout=120.0)
+    said = (executor.logs / "torn.log").read_text()
+    assert "left weights half updated: training goes on in a fresh process, from the last checkpoint" in said
+    assert "memory ran out in this run before, so it goes on with micro_batch_size 2" in said
+    assert said.splitlines()[-1].startswith("4 steps, loss")  # of this process
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(8))
     whole = losses(case.train(DATA / "alice.txt", steps=8))

@@ -17,6 +17,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 BRIEF = """
 import autofit, dataclasses
 from autofit.tuning import run as tune
+from tests.probe.bare import bare
+start = tune.LocalExecutor
+tune.LocalExecutor = lambda *given: bare(lambda: start(*given))  # the model is a plain one
 def predict_all(*_, **__): raise autofit.ProbeError('not here.')  # predicting takes its time
 tune.predict_all = predict_all
 tune.EXPLORE_PLAN = dataclasses.replace(tune.EXPLORE_PLAN, max_seconds=0.3)
