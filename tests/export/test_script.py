@@ -86,9 +86,8 @@ def test_every_script_is_one_that_ruff_has_nothing_against(scripts: dict[str, st
 
 def test_scripts_stand_alone_and_import_only_what_they_need(scripts: dict[str, str]) -> None:
     for name, text in scripts.items():
-        nodes = ast.walk(ast.parse(text))
+        nodes = list(ast.walk(ast.parse(text)))
         imported = {alias.name.split(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-        nodes = ast.walk(ast.parse(text))
         imported |= {str(node.module).split(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
         assert "autofit" not in imported
         assert ("peft" in imported) == ("-16-" in name)
