@@ -1,4 +1,7 @@
-"""Exact values on other shapes of model than the contract's two: the same loss and gradients as the plain loop."""
+"""Exact values on other shapes of model than the contract's two: the same loss and gradients as the plain loop.
+
+Compiled blocks also show there that equal ones share their code.
+"""
 
 import contextlib
 import functools
@@ -7,10 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from autofit.core.config import Value
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Workload
+from autofit.setup import Setup
+from autofit.setup.layers import repeated_blocks
 from autofit.techniques import all_techniques
 from autofit.training.build import build
 from autofit.training.step import accumulate, update
@@ -24,6 +30,7 @@ WORKLOADS: dict[str, Workload] = {
     "convolutions": tiny.conv_workload(EFFECTIVE_BATCH, lambda: tiny.ConvNet(norm=lambda n: nn.GroupNorm(4, n))),
     "mlp": tiny.mlp_workload(EFFECTIVE_BATCH),
 }
+GRAPHS = dict.fromkeys(WORKLOADS, 1) | {"mlp": 2}  # what enters the first block of an mlp needs no gradient
 EXACT = [
     (technique.name, value)
     for technique in all_techniques()
@@ -37,10 +44,23 @@ def step(workload: Workload, config: dict[str, Value]) -> tuple[torch.Tensor, di
     """The loss, the gradients that are left, and the weights after one step from the same weights."""
     setup = build(workload, config, tiny.CPU, model=living(workload))
     with contextlib.closing(setup):
+        counters.clear()
         loss = accumulate(setup, workload.batch(EFFECTIVE_BATCH))
         gradients = {key: each.grad.clone() for key, each in setup.trainable() if each.grad is not None}
         update(setup)
-        return loss, gradients, {key: each.detach().clone() for key, each in setup.model.named_parameters()}
+        weights = {key: each.detach().clone() for key, each in setup.model.named_parameters()}
+        if setup.config["compile"] != "none":
+            equal_blocks_share_one_graph(setup)
+        return loss, gradients, weights
+
+
+def equal_blocks_share_one_graph(setup: Setup) -> None:
+    """The first step has compiled it, and another one compiles nothing; nothing breaks."""
+    assert len(repeated_blocks(setup.model)) >= 2
+    model = next(name for name, workload in WORKLOADS.items() if workload is setup.workload)
+    accumulate(setup, setup.workload.batch(EFFECTIVE_BATCH))
+    assert counters["stats"]["unique_graphs"] == GRAPHS[model]
+    assert not counters["graph_break"]
 
 
 @functools.cache
