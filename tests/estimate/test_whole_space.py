@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from autofit.core.config import Config
+from autofit.core.workload import Traits, Workload
 from autofit.estimate.estimator import predict
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.peak import peak_of
 from autofit.estimate.rates import UNKNOWN
-from autofit.estimate.space_estimator import SpaceEstimator, predict_all
+from autofit.estimate.space_estimator import SpaceEstimator, SpacePredictions, predict_all
 from autofit.techniques import canonicalize, refuse
-from tests.estimate.traced import AMPERE, traced, transformer
+from tests.estimate.traced import AMPERE, traced
 from tests.tiny import CPU, llama_workload
 
 # Large enough that a block's activations outweigh what is rounded and what the head needs.
@@ -42,20 +43,51 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("hardware", "changes"), [(CPU, CHANGES[:6]), (AMPERE, CHANGES[3:])], ids=["cpu", "cuda"])
-def test_combined_segments_give_what_a_full_trace_gives(hardware: Any, changes: list[dict[str, Any]]) -> None:
-    configs = list(_configs(hardware, changes))
-    predictions = SpaceEstimator(WORKLOAD, hardware, UNKNOWN, configs).predict()
+STREAMED: dict[str, Any] = {"lora_rank": 8, "lora_targets": "all-linear", "precision": "bf16"}
+
+
+@pytest.fixture(scope="module")
+def near() -> dict[str, SpacePredictions]:
+    """Predictions on each device. On the card's, after all changes: checkpointed, resident and streamed blocks."""
+    more = [{"activation_checkpointing": "full"}, STREAMED, {**STREAMED, "parameter_offload": "cpu"}]
+    asked = {"cpu": (CPU, CHANGES[:6]), "cuda": (AMPERE, [*CHANGES, *more])}
+    return {
+        name: SpaceEstimator(WORKLOAD, hardware, UNKNOWN, list(_configs(hardware, changes))).predict()
+        for name, (hardware, changes) in asked.items()
+    }
+
+
+@pytest.mark.parametrize(("hardware", "part"), [(CPU, slice(6)), (AMPERE, slice(3, 11))], ids=["cpu", "cuda"])
+def test_combined_segments_give_what_a_full_trace_gives(
+    near: dict[str, SpacePredictions], hardware: Any, part: slice
+) -> None:
+    predictions = near[hardware.device]
+    configs = _configs(hardware, CHANGES[part])
     full = [peak_of(traced(WORKLOAD, hardware, **config), hardware).nbytes for config in configs]
-    assert predictions.allocated == pytest.approx(np.array(full, float), rel=0.06)
+    assert predictions.allocated[part] == pytest.approx(np.array(full, float), rel=0.06)
     assert np.isfinite(predictions.seconds).all()
 
 
+def test_more_arithmetic_takes_longer(near: dict[str, SpacePredictions]) -> None:
+    plain, again = near["cuda"].seconds[[0, len(CHANGES)]]
+    assert again > plain
+
+
+def test_offloading_takes_bytes_off_the_device(near: dict[str, SpacePredictions]) -> None:
+    plain, streamed = near["cuda"].allocated[-2:]
+    assert streamed < plain
+
+
+def _long(blocks: int) -> Workload:
+    sizes = {"hidden_size": 256, "vocab_size": 2048, "max_position_embeddings": 4096}
+    # What is known of compiled transformers holds of it.
+    traits = Traits(10**7, blocks, linears=43, attention=True, sdpa=True, batch_norm=False, dropout=False, head=True)
+    return replace(llama_workload(32, 4096, num_hidden_layers=blocks, **sizes), traits=traits)
+
+
 # A block's activations are many times what waits for its copy on the device, and the logits' chunks are of all kinds.
-LONG = replace(
-    llama_workload(32, 4096, num_hidden_layers=6, hidden_size=256, vocab_size=2048, max_position_embeddings=4096),
-    traits=None,
-)
+# Of four blocks one is left out of a trace; of six two, where every second one is checkpointed.
+LONG, LONGER = _long(4), _long(6)
 LORA: dict[str, Any] = {"lora_rank": 8, "lora_targets": "all-linear", "precision": "bf16", "activation_offload": "cpu"}
 FAR: dict[str, dict[str, Any]] = {
     "offloaded": {"micro_batch_size": 8, "activation_offload": "cpu"},
@@ -89,22 +121,36 @@ FAR: dict[str, dict[str, Any]] = {
         "kernels": "liger",
     },
 }
-ELSEWHERE = replace(AMPERE, here=False)  # what is not installed here is not missing there
+ELSEWHERE = replace(AMPERE, here=False)  # whether a compiler or a library is installed here says nothing of there
+KINDS = ("none", "alternate", "full")
+COMPILED: dict[str, dict[str, Any]] = {
+    f"{kind}, {way}": {"activation_checkpointing": kind, "compile": way, "micro_batch_size": 4}
+    for way, kinds in (("none", KINDS), ("default", (*KINDS, "budget-0.5")))
+    for kind in kinds
+}
+
+
+def long_of(name: str) -> tuple[Workload, Config]:
+    workload = LONGER if "alternate" in name else LONG
+    return workload, canonicalize({**FAR, **COMPILED}[name], workload, ELSEWHERE)
 
 
 @pytest.fixture(scope="module")
 def far() -> dict[str, tuple[float, float]]:
     """(bytes, seconds) of each of those configs, predicted at once."""
-    configs = [canonicalize(knobs, LONG, ELSEWHERE) for knobs in FAR.values()]
-    rough = SpaceEstimator(LONG, ELSEWHERE, UNKNOWN, configs).predict()
-    return dict(zip(FAR, zip(rough.allocated, rough.seconds, strict=True), strict=True))
+    figures: dict[str, tuple[float, float]] = {}
+    for workload in (LONG, LONGER):
+        configs = {name: config for name in (*FAR, *COMPILED) for of, config in [long_of(name)] if of is workload}
+        rough = SpaceEstimator(workload, ELSEWHERE, UNKNOWN, list(configs.values())).predict()
+        figures |= dict(zip(configs, zip(rough.allocated, rough.seconds, strict=True), strict=True))
+    return figures
 
 
 @pytest.mark.parametrize("name", FAR)
 def test_bytes_and_seconds_of_offloading_and_of_chunks_are_those_of_a_full_trace(
     far: dict[str, tuple[float, float]], name: str
 ) -> None:
-    full = predict(LONG, canonicalize(FAR[name], LONG, ELSEWHERE), ELSEWHERE, rates=UNKNOWN)
+    full = predict(*long_of(name), ELSEWHERE, rates=UNKNOWN)
     nbytes, seconds = far[name]
     assert nbytes + workspace_bytes(ELSEWHERE) == pytest.approx(full.allocated_bytes, rel=0.05)
     assert seconds == pytest.approx(full.step_seconds, rel=0.05)
@@ -130,32 +176,22 @@ def test_flash_is_refused_where_a_mask_is_needed_and_as_fast_as_sdpa_where_none_
         assert not fits or rough.allocated[0] == rough.allocated[1]
 
 
-def test_a_budget_of_recomputation_lies_between_its_ends_as_they_are_uncompiled() -> None:
-    workload, card = replace(LONG, traits=transformer().traits), replace(AMPERE, here=False)
-    kinds = [("full", "none"), ("budget-0.5", "default"), ("none", "none")]
-    knobs = [{"activation_checkpointing": kind, "compile": way, "micro_batch_size": 4} for kind, way in kinds]
-    configs = [canonicalize(each, workload, card) for each in knobs]
-    assert configs[1]["activation_checkpointing"] == "budget-0.5"
-    least, within, most = SpaceEstimator(workload, card, UNKNOWN, configs).predict().allocated
+def test_a_budget_of_recomputation_lies_between_its_ends_as_they_are_uncompiled(
+    far: dict[str, tuple[float, float]],
+) -> None:
+    assert long_of("budget-0.5, default")[1]["activation_checkpointing"] == "budget-0.5"
+    least, within, most = (far[name][0] for name in ("full, none", "budget-0.5, default", "none, none"))
     assert within == pytest.approx((least + most) / 2, rel=1e-6)
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "alternate", "full"])
-def test_compiled_transformers_keep_as_little_as_one_estimate_alone_says(checkpointing: str) -> None:
-    workload = replace(LONG, traits=transformer().traits)
-    card = replace(AMPERE, here=False)  # of another machine: whether a compiler is installed here says nothing
-    knobs = {"activation_checkpointing": checkpointing, "compile": "default", "micro_batch_size": 4}
-    configs = [canonicalize({**knobs, "compile": kind}, workload, card) for kind in ("none", "default")]
-    rough = SpaceEstimator(workload, card, UNKNOWN, configs).predict().allocated
-    eager, compiled = (predict(workload, config, card).allocated_bytes for config in configs)
-    assert rough[1] - rough[0] == pytest.approx(compiled - eager, rel=0.05)
+@pytest.mark.parametrize("checkpointing", KINDS)
+def test_compiled_transformers_keep_as_little_as_one_estimate_alone_says(
+    far: dict[str, tuple[float, float]], checkpointing: str
+) -> None:
+    names = [f"{checkpointing}, {way}" for way in ("none", "default")]
+    eager, compiled = (predict(*long_of(name), ELSEWHERE).allocated_bytes for name in names)
+    assert far[names[1]][0] - far[names[0]][0] == pytest.approx(compiled - eager, rel=0.05)
     assert (compiled < eager) is (checkpointing != "full")
-
-
-def test_more_arithmetic_takes_longer() -> None:
-    plain, again = _configs(AMPERE, [{}, {"activation_checkpointing": "full"}])
-    rough = SpaceEstimator(WORKLOAD, AMPERE, UNKNOWN, [plain, again]).predict()
-    assert rough.seconds[1] > rough.seconds[0]
 
 
 def test_predictions_are_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,10 +201,3 @@ def test_predictions_are_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     assert predict_all(WORKLOAD, CPU, configs) == first
     with pytest.raises(TypeError):
         predict_all(WORKLOAD, CPU, configs[:1])
-
-
-def test_offloading_takes_bytes_off_the_device() -> None:
-    knobs = {"lora_rank": 8, "lora_targets": "all-linear", "precision": "bf16"}
-    changes = [knobs, {**knobs, "parameter_offload": "cpu"}]
-    plain, streamed = SpaceEstimator(WORKLOAD, AMPERE, UNKNOWN, list(_configs(AMPERE, changes))).predict().allocated
-    assert streamed < plain

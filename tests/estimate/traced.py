@@ -1,5 +1,6 @@
 """What a trace predicts and what real steps were seen to take, to hold one against the other."""
 
+import functools
 import gc
 from collections.abc import Mapping
 from dataclasses import replace
@@ -67,6 +68,7 @@ def _two_steps(workload: Workload, knobs: Mapping[str, Any]) -> None:
     setup.close()
 
 
+@functools.cache
 def transformer() -> Workload:
     """Attention enough for what is known of compiled transformers to hold."""
     plain = llama_workload(4, 256, num_hidden_layers=3, hidden_size=64, vocab_size=64, max_position_embeddings=256)
