@@ -10,6 +10,7 @@ It learns from the study's trials only (the user attribute `measurement`), so a 
 """
 
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from autofit.search.pruning import ruled_out
 from autofit.search.surrogate import Surrogate
 
 MEASUREMENT = "measurement"  # the user attribute of a trial that holds Measurement.to_trial()
+_READ: weakref.WeakKeyDictionary[Study, dict[int, Measurement]] = weakref.WeakKeyDictionary()
 
 _INFEASIBLE = 1e-3  # configs of a lower probability are not scored while others are left
 _DEAREST = 100.0  # no probe costs so many times another's, so a smaller share of the largest gain is not scored
@@ -142,7 +144,9 @@ class SurrogateSampler(BaseSampler):
 
 
 def measurements_of(study: Study) -> list[Measurement]:
-    """The measurements that a study's trials hold, by number."""
-    finished = (each for each in study.get_trials(deepcopy=False) if each.state != TrialState.RUNNING)
-    held = [each.user_attrs[MEASUREMENT] for each in finished if MEASUREMENT in each.user_attrs]
-    return sorted(map(Measurement.from_trial, held), key=lambda measurement: measurement.number)
+    """The measurements that a study's trials hold, by number; each is read once, since a finished trial stays as is."""
+    read = _READ.setdefault(study, {})
+    for each in study.get_trials(deepcopy=False):
+        if each.number not in read and each.state != TrialState.RUNNING and MEASUREMENT in each.user_attrs:
+            read[each.number] = Measurement.from_trial(each.user_attrs[MEASUREMENT])
+    return sorted(read.values(), key=lambda measurement: measurement.number)
