@@ -145,7 +145,9 @@ cover = cache(Cover)
 
 @pytest.mark.parametrize("share", range(SHARES))
 def test_it_trains_or_is_refused_when_built(share: int) -> None:
-    for config in cover().configs[share * len(cover().configs) // SHARES : (share + 1) * len(cover().configs) // SHARES]:
+    for config in cover().configs[
+        share * len(cover().configs) // SHARES : (share + 1) * len(cover().configs) // SHARES
+    ]:
         try:
             train(config)
         except Exception as error:
