@@ -114,9 +114,9 @@ def _forbidden(model: nn.Module, ending: str) -> bool:
     model_of_one: Any = nn.Module()
     model_of_one.layer = nn.Module()
     model_of_one.config = getattr(model, "config", None)
-    setattr(model_of_one.layer, ending, nn.Linear(1, 1))
+    setattr(model_of_one.layer, ending, nn.Linear(1, 1, device="meta"))  # without values no random number is drawn
     try:
-        inject_adapter_in_model(LoraConfig(r=1, target_modules=[ending]), model_of_one)
+        inject_adapter_in_model(LoraConfig(r=1, target_modules=[ending]), model_of_one, low_cpu_mem_usage=True)
     except ValueError:
         return True
     return False

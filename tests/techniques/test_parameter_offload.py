@@ -30,7 +30,7 @@ from tests.streaming import resident_bytes, streamed_bytes
 LORA = {"lora_rank": 4, "lora_targets": "all-linear"}
 OFFLOAD = {"parameter_offload": "cpu", **LORA}
 CUDA = dataclasses.replace(tiny.CPU, device="cuda", name="a card", capability=(8, 0))
-TRAITS = Traits(parameters=1, blocks=2, linears=1, attention=False, sdpa=False, batch_norm=False, dropout=False)
+TRAITS = Traits(parameters=1, blocks=2, linears=2, attention=False, sdpa=False, batch_norm=False, dropout=False)
 TECHNIQUE = technique_named("parameter_offload")
 WIDTH, DEPTH = 384, 5
 MATRIX = WIDTH * 2 * WIDTH * 4  # 1.1 MiB; two in each block
