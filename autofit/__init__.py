@@ -27,53 +27,22 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "fit",
-    "search",
-    "estimate",
-    "explain",
-    "training_arguments",
-    "export",
-    "register",
-    "Workload",
-    "Config",
-    "Result",
-    "Estimate",
-    "Trained",
-    "TrainerSetup",
-    "Technique",
-    "Stage",
-    "Setup",
-    "AutofitError",
-    "InputError",
-    "RefusedError",
-    "NothingFitsError",
-    "ProbeError",
-]
+__all__ = ["fit", "search", "estimate", "explain", "training_arguments", "export", "register"]
+__all__ += ["Workload", "Config", "Result", "Estimate", "Trained", "TrainerSetup", "Technique", "Stage", "Setup"]
+__all__ += ["AutofitError", "InputError", "RefusedError", "NothingFitsError", "ProbeError"]
 
-_HOMES = {
-    **dict.fromkeys(("fit", "Trained"), "autofit.api.fit"),
-    **dict.fromkeys(("training_arguments", "TrainerSetup"), "autofit.api.training_arguments"),
-    **dict.fromkeys(("Technique", "Stage", "Setup"), "autofit.setup"),
-    **dict.fromkeys(
-        ("AutofitError", "InputError", "RefusedError", "NothingFitsError", "ProbeError"), "autofit.core.errors"
-    ),
-    "search": "autofit.api.search",
-    "estimate": "autofit.api.estimate",
-    "explain": "autofit.report.explain",
-    "export": "autofit.export.from_result",
-    "register": "autofit.techniques",
-    "Workload": "autofit.core.workload",
-    "Config": "autofit.core.config",
-    "Result": "autofit.core.result",
-    "Estimate": "autofit.core.estimate",
-}
+_HOMES = {"search": "api.search", "estimate": "api.estimate", "explain": "report.explain", "register": "techniques"}
+_HOMES |= {"export": "export.from_result", "Config": "core.config", "Workload": "core.workload"}
+_HOMES |= {"Result": "core.result", "Estimate": "core.estimate"} | dict.fromkeys(("fit", "Trained"), "api.fit")
+_HOMES |= dict.fromkeys(("training_arguments", "TrainerSetup"), "api.training_arguments")
+_HOMES |= dict.fromkeys(("Technique", "Stage", "Setup"), "setup")
+_HOMES |= dict.fromkeys((name for name in __all__ if name.endswith("Error")), "core.errors")
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'autofit' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(importlib.import_module(f"autofit.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 

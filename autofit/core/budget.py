@@ -12,11 +12,9 @@ FREE_FRACTION = 0.8  # of free memory: the default budget of a CPU and of the ho
 
 @dataclass(frozen=True)
 class Budget:
-    """Device and host memory in bytes that may be used, and the fraction of the device left free.
-
-    On CUDA `device_bytes` is the whole card that training must fit, context included. On CPU it bounds the tracked peak
-    of tensor storage, which counts nothing else, so no margin is taken.
-    """
+    """Device and host memory in bytes that may be used, and the fraction of the device left free. On CUDA
+    `device_bytes` is the whole card that training must fit, context included. On CPU it bounds the tracked peak of
+    tensor storage, which counts nothing else, so no margin is taken."""
 
     device_bytes: int
     host_bytes: int

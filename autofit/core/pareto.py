@@ -17,11 +17,9 @@ MOST_POINTS = 20  # of a tier: enough to see its shape, and short enough to read
 
 @dataclass(frozen=True)
 class Point:
-    """Memory and speed of a config, as measured or as predicted.
-
-    `peak_bytes` counts against a budget: the device's, context included, and on a CPU that of tensors. Speeds compare
-    with that of the best config: those of explored configs are brought to the level of verified runs.
-    """
+    """Memory and speed of a config, as measured or as predicted. `peak_bytes` counts against a budget: the device's,
+    context included, and on a CPU that of tensors. Speeds compare with that of the best config: those of explored
+    configs are brought to the level of verified runs."""
 
     config: Config
     peak_bytes: int
@@ -32,12 +30,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Alternative:
-    """The best config with one knob changed, as measured or as predicted.
-
-    The outcome of a prediction is `fits` or `out_of_memory`, and its figures are those in a larger budget. `peak_bytes`
-    is as that of a Point; of a config measured to run out of memory it is what it had taken by then, None where that
-    was no more than there is.
-    """
+    """The best config with one knob changed, as measured or as predicted. The outcome of a prediction is `fits` or
+    `out_of_memory`, and its figures are those in a larger budget. `peak_bytes` is as that of a Point; of a config
+    measured to run out of memory it is what it had taken by then, None where that was no more than there is."""
 
     knob: str
     config: Config
@@ -71,11 +66,8 @@ class OtherBudget:
 
 
 def frontier(points: Iterable[Point], *, tolerance: float = 0.0) -> tuple[Point, ...]:
-    """The points that none dominates: from each to the next more memory and more throughput.
-
-    A predicted point is dropped, too, where a measured one is as good within the relative `tolerance` of throughput and
-    of memory.
-    """
+    """The points that none dominates: from each to the next more memory and more throughput. A predicted point is
+    dropped, too, where a measured one is as good within the relative `tolerance` of throughput and of memory."""
     candidates = list(points)
     measured = _undominated(point for point in candidates if point.measured)
 
@@ -93,10 +85,8 @@ def fastest_within(points: Sequence[Point], nbytes: float) -> Point | None:
 
 
 def thinned(points: Sequence[Point], keep: Collection[Point] = (), most: int = MOST_POINTS) -> tuple[Point, ...]:
-    """At most so many points of a frontier, dropping those that gain the least speed over the one before.
-
-    The first, the last and those of `keep` stay; predicted ones go first.
-    """
+    """At most so many points of a frontier, dropping those that gain the least speed over the one before. The first,
+    the last and those of `keep` stay; predicted ones go first."""
     left = list(points)
     while len(left) > most:
         inner = [index for index in range(1, len(left) - 1) if left[index] not in keep]

@@ -26,10 +26,8 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: Any, data: Any) -> Any:
-    """The value of type `kind` that `to_plain` was given; fields that are absent take their defaults.
-
-    Data of another shape raises AttributeError, TypeError or ValueError, a config of more than scalars InputError.
-    """
+    """The value of type `kind` that `to_plain` was given; fields that are absent take their defaults. Data of another
+    shape raises AttributeError, TypeError or ValueError, a config of more than scalars InputError."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         kinds = field_types(kind)
         return kind(**{name: from_plain(kinds.get(name), each) for name, each in data.items()})

@@ -116,12 +116,10 @@ def labels_of(batch: Any, name: str = "labels") -> torch.Tensor | None:
 
 
 def loss_count(workload: Workload, batch: Any) -> int:
-    """The number of terms in the mean loss of a batch, its weight among the slices of a larger batch.
-
-    Causal language models predict the *next* token, so the first label of each row is never used: counting it puts
-    the gradient 8 % off with uneven padding (measured). Other integer labels per token count where they are valid;
-    anything else counts samples.
-    """
+    """The number of terms in the mean loss of a batch, its weight among the slices of a larger batch. Causal language
+    models predict the *next* token, so the first label of each row is never used: counting it puts the gradient 8 % off
+    with uneven padding (measured). Other integer labels per token count where they are valid; anything else counts
+    samples."""
     if workload.count is not None:
         return int(workload.count(batch))
     shifted = labels_of(batch, "shift_labels")

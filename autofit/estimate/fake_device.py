@@ -57,10 +57,8 @@ def fake_device(hardware: Hardware) -> Iterator[FakeTensorMode]:
 
 
 def workspace_bytes(hardware: Hardware) -> int:
-    """What cuBLAS holds in PyTorch's allocator from the first backward on (CUDABlas' CublasHandlePool.cpp).
-
-    Handles are per thread, and each has a workspace: one for the forward, one for the thread of the backward.
-    """
+    """What cuBLAS holds in PyTorch's allocator from the first backward on (CUDABlas' CublasHandlePool.cpp). Handles are
+    per thread, and each has a workspace: one for the forward, one for the thread of the backward."""
     if hardware.device != "cuda":
         return 0
     hopper = hardware.capability is not None and hardware.capability >= _HOPPER

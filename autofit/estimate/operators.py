@@ -118,11 +118,9 @@ class Calls:
         self._calls.update({key: call for key, call in others._calls.items() if key not in self._calls})
 
     def measured(self, rates: Rates, seconds: float = MEASURING_SECONDS) -> dict[str, tuple[float, float]]:
-        """By call: (seconds whatever its size, factor of the roofline's seconds), the largest traffic first.
-
-        Launching is in neither. An operator's name stands for its calls that are not measured: too large, or too
-        unimportant for the time there is.
-        """
+        """By call: (seconds whatever its size, factor of the roofline's seconds), the largest traffic first. Launching
+        is in neither. An operator's name stands for its calls that are not measured: too large, or too unimportant for
+        the time there is."""
         lines: dict[str, tuple[float, float]] = {}
         start = time.perf_counter()
         with on_real_tensors(), torch.no_grad(), torch.random.fork_rng(devices=[]):

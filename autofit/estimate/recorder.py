@@ -51,9 +51,7 @@ class Event:
 @dataclass(frozen=True)
 class Mark:
     """The start of a phase, or of one block's work in it, by the number of earlier events, costs and operators.
-
-    `dispatched` counts all operators, including those without a cost.
-    """
+    `dispatched` counts all operators, including those without a cost."""
 
     events: int
     costs: int

@@ -35,12 +35,9 @@ def is_function(text: str) -> bool:
 def function_workload(
     reference: str, *, sequence_length: int | None = None, effective_batch_size: int | None = None
 ) -> Workload:
-    """Load the module, call the function, and take its workload.
-
-    Raises:
-        InputError: no such file, module or function; either of them raised; not a Workload came back; or another
-            sequence length was asked for than the function's data has.
-    """
+    """Load the module, call the function, and take its workload. Raises InputError: no such file, module or function;
+    either of them raised; not a Workload came back; or another sequence length was asked for than the function's data
+    has."""
     module_name, _, name = reference.rpartition(":")
     if module_name.endswith(".py"):
         path = expanded(module_name).absolute()

@@ -37,12 +37,10 @@ class ClassLabels:
 
 @dataclass(frozen=True)
 class RandomTokens:
-    """n -> random token ids [n, sequence_length] and the labels of the task.
-
-    No attention mask: every position counts, which is the worst case and what transformers assumes without one. The
-    padding token is never drawn, because some models take it out of the count of positions. In masked-language
-    modelling the first position is always predicted, so no sample is empty.
-    """
+    """n -> random token ids [n, sequence_length] and the labels of the task. No attention mask: every position counts,
+    which is the worst case and what transformers assumes without one. The padding token is never drawn, because some
+    models take it out of the count of positions. In masked-language modelling the first position is always predicted,
+    so no sample is empty."""
 
     task: str
     sequence_length: int

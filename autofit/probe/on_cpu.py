@@ -17,9 +17,7 @@ _GUARD_SLACK = 1.25  # kernels and libraries use memory that no tensor shows
 
 class CpuProbe(Probe):
     """The peak of tensor storage decides: it is the same on every run. A resource limit only guards the machine.
-
-    Compiled steps are watched through the allocator, which cannot stop a run far over budget; the guard does.
-    """
+    Compiled steps are watched through the allocator, which cannot stop a run far over budget; the guard does."""
 
     def __init__(self, workload: Workload, request: Request) -> None:
         super().__init__(workload, request)
@@ -42,10 +40,8 @@ class CpuProbe(Probe):
 
 
 def guard_cpu(budget_bytes: int) -> None:
-    """Bound this process's data segment well above the budget: a guard for the machine, not the verdict.
-
-    Near such a limit the outcome of a run was measured not to be repeatable; the verdict is the tracker's.
-    """
+    """Bound this process's data segment well above the budget: a guard for the machine, not the verdict. Near such a
+    limit the outcome of a run was measured not to be repeatable; the verdict is the tracker's."""
     status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     taken = next((int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:")), None)
     if taken is None:

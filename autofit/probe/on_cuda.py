@@ -40,11 +40,9 @@ def require_free_memory(free_bytes: int, budget: Budget, hardware: Hardware) -> 
 
 
 class CudaProbe(Probe):
-    """The caching allocator under a hard cap, which fails where the smaller card would.
-
-    Memory beside the allocator counts too: its growth in the first steps lowers the cap of the timed ones. Managed
-    memory (`pages`) is not counted, since it gives way: there the card is made as small as the budget instead.
-    """
+    """The caching allocator under a hard cap, which fails where the smaller card would. Memory beside the allocator
+    counts too: its growth in the first steps lowers the cap of the timed ones. Managed memory (`pages`) is not counted,
+    since it gives way: there the card is made as small as the budget instead."""
 
     def __init__(self, workload: Workload, request: Request) -> None:
         super().__init__(workload, request)
@@ -63,11 +61,9 @@ class CudaProbe(Probe):
 
     def prepare(self) -> Setup:
         """As a Probe does; with pages, the card's memory above the budget is occupied first, so that they move to the
-        host where a smaller card's would.
-
-        Counting pages against the budget would call every such config too large: they take all that is free, and fit
-        nonetheless. Refusing them would keep them from the cards that they are made for.
-        """
+        host where a smaller card's would. Counting pages against the budget would call every such config too large:
+        they take all that is free, and fit nonetheless. Refusing them would keep them from the cards that they are made
+        for."""
         above = self.free_bytes - (self.request.budget.device_bytes - self.request.hardware.context_bytes)
         if self.pages and above > 0:
             _hold(above)
@@ -78,10 +74,8 @@ class CudaProbe(Probe):
         self.built_peak = self.peak()
 
     def warmed_up(self, setup: Setup) -> None:
-        """Run one more step where the peak so far is not that of later steps.
-
-        Compiling tries kernels on buffers of its own; and what was reserved before may exceed the lowered cap unused.
-        """
+        """Run one more step where the peak so far is not that of later steps. Compiling tries kernels on buffers of its
+        own; and what was reserved before may exceed the lowered cap unused."""
         self.synchronize()
         self._update_context()
         self._allow(self.usable - self.context)
@@ -128,11 +122,9 @@ class CudaProbe(Probe):
 
 
 def _hold(nbytes: int) -> None:
-    """Occupy memory of the card until this process ends; a ProbeError where the card does not give it.
-
-    By the runtime's own function, which PyTorch loads for all to see: PyTorch's allocator would count it as tensors. It
-    is plain memory, since managed memory would give way itself.
-    """
+    """Occupy memory of the card until this process ends; a ProbeError where the card does not give it. By the runtime's
+    own function, which PyTorch loads for all to see: PyTorch's allocator would count it as tensors. It is plain memory,
+    since managed memory would give way itself."""
     allocate = getattr(ctypes.CDLL(None), "cudaMalloc", None)
     if allocate is None or allocate(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(nbytes)):
         raise ProbeError(f"{nbytes / GIB:.1f} GiB of the card, the part above the budget, could not be set aside.")

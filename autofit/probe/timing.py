@@ -30,10 +30,8 @@ class Plan:
 
 
 def interval_of_median(samples: list[float]) -> StepSeconds:
-    """The median and its 95 % interval from order statistics (distribution-free, by the binomial of signs).
-
-    Below six samples no pair of order statistics covers 95 %; the whole range is given then.
-    """
+    """The median and its 95 % interval from order statistics (distribution-free, by the binomial of signs). Below six
+    samples no pair of order statistics covers 95 %; the whole range is given then."""
     ordered, count = sorted(samples), len(samples)
     tails = itertools.accumulate(math.comb(count, rank) / 2**count for rank in range(count // 2))
     rank = max((rank for rank, tail in enumerate(tails) if 1 - 2 * tail >= 0.95), default=0)
@@ -41,10 +39,8 @@ def interval_of_median(samples: list[float]) -> StepSeconds:
 
 
 def slowed_by(samples: list[float]) -> float:
-    """By what share the last third of the steps took longer than the first; 0 where that may be noise.
-
-    A warm device clocks down within a probe; a training runs at the speed of the later steps.
-    """
+    """By what share the last third of the steps took longer than the first; 0 where that may be noise. A warm device
+    clocks down within a probe; a training runs at the speed of the later steps."""
     third = len(samples) // 3
     if third < _TREND_STEPS:
         return 0.0

@@ -25,12 +25,10 @@ _CELL_FORMAT = '<pre style="white-space: pre; overflow-x: auto; line-height: 1.3
 
 
 class LiveDisplay:
-    """A context manager and listener that shows the events of a search on a console, usually that of stderr.
-
-    On a terminal a few lines change in place and are gone at the end. Elsewhere, under CI and on a terminal that cannot
-    move its cursor, every phase of the search and every finished probe is one line. `quiet` shows nothing at all.
-    In the cell of a notebook the lines change in place, too, and stay at the end; notes are for others to show.
-    """
+    """A context manager and listener that shows the events of a search on a console, usually that of stderr. On a
+    terminal a few lines change in place and are gone at the end. Elsewhere, under CI and on a terminal that cannot move
+    its cursor, every phase of the search and every finished probe is one line. `quiet` shows nothing at all. In the
+    cell of a notebook the lines change in place, too, and stay at the end; notes are for others to show."""
 
     def __init__(
         self, shown: Console | Cell, *, quiet: bool = False, seconds: Callable[[], float] = time.monotonic

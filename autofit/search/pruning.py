@@ -11,12 +11,10 @@ ACCUMULATION = "gradient_accumulation_steps"
 
 
 def ruled_out(failed: Mapping[str, Value], candidates: Encoding, memory_order: MemoryOrder) -> Mask:
-    """Which of many candidates need at least the memory of `failed`, which ran out of memory.
-
-    One does when every knob is equal or ranks at least as high by `memory_order`, and both accumulate gradients or
-    neither does: without accumulation gradients may live shorter, so nothing is proven across that border. The number
-    of accumulation steps follows from the batch sizes and takes no memory.
-    """
+    """Which of many candidates need at least the memory of `failed`, which ran out of memory. One does when every knob
+    is equal or ranks at least as high by `memory_order`, and both accumulate gradients or neither does: without
+    accumulation gradients may live shorter, so nothing is proven across that border. The number of accumulation steps
+    follows from the batch sizes and takes no memory."""
     pruned = candidates.where(ACCUMULATION, lambda steps: (steps == 1) == (failed.get(ACCUMULATION) == 1))
     for knob in {*failed, *candidates.knobs}:
         needs = functools.partial(_needs_as_much, knob, failed.get(knob), memory_order=memory_order)

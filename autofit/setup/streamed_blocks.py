@@ -33,12 +33,10 @@ LEAST_BLOCKS = 3
 
 
 class BlockStreamer:
-    """Streams the frozen weights of blocks; made while the model may still have no weights.
-
-    `hold` takes each weight as it is created; weights it was never given are taken when the model first runs. `whole`
-    says that blocks are only called as a whole, and puts no hooks on their parts, which would break the graphs of
-    compiled blocks (20 graphs instead of 2 for a Llama of five blocks).
-    """
+    """Streams the frozen weights of blocks; made while the model may still have no weights. `hold` takes each weight as
+    it is created; weights it was never given are taken when the model first runs. `whole` says that blocks are only
+    called as a whole, and puts no hooks on their parts, which would break the graphs of compiled blocks (20 graphs
+    instead of 2 for a Llama of five blocks)."""
 
     def __init__(
         self,

@@ -6,13 +6,11 @@ from autofit.setup.saved_tensors import SavedTensorsOnHost
 
 
 class ActivationOffload(Technique):
-    """`cpu`: saved tensors of 1 MiB and more move to pinned host buffers and back, overlapped with computation.
-
-    Beside activation_checkpointing those are the inputs of the blocks. Tensors that autograd does not save stay: what
+    """`cpu`: saved tensors of 1 MiB and more move to pinned host buffers and back, overlapped with computation. Beside
+    activation_checkpointing those are the inputs of the blocks. Tensors that autograd does not save stay: what
     `selective` checkpointing keeps, and the inputs that bitsandbytes' int8 layers hold themselves.
     torch.autograd.graph.save_on_cpu instead allocates a buffer per tensor, copies on the computing stream (nothing
-    overlaps), and moves weights as well.
-    """
+    overlaps), and moves weights as well."""
 
     name = "activation_offload"
     stage = Stage.BLOCKS

@@ -16,12 +16,10 @@ _RECOMPILATIONS = 8  # PyTorch's own limit, here granted to every block
 
 
 class Compile(Technique):
-    """`default`: Inductor. `max-autotune-no-cudagraphs`: it also benchmarks several kernels per matrix product.
-
-    It works on a CPU but is not searched there: on 2 cores the first step of tiny-llama (8 x 256 tokens, compiled by
+    """`default`: Inductor. `max-autotune-no-cudagraphs`: it also benchmarks several kernels per matrix product. It
+    works on a CPU but is not searched there: on 2 cores the first step of tiny-llama (8 x 256 tokens, compiled by
     block) took 22.8 s, 2.3 s with Inductor's cache filled by an earlier run, where a whole uncompiled probe takes 2 to
-    4 s; later steps took 0.59 s instead of 0.80 s, with either value.
-    """
+    4 s; later steps took 0.59 s instead of 0.80 s, with either value."""
 
     name = "compile"
     stage = Stage.COMPILE

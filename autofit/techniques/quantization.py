@@ -28,12 +28,10 @@ Store = Callable[[Any, torch.Tensor], nn.Parameter]  # (layer, [outputs, inputs]
 
 class Quantization(Technique):
     """`int8`, `nf4`, `nf4-dq` (block scales quantised too: 4.1 bits a weight instead of 4.5) of frozen linear layers.
-
     The output head, embeddings and norms keep their format. A living model's frozen weights stay quantised after
     training. Checkpointing saves less beside `int8`: bitsandbytes holds its inputs outside autograd, from the forward
     to the backward. torchao's NF4 is not used: a step of a linear layer was 1.7 to 3.3 times slower than with
-    bitsandbytes (CPU), and its point is sharding over several ranks.
-    """
+    bitsandbytes (CPU), and its point is sharding over several ranks."""
 
     name = "quantization"
     stage = Stage.WEIGHTS

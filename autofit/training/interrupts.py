@@ -7,10 +7,8 @@ from typing import Any
 
 
 class Interrupts:
-    """While it is entered, the first SIGINT or SIGTERM is noted in `received`; the second one acts at once.
-
-    Only in the main thread, where Python delivers signals, and only where nobody else handles them.
-    """
+    """While it is entered, the first SIGINT or SIGTERM is noted in `received`; the second one acts at once. Only in the
+    main thread, where Python delivers signals, and only where nobody else handles them."""
 
     def __init__(self, notify: Callable[[str], None]) -> None:
         self.received: int | None = None

@@ -65,15 +65,11 @@ def train(
     callbacks: Iterable[Callback] = (),
     listener: Listener = lambda _: None,
 ) -> list[StepReport]:
-    """Run optimizer steps `first_step` to `steps` over `batches`, and report each.
-
-    A step that runs out of memory is rolled back and retried with a config that needs less and learns the same;
-    `listener` gets a sentence about it and its cost.
-
-    Raises InputError where the batches end early, DivergedError where the loss is not finite (weights and running
-    statistics are those before the step), OutOfMemoryError where no fallback is left, or memory ran out while weights
-    were being updated.
-    """
+    """Run optimizer steps `first_step` to `steps` over `batches`, and report each. A step that runs out of memory is
+    rolled back and retried with a config that needs less and learns the same; `listener` gets a sentence about it and
+    its cost. Raises InputError where the batches end early, DivergedError where the loss is not finite (weights and
+    running statistics are those before the step), OutOfMemoryError where no fallback is left, or memory ran out while
+    weights were being updated."""
     stepper = _Stepper(setup, listener)
     setup.model.train()
     reports: list[StepReport] = []

@@ -60,12 +60,10 @@ def _save_adapter(setup: Setup, directory: Path) -> None:
 @torch.no_grad()
 def merged(model: nn.Module) -> nn.Module:
     """A plain copy of a model, of the same class, with its adapters added to the weights; the model stays as it is.
-
     Takes room on the device for a second, unquantised copy of the weights. Quantised layers become plain ones with the
     values they compute with: quantising the sum again, as peft does, would round most of an update away (a step of nf4
     is 4 to 15 % of a block's range). Outputs equal those with adapters up to the rounding of the weights' dtype; int8
-    layers also round activations. A head that was tied to the embeddings and has an adapter is no longer tied.
-    """
+    layers also round activations. A head that was tied to the embeddings and has an adapter is no longer tied."""
     plain = copy.deepcopy(model)
     _untie_adapted(plain)
     # The compute dtype is that of the embeddings, norms and heads beside quantised layers.

@@ -17,12 +17,10 @@ Dtypes = tuple[tuple[str, ...], tuple[str, ...]]
 
 @contextmanager
 def moved_to_host(model: nn.Module, *, device_type: str = "cuda") -> Iterator[None]:
-    """Move weights, gradients and buffers off devices of a type, so that probes find the card as training will.
-
-    Tensors stay the same objects, so optimizers and other holders keep them; those that share memory still do.
-    Quantised and sparse weights stay where they are. If the memory is taken meanwhile (OutOfMemoryError), the model
-    stays whole on the host.
-    """
+    """Move weights, gradients and buffers off devices of a type, so that probes find the card as training will. Tensors
+    stay the same objects, so optimizers and other holders keep them; those that share memory still do. Quantised and
+    sparse weights stay where they are. If the memory is taken meanwhile (OutOfMemoryError), the model stays whole on
+    the host."""
     homes = [(t, t.device, t.data_ptr()) for t in _dense(model) if t.device.type == device_type]
     try:
         _move((tensor, _HOST) for tensor, _, _ in homes)

@@ -53,10 +53,8 @@ def make_record(
 
 
 def follow_tiers(result: Result, workload: Workload, options: SearchOptions, executor: Executor) -> dict[str, Timeline]:
-    """The memory of each tier's best config through a step, as far as it can be followed in time.
-
-    Empty for an interrupted search.
-    """
+    """The memory of each tier's best config through a step, as far as it can be followed in time. Empty for an
+    interrupted search."""
     if result.stopped_by == "interrupt":
         return {}
     timeout = min(FOLLOW_SECONDS, max(1.0, FOLLOW_SHARE * (options.time_limit or math.inf)))
@@ -71,10 +69,8 @@ def follow_tiers(result: Result, workload: Workload, options: SearchOptions, exe
 
 
 def trace_best(result: Result, workload: Workload, executor: Executor, *, directory: Path, notify: Notify) -> Result:
-    """Trace one step of the best config, and add the files of the trace to the result.
-
-    A failed trace is only noted. Ctrl-C ends the search here as anywhere else, with the answer found so far.
-    """
+    """Trace one step of the best config, and add the files of the trace to the result. A failed trace is only noted.
+    Ctrl-C ends the search here as anywhere else, with the answer found so far."""
     if result.best is None or result.stopped_by == "interrupt":
         return result
     try:

@@ -61,10 +61,8 @@ class Count:
 
 
 class Store:
-    """The measurements in a file, by default in the user's cache directory.
-
-    Every method raises StoreError where the file cannot be used.
-    """
+    """The measurements in a file, by default in the user's cache directory. Every method raises StoreError where the
+    file cannot be used."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or cache_file("store", "measurements.sqlite")

@@ -25,9 +25,7 @@ Work = Callable[..., Any]  # of a workload and arguments; both, and its answer, 
 
 class Executor(ABC):
     """Measures configs, and runs other functions where configs are measured. A context manager; leaving it ends all.
-
-    Its methods may be called from several threads.
-    """
+    Its methods may be called from several threads."""
 
     places: int = 1  # configs measured at once
     timeout: float = 600.0  # seconds a probe may take
