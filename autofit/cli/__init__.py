@@ -6,7 +6,6 @@ that `autofit --help` answers at once.
 """
 
 import errno
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -18,12 +17,14 @@ import autofit
 from autofit.cli import doctor, estimate, export, models, report, search, spaces, train
 from autofit.cli.help import Command, PlainFlags
 from autofit.cli.options import Version
-from autofit.cli.output import INTERRUPTED, print_error, print_json
+from autofit.cli.output import INTERRUPTED, drop_rest, open_streams, print_error, print_json
 from autofit.core.environment import set_defaults
 from autofit.core.errors import AutofitError, InputError, told
 
 # typer ships its own copy of click or uses click itself, by version; this is whichever it is.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
+_OF_STREAMS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE, errno.EBADF)  # which the system raises
+_OF_FILES = (*_OF_STREAMS, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 _HOW_TO_START = """\
 autofit finds the fastest PyTorch training configuration that fits your memory, by measuring real steps.
 
@@ -72,15 +73,23 @@ def main(arguments: list[str] | None = None) -> None:
     set_defaults()  # before a command loads torch
     arguments = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in arguments
-    sys.exit(_run(lambda: app(arguments, prog_name="autofit", standalone_mode=False, obj=arguments), as_json))
+    try:
+        open_streams()
+        code = _run(lambda: app(arguments, prog_name="autofit", standalone_mode=False, obj=arguments), as_json)
+        sys.stdout.flush()  # or a full disk is found out after the end
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OF_STREAMS:
+            raise
+        drop_rest(1)
+        print_error(f"the answer cannot be printed: {error.strerror}.", "Give stdout somewhere to go.", as_json=False)
+        code = InputError.exit_code
+    sys.exit(code)
 
 
 def _run(command: Callable[[], Any], as_json: bool) -> int:
     """Run a command; prints an error as one sentence or one JSON object, and returns the exit code."""
     try:
-        code = int(command() or 0)
-        sys.stdout.flush()  # or a full disk is found out after the end
-        return code
+        return int(command() or 0)
     except AutofitError as error:
         print_error(error.message, error.remedy, as_json)
         return error.exit_code
@@ -90,13 +99,10 @@ def _run(command: Callable[[], Any], as_json: bool) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print_error("interrupted.", "", as_json)
         return INTERRUPTED
-    except OSError as error:
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EDQUOT):
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries to print the rest as it ends
-        print_error(f"the answer cannot be printed: {error.strerror}.", "Give stdout somewhere to go.", as_json=False)
-        return InputError.exit_code
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None and error.errno in _OF_FILES:
+            print_error(f"{error.filename} cannot be used: {error.strerror}.", "Check the path.", as_json)
+            return InputError.exit_code
         if as_json:  # the object on every exit; the traceback, which somebody has to see, goes to stderr
             message = f"autofit failed: {told(error)}"
             print_json({"schema": 1, "error": {"message": message, "remedy": "Please report it."}})

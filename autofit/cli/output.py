@@ -1,12 +1,35 @@
 """What commands print, and how they reach heavy rooms."""
 
+import errno
 import importlib
+import io
 import json
+import os
+import sys
 from typing import Any
 
 from rich.console import Console
 
 INTERRUPTED = 130  # the exit code
+
+
+def open_streams() -> None:
+    """Make stdout and stderr print any character. One that was closed must not be the first file that is opened: stderr
+    goes nowhere, and stdout is an OSError, before a command works for nothing."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest that is free
+        pass
+    os.close(number)
+    if sys.stderr is None:
+        sys.stderr = io.StringIO()
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, "it is closed")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it
+
+
+def drop_rest(stream: int) -> None:
+    """Throw away what a stream that takes nothing still holds; else Python tries to print it as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 def heavy(module: str, name: str) -> Any:
@@ -29,4 +52,8 @@ def print_error(message: str, remedy: str, as_json: bool) -> None:
     """Print an error as one sentence to stderr, with --json also as the object to stdout."""
     if as_json:
         print_json({"schema": 1, "error": {"message": message, "remedy": remedy}})
-    Console(stderr=True, soft_wrap=True).print(f"autofit: {message} {remedy}".strip(), markup=False, highlight=False)
+    sentence = "".join(c if c.isprintable() else repr(c)[1:-1] for c in f"autofit: {message} {remedy}".strip())
+    try:
+        Console(stderr=True, soft_wrap=True).print(sentence, markup=False, highlight=False)
+    except OSError:  # a full disk: the exit code still says it
+        drop_rest(2)

@@ -9,6 +9,14 @@ LLAMA = ("search", "--model", "llama", *CPU, "--seq-len", "16", "--effective-bat
 PLAIN = (*LLAMA, "--set", "precision=fp32", "--set", "optimizer=adamw", "--set", "lora_rank=0")
 PLAIN += ("--set", "compile=none", "--set", "activation_checkpointing=none,full", "--out", "run")
 
+RESULT = """
+autofit: 1
+model: tiny-llama
+workload: {task: causal-lm, sequence_length: 2048, effective_batch_size: 32}
+source: {kind: preset, model: tiny-llama}
+hardware: {device: cpu, name: CPU, memory_gib: 1.0, budget_gib: 1.0, margin: 0.05}
+config: {precision: fp32, micro_batch_size: 4, gradient_accumulation_steps: 8}
+"""
 MINE = """
 import torch
 from torch import nn
