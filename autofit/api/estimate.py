@@ -12,11 +12,9 @@ from autofit.core.budget import Budget
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, unknown
 from autofit.core.estimate import Estimate
-from autofit.core.files import expanded
 from autofit.core.hardware import Hardware
-from autofit.core.options import search_options
-from autofit.core.result import SavedResult
-from autofit.core.strict_yaml import load_mapping
+from autofit.core.options import search_options, single_values
+from autofit.core.result import knobs_of
 from autofit.core.workload import Workload
 from autofit.estimate.trace import trace
 from autofit.hardware.budgets import budget_for
@@ -77,6 +75,7 @@ def predict(model: str | Workload, config: ConfigSource = None, **options: Any) 
             raise unknown("option", name, (*_OPTIONS, *_SIZES))
     sizes = {name: options.pop(name) for name in _SIZES if name in options}
     checked = search_options(**options)
+    config, _ = None if config is None else knobs_of(config), single_values(checked.set)  # before what takes longer
     hardware, notes = target_hardware(checked)
     budget = budget_for(checked, hardware)
     workload = workload_of(model, hardware, **sizes)
@@ -112,35 +111,19 @@ def config_of(
     source: ConfigSource, settings: Mapping[str, tuple[Value, ...]], workload: Workload, hardware: Hardware
 ) -> tuple[Config, tuple[str, ...]]:
     """The canonical config with the settings on top, and a note where a usual start stands in for it."""
-    for knob, values in settings.items():
-        if len(values) != 1:
-            message = f"{knob} is set to {len(values)} values, and a config has one."
-            raise InputError(message, "Give one; autofit search takes several.")
-    changes = {knob: values[0] for knob, values in settings.items()}
+    changes = single_values(settings)
 
     def changed(config: Mapping[str, Any]) -> Config:
         return techniques.canonicalize(with_changes(changes, config), workload, hardware)
 
     if source is not None:
-        return changed(_knobs(source)), ()
+        return changed(knobs_of(source)), ()
     starts = [changed({})]
     if workload.task == "causal-lm":
         starts = [changed({**_START, "precision": precision}) for precision in _START_PRECISIONS]
     possible = (config for config in starts if techniques.refuse(config, workload, hardware) is None)
     given = f"only {', '.join(sorted(changes))} of the config was given" if changes else "no config was given"
     return next(possible, starts[0]), (f"{given}: the other knobs are where training such a model usually starts.",)
-
-
-def _knobs(source: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
-    """The knobs of a config file, of a result.yaml, or of a mapping."""
-    if isinstance(source, Mapping):
-        return source
-    if not isinstance(source, str | Path):
-        message = f"config must be an autofit.Config, a mapping of knobs or a path, not a {type(source).__name__}."
-        raise InputError(message, "Or leave it out.")
-    path = expanded(source)
-    data = load_mapping(path)
-    return SavedResult.load(path).config if {"autofit", "config"} & data.keys() else data
 
 
 def with_changes(changes: Mapping[str, Value], config: Mapping[str, Any]) -> dict[str, Any]:

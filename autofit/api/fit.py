@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,12 +13,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autofit.api.search import log_event, run_shown
-from autofit.core.errors import InputError, unknown
+from autofit.core.errors import InputError, require, unknown
 from autofit.core.events import Listener, Note
-from autofit.core.files import expanded, locked, write_atomically
+from autofit.core.files import check_output, expanded, locked, write_atomically
 from autofit.core.options import SearchOptions, search_options
 from autofit.core.result import Result, SavedResult
-from autofit.core.workload import Hyperparameters
+from autofit.core.workload import Hyperparameters, length_of_training
 from autofit.report.explain import nothing_fits
 from autofit.report.html import trained_html
 from autofit.training import checkpoint
@@ -37,11 +37,9 @@ _DEFAULT_LR = Hyperparameters.lr
 
 @dataclass(frozen=True)
 class Trained:
-    """What `fit` returns: the user's own model, trained; a report of each step; the result of the search.
-
-    `result` is a SavedResult where an earlier one was used, and None where the config was given. `evaluations` are the
-    mean losses on eval_loader, one after each pass over the loader and one at the end.
-    """
+    """What `fit` returns: the user's own model, trained; a report of each step; the result of the search. `result` is a
+    SavedResult where an earlier one was used, and None where the config was given. `evaluations` are the mean losses on
+    eval_loader, one after each pass over the loader and one at the end."""
 
     model: nn.Module
     history: list[StepReport] = field(repr=False)
@@ -122,14 +120,19 @@ def fit(
         InputError: an argument is wrong, or the loss is no longer finite; NothingFitsError: no config fits;
         ProbeError: probes cannot run here; OutOfMemoryError: memory ran out, and no fallback is left.
     """
-    if config is not None and not isinstance(config, Mapping):
-        given = type(config).__name__
-        raise InputError(f"config must be an autofit.Config or a mapping of knobs, not a {given}.", "Or leave it out.")
-    if callable(callbacks) or not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-        given = "one function" if callable(callbacks) else repr(callbacks)
-        raise InputError(f"callbacks must be a tuple of functions, not {given}.", "Write callbacks=(function,).")
+    rule = "config must be an autofit.Config or a mapping of knobs"
+    require(config is None or isinstance(config, Mapping), rule, config, "Or leave it out.")
+    fine = isinstance(callbacks, Sequence) and all(map(callable, callbacks))
+    require(fine, "callbacks must be a tuple of functions", callbacks, "Write callbacks=(function,).")
     if search not in ("auto", "always"):
         raise unknown("value for search", search, ("auto", "always"))
+    for name, function in ("listener", listener), ("restart", restart):
+        require(function is None or callable(function), f"{name} must be a function", function)
+    require(isinstance(resume, bool), "resume must be True or False", resume)
+    require(progress is None or isinstance(progress, bool), "progress must be True or False", progress)
+    fine = eval_loader is None or callable(eval_loader) or isinstance(eval_loader, Iterable)
+    require(fine, "eval_loader must be an iterable of batches", eval_loader, "Leave it out for none.")
+    search_options(space=space, **{"seed": seed, **options})  # before anything is made of them
     listener = listener or log_event
     if lr is _DEFAULT_LR:  # nobody gave one: a number that is written somewhere is an object of its own
         listener(Note(f"lr is not given: the learning rate is {_DEFAULT_LR:g}."))
@@ -207,22 +210,15 @@ def _result(session: Session, options: SearchOptions, listener: Listener, *, reu
 
 @contextlib.contextmanager
 def _output_directory(output_dir: str | Path | None, resume: bool, listener: Listener) -> Iterator[Path | None]:
-    """The directory, writable and no other training's, with a run exactly when one is resumed: known before a search.
-
-    A run that was killed before its first checkpoint begins anew.
-    """
-    if output_dir is None:
-        if resume:
-            raise InputError("to resume, the directory must be named.", "Give output_dir.")
+    """The directory, writable and no other training's, with a run exactly when one is resumed: known before a search. A
+    run that was killed before its first checkpoint begins anew."""
+    directory = output_dir if output_dir is None else expanded(output_dir, "output_dir").absolute()
+    check_output(directory, resume)
+    if directory is None:
         yield None
         return
-    directory = expanded(output_dir).absolute()  # also where a callback changes the working directory
-    if directory.exists() and not directory.is_dir():
-        raise InputError(f"{directory} is a file, not a directory.", "Choose another output directory.")
     if not resume and checkpoint.exists(directory):
         raise InputError(f"{directory} already holds a training run.", "Resume it, or choose another output directory.")
-    if resume and not directory.exists():
-        raise InputError(f"there is no run to resume in {directory}.", "Leave out resume, or check the directory.")
     with contextlib.ExitStack() as held:
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -242,11 +238,7 @@ def _output_directory(output_dir: str | Path | None, resume: bool, listener: Lis
 
 def _total_steps(loader: Any, epochs: int | None, steps: int | None) -> int:
     """Optimizer steps in all: one for each batch of the loader."""
-    if epochs is not None and steps is not None:
-        raise InputError("epochs and steps both say how long to train.", "Give one of them.")
-    given = steps if steps is not None else epochs if epochs is not None else 1
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise InputError(f"the length of training must be a positive whole number, not {given!r}.")
+    given = length_of_training(epochs, steps)
     if steps is not None:
         return steps
     length = length_of(loader)

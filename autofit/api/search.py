@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, require
 from autofit.core.events import Event, Listener, Note, ProbeFinished
 from autofit.core.notebook import Cell, in_notebook
 from autofit.core.options import SearchOptions, search_options
@@ -19,6 +19,7 @@ from autofit.training.user_model import moved_to_host
 from autofit.training.workload import workload_from
 from autofit.tuning.predicted import search_or_predict
 from autofit.tuning.result_cache import outdated_note
+from autofit.tuning.space import check_asked
 
 _log = logging.getLogger("autofit")
 
@@ -51,6 +52,7 @@ def search(
     Raises:
         InputError: an argument is wrong; ProbeError: probes cannot run here.
     """
+    require(listener is None or callable(listener), "listener must be a function", listener)
     checked = search_options(**options)
     living = model if isinstance(model, nn.Module) else None
     if isinstance(model, str | Workload) and not (loader is None and loss is None):
@@ -76,6 +78,7 @@ def run_shown(
     model: nn.Module | None,
 ) -> Result:
     """Run a search while a living model leaves the card; a notebook shows the progress unless a listener does."""
+    check_asked(options)
     listeners = [listener] if listener else []
     with ExitStack() as stack:
         if in_notebook() and listener in (None, log_event):

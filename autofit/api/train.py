@@ -56,8 +56,6 @@ def train(
     Raises:
         InputError: the result is of a model that cannot be made again here, or the data does not suit its task.
     """
-    if memory_snapshot and output is None:
-        raise InputError("--memory-snapshot has nowhere to write to.", "Give --output DIR.")
     saved = SavedResult.load(result)
     workload = workload_from_source(saved.source, saved.workload, trust_remote_code=trust_remote_code)
     factory = workload.model

@@ -15,8 +15,9 @@ import torch
 from transformers import BitsAndBytesConfig, PreTrainedModel, TrainingArguments
 
 from autofit.core.config import Config
-from autofit.core.errors import InputError, reported, sentence, unknown
-from autofit.core.result import Result, SavedResult
+from autofit.core.errors import InputError, reported, require, sentence, unknown
+from autofit.core.files import expanded
+from autofit.core.result import Result, SavedResult, result_of
 from autofit.core.workload import CLASSIFICATION_TASKS, task_of
 from autofit.export.trainer import TrainerCase, TrainerKeywords, trainer_keywords
 from autofit.hardware.device import detect
@@ -28,7 +29,7 @@ from autofit.techniques import all_techniques, check
 from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.meta_model import meta_model_from
 
-_ARGUMENTS = {each.name for each in dataclasses.fields(TrainingArguments) if each.init}
+_ARGUMENTS = {each.name: each.default for each in dataclasses.fields(TrainingArguments) if each.init}
 # How to learn is the user's business, and no deviation from what was measured.
 _LEARNING = ("learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "remove_unused_columns")
 
@@ -55,10 +56,7 @@ class TrainerSetup:
 
     def prepare(self, model: PreTrainedModel) -> Any:
         """Put the model into its dtypes, with its attention and its adapters, in place; returns what Trainer takes.
-
-        Raises:
-            InputError: not a model of transformers, or weights that should be quantised and are not.
-        """
+        Raises InputError: not a model of transformers, or weights that should be quantised and are not."""
         _refuse_others(model)
         if self.quantization_config is None:
             _cast(model.parameters(), self.model_kwargs["dtype"])
@@ -95,19 +93,16 @@ def training_arguments(
     Raises:
         InputError: nothing fitted, a model that is not of transformers, an unknown argument, or one it refuses.
     """
-    if isinstance(result, str | Path):
-        result = SavedResult.load(Path(result))
+    folder = expanded(output_dir, "output_dir")
     device, workload, source = None, dict[str, Any](), dict[str, Any]()
     if isinstance(result, Mapping):
         given = Config(result)
-    elif isinstance(result, Result | SavedResult):
+    else:
+        result = result_of(result)
         if result.config is None:
             raise nothing_fits(result)
         given, workload, source = Config(result.config), dict(result.workload), dict(result.source)
         device = result.hardware.device if isinstance(result, Result) else result.hardware.get("device")
-    else:
-        message = f"a result, a result.yaml or a config is needed, not a {type(result).__name__}."
-        raise InputError(message, "Give what autofit.search gave.")
     device = "cpu" if overrides.get("use_cpu") else device
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("this config is for a GPU, and there is no CUDA device here.", "Run it where the card is.")
@@ -123,8 +118,11 @@ def training_arguments(
     decided, own = _renamed(keywords.arguments), _renamed(overrides)
     if strange := [name for name in own if name not in _ARGUMENTS]:
         raise unknown("training argument", strange[0], _ARGUMENTS)
+    for name, value in own.items():
+        fine = type(_ARGUMENTS[name]) not in (int, float) or isinstance(value, int | float)
+        require(fine, f"{name} must be a number", value)
     with reported(lambda error: f"transformers refuses these training arguments: {sentence(error)}."):
-        arguments = TrainingArguments(**{"output_dir": str(output_dir), **decided, **own})
+        arguments = TrainingArguments(**{"output_dir": str(folder), **decided, **own})
     notes = [
         f"{name}: you set {value!r}, where the config says {decided[name]!r}."
         for name, value in own.items()
@@ -198,12 +196,10 @@ def _cast(parameters: Iterable[torch.nn.Parameter], dtype: torch.dtype) -> None:
 
 
 def _agree_on_the_loss(model: PreTrainedModel) -> None:
-    """Make Trainer weigh micro-batches as the model's loss needs it.
-
-    Trainer passes the number of labels in the whole batch to every model whose forward takes any keyword, and trusts it
-    to divide by that. Many do not: BERT's loss and gradients then come out as many times too large as there are
-    micro-batches. And Trainer counts labels without the shift for causal models of unknown class names (GPT-2).
-    """
+    """Make Trainer weigh micro-batches as the model's loss needs it. Trainer passes the number of labels in the whole
+    batch to every model whose forward takes any keyword, and trusts it to divide by that. Many do not: BERT's loss and
+    gradients then come out as many times too large as there are micro-batches. And Trainer counts labels without the
+    shift for causal models of unknown class names (GPT-2)."""
     if task_of(model) != "causal-lm":
         model.accepts_loss_kwargs = False
     elif _divides_by_count(model):
@@ -216,10 +212,8 @@ def _agree_on_the_loss(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def _divides_by_count(model: Any) -> bool:
-    """Whether the loss of a few tokens halves when the batch is declared to hold twice as many labels.
-
-    In training mode, with the same dropout twice: in evaluation bitsandbytes repacks NF4 weights on a CPU for good.
-    """
+    """Whether the loss of a few tokens halves when the batch is declared to hold twice as many labels. In training
+    mode, with the same dropout twice: in evaluation bitsandbytes repacks NF4 weights on a CPU for good."""
     ids = torch.zeros(1, 8, dtype=torch.long, device=model.device)
     was_training = model.training
     model.train()

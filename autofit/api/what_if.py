@@ -13,7 +13,7 @@ from typing import Any
 from autofit import techniques
 from autofit.api.estimate import ConfigSource, Prediction, config_of, with_changes, workload_of
 from autofit.core.config import Config, Value
-from autofit.core.errors import InputError, UntraceableError
+from autofit.core.errors import InputError, UntraceableError, require
 from autofit.core.estimate import Estimate
 from autofit.core.options import SearchOptions, search_options
 from autofit.core.workload import Workload
@@ -48,6 +48,7 @@ class Change:
 
 def what_if(prediction: Prediction) -> dict[str, Any]:
     """The alternatives and the largest sizes that still fit, for `--alternatives`; none where nothing is predicted."""
+    require(isinstance(prediction, Prediction), "what_if takes what predict gives", prediction)
     alternatives = changes(prediction)
     base, workload = prediction.estimate, prediction.workload
     largest: dict[str, Value] = {}

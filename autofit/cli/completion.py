@@ -2,10 +2,10 @@
 
 from autofit.cli.knobs_of_set import known_knobs
 from autofit.cli.output import heavy
+from autofit.core.knobs import yaml_word
 from autofit.export.tools import describe_tools
 from autofit.hardware.catalogue import card_names
 from autofit.models import describe_presets
-from autofit.report.formatting import value
 
 Choices = list[tuple[str, str]]  # a word, and what it means
 
@@ -41,4 +41,4 @@ def settings(incomplete: str) -> list[str]:
     values = {knob.name: knob.values for knob in known_knobs()}
     if not equals:
         return [f"{knob}=" for knob in values]
-    return [f"{name}={value(each)}" for each in values.get(name, ())]
+    return [f"{name}={yaml_word(each)}" for each in values.get(name, ())]

@@ -2,6 +2,7 @@
 
 from autofit.cli.options import ClearStore, Device, Json
 from autofit.cli.output import heavy, print_answer
+from autofit.core.options import search_options
 from autofit.report.listings import cleared_text, doctor_table
 
 
@@ -12,6 +13,7 @@ def doctor(device: Device = None, clear_store: ClearStore = False, as_json: Json
       autofit doctor
       autofit doctor --device cpu --json
     """
+    search_options(device=device)  # before torch is imported
     if clear_store:
         data = heavy("autofit.api.doctor", "clear_store")()
         return print_answer(data, cleared_text(data), as_json, soft_wrap=True, markup=False)

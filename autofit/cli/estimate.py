@@ -5,9 +5,14 @@ from typing import Any
 from rich.console import Console
 
 import autofit.cli.options as options
+from autofit.cli.knobs_of_set import check_knobs
 from autofit.cli.output import heavy, print_answer, print_json
 from autofit.core.errors import InputError
-from autofit.core.options import parse_settings
+from autofit.core.options import parse_settings, search_options, single_values
+from autofit.core.result import knobs_of
+from autofit.core.workload import check_sizes
+from autofit.hardware.catalogue import card
+from autofit.models import kind_of
 from autofit.report.listings import around_table, cards_table, estimate_table
 
 
@@ -31,13 +36,16 @@ def estimate(
       autofit estimate --model llama-3.1-8b --gpu rtx-4090 --set lora_rank=16
       autofit estimate --model llama-3.1-8b --gpu list
     """
-    given: dict[str, Any] = {
-        "set": parse_settings(set_ or []),
-        "seq_len": seq_len,
-        "effective_batch": effective_batch,
-        "trust_remote_code": trust_remote_code,
-    }
+    given: dict[str, Any] = {"set": parse_settings(set_ or []), "seq_len": seq_len, "effective_batch": effective_batch}
+    given["trust_remote_code"] = trust_remote_code
     target = {"gpu_mem": gpu_mem, "device": device, "mem": mem}
+    if gpu not in (None, "list"):
+        card(gpu)
+    search_options(**target, gpu=None if gpu == "list" else gpu, set=given["set"])
+    check_sizes(seq_len, 1 if effective_batch is None else effective_batch)
+    knobs = {**({} if config is None else knobs_of(config)), **single_values(given["set"])}
+    if kind_of(model) != "function":  # which may register knobs
+        check_knobs(knobs)
     if gpu == "list":
         if any(value is not None for value in target.values()):
             raise InputError("--gpu list is about whole cards.", "Leave out --gpu-mem, --device and --mem.")

@@ -5,7 +5,10 @@ from rich.console import Console
 import autofit.cli.options as options
 from autofit.cli.output import heavy, print_answer, print_json
 from autofit.core.errors import InputError
-from autofit.export.tools import describe_tools
+from autofit.core.files import check_writable
+from autofit.core.result import SavedResult
+from autofit.export.tools import describe_tools, tool_named
+from autofit.models import named_by
 from autofit.report.listings import tools_table
 
 
@@ -28,6 +31,10 @@ def export(
         return print_answer({"schema": 1, "tools": rows}, tools_table(rows), as_json)
     if result is None:
         raise InputError("there is nothing to export.", "Give a RESULT.yaml.")
+    tool_named(to).schema(tool_version)
+    named_by(SavedResult.load(result).source)
+    if output is not None:
+        check_writable(output, folder=False, remedy="Choose another --output.")
     exported = heavy("autofit.export.from_result", "export")(
         result, to=to, output=output, strict=strict, tool_version=tool_version
     )

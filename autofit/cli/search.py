@@ -6,12 +6,16 @@ from typing import Any
 from rich.console import Console
 
 import autofit.cli.options as options
+from autofit.cli.knobs_of_set import known_knobs
 from autofit.cli.output import INTERRUPTED, heavy, print_json
 from autofit.core.errors import InputError, NothingFitsError, ProbeError
 from autofit.core.events import Event, Note
 from autofit.core.options import parse_settings, search_options
+from autofit.core.run_directory import RunDirectory
+from autofit.core.workload import check_sizes
 from autofit.hardware.catalogue import card_to_search_for
 from autofit.hardware.driver import no_gpu_note, why_no_gpu
+from autofit.models import kind_of
 from autofit.report.explain import nothing_fits_view
 from autofit.report.live import LiveDisplay
 from autofit.report.predicted import predicted_view
@@ -61,9 +65,15 @@ def search(
         raise InputError("--json and --markdown both say what is printed.", "Give one of them.")
     given |= {"set": parse_settings(set_ or []), "store": not no_store}
     checked = search_options(**{name: value for name, value in given.items() if name not in _OF_MODELS})
+    if gpu is not None:  # what can be told without torch, whose import takes seconds, is told first
+        card_to_search_for(gpu)
+    check_sizes(seq_len, 1 if effective_batch is None else effective_batch)
+    if out is not None:
+        RunDirectory(out, resume=resume).check()
+    if kind_of(model) != "function":  # which may register knobs
+        knobs = {each.name: each for each in known_knobs()}
+        heavy("autofit.search.space", "check_asked")(space, checked.set, tuple(knobs), knobs)
     reason = why_no_gpu() if checked.names_a_card else None
-    if reason and gpu:
-        card_to_search_for(gpu)  # a card that no search can be for is the only thing to say
     no_gpu = Note(no_gpu_note(reason)) if reason else None
     stderr = Console(stderr=True)
     with LiveDisplay(stderr, quiet=quiet) as display:

@@ -9,9 +9,14 @@ import typer
 from rich.console import Console
 
 import autofit.cli.options as options
+from autofit.cli.knobs_of_set import check_knobs
 from autofit.cli.output import INTERRUPTED, heavy
 from autofit.core.errors import InputError, counted
 from autofit.core.events import Event, Note
+from autofit.core.files import check_output, check_readable
+from autofit.core.result import SavedResult
+from autofit.core.workload import Hyperparameters, check_counts, length_of_training
+from autofit.models import named_by
 from autofit.models.config_json import is_hub_id
 
 
@@ -50,8 +55,19 @@ def train(
         del given[name]
     if from_scratch == (weights is not None):
         raise InputError("say what to start from.", "Give either --weights DIR or --from-scratch.")
-    if weights is not None and not Path(weights).is_dir() and not is_hub_id(weights):
-        raise InputError(f"the directory {weights} is not there.", "Check --weights.")
+    if weights is not None and not is_hub_id(weights):
+        check_readable(Path(weights), "the directory")
+    if memory_snapshot and output is None:
+        raise InputError("--memory-snapshot has nowhere to write to.", "Give --output DIR.")
+    Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed)
+    length_of_training(epochs, steps)
+    check_counts(checkpoint_every=checkpoint_every, keep_last=keep_last)
+    saved = SavedResult.load(result)
+    named_by(saved.source)
+    check_knobs(saved.config)
+    for path in filter(None, (data, eval_data)):
+        check_readable(path, "the data file")
+    check_output(output, resume)
     stderr = Console(stderr=True)
     progress = stderr.is_terminal and not quiet
 

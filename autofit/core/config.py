@@ -9,7 +9,7 @@ import json
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, require, shown
 
 Value = str | int | float | bool | None
 _PLAIN = (str, int, float, bool)  # a union would be made anew for every value of every Config
@@ -21,12 +21,14 @@ class Config(Mapping[str, Value]):
     __slots__ = ("_hash", "_values")
 
     def __init__(self, values: Mapping[str, Any] | None = None, **knobs: Any) -> None:
+        require(values is None or isinstance(values, Mapping), "a config is a mapping of knobs", values)
         merged = {**(values or {}), **knobs}
         for name, value in merged.items():
             if not isinstance(name, str):
-                raise InputError(f"a knob's name must be text, not {name!r}.")
+                raise InputError(f"a knob's name must be text, not {shown(name)}.")
             if value is not None and not isinstance(value, _PLAIN):
-                raise InputError(f"{name} must be one plain value, not {value!r}.", "Give a word, a number or null.")
+                remedy = "Give a word, a number or null."
+                raise InputError(f"{name} must be one plain value, not {shown(value)}.", remedy)
         self._values: dict[str, Value] = merged
         self._hash = hash(frozenset(_typed(merged).items()))
 

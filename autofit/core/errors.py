@@ -5,8 +5,9 @@ A message says what is wrong and what was given; the remedy says what to do. `un
 
 import contextlib
 import difflib
+import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 _MOST_SHOWN, _MOST_TOLD = 200, 500  # characters of a value, and of a message
 
@@ -87,10 +88,10 @@ class OutOfMemoryError(AutofitError):
 
 def unknown(kind: str, given: object, known: Iterable[object]) -> InputError:
     """An InputError for a name that does not exist, with the nearest one that does."""
-    names = [str(name) for name in known]
-    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
+    names, text = [str(name) for name in known], given if isinstance(given, str) else shown(given)
+    near = difflib.get_close_matches(text, names, n=1, cutoff=0.5)
     remedy = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(sorted(names))}."
-    return InputError(f"unknown {kind} {str(given)!r}.", remedy)
+    return InputError(f"unknown {kind} {shown(text)}.", remedy)
 
 
 def shown(value: object) -> str:
@@ -120,7 +121,8 @@ def message_of(error: BaseException) -> str:
 
 def sentence(error: BaseException) -> str:
     """The message of an error of somebody else's code, as one line without its full stop; its type if it has none."""
-    return printable(" ".join(message_of(error).split()).rstrip(".") or type(error).__name__)
+    text = message_of(error).partition("Exception raised from")[0]  # PyTorch's C++ stack
+    return printable(" ".join(text.split()).rstrip(".") or type(error).__name__)
 
 
 def told(error: BaseException) -> str:
@@ -139,6 +141,17 @@ def reported(
         if isinstance(error, AutofitError | KeyboardInterrupt) or but(error):
             raise
         raise InputError(says(error), remedy) from error
+
+
+def require(fine: object, rule: str, given: object, remedy: str = "") -> None:
+    """Raise the InputError "RULE, not GIVEN." unless what was given is fine."""
+    if not fine:
+        raise InputError(f"{rule}, not {shown(given)}.", remedy)
+
+
+def is_whole(value: object, least: float = -math.inf) -> TypeGuard[int]:
+    """Whether a value is a whole number, and at least so large; True and 1.0 are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def counted(number: int, noun: str) -> str:

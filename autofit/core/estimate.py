@@ -69,20 +69,9 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of `autofit estimate --json`, but for the schema."""
-        return {
-            "config": dict(self.config),
-            "allocated_bytes": self.allocated_bytes,
-            "reserved_bytes": self.reserved_bytes,
-            "device_bytes": {"low": self.low, "high": self.high},
-            "breakdown": dict(self.breakdown),
-            "step_seconds": self.step_seconds,
-            "samples_per_second": self.samples_per_second,
-            "tokens_per_second": self.tokens_per_second,
-            "fits": self.verdict,
-            "bottleneck": self.bottleneck,
-            "utilisation": self.utilisation,
-            "notes": list(self.notes),
-        }
+        figures = {name: figure for name, figure in vars(self).items() if name not in ("low", "high", "budget")}
+        plain = {"config": dict(self.config), "breakdown": dict(self.breakdown), "notes": list(self.notes)}
+        return {**figures, **plain, "device_bytes": {"low": self.low, "high": self.high}, "fits": self.verdict}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from autofit.core.errors import InputError, shown
+
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
@@ -17,26 +19,26 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename, error.filename2 = str(path), None
+        error.filename = str(path)
+        del error.filename2  # of what is replaced; None would be shown
         raise
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that readers see all of it or the former one, also after a crash; an OSError names the file.
-
-    What a symlink names is written, and the link stays. A FIFO or a device is written to, never replaced.
-    """
+    """Write a file so that readers see all of it or the former one, also after a crash; an OSError names the file. What
+    a symlink names is written, and the link stays. A FIFO or a device is written to, never replaced."""
+    data = text.encode(errors="backslashreplace")  # a file's name may hold what UTF-8 cannot
     with naming(path):
         if path.is_dir():  # also ".", beside which nothing could be written
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if (path.exists() and not path.is_file()) or str(path.absolute()).startswith(("/dev/", "/proc/")):
-            path.write_text(text, encoding="utf-8")  # /dev/stdout may name a regular file, which the shell holds open
+            path.write_bytes(data)  # /dev/stdout may name a regular file, which the shell holds open
             return
         path = Path(os.path.realpath(path))
         partial = path.with_name(f".{os.getpid()}-{path.name[:100]}.part")
         try:
-            with partial.open("w", encoding="utf-8") as file:
-                file.write(text)
+            with partial.open("wb") as file:
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             if path.exists():
@@ -58,8 +60,53 @@ def read_text(path: Path, *, encoding: str = "utf-8", most: int = 2**34) -> str:
         return path.read_text(encoding=encoding)
 
 
-def expanded(path: str | Path) -> Path:
-    """A path with ~ replaced; as it is where there is no such user."""
+def check_readable(path: Path, what: str) -> None:
+    """Raise an InputError where a file or a directory cannot be read: `what` it is in words, to name it."""
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise OSError(errno.EINVAL, "it is neither a file nor a directory")
+        if not os.access(path, os.R_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    except FileNotFoundError as error:
+        raise InputError(f"{what} {path} is not there.", "Check the path.") from error
+    except OSError as error:
+        raise InputError(f"{what} {path} cannot be read: {error.strerror}.", "Check the path.") from error
+
+
+def check_writable(path: Path, *, folder: bool, remedy: str) -> None:
+    """Raise an InputError where a file, or a folder for files, surely cannot be made or written."""
+    path = path.absolute()
+    there = next(each for each in (path, *path.parents) if os.path.lexists(each))
+    if (there != path or folder) and not there.is_dir():
+        raise InputError(f"{there} is a file, not a directory.", remedy)
+    wrong = errno.EISDIR if there.is_dir() and there == path and not folder else errno.EACCES
+    if wrong == errno.EISDIR or not os.access(there, os.W_OK):
+        raise InputError(f"{path} cannot be written: {os.strerror(wrong)}.", remedy)
+
+
+def check_output(directory: Path | None, resume: bool) -> None:
+    """Raise an InputError where no training can write to a directory, or none be resumed there."""
+    if directory is None:
+        if resume:
+            raise InputError("to resume, the directory must be named.", "Give output_dir.")
+        return
+    remedy = "Choose an output directory that can be written to."
+    check_writable(directory, folder=True, remedy=remedy)
+    if str(directory) != str(directory).encode(errors="replace").decode():  # safetensors and tokenizers open no other
+        raise InputError(f"{shown(str(directory))} is no name in UTF-8.", remedy)
+    if resume and not directory.exists():
+        raise InputError(f"there is no run to resume in {directory}.", "Leave out resume, or check the directory.")
+
+
+def expanded(path: str | Path, what: str = "a path") -> Path:
+    """A user's path with ~ replaced; as it is where there is no such user. An InputError for what can name no file."""
+    try:
+        possible = isinstance(path, str | Path) and path != "" and b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        possible = False
+    if not possible:
+        raise InputError(f"{what} cannot be {shown(path)}.", "Give a path that a file can have.")
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -68,10 +115,8 @@ def expanded(path: str | Path) -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock on a file, made where there is none; the system drops it however this process dies.
-
-    Raises BlockingIOError where another process holds it, OSError where the file cannot be made.
-    """
+    """Hold the lock on a file, made where there is none; the system drops it however this process dies. Raises
+    BlockingIOError where another process holds it, OSError where the file cannot be made."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

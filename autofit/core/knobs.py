@@ -1,4 +1,4 @@
-"""How knobs and their values read, which values are off, and which knobs decide how faithfully a config learns.
+"""What knobs take, how they and their values read, which are off, and which decide how faithfully a config learns.
 
 The registry, the reports and the exports all read this one table. A knob without a row is called by its own name.
 """
@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autofit.core.config import Value
+from autofit.core.errors import InputError, shown, unknown
+
 # The order in which knobs break a tie between equally fast configs; full training comes first.
 FIDELITY_ORDER = ("quantization", "precision", "optimizer", "lora_rank", "lora_targets")
 
@@ -14,6 +17,50 @@ FIDELITY_ORDER = ("quantization", "precision", "optimizer", "lora_rank", "lora_t
 def is_off(value: object) -> bool:
     """Whether a value is one of those that stand for "off", whatever the knob."""
     return value in (None, False, 0, "none", "standard")
+
+
+def yaml_word(value: object) -> str:
+    """A knob's value as YAML writes it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True)
+class Knob:
+    """The values that a knob takes, whatever the model and the hardware; the fields are those of its Technique."""
+
+    name: str
+    off: Value = None
+    values: tuple[Value, ...] = ()
+    nullable: bool = False
+    numbers: tuple[float, float] | None = None
+    takes: str = ""
+
+    @property
+    def description(self) -> str:
+        """What it takes, in one line."""
+        return self.takes or ", ".join(map(yaml_word, self.values))
+
+    def accepts(self, value: object) -> bool:
+        """Whether it takes a value, of that very type: 1 is not True."""
+        listed = (self.off, *self.values, *((None,) if self.nullable else ()))
+        if any(value == each and type(value) is type(each) for each in listed):
+            return True
+        if self.numbers is None or not isinstance(value, int | float) or isinstance(value, bool):
+            return False
+        least, end = self.numbers
+        return least <= value < end and (isinstance(value, int) or isinstance(least, float))
+
+    def check(self, value: object) -> None:
+        """Raise an InputError for a value that it does not take."""
+        if not self.accepts(value):
+            raise self.refusal(value)
+
+    def refusal(self, value: object) -> InputError:
+        """The error for a value that it does not take."""
+        if isinstance(value, str) and not self.takes:
+            return unknown(f"value for {self.name}", value, map(yaml_word, self.values))
+        remedy = f"It takes {self.takes}." if self.takes else f"Choose from: {self.description}." if self.values else ""
+        return InputError(f"{self.name} cannot be {'null' if value is None else shown(value)}.", remedy)
 
 
 @dataclass(frozen=True)

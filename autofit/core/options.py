@@ -1,7 +1,7 @@
 """SearchOptions: everything a user may say about a search besides the workload, checked on entry."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +9,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from autofit.core.budget import gib_to_bytes
 from autofit.core.config import Value
-from autofit.core.errors import InputError, unknown
+from autofit.core.errors import InputError, require, shown, unknown
+from autofit.core.files import expanded
 from autofit.core.strict_yaml import parse
+from autofit.core.workload import check_seed
 
 DEVICES = ("cpu", "cuda")
+_MOST = 2**31  # of probes, and of seconds for one
+_SIZES = {"gpu_mem": "the GPU memory", "mem": "the memory", "host_mem": "the host memory"}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "": 1}
 
 
 class SearchOptions(BaseModel):
     """Where to search and for how long. Sizes in GiB, times in seconds (or text such as "10m")."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", arbitrary_types_allowed=True)
 
     gpu_mem: float | None = None
     gpu: str | None = None
@@ -40,28 +44,19 @@ class SearchOptions(BaseModel):
     memory_snapshot: bool = False  # record PyTorch's memory history of one step of the best config
     probe_timeout: float = 600.0
 
-    @field_validator("gpu_mem", "mem", "host_mem", mode="before")
+    @field_validator("gpu_mem", "mem", "host_mem", "time_limit", "set", "space", "out", mode="before")
     @classmethod
-    def _gib(cls, value: Any, info: Any) -> Any:
-        if value is not None:
-            names = {"gpu_mem": "the GPU memory", "mem": "the memory", "host_mem": "the host memory"}
-            gib_to_bytes(value, names[info.field_name])
-        return value
-
-    @field_validator("time_limit", mode="before")
-    @classmethod
-    def _time(cls, value: Any) -> Any:
-        return seconds_of(value) if isinstance(value, str) else value
-
-    @field_validator("set", mode="before")
-    @classmethod
-    def _values(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        return {
-            knob: tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
-            for knob, given in value.items()
-        }
+    def _read(cls, value: Any, info: Any) -> Any:
+        name: str = info.field_name
+        if name in _SIZES and value is not None:
+            gib_to_bytes(value, _SIZES[name])
+            return float(value)
+        if name in ("space", "out") and value is not None:
+            path = expanded(value, name)
+            return path if name == "out" else str(value)
+        if name == "set" and isinstance(value, Mapping):
+            return {knob: tuple(v) if isinstance(v, list | tuple) else (v,) for knob, v in value.items()}
+        return seconds_of(value) if name == "time_limit" and isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _sense(self) -> "SearchOptions":
@@ -79,7 +74,10 @@ class SearchOptions(BaseModel):
             message = f"the {name} must be a fraction from 0 to below 1, not {value}."
             _refuse(not 0 <= value < 1, message, remedy)
         for name, count in ("trials", self.trials), ("workers", self.workers):
-            _refuse(count is not None and count < 1, f"the number of {name} must be at least 1, not {count}.")
+            require(count is None or count >= 1, f"the number of {name} must be at least 1", count)
+            require(count is None or count <= _MOST, f"the number of {name} must be at most {_MOST:,}", count)
+        check_seed(self.seed)
+        require(0 < self.probe_timeout <= _MOST, "probe_timeout must be seconds, more than 0", self.probe_timeout)
         limit, unnamed = self.time_limit, self.resume and self.out is None
         is_short = limit is not None and not limit > 0
         _refuse(is_short, f"the time limit must be more than 0 s, not {limit}.", "For example 10m.")
@@ -114,7 +112,7 @@ def search_options(**given: Any) -> SearchOptions:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "an option"
-        raise InputError(f"{name} cannot be {first['input']!r}: {first['msg'].lower()}.") from error
+        raise InputError(f"{name} cannot be {shown(first['input'])}: {first['msg'].lower()}.") from error
 
 
 def parse_settings(settings: list[str]) -> dict[str, tuple[Value, ...]]:
@@ -128,6 +126,15 @@ def parse_settings(settings: list[str]) -> dict[str, tuple[Value, ...]]:
             raise InputError(f"--set {knob} is given twice.", "Write all its values in one, with commas.")
         values[knob] = tuple(parse(value, f"--set {setting}") for value in text.split(","))
     return values
+
+
+def single_values(settings: Mapping[str, tuple[Value, ...]]) -> dict[str, Value]:
+    """The settings of one config; raises InputError for a knob with several values."""
+    for knob, values in settings.items():
+        if len(values) != 1:
+            message = f"{knob} is set to {len(values)} values, and a config has one."
+            raise InputError(message, "Give one; autofit search takes several.")
+    return {knob: values[0] for knob, values in settings.items()}
 
 
 def seconds_of(text: str) -> float:

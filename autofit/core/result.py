@@ -14,8 +14,9 @@ from pydantic import ValidationError, create_model
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, require
 from autofit.core.estimate import Estimate
+from autofit.core.files import expanded
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement
 from autofit.core.notebook import as_html
@@ -200,12 +201,19 @@ def _predicted(estimate: Estimate | None) -> dict[str, Any] | None:
     return None if estimate is None else {"config": dict(estimate.config), "estimate": estimate.to_dict()}
 
 
+def result_of(given: "Result | SavedResult | str | Path") -> "Result | SavedResult":
+    """A result, read where it is the path of a result.yaml; an InputError for anything else."""
+    if isinstance(given, str | Path):
+        return SavedResult.load(expanded(given, "the path of a result"))
+    rule = "a result is needed, or the path of a result.yaml"
+    require(isinstance(given, Result | SavedResult), rule, given, "Give what autofit.search gave.")
+    return given
+
+
 @dataclass(frozen=True)
 class SavedResult:
-    """What a later command reads from result.yaml: how to make the workload again, and the config to run.
-
-    Where nothing was measured, `measured` is empty and `predicted` holds the figures.
-    """
+    """What a later command reads from result.yaml: how to make the workload again, and the config to run. Where nothing
+    was measured, `measured` is empty and `predicted` holds the figures."""
 
     model: str
     workload: Mapping[str, Any]
@@ -217,7 +225,7 @@ class SavedResult:
     predicted: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, path: Path) -> "SavedResult":
+    def load(cls, path: str | Path) -> "SavedResult":
         """Read a result.yaml; raises InputError where `autofit search` did not write it."""
         data = load_mapping(path)
         missing = [key for key in ("autofit", "model", "workload", "config") if key not in data]
@@ -238,6 +246,16 @@ class SavedResult:
             given = f"{'.'.join(map(str, first['loc']))} is {first['input']!r}"
             raise InputError(f"{path}: {given}. {first['msg']}.", _AGAIN) from error
         return cls(model=str(data["model"]), **{**parts, "config": Config(parts["config"])})
+
+
+def knobs_of(source: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
+    """The knobs of a config file, of a result.yaml, or of a mapping."""
+    if isinstance(source, Mapping):
+        return source
+    rule = "config must be an autofit.Config, a mapping of knobs or a path"
+    require(isinstance(source, str | Path), rule, source, "Or leave it out.")
+    data = load_mapping(expanded(source, "config"))
+    return SavedResult.load(source).config if {"autofit", "config"} & data.keys() else data
 
 
 # The figures of result.yaml that other tools' files and scripts repeat: each optional, but whole where it is there.

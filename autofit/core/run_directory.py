@@ -6,17 +6,15 @@ import shutil
 from pathlib import Path
 
 from autofit.core.errors import InputError
-from autofit.core.files import expanded, locked
+from autofit.core.files import check_writable, expanded, locked
 
 
 class RunDirectory:
-    """Paths inside a run directory, and the lock on it, which the system drops however a process dies.
-
-    A context manager; raises InputError where another process uses it, or it holds something else than `resume` says.
-    """
+    """Paths inside a run directory, and the lock on it, which the system drops however a process dies. A context
+    manager; raises InputError where another process uses it, or it holds something else than `resume` says."""
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
-        self.path = expanded(path).absolute()
+        self.path = expanded(path, "out").absolute()
         self.result = self.path / "result.yaml"
         self.script = self.path / "train.py"
         self.exports = self.path / "exports"
@@ -28,17 +26,20 @@ class RunDirectory:
         self._lock = contextlib.ExitStack()
         self._resume = resume
 
-    def __enter__(self) -> "RunDirectory":
-        if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"{self.path} is a file, not a directory.", "Choose another --out.")
+    def check(self) -> None:
+        """Raise the InputErrors of entering that need no lock."""
         if self._resume and not self.path.exists():
             raise InputError(f"there is no search to resume in {self.path}.", "Leave out --resume, or check --out.")
+        check_writable(self.path, folder=True, remedy="Choose another --out.")
         if self.path.is_dir() and self._holds_something() and not (self._resume and self.journal.exists()):
             if self.journal.exists():
                 remedy = "Add --resume to continue it, or choose another --out."
                 raise InputError(f"{self.path} already holds a search.", remedy)
             raise InputError(f"{self.path} already holds other files.", "Choose another --out.")
+
+    def __enter__(self) -> "RunDirectory":
         try:
+            self.check()
             self.probes.mkdir(parents=True, exist_ok=True)
             self._lock.enter_context(locked(self._lock_path))
         except BlockingIOError as error:

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from autofit.core.errors import InputError
-from autofit.core.files import read_text
+from autofit.core.files import expanded, read_text
 
 _MERGE = "tag:yaml.org,2002:merge"
 _MOST_BYTES, _MOST_VALUES = 2**24, 2**20  # of a file, and of what it holds with every alias written out
@@ -65,14 +65,15 @@ def _count(value: Any, known: dict[int, int]) -> int:
     return known[id(value)]
 
 
-def load_mapping(path: Path) -> dict[str, Any]:
+def load_mapping(path: str | Path) -> dict[str, Any]:
     """Read a YAML file that must hold one mapping with text keys."""
     try:
-        text = read_text(path, most=_MOST_BYTES)
+        text = read_text(expanded(path), most=_MOST_BYTES)
     except FileNotFoundError as error:
         raise InputError(f"the file {path} is not there.", "Check the path.") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the file {path} cannot be read: {error}.", "Give a readable YAML text file.") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"the file {path} cannot be read: {reason}.", "Give a readable YAML text file.") from error
     value = parse(text, str(path))
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise InputError(f"{path} should hold a mapping of names to values, not {type(value).__name__}.")

@@ -4,16 +4,16 @@ A Workload is three factories and the batch that defines the learning. Probe pro
 cloudpickle; nothing here imports torch.
 """
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autofit.core.errors import InputError, shown
+from autofit.core.errors import InputError, is_whole, require
 
 TASKS = ("causal-lm", "masked-lm", "sequence-classification", "image-classification", "custom")
 CLASSIFICATION_TASKS = ("sequence-classification", "image-classification")  # their heads are new: trained whole
-MOST_SAMPLES = 2**20  # of an effective batch: whose divisors are micro-batches
+MOST_SAMPLES, MOST_TOKENS = 2**20, 2**31  # of an effective batch, whose divisors are micro-batches; of a sample
 SCHEDULES = ("constant", "cosine", "linear")
 CLASS_SUFFIXES = {  # of the names of transformers' classes
     "ForCausalLM": "causal-lm",
@@ -85,31 +85,36 @@ class Workload:
     source: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for part, factory in ("model", self.model), ("batch", self.batch):
-            if not callable(factory):
-                message = f"Workload.{part} must be a function, not {type(factory).__name__}."
-                raise InputError(message, f"Write {part}=lambda ...: ...")
-        for part, function in ("loss", self.loss), ("count", self.count), ("optimizer", self.optimizer):
-            if function is not None and not callable(function):
+        for part in ("model", "batch", "loss", "count", "optimizer"):
+            function, needed = getattr(self, part), part in ("model", "batch")
+            if not callable(function) and (needed or function is not None):
                 message = f"Workload.{part} must be a function, not {type(function).__name__}."
-                raise InputError(message, "Leave it out for the default.")
-        size = self.effective_batch_size
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise InputError(f"the effective batch size must be a positive whole number, not {size!r}.")
-        if size > MOST_SAMPLES:
-            raise InputError(f"the effective batch size must be at most {MOST_SAMPLES:,}, not {shown(size)}.")
-        if self.unit not in ("samples", "tokens"):
-            raise InputError(f"unit must be 'samples' or 'tokens', not {self.unit!r}.")
-        if self.unit == "tokens" and not self.sequence_length:
+                raise InputError(
+                    message, f"Write {part}=lambda ...: ..." if needed else "Leave it out for the default."
+                )
+        check_sizes(self.sequence_length, self.effective_batch_size)
+        require(self.unit in ("samples", "tokens"), "unit must be 'samples' or 'tokens'", self.unit)
+        if self.unit == "tokens" and self.sequence_length is None:
             raise InputError("unit='tokens' needs sequence_length.", "Give the number of tokens of one sample.")
-        if self.task not in TASKS:
-            raise InputError(f"task must be one of {', '.join(TASKS)}, not {self.task!r}.")
-        if self.reduction not in ("mean", "sum"):
-            raise InputError(f"reduction must be 'mean' or 'sum', not {self.reduction!r}.")
+        require(self.task in TASKS, f"task must be one of {', '.join(TASKS)}", self.task)
+        require(self.reduction in ("mean", "sum"), "reduction must be 'mean' or 'sum'", self.reduction)
+        require(isinstance(self.varying, bool), "varying must be True or False", self.varying)
+        require(isinstance(self.name, str), "Workload.name must be text", self.name)
+        for part, kind in ("keeps", tuple | None), ("traits", Traits | None), ("source", Mapping):
+            value = getattr(self, part)
+            require(isinstance(value, kind), f"Workload.{part} is for autofit to give", value)
 
     def summary(self) -> dict[str, Any]:
         """The `workload:` block of result.yaml."""
         return {name: getattr(self, name) for name in ("task", "sequence_length", "effective_batch_size")}
+
+
+def check_sizes(length: object, batch: Any) -> None:
+    """Raise an InputError for what cannot be a sequence length, or None, and an effective batch size."""
+    require(is_whole(batch, 1), "the effective batch size must be a positive whole number", batch)
+    require(batch <= MOST_SAMPLES, f"the effective batch size must be at most {MOST_SAMPLES:,}", batch)
+    fine = length is None or (is_whole(length, 1) and length <= MOST_TOKENS)
+    require(fine, f"the sequence length must be from 1 to {MOST_TOKENS:,}", length, "For example 2048.")
 
 
 @dataclass(frozen=True)
@@ -124,19 +129,36 @@ class Hyperparameters:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not _is_number(self.lr) or self.lr <= 0:
-            raise InputError(f"the learning rate must be positive, not {self.lr!r}.", "For example lr=1e-4.")
-        if self.schedule not in SCHEDULES:
-            raise InputError(f"schedule must be one of {', '.join(SCHEDULES)}, not {self.schedule!r}.")
-        if not _is_number(self.weight_decay) or self.weight_decay < 0:
-            raise InputError(f"weight_decay must be a number of at least 0, not {self.weight_decay!r}.")
-        if not isinstance(self.warmup_steps, int) or isinstance(self.warmup_steps, bool) or self.warmup_steps < 0:
-            raise InputError(f"warmup_steps must be a whole number of at least 0, not {self.warmup_steps!r}.")
-        if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**63:
-            raise InputError(f"seed must be a whole number of at most 63 bits, not {self.seed!r}.", "For example 0.")
-        if self.max_grad_norm is not None and not (_is_number(self.max_grad_norm) and self.max_grad_norm > 0):
-            raise InputError(f"max_grad_norm must be positive, not {self.max_grad_norm!r}.", "Leave it out for none.")
+        lr, decay, norm = self.lr, self.weight_decay, self.max_grad_norm
+        require(_is_number(lr) and lr > 0, "the learning rate must be positive", lr, "For example lr=1e-4.")
+        require(self.schedule in SCHEDULES, f"schedule must be one of {', '.join(SCHEDULES)}", self.schedule)
+        require(_is_number(decay) and decay >= 0, "weight_decay must be a number of at least 0", decay)
+        require(is_whole(self.warmup_steps, 0), "warmup_steps must be a whole number of at least 0", self.warmup_steps)
+        check_seed(self.seed)
+        fine = norm is None or (_is_number(norm) and norm > 0)
+        require(fine, "max_grad_norm must be positive", norm, "Leave it out for none.")
+
+
+def check_seed(seed: object) -> None:
+    """Raise an InputError for what cannot be the seed of every random draw."""
+    fine = is_whole(seed, -(2**63)) and seed < 2**63
+    require(fine, "seed must be a whole number of at most 63 bits", seed, "For example 0.")
+
+
+def length_of_training(epochs: int | None, steps: int | None) -> int:
+    """The one of them that is given, by default one pass; an InputError for another length than a whole number."""
+    if epochs is not None and steps is not None:
+        raise InputError("epochs and steps both say how long to train.", "Give one of them.")
+    given = steps if steps is not None else epochs if epochs is not None else 1
+    require(is_whole(given, 1), "the length of training must be a positive whole number", given)
+    return given
+
+
+def check_counts(**counts: object) -> None:
+    """Raise InputError unless each is a whole number from 1."""
+    for name, count in counts.items():
+        require(is_whole(count, 1), f"{name} must be a whole number from 1", count, f"For example {name}=2.")
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.errors import InputError
+from autofit.core.files import check_readable
 from autofit.core.workload import Workload
 from autofit.data.byte_tokenizer import byte_tokenizer
 from autofit.data.images import image_loader
@@ -17,8 +18,7 @@ def file_loader(workload: Workload, path: Path, *, tokenizer: Any, options: Data
     if options.packing is not None and workload.task not in ("causal-lm", "masked-lm"):
         message = f"packing and padding are for language models, and the task is {workload.task}."
         raise InputError(message, "Leave out --packing and --padding.")
-    if not path.exists():
-        raise InputError(f"the data file {path} is not there.", "Check the path.")
+    check_readable(path, "the data file")
     if workload.task == "image-classification":
         return image_loader(workload, path, options)
     return text_loader(workload, path, byte_tokenizer() if tokenizer is None else tokenizer, options)

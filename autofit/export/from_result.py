@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.config import Config
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, require
 from autofit.core.files import expanded, write_atomically
 from autofit.core.hardware import GIB, Hardware
-from autofit.core.result import Result, SavedResult
+from autofit.core.result import Result, SavedResult, result_of
 from autofit.core.workload import CLASSIFICATION_TASKS
 from autofit.export.source import WEIGHTS, ExportSource
 from autofit.export.tool import HUGGING_FACE, Export, write
@@ -22,8 +22,8 @@ from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.meta_model import meta_model_from
 
 Factory = Callable[[], Any]
-# A result is exported on any machine, so values are checked without regard to hardware.
-_ANY = Hardware(device="cuda", name="any", memory_bytes=0, host_memory_bytes=0, host_free_bytes=0, cores=1)
+# For what holds on any hardware, as an export does.
+ANY = Hardware(device="cuda", name="any", memory_bytes=0, host_memory_bytes=0, host_free_bytes=0, cores=1)
 
 
 def export(
@@ -49,8 +49,8 @@ def export(
         NothingFitsError: a result without a config.
     """
     tool = tool_named(to)
-    if isinstance(result, str | Path):
-        result = SavedResult.load(Path(result))
+    require(isinstance(strict, bool), "strict must be True or False", strict)
+    result = result_of(result)
     model = None
     if result.source.get("kind") in ("preset", "directory", "hub"):  # others only the user's own code can build
         model = workload_from_source(result.source, result.workload).model
@@ -59,7 +59,7 @@ def export(
         message = f"{tool.title} cannot run all of this config as measured: {' '.join(map(str, export.departures))}"
         raise InputError(message, "Leave out --strict to accept it.")
     if output is not None:
-        _save(export, expanded(output))
+        _save(export, expanded(output, "output"))
     return export
 
 
@@ -105,7 +105,7 @@ def _source(result: Result | SavedResult, model: Factory | None) -> ExportSource
         predicted = dict(result.predicted)
     config = Config({**off, **config})
     # A user's own technique may not be registered here; the tool then deviates on it.
-    check({knob: value for knob, value in config.items() if knob in off}, _ANY)
+    check({knob: value for knob, value in config.items() if knob in off}, ANY)
     task = str(result.workload.get("task") or "custom")
     layers = _layers(model, config, task) if model and config["lora_rank"] and task in HUGGING_FACE else {}
     return ExportSource(

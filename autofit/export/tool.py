@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from autofit.core.config import Config
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, shown
 from autofit.core.knobs import is_off
 from autofit.export.header import export_header
 from autofit.export.source import NOTHING_MEASURED, Deviation, ExportSource, batches_fit
@@ -99,8 +99,8 @@ class Tool:
         """The version to write for: the newest of `versions` whose keys the given version has. Without `version`, that
         is the one that the config was measured with, or the newest. Raises InputError for what is not a version, or one
         older than all of `versions`."""
-        if version is not None and not _numbers(version):
-            raise InputError(f"{version!r} is not a version of {self.title}.", f"For example {self.versions[-1]}.")
+        if version is not None and not (isinstance(version, str) and _numbers(version)):
+            raise InputError(f"{shown(version)} is not a version of {self.title}.", f"For example {self.versions[-1]}.")
         limit = _numbers(version or measured_with or "") or _numbers(self.versions[-1])
         schema = next((each for each in reversed(self.versions) if _numbers(each) <= limit), None)
         if schema is None and version is not None:
@@ -194,5 +194,5 @@ def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """The leading numbers of a version, for comparison; empty if it has none."""
-    match = re.match(r"v?(\d+(?:\.\d+)*)", version)
+    match = re.match(r"v?(\d{1,9}(?:\.\d{1,9})*)", version)
     return tuple(int(part) for part in match[1].split(".")) if match else ()

@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from autofit.core.errors import InputError, unknown
+from autofit.core.errors import InputError, require, unknown
 from autofit.core.strict_yaml import load_mapping
 from autofit.core.workload import Workload
-from autofit.models.config_json import is_hub_id, read_directory, read_hub
+from autofit.models.config_json import check_directory, is_hub_id, read_directory, read_hub
 from autofit.models.functions import function_workload, is_function
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 
@@ -42,11 +42,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 def load_preset(name: str) -> Preset:
-    """The preset of that name.
-
-    Raises:
-        InputError: there is none; the message names the nearest one.
-    """
+    """The preset of that name. Raises InputError: there is none; the message names the nearest one."""
     if name not in _presets():
         raise unknown("model", name, preset_names())
     return _presets()[name]
@@ -63,6 +59,28 @@ def describe_presets() -> list[dict[str, Any]]:
     return [{key: getattr(each, key) for key in ("name", "task", "parameters", "hub")} for each in _presets().values()]
 
 
+def kind_of(model: str) -> str:
+    """Whether a name is of a "function", "directory", "preset" or, by its form, of the "hub". Loads no transformers.
+    Raises InputError where it is none of these, or the directory holds no config.json that can be read."""
+    if is_function(model):
+        return "function"
+    path, preset = _existing(model), model in preset_names()
+    # A folder that happens to be called gpt2 does not hide the preset; one with a config.json is meant.
+    if path is not None and path.is_dir() and not (preset and not (path / "config.json").exists()):
+        check_directory(path)
+        return "directory"
+    if preset:
+        return "preset"
+    if path is not None:
+        remedy = f"Write {model}:FUNCTION." if path.suffix == ".py" else "Give the directory that holds config.json."
+        raise InputError(f"{model} is a file, not a model.", remedy)
+    if is_hub_id(model):
+        return "hub"
+    if "/" in model:
+        raise InputError(f"the directory {model} is not there.", "Check the path.")
+    raise unknown("model", model, preset_names())
+
+
 def resolve(
     model: str,
     *,
@@ -70,46 +88,30 @@ def resolve(
     effective_batch_size: int | None = None,
     trust_remote_code: bool = False,
 ) -> Workload:
-    """The workload of what `--model` names: a function, a directory, a preset or a hub id, tried in that order.
-
-    Raises:
-        InputError: it is none of these, or one of them that cannot be trained as asked.
-    """
+    """The workload of what `--model` names. Raises InputError: it names nothing, or what cannot be trained as asked."""
     sizes = {"sequence_length": sequence_length, "effective_batch_size": effective_batch_size}
-    if is_function(model):
+    kind = kind_of(model)
+    if kind == "function":
         return function_workload(model, **sizes)
-    path, preset = _existing(model), model in preset_names()
-    # A folder that happens to be called gpt2 does not hide the preset; one with a config.json is meant.
-    if path is not None and path.is_dir() and not (preset and not (path / "config.json").exists()):
-        return huggingface_workload(read_directory(path, trust_remote_code=trust_remote_code), **sizes)
-    if preset:
-        return huggingface_workload(preset_model(model), **sizes)
-    if path is not None:
-        remedy = f"Write {model}:FUNCTION." if path.suffix == ".py" else "Give the directory that holds config.json."
-        raise InputError(f"{model} is a file, not a model.", remedy)
-    if is_hub_id(model):
-        return huggingface_workload(read_hub(model, trust_remote_code=trust_remote_code), **sizes)
-    if "/" in model:
-        raise InputError(f"the directory {model} is not there.", "Check the path.")
-    raise unknown("model", model, preset_names())
+    return huggingface_workload(_read(kind, model, trust_remote_code), **sizes)
 
 
 def workload_from_source(
     source: Mapping[str, Any], summary: Mapping[str, Any], *, trust_remote_code: bool = False
 ) -> Workload:
-    """Make a workload again from the `source:` and `workload:` of a result.yaml: the inverse of `resolve`.
+    """Make a workload again from the `source:` and `workload:` of a result.yaml: the inverse of `resolve`. A file runs
+    no code: a function that a source names is not called, and the permission to run a model's own code has to be given
+    again. Raises InputError as `named_by`."""
+    sizes = {name: summary.get(name) for name in ("sequence_length", "effective_batch_size")}
+    return huggingface_workload(_read(*named_by(source), trust_remote_code), **sizes)
 
-    A file runs no code: a function that a source names is not called, and the permission to run a model's own code has
-    to be given again.
 
-    Raises:
-        InputError: the source is empty, a function or not one that `resolve` writes, or what it names is gone.
-    """
+def named_by(source: Mapping[str, Any]) -> tuple[str, str]:
+    """The kind and the name of the model of a `source:`, for which no transformers is loaded. Raises InputError: the
+    source is empty, a function or not one that `resolve` writes, or what it names is gone."""
     if not source:
         message = "this result is of a model that lived in a Python process, and does not say how to make it again."
         raise InputError(message, "Train it there, with autofit.fit(model, loader, config=...).")
-    sizes = {name: summary.get(name) for name in ("sequence_length", "effective_batch_size")}
-    trust = {"trust_remote_code": trust_remote_code}
     kind, keys = source.get("kind"), {"preset": "model", "directory": "path", "hub": "model", "function": "function"}
     if not isinstance(kind, str) or kind not in keys:
         raise unknown("kind of model source", kind, keys)
@@ -120,9 +122,17 @@ def workload_from_source(
         message = f"this result is of a model that the function {named} makes, and no file has autofit run code."
         raise InputError(message, "Give the model in Python: autofit.fit(model, loader, config=...).")
     if kind == "preset":
-        return huggingface_workload(preset_model(named), **sizes)
-    model = read_directory(Path(named), **trust) if kind == "directory" else read_hub(named, **trust)
-    return huggingface_workload(model, **sizes)
+        load_preset(named)
+    elif kind == "directory":
+        check_directory(named)
+    return kind, named
+
+
+def _read(kind: str, name: str, trusted: bool) -> HuggingFaceModel:
+    require(isinstance(trusted, bool), "trust_remote_code must be True or False", trusted)
+    if kind == "preset":
+        return preset_model(name)
+    return (read_directory if kind == "directory" else read_hub)(name, trust_remote_code=trusted)
 
 
 def _existing(model: str) -> Path | None:

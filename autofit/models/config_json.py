@@ -4,19 +4,18 @@ Weights are never touched. Reading a config runs transformers' checks, and with 
 checkpoint, so anything can be raised on the way; each error is reported as one sentence about the config.
 """
 
-import contextlib
 import json
 import os
 import queue
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autofit.core.errors import InputError, reported, sentence
-from autofit.core.files import expanded
+from autofit.core.errors import InputError, reported, sentence, shown
+from autofit.core.files import expanded, read_text
 from autofit.core.workload import CLASS_SUFFIXES
 from autofit.models.huggingface import AUTO_CLASSES, HuggingFaceModel
 
@@ -24,6 +23,7 @@ _SUFFIXES = {**CLASS_SUFFIXES, "ForPreTraining": "masked-lm"}  # of BERT's check
 _SUPPORTED = (
     "Supported are classes ending in ForCausalLM, ForMaskedLM, ForSequenceClassification or ForImageClassification."
 )
+_MOST_BYTES, _MOST_PARTS = 2**24, 2**20  # of a config.json; layers or labels
 _SECONDS = 5.0  # to wait for an answer of a few hundred bytes, unless HF_HUB_ETAG_TIMEOUT is set
 
 
@@ -45,32 +45,38 @@ def is_hub_id(text: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", text) is not None
 
 
-def read_directory(path: Path, *, trust_remote_code: bool = False) -> HuggingFaceModel:
-    """The model that a directory's config.json describes.
-
-    Raises:
-        InputError: no config.json, one that cannot be read, a model that is not supported, or code that is not trusted.
-    """
-    path = expanded(path).resolve()
+def check_directory(path: str | Path) -> Path:
+    """The whole path of a directory; an InputError unless it has a config.json that can be read. Loads no transformers.
+    Whether the file is JSON is for transformers to report, but for what it does not expect."""
+    path = expanded(path, "the directory of a model").resolve()
     file = path / "config.json"
-    if not path.is_dir():
-        raise InputError(f"the directory {path} is not there.", "Check the path.")
-    if not file.is_file():
+    try:
+        if not path.is_dir():
+            raise InputError(f"the directory {path} is not there.", "Check the path.")
+        content = json.loads(read_text(file, most=_MOST_BYTES))
+    except (FileNotFoundError, IsADirectoryError) as error:
         message = f"the directory {path} holds no config.json."
-        raise InputError(message, "Give the directory of a Hugging Face model, or the name of a preset.")
-    with contextlib.suppress(ValueError):  # transformers reports a file that is not JSON
-        if not isinstance(content := json.loads(file.read_bytes()), dict):  # it indexes a list before it checks
-            raise InputError(f"{file} should hold a mapping, not {type(content).__name__}.", "Correct it.")
+        raise InputError(message, "Give the directory of a Hugging Face model, or the name of a preset.") from error
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}.", "Check the file.") from error
+    except (ValueError, RecursionError):
+        return path
+    if not isinstance(content, dict):  # transformers indexes a list before it checks
+        raise InputError(f"{file} should hold a mapping, not {type(content).__name__}.", "Correct it.")
+    return path
+
+
+def read_directory(path: str | Path, *, trust_remote_code: bool = False) -> HuggingFaceModel:
+    """The model that a directory's config.json describes. Raises InputError: no config.json, one that cannot be read, a
+    model that is not supported, or code that is not trusted."""
+    path = check_directory(path)
     source = {"kind": "directory", "path": str(path)}
-    return _read(_Origin(str(path), str(file), path.name, source, True, trust_remote_code))
+    return _read(_Origin(str(path), str(path / "config.json"), path.name, source, True, trust_remote_code))
 
 
 def read_hub(model_id: str, *, trust_remote_code: bool = False) -> HuggingFaceModel:
-    """The model of a hub id; only its config.json is fetched, from the cache where there is no network.
-
-    Raises:
-        InputError: the hub does not answer, it cannot be fetched, a model that is not supported, or code not trusted.
-    """
+    """The model of a hub id; only its config.json is fetched, from the cache where there is no network. Raises
+    InputError: the hub does not answer, it cannot be fetched, a model that is not supported, or code not trusted."""
     source = {"kind": "hub", "model": model_id}
     # The name is also that of the run directory, where the organisation's slash would be in the way.
     name = model_id.rpartition("/")[2]
@@ -88,8 +94,10 @@ def _read(origin: _Origin) -> HuggingFaceModel:
         config = AutoConfig.from_pretrained(
             origin.path, trust_remote_code=origin.trust_remote_code, local_files_only=not origin.fetched
         )
-    _check_class(config, AUTO_CLASSES[task], origin)
-    return HuggingFaceModel(origin.name, task, config.to_dict(), origin.source, origin.trust_remote_code)
+        model = HuggingFaceModel(origin.name, task, config.to_dict(), origin.source, origin.trust_remote_code)
+        _check_class(config, AUTO_CLASSES[task], origin)
+        model.transformers_config()  # as it is made again from here on
+    return model
 
 
 def _raw_config(origin: _Origin) -> Mapping[str, Any]:
@@ -118,12 +126,26 @@ def _check_raw(raw: Mapping[str, Any], origin: _Origin) -> None:
     if raw.get("quantization_config"):
         message = f"{origin.label} is of a checkpoint that is already quantised."
         raise InputError(message, "Give the model it was made from; autofit quantises it itself where that is faster.")
+    if not isinstance(code := raw.get("auto_map") or {}, Mapping):
+        raise InputError(f"{origin.label}: auto_map should be a mapping, not {shown(code)}.", "Correct it.")
+    for key, count in _counts(raw):
+        if count > _MOST_PARTS:
+            raise InputError(f"{origin.label}: {key} cannot be {shown(count)}.", "Correct it.")
     if kind in CONFIG_MAPPING:
         return
-    if "AutoConfig" not in (raw.get("auto_map") or {}):
+    if "AutoConfig" not in code:
         message = f"{origin.label} has model_type {kind!r}, which this version of transformers does not know."
         raise InputError(message, "Install a newer transformers.")
     _check_trust(origin)
+
+
+def _counts(raw: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """The numbers of layers and of labels: transformers makes lists so long, however long, as it reads a config."""
+    for key, value in raw.items():
+        if isinstance(value, Mapping):
+            yield from _counts(value)
+        elif isinstance(value, int) and ("layer" in key or key == "num_labels"):
+            yield key, value
 
 
 def _task(architectures: object, label: str) -> str:
@@ -155,13 +177,9 @@ def _check_trust(origin: _Origin) -> None:
 
 
 def answers_for(model_id: str) -> bool:
-    """Whether the hub answers for a model's config, if only that there is none; False: only the cache can be used.
-
-    The hub's own client retries for minutes before it reports that nobody answers.
-
-    Raises:
-        InputError: it does not answer, and nothing of the model is in the cache.
-    """
+    """Whether the hub answers for a model's config, if only that there is none; False: only the cache can be used. The
+    hub's own client retries for minutes before it reports that nobody answers. Raises InputError: it does not answer,
+    and nothing of the model is in the cache."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     if constants.HF_HUB_OFFLINE:

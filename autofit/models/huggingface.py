@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from autofit.core.errors import InputError, sentence
+from autofit.core.errors import InputError, is_whole, require, sentence, shown
 from autofit.core.workload import Workload
 from autofit.models.synthetic import ClassLabels, RandomImages, RandomTokens
 
@@ -49,11 +49,8 @@ class HuggingFaceModel:
     trust_remote_code: bool = False
 
     def __call__(self) -> "nn.Module":
-        """Build the model on the current default device.
-
-        Raises:
-            InputError: the config describes no model that can be built.
-        """
+        """Build the model on the current default device. Raises InputError: the config describes no model that can be
+        built."""
         import torch
         import transformers
 
@@ -92,11 +89,8 @@ class HuggingFaceModel:
 def huggingface_workload(
     model: HuggingFaceModel, *, sequence_length: int | None = None, effective_batch_size: int | None = None
 ) -> Workload:
-    """The workload of training that model on random data of the largest shape.
-
-    Raises:
-        InputError: a sequence length the model cannot have, or a config without what the data is made from.
-    """
+    """The workload of training that model on random data of the largest shape. Raises InputError: a sequence length the
+    model cannot have, or a config without what the data is made from."""
     config = model.transformers_config()
     batch: RandomImages | RandomTokens
     if model.task == "image-classification":
@@ -105,7 +99,11 @@ def huggingface_workload(
             raise InputError(message, "Leave the sequence length out.")
         vision = getattr(config, "vision_config", config)  # of models of images and text
         size = getattr(vision, "image_size", None) or IMAGE_SIZE
-        height, width = (size, size) if isinstance(size, int) else size
+        sides = [size, size] if isinstance(size, int) else size
+        if not isinstance(sides, list | tuple) or len(sides) != 2 or any(type(n) is not int or n < 1 for n in sides):
+            message = f"the config of {model.name} cannot have image_size {shown(size)}."
+            raise InputError(message, "Correct config.json.")
+        height, width = sides
         batch = RandomImages(_size(vision, "num_channels", model.name), height, width, _class_labels(config))
     else:
         text = config.get_text_config()
@@ -140,11 +138,10 @@ def _sequence_length(model: HuggingFaceModel, given: int | None, maximum: int | 
     shortest = 2 if model.task == "causal-lm" else 1  # the first token of a sample is never predicted
     if given is None:
         return SEQUENCE_LENGTH if maximum is None else min(SEQUENCE_LENGTH, maximum)
-    if isinstance(given, bool) or not isinstance(given, int) or given < shortest:
-        message = f"the sequence length must be a whole number of at least {shortest}, not {given!r}."
-        raise InputError(message, "For example 2048.")
+    rule = f"the sequence length must be a whole number of at least {shortest}"
+    require(is_whole(given, shortest), rule, given, "For example 2048.")
     if maximum is not None and given > maximum:
-        message = f"{model.name} takes sequences of at most {maximum} tokens, not {given}."
+        message = f"{model.name} takes sequences of at most {maximum} tokens, not {shown(given)}."
         raise InputError(message, f"Give {maximum} or less.")
     return given
 

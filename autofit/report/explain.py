@@ -5,7 +5,7 @@ import math
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autofit.core.errors import NothingFitsError, counted
+from autofit.core.errors import NothingFitsError, counted, require
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement
 from autofit.core.result import Result
@@ -29,6 +29,8 @@ _STOPPED_BY = {
 def explain(result: Result) -> str:
     """Why the best config is the best, what each knob buys, what ruled out the rest, and what other budgets would run;
     what would help where nothing fits."""
+    remedy = "Of one that is saved: autofit report RUN_DIR."
+    require(isinstance(result, Result), "explain takes the result of a search", result, remedy)
     best = result.best
     if result.predicted_best is not None:
         return explain_predicted(result, result.predicted_best)

@@ -13,7 +13,7 @@ from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.estimate import Estimate
 from autofit.core.hardware import GIB, Hardware
-from autofit.core.knobs import KNOB_WORDS, is_off
+from autofit.core.knobs import KNOB_WORDS, is_off, yaml_word
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.pareto import Point
 
@@ -24,6 +24,7 @@ TIER_TITLES = {"full": "all weights", "lora": "LoRA", "qlora": "QLoRA"}
 POINT = "  - "  # how the point of a list begins
 # What moves a cursor, colours, or names a window.
 _ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b(?:\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)")
+value = yaml_word
 _PART_OF_ANOTHER = ("gradient_accumulation_steps", "lora_targets")
 
 
@@ -54,13 +55,6 @@ def _knob(config: Mapping[str, Any], name: str) -> str:
     if not words or off:
         return f"{name} {value(config[name])}"
     return words.short.format(value=value(config[name]), **{part: value(config.get(part)) for part in _PART_OF_ANOTHER})
-
-
-def value(scalar: object) -> str:
-    """A knob's value as YAML writes it."""
-    if scalar is None:
-        return "null"
-    return str(scalar).lower() if isinstance(scalar, bool) else str(scalar)
 
 
 def values(given: Any) -> str:

@@ -13,8 +13,9 @@ from typing import Any
 
 from autofit.core.config import Config, Value
 from autofit.core.constraints import Constraints
-from autofit.core.errors import InputError, unknown
+from autofit.core.errors import InputError, shown, unknown
 from autofit.core.files import expanded
+from autofit.core.knobs import Knob, yaml_word
 from autofit.core.strict_yaml import load_mapping
 from autofit.search.enumeration import Enumeration
 
@@ -27,8 +28,8 @@ class KnobChoices:
     """What the techniques offer to a search of this workload on this hardware."""
 
     known: tuple[str, ...]  # the knobs that can be searched
-    choices: Callable[[str], tuple[Value, ...]]  # the values of a knob that are worth searching here
-    accepts: Callable[[str, Value], bool]  # whether a value means anything at all
+    choices: Callable[[str], tuple[Value, ...]] | None  # of a knob, worth searching here; None: not known yet
+    check: Callable[[str, Value], None]  # raises InputError for a value that the knob never takes
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,9 @@ class Space:
     knobs: dict[str, tuple[Value, ...]]
 
     def with_overrides(self, overrides: Mapping[str, Any], offer: KnobChoices) -> Space:
-        """The space with some knobs replaced (`--set`): one value fixes a knob, several narrow it.
-
-        A value the user names is kept even where the hardware does not offer it: whether it works is measured. Raises
-        InputError for an unknown knob, a value that means nothing, none at all, or the same one twice.
-        """
+        """The space with some knobs replaced (`--set`): one value fixes a knob, several narrow it. A value the user
+        names is kept even where the hardware does not offer it: whether it works is measured. Raises InputError for an
+        unknown knob, a value that means nothing, none at all, or the same one twice."""
         knobs = dict(self.knobs)
         for knob, given in overrides.items():
             _check_knob(knob, offer)
@@ -75,12 +74,21 @@ def load_space(name_or_path: str | Path, offer: KnobChoices) -> Space:
     """Read a shipped space by its name, or a YAML file by its path, and keep what this hardware offers of it. Raises
     InputError for no such space, a file of another form, an unknown knob or value, or a knob without a value here."""
     shipped = _shipped()
-    path = shipped.get(str(name_or_path), expanded(name_or_path))
+    path = shipped.get(str(name_or_path), expanded(name_or_path, "the space"))
     if not path.is_file():
-        raise unknown("space", name_or_path, shipped)
+        raise unknown("space", str(name_or_path), shipped)
     data = _read(path)
     knobs = {knob: _listed(knob, given, offer, path) for knob, given in data["knobs"].items()}
     return Space(path.stem, data["description"], knobs)
+
+
+def check_asked(
+    space: str | None, settings: Mapping[str, Any], known: tuple[str, ...], knobs: Mapping[str, Knob]
+) -> None:
+    """Raise the InputErrors of `load_space` and `with_overrides` that need no hardware, and of values of `knobs`."""
+    offer = KnobChoices(known, None, lambda name, value: knobs[name].check(value) if name in knobs else None)
+    start = Space("", "", {}) if space is None else load_space(space, offer)
+    start.with_overrides(settings, offer)
 
 
 def _shipped() -> dict[str, Path]:
@@ -108,18 +116,20 @@ def _read(path: Path) -> dict[str, Any]:
 def _listed(knob: str, given: Any, offer: KnobChoices, path: Path) -> tuple[Value, ...]:
     """The values of one knob of a file, as far as this hardware offers them."""
     _check_knob(knob, offer)
+    if given != _ALL and not isinstance(given, list):
+        raise InputError(f"{path}: {knob} is {shown(given)}.", "Write a list of values, or all.")
+    values = () if given == _ALL else _checked(knob, given, offer, str(path))
+    if offer.choices is None:
+        return values
     offered = offer.choices(knob)
     if given == _ALL:
         if not offered:
             raise InputError(f"{path}: nothing is offered for {knob} here.", "Leave the knob out.")
         return offered
-    if not isinstance(given, list):
-        raise InputError(f"{path}: {knob} is {given!r}.", "Write a list of values, or all.")
-    values = _checked(knob, given, offer, str(path))
     kept = tuple(value for value in values if _among(value, offered))
     if not kept:
-        names = ", ".join(map(_shown, values))
-        remedy = f"Here it may be: {', '.join(map(_shown, offered))}." if offered else "Leave the knob out."
+        names = ", ".join(map(yaml_word, values))
+        remedy = f"Here it may be: {', '.join(map(yaml_word, offered))}." if offered else "Leave the knob out."
         raise InputError(f"{path}: this hardware offers none of {names} for {knob}.", remedy)
     return kept
 
@@ -129,11 +139,10 @@ def _checked(knob: str, values: list[Any], offer: KnobChoices, source: str) -> t
         raise InputError(f"{source}: {knob} has no values.", "Give at least one, or leave the knob out.")
     for index, value in enumerate(values):
         if value is not None and not isinstance(value, str | int | float | bool):
-            raise InputError(f"{source}: {knob} cannot be {value!r}.", "Give words, numbers or null.")
-        if not offer.accepts(knob, value):
-            raise unknown(f"value for {knob}", _shown(value), map(_shown, offer.choices(knob)))
+            raise InputError(f"{source}: {knob} cannot be {shown(value)}.", "Give words, numbers or null.")
+        offer.check(knob, value)
         if _among(value, values[:index]):
-            raise InputError(f"{source}: {knob} lists {_shown(value)} twice.", "List each value once.")
+            raise InputError(f"{source}: {knob} lists {yaml_word(value)} twice.", "List each value once.")
     return tuple(values)
 
 
@@ -145,7 +154,3 @@ def _check_knob(knob: str, offer: KnobChoices) -> None:
 def _among(value: Value, values: Iterable[Value]) -> bool:
     """`in`, but 1 is not True and 0 is not False."""
     return any(value == each and type(value) is type(each) for each in values)
-
-
-def _shown(value: Value) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

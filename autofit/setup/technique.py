@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
+from autofit.core.knobs import Knob
 from autofit.core.workload import Workload
 from autofit.setup.state import Setup
 
@@ -30,6 +31,8 @@ class Technique:
     stage: ClassVar[Stage]
     off: ClassVar[Value]  # the value that changes nothing
     values: ClassVar[tuple[Value, ...]] = ()  # every possible value; empty: what `choices` returns
+    nullable: ClassVar[bool] = False  # whether null is a value, too
+    numbers: ClassVar[tuple[float, float] | None] = None  # it also takes: from one to below another; of ints whole ones
     cuda_values: ClassVar[tuple[Value, ...]] = ()  # of these, the ones that are not searched on a CPU
     host_values: ClassVar[tuple[Value, ...]] = ()  # the ones that store something in the host's memory
     compiled_values: ClassVar[tuple[Value, ...]] = ()  # the ones for which the run calls torch.compile
@@ -49,8 +52,12 @@ class Technique:
 
     def accepts(self, value: Value, hardware: Hardware) -> bool:
         """Whether the value is valid for this knob at all; whether it works here is for `refuse`."""
-        valid = (self.off, *(self.values or self.choices(hardware)))
-        return any(value == each and type(value) is type(each) for each in valid)
+        return self.knob(hardware).accepts(value)
+
+    def knob(self, hardware: Hardware) -> Knob:
+        """What it takes, in a form that needs no torch."""
+        values = self.values or self.choices(hardware)
+        return Knob(self.name, self.off, values, self.nullable, self.numbers, self.takes)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """This knob's canonical value beside the others: null or `off` where it has no meaning."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from autofit.core.constraints import Constraints
 from autofit.core.environment import quiet_imports
-from autofit.core.errors import unknown
+from autofit.core.errors import require, unknown
 from autofit.core.knobs import FIDELITY_ORDER
 from autofit.setup import Config, Hardware, InputError, Technique, Workload
 
@@ -20,6 +20,7 @@ _built_in: set[str] = set()
 
 def register(technique: Technique) -> None:
     """Add a technique; it replaces one of the same name. Raises InputError where it lacks a name or a stage."""
+    require(isinstance(technique, Technique), "register takes an object of a subclass of autofit.Technique", technique)
     for part in ("name", "stage"):
         if not hasattr(technique, part):
             message = f"the technique {type(technique).__name__} has no {part}."
@@ -49,14 +50,8 @@ def check(knobs: Mapping[str, Any], hardware: Hardware) -> None:
     """Raise an InputError for a knob that does not exist or a value it can never take."""
     for name, value in knobs.items():
         technique = technique_named(name)
-        if technique.accepts(value, hardware):
-            continue
-        values = technique.values or technique.choices(hardware)
-        if isinstance(value, str) and not technique.takes:
-            raise unknown(f"value for {name}", value, values)
-        choices = ", ".join("null" if each is None else str(each) for each in values)
-        remedy = f"It takes {technique.takes}." if technique.takes else f"Choose from: {choices}." if choices else ""
-        raise InputError(f"{name} cannot be {'null' if value is None else repr(value)}.", remedy)
+        if not technique.accepts(value, hardware):
+            raise technique.knob(hardware).refusal(value)
 
 
 def canonicalize(knobs: Mapping[str, Any], workload: Workload, hardware: Hardware) -> Config:

@@ -22,6 +22,7 @@ class Attention(Technique):
     stage = Stage.BLOCKS
     off = "sdpa"
     values = ("sdpa", "eager", "flash")
+    nullable = True
     cuda_values = ("flash",)
     all_exact = True
     always = True
@@ -29,9 +30,6 @@ class Attention(Technique):
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         uses_it = workload.traits is None or workload.traits.sdpa
         return config[self.name] or self.off if uses_it else None
-
-    def accepts(self, value: Value, hardware: Hardware) -> bool:
-        return value is None or super().accepts(value, hardware)
 
     def package(self, value: Value) -> str:
         return "flash-attn" if value == "flash" and _has_flash_attn() else "torch"

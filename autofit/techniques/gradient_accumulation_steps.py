@@ -10,10 +10,8 @@ class GradientAccumulationSteps(Technique):
     stage = Stage.STEP
     off = None
     takes = "a whole number, or null for what the micro-batch leaves"
+    numbers = (1, 1_048_577)  # the largest effective batch
     all_exact = True
-
-    def accepts(self, value: Value, hardware: Hardware) -> bool:
-        return value is None or (type(value) is int and value > 0)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError when the batch sizes do not divide, or contradict a given number."""

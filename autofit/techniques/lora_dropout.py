@@ -10,12 +10,10 @@ class LoraDropout(Technique):
     stage = Stage.ADAPT
     off = None
     takes = "a share from 0 to below 1, or null for none"
+    numbers = (0.0, 1.0)
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         return (None,)
-
-    def accepts(self, value: Value, hardware: Hardware) -> bool:
-        return value is None or (type(value) in (int, float) and 0 <= value < 1)  # type: ignore[operator]
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         return (config[self.name] or None) if config["lora_rank"] else None

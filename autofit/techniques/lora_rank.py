@@ -21,12 +21,10 @@ class LoraRank(Technique):
     off = 0
     library = "peft"
     takes = "a whole number from 0 (train all weights) to 1024"
+    numbers = (0, 1025)
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         return (0, 4, 8, 16, 32, 64, 128, 256)
-
-    def accepts(self, value: Value, hardware: Hardware) -> bool:
-        return type(value) is int and 0 <= value <= 1024
 
     def fidelity(self, value: Value) -> int:
         return int(value or 0)

@@ -15,6 +15,7 @@ class MicroBatchSize(Technique):
     stage = Stage.STEP
     off = None
     takes = "a whole number that divides the effective batch, or null for the whole of it"
+    numbers = (1, 1_048_577)  # the largest effective batch
     always = True
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
@@ -23,9 +24,6 @@ class MicroBatchSize(Technique):
     def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
         whole = workload.effective_batch_size // hardware.ranks
         return tuple(size for size in range(1, whole + 1) if whole % size == 0)
-
-    def accepts(self, value: Value, hardware: Hardware) -> bool:
-        return value is None or (type(value) is int and value > 0)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         return config[self.name] or workload.effective_batch_size // hardware.ranks

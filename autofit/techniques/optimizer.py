@@ -47,6 +47,7 @@ class Optimizer(Technique):
     stage = Stage.STEP
     off = "adamw"
     values = ("adamw", "adamw-foreach", "adamw-8bit", "adamw-4bit", "adamw-fp8", "paged-adamw-8bit", "adafactor", "sgd")
+    nullable = True
     # torchao's first step compiles for 40 to 50 s on two CPU cores; bitsandbytes does not, for nearly the same bytes.
     cuda_values = (*_COMPILED, "paged-adamw-8bit")
     host_values = paged_values = ("paged-adamw-8bit",)
@@ -56,9 +57,6 @@ class Optimizer(Technique):
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """null where the workload brings an optimizer of its own."""
         return None if workload.optimizer else config[self.name] or self.off
-
-    def accepts(self, value: Value, hardware: Hardware) -> bool:
-        return value is None or super().accepts(value, hardware)
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         before_ada = requirements.too_old(hardware, _ADA)

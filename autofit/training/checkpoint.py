@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from autofit.core import strict_yaml
 from autofit.core.errors import InputError, reported
 from autofit.core.hardware import MIB
+from autofit.core.workload import check_counts
 from autofit.setup import Setup
 from autofit.setup.host_copies import plain_tensors
 from autofit.techniques import all_techniques
@@ -92,13 +93,6 @@ def save(setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, d
         if existing not in earlier[:keep_last]:
             atomic_writes.remove(existing)
     return path
-
-
-def check_counts(**counts: object) -> None:
-    """Raise InputError unless each is a whole number from 1."""
-    for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InputError(f"{name} must be a whole number from 1, not {count!r}.", f"For example {name}=2.")
 
 
 def check_savable(setup: Setup) -> None:

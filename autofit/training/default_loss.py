@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, shown
 
 
 def default_loss(model: nn.Module, batch: Any) -> Any:
@@ -52,7 +52,7 @@ def check_loss_function(loss: Any) -> None:
     elif loss is None or callable(loss):
         return
     else:
-        raise InputError(f"the loss must be a function of (model, batch), not {loss!r}.", _remedy(()))
+        raise InputError(f"the loss must be a function of (model, batch), not {shown(loss)}.", _remedy(()))
     message = f"{name} is a function of outputs and targets; a loss is one of (model, batch)."
     raise InputError(message, f"Pass loss=lambda model, batch: {name}(model(batch[0]), batch[1]).")
 

@@ -13,7 +13,7 @@ from torch import nn
 from autofit.core.errors import AutofitError, DivergedError, OutOfMemoryError, counted
 from autofit.core.files import write_atomically
 from autofit.core.strict_yaml import dump, load_mapping
-from autofit.core.workload import Hyperparameters, Workload
+from autofit.core.workload import Hyperparameters, Workload, check_counts
 from autofit.hardware import segments
 from autofit.hardware.device import detect
 from autofit.setup import Setup, requirements
@@ -44,7 +44,7 @@ class CheckpointPolicy:
     keep_last: int = 2
 
     def __post_init__(self) -> None:
-        checkpoint.check_counts(checkpoint_every=self.checkpoint_every, keep_last=self.keep_last)
+        check_counts(checkpoint_every=self.checkpoint_every, keep_last=self.keep_last)
 
     def batch_split(self) -> dict[str, Any]:
         """The knobs that a resumed run changed when it ran out of memory; empty where it never did."""
@@ -60,11 +60,9 @@ class CheckpointPolicy:
 
 @dataclass(frozen=True)
 class Session:
-    """What is trained, how it learns, and who listens.
-
-    `listener` gets sentences; `callbacks` the report of every step. `restart` is called where memory ran out in the
-    middle of an update, to resume in a fresh process; without it this process goes back to the last checkpoint.
-    """
+    """What is trained, how it learns, and who listens. `listener` gets sentences; `callbacks` the report of every step.
+    `restart` is called where memory ran out in the middle of an update, to resume in a fresh process; without it this
+    process goes back to the last checkpoint."""
 
     workload: Workload
     model: nn.Module

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, is_whole, require
 from autofit.core.workload import Workload, task_of
 from autofit.data.batch import labels_of, map_tensors, repeat_to, sample_count, tensors
 from autofit.training.default_loss import check_call, check_loss_function
@@ -33,8 +34,8 @@ class Peek:
     batches: int = 64
 
     def __post_init__(self) -> None:
-        if isinstance(self.batches, bool) or not isinstance(self.batches, int) or self.batches < 1:
-            raise InputError(f"peek must be a positive whole number of batches, not {self.batches!r}.")
+        fine = is_whole(self.batches, 1) and self.batches <= sys.maxsize
+        require(fine, "peek must be a positive whole number of batches", self.batches)
 
 
 def workload_from(
@@ -141,7 +142,9 @@ def batches_of(loader: Any, *, name: str = "loader") -> Iterator[Any]:
     """A fresh pass over a loader: an iterable that can be read again, or a function that returns an iterator. A bare
     iterator is refused, because its first batches would be lost to the search."""
     if callable(loader) and not isinstance(loader, Iterable):
-        return iter(loader())
+        made = loader()
+        require(hasattr(made, "__iter__"), f"the {name} must be a function that returns an iterator of batches", made)
+        return iter(made)
     if not isinstance(loader, Iterable):
         message = f"the {name} must be an iterable of batches, not a {type(loader).__name__}."
         raise InputError(message, "For example a DataLoader.")

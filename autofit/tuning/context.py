@@ -72,7 +72,8 @@ class Context:
 
 def context_of(workload: Workload, options: SearchOptions, executor: Executor, journal: Path) -> Context:
     """What the executor finds of machine and workload; an InputError for wrong options, a ProbeError for the device."""
-    card = card_to_search_for(options.gpu) if options.gpu else None  # first, since a wrong name needs no look
+    # First, since a wrong name needs no look.
+    card = card_to_search_for(options.gpu) if options.gpu is not None else None
     memory = options.gpu_mem if options.mem is None else options.mem
     budget_bytes = gib_to_bytes(memory) if memory is not None else None
     measured_on, traits = executor.look(workload, options.wanted_device, budget_bytes)

@@ -79,7 +79,7 @@ def predicted_search(workload: Workload, options: SearchOptions, listener: Liste
         ProbeError: the prediction took longer than the time limit.
     """
     start = time.monotonic()
-    if options.gpu:
+    if options.gpu is not None:
         card_to_search_for(options.gpu)  # refuses a card that no search can be for, before anything else is said
 
     def notify(text: str) -> None:

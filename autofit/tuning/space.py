@@ -5,7 +5,10 @@ from autofit.core.config import Config
 from autofit.core.hardware import Hardware
 from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
+from autofit.export.from_result import ANY
+from autofit.search import space
 from autofit.search.space import KnobChoices, Space, load_space
+from autofit.setup import Technique
 
 
 def knob_choices(workload: Workload, hardware: Hardware) -> KnobChoices:
@@ -14,8 +17,16 @@ def knob_choices(workload: Workload, hardware: Hardware) -> KnobChoices:
     return KnobChoices(
         known=tuple(name for name, values in choices.items() if values),
         choices=choices.__getitem__,
-        accepts=lambda knob, value: techniques.technique_named(knob).accepts(value, hardware),
+        check=lambda knob, value: techniques.check({knob: value}, hardware),
     )
+
+
+def check_asked(options: SearchOptions) -> None:
+    """Raise the InputErrors of `space_for` that depend on no hardware, before a search looks for any."""
+    every = techniques.all_techniques()
+    plain = (each for each in every if type(each).accepts is Technique.accepts and (each.values or each.numbers))
+    knobs = {each.name: each.knob(ANY) for each in plain}
+    space.check_asked(options.space, options.set, tuple(each.name for each in every), knobs)
 
 
 def legal_configs(options: SearchOptions, workload: Workload, hardware: Hardware) -> list[Config]:

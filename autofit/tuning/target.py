@@ -5,7 +5,7 @@ import dataclasses
 import torch
 
 from autofit.core.budget import Budget, gib_to_bytes
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, reported, told
 from autofit.core.estimate import Estimate
 from autofit.core.hardware import Hardware
 from autofit.core.options import SearchOptions
@@ -23,7 +23,7 @@ from autofit.training.inspect import inspect_workload
 
 def target_hardware(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
     """The hardware to predict for, and what is assumed of it; an InputError for CUDA without card, size or device."""
-    if options.gpu:
+    if options.gpu is not None:
         return hardware_of(card(options.gpu)), ()
     notes: tuple[str, ...] = ()
     if options.wanted_device != "cpu" and torch.cuda.is_available():
@@ -50,7 +50,8 @@ def target_hardware(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
 
 def structure_traits(workload: Workload, hardware: Hardware) -> Traits:
     """What the structure of the model shows; a budget of 0 leaves no room for trying its loss."""
-    return dataclasses.replace(inspect_workload(workload, hardware, budget_bytes=0), notes=())
+    with reported(lambda error: f"the model cannot be built here: {told(error)}."):  # of a size that no machine has
+        return dataclasses.replace(inspect_workload(workload, hardware, budget_bytes=0), notes=())
 
 
 def estimate_on(traced: Trace, workload: Workload, hardware: Hardware, budget: Budget) -> Estimate:

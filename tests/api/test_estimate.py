@@ -139,7 +139,7 @@ def test_a_smaller_card_and_a_model_of_another_kind() -> None:
         ({"gpu": "h100", "set": {"precison": "bf16"}}, r"unknown knob 'precison'\. Did you mean 'precision'\?"),
         ({"gpu": "h100", "trials": 3}, "unknown option 'trials'"),
         ({"gpu": "h100", "seq_len": 8}, "belong to a model given by name"),
-        ({"gpu": "h100", "config": 3}, "not a int"),
+        ({"gpu": "h100", "config": 3}, "config must be an .*, not 3"),
         ({"gpu": "h100", "config": "nowhere.yaml"}, r"nowhere\.yaml is not there"),
     ],
     ids=str,

@@ -307,19 +307,19 @@ def test_an_iterable_dataset_is_counted_by_reading_it() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"config": [1]}, "config must be an autofit.Config or a mapping of knobs, not a list"),
-        ({"callbacks": print}, "callbacks must be a tuple of functions, not one function"),
+        ({"config": [1]}, "config must be an autofit.Config or a mapping of knobs, not "),
+        ({"callbacks": print}, "callbacks must be a tuple of functions, not <built-in function print>"),
         ({"checkpoint_every": 0}, "checkpoint_every must be a whole number from 1, not 0"),
         ({"keep_last": 1.5}, r"keep_last must be a whole number from 1, not 1\.5"),
         ({"callbacks": [3]}, r"callbacks must be a tuple of functions, not \[3\]"),
         ({"callbacks": 3}, "callbacks must be a tuple of functions, not 3"),
-        ({"seed": None}, "seed must be a whole number of at most 63 bits, not None"),
+        ({"seed": None}, "seed cannot be None"),
         ({"seed": 2**70}, "seed must be a whole number of at most 63 bits"),
         ({"model": mlp().requires_grad_(False)}, r"the model has no trainable parameter\. Set requires_grad"),
         ({"eval_loader": iter(batches())}, "the eval_loader is a list_iterator, which can be read only once"),
         ({"eval_loader": []}, "eval_loader is empty: it gave no batch"),
         ({"eval_loader": [torch.ones(2, 48)]}, "the loss on eval_loader's first sample raised ValueError: not enough"),
-        ({"output_dir": Path(__file__) / "x"}, "x cannot be written to: Not a directory"),
+        ({"output_dir": Path(__file__) / "x"}, "test_fit.py is a file, not a directory"),
     ],
 )
 def test_what_could_only_fail_later_is_told_at_once(options: dict[str, Any], message: str) -> None:

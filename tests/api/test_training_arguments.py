@@ -247,7 +247,7 @@ def test_what_is_overridden_goes_first_and_is_said(tmp_path: Path) -> None:
     ("given", "overrides", "message"),
     [
         (result(best=False), {}, "no config that was tried fits|no config of the space"),
-        (17, {}, "a result, a result.yaml or a config is needed, not a int"),
+        (17, {}, "a result is needed, or the path of a result.yaml, not 17"),
         ({"micro_batch_size": 2}, {}, "gradient_accumulation_steps must be a whole number"),
         ({**SIZES, "optimiser": "sgd"}, {}, "unknown knob 'optimiser'. Did you mean 'optimizer'"),
         ({**SIZES, "lora_rank": 4}, {}, "Give the model as model="),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command import Run, assert_error
+from tests.cli.command import RESULT, Run, assert_error
 
 DATA = Path(__file__).parents[2] / "examples" / "data"
 TRAIN = ("train", "run/result.yaml", "--data", DATA / "alice.txt")
@@ -44,13 +44,14 @@ def test_a_step_of_a_training_is_recorded(here: Path, run: Run) -> None:
     ],
 )
 def test_an_interrupted_training_tells_how_to_go_on(
-    run: Run, monkeypatch: pytest.MonkeyPatch, output: tuple[str, ...], message: str
+    here: Path, run: Run, monkeypatch: pytest.MonkeyPatch, output: tuple[str, ...], message: str
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("autofit.api.train.train", interrupted)
-    printed = run("train", "result.yaml", "--data", "a.txt", "--from-scratch", *output)
+    (here / "result.yaml").write_text(RESULT)
+    printed = run("train", "result.yaml", "--data", "mine.py", "--from-scratch", *output)
     assert (printed.code, printed.err) == (130, message)
 
 

@@ -7,10 +7,22 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from autofit.core.files import cache_file, digest, expanded, locked, write_atomically, write_cache
+from autofit.core.errors import InputError
+from autofit.core.files import (
+    cache_file,
+    check_output,
+    check_readable,
+    check_writable,
+    digest,
+    expanded,
+    locked,
+    write_atomically,
+    write_cache,
+)
 
 
 def test_files_lie_where_the_user_wants_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,11 +78,16 @@ def test_a_file_is_written_whole(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_write_that_fails_leaves_the_former_file(tmp_path: Path) -> None:
+def test_a_write_that_fails_leaves_the_former_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     path = tmp_path / "x"
     write_atomically(path, "former")
-    with pytest.raises(UnicodeEncodeError):
-        write_atomically(path, "a" * 10**6 + "\ud800")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_atomically(path, "a" * 10**6)
+    assert caught.value.filename == str(path)
     assert path.read_text() == "former"
     assert [entry.name for entry in tmp_path.iterdir()] == ["x"]
 
@@ -161,3 +178,63 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
 def test_a_user_that_there_is_not_is_a_name_like_any_other() -> None:
     assert expanded("~/x") == Path.home() / "x"
     assert expanded("~nobody-of-that-name/x") == Path("~nobody-of-that-name/x")
+
+
+@pytest.mark.parametrize("path", [3, None, "", "a\0b", "\ud800", b"x"], ids=ascii)
+def test_what_no_file_can_be_called(path: Any) -> None:
+    with pytest.raises(InputError, match="output_dir cannot be "):
+        expanded(path, "output_dir")
+
+
+def test_what_can_be_read_is_a_file_or_a_directory(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    check_readable(Path(__file__), "the file")
+    check_readable(tmp_path, "the directory")
+    for path, reason in {
+        tmp_path / "none": "is not there",
+        tmp_path / "fifo": "cannot be read: it is neither a file nor a directory",
+        Path("/dev/zero"): "cannot be read: it is neither a file nor a directory",
+        Path(__file__) / "x": "cannot be read: Not a directory",
+        tmp_path / ("n" * 300): "cannot be read: File name too long",
+    }.items():
+        with pytest.raises(InputError, match=f"the data .* {reason}"):
+            check_readable(path, "the data")
+
+
+def test_what_can_be_written(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    check_writable(file, folder=False, remedy="")
+    check_writable(tmp_path / "new" / "run", folder=True, remedy="")
+    check_writable(Path("/dev/null"), folder=False, remedy="")
+    for path, folder, reason in (
+        (file, True, "file is a file, not a directory. Choose"),
+        (file / "x", False, "file is a file, not a directory. Choose"),
+        (tmp_path, False, "cannot be written: Is a directory. Choose"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            check_writable(path, folder=folder, remedy="Choose another.")
+    for directory, resume, reason in ((None, True, "must be named"), (tmp_path / "none", True, "no run to resume")):
+        with pytest.raises(InputError, match=reason):
+            check_output(directory, resume)
+    check_output(None, resume=False)
+    check_output(tmp_path / "zoë", resume=False)
+    with pytest.raises(InputError, match="is no name in UTF-8"):
+        check_output(tmp_path / os.fsdecode(b"\xff"), resume=False)
+
+
+def test_what_utf_8_cannot_hold_is_written_as_an_escape(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "file.py", "name = 'zoë \udcff'\n")
+    assert (tmp_path / "file.py").read_text(encoding="utf-8") == "name = 'zoë \\udcff'\n"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may do everything")
+def test_permissions(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch(0)
+    with pytest.raises(InputError, match=r"the data .*file cannot be read: Permission denied\."):
+        check_readable(file, "the data")
+    with pytest.raises(InputError, match=r"file cannot be written: Permission denied\."):
+        check_writable(file, folder=False, remedy="")
+    with pytest.raises(InputError, match=r"/x/y cannot be written: Permission denied\."):
+        check_writable(Path("/x/y"), folder=True, remedy="")

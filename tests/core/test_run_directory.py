@@ -123,7 +123,7 @@ def test_a_file_in_its_place_or_on_its_way(tmp_path: Path) -> None:
     file.write_text("")
     with pytest.raises(InputError, match="is a file, not a directory"):
         RunDirectory(file).__enter__()
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(InputError, match="file is a file, not a directory"):
         RunDirectory(file / "run").__enter__()
 
 

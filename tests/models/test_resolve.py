@@ -98,7 +98,7 @@ def facts(workload: Workload) -> tuple[object, ...]:
         ("./gone", "the directory ./gone is not there. Check the path."),
         ("/no/such/place", "the directory /no/such/place is not there. Check the path."),
         ("~nobody-of-that-name/model", "the directory ~nobody-of-that-name/model is not there. Check the path."),
-        ("x" * 5000, f"unknown model '{'x' * 5000}'. Known: {', '.join(sorted(preset_names()))}."),
+        ("x" * 5000, f"unknown model '{'x' * 199}.... Known: {', '.join(sorted(preset_names()))}."),
     ],
 )
 def test_names_that_mean_nothing(model: str, message: str) -> None:

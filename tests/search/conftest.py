@@ -15,6 +15,7 @@ from autofit.core.config import Config, Value
 from autofit.core.constraints import Constraints
 from autofit.core.errors import InputError
 from autofit.core.hardware import GIB, Hardware
+from autofit.core.knobs import Knob
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.workload import Workload
 from autofit.search.pareto import Evidence
@@ -190,8 +191,5 @@ def offer() -> KnobChoices:
         "lora_rank": (4, 32),
     }
 
-    def accepts(knob: str, value: Value) -> bool:
-        known = KNOBS[knob] + unoffered.get(knob, ())
-        return any(value == each and type(value) is type(each) for each in known)
-
-    return KnobChoices(tuple(KNOBS), KNOBS.__getitem__, accepts)
+    knobs = {name: Knob(name, values[0], values + unoffered.get(name, ())) for name, values in KNOBS.items()}
+    return KnobChoices(tuple(KNOBS), KNOBS.__getitem__, lambda name, value: knobs[name].check(value))

@@ -38,8 +38,8 @@ def test_all_is_every_choice_and_a_list_is_cut_to_what_is_offered(tmp_path: Path
         ("description: d\nknobs: {precison: all}", "unknown knob to search 'precison'. Did you mean 'precision'?"),
         ("description: d\nknob: {precision: all}", "Did you mean 'knobs'?"),
         ("description: d\nknobs: {precision: [bf61]}", "unknown value for precision 'bf61'. Did you mean 'bf16'?"),
-        ("description: d\nknobs: {lora_rank: [yes]}", "unknown value for lora_rank 'true'."),
-        ("description: d\nknobs: {lora_rank: [8.0]}", "unknown value for lora_rank '8.0'."),
+        ("description: d\nknobs: {lora_rank: [yes]}", "lora_rank cannot be True. Choose from: 8, 16, 64"),
+        ("description: d\nknobs: {lora_rank: [8.0]}", "lora_rank cannot be 8.0. Choose from:"),
         ("description: d\nknobs: {precision: []}", "precision has no values."),
         ("description: d\nknobs: {precision: bf16}", "precision is 'bf16'. Write a list of values, or all."),
         ("description: d\nknobs: {precision: }", "precision is None."),
@@ -68,7 +68,7 @@ def test_refuses_what_is_not_a_space_in_one_sentence(
 
 
 def test_a_knob_that_offers_nothing_here(tmp_path: Path, offer: KnobChoices) -> None:
-    bare = KnobChoices(offer.known, lambda knob: (), offer.accepts)
+    bare = KnobChoices(offer.known, lambda knob: (), offer.check)
     for values in ("all", "[bf16]"):
         with pytest.raises(InputError, match="Leave the knob out"):
             load_space(write(tmp_path, f"description: d\nknobs: {{precision: {values}}}"), bare)
