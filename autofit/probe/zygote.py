@@ -33,10 +33,12 @@ _LOOK_SECONDS, _MOST_LOGGED, _KEPT_OF_LOG = 0.5, 2**24, 2**20  # what a model pr
 _PATIENCE, _LONGEST_END = 0.5, 10.0
 _BARE = "--bare"  # import autofit's own modules only
 START = """
+import gc
+gc.disable()
 from autofit.core.forks import die_with_parent
 die_with_parent()
 from autofit.probe.zygote import main
-main()"""  # whoever is killed while it imports, which takes seconds, takes it along
+main()"""  # whoever is killed while it imports, which takes seconds, and a fifth more with gc, takes it along
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,6 @@ class Ended:
 def main() -> None:
     """Serve jobs from the socket whose file descriptor is the first argument."""
     connection = Connection(int(sys.argv[1]))
-    gc.disable()  # a fifth of the time of imports, which leave nothing to collect
     if _BARE in sys.argv:
         importlib.import_module("autofit.probe.measure")
     elif not preload(_PRELOADED):  # a library opened CUDA after all: no forked child could use it
