@@ -108,7 +108,8 @@ class _Run:
     def explore(self) -> SearchOutcome:
         """Probe configs of the space until a limit is reached."""
         context, options = self.context, self.options
-        journal = Journal(self._directory.journal, context.identity(), context.budget.device_bytes)
+        path, budget_bytes = self._directory.journal, context.budget.device_bytes
+        journal = Journal(path, context.identity(), budget_bytes, notify=self.notify)
         seconds = options.time_limit and options.time_limit * EXPLORE_SHARE
         limits = Limits(options.trials, seconds, context.cap_bytes, options.tolerance)
         with contextlib.ExitStack() as stack:

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
+import random
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+from optuna.storages.journal import JournalFileBackend, JournalStorage
+from optuna.trial import TrialState
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError
@@ -71,8 +77,7 @@ def test_a_journal_is_a_study_that_optuna_s_own_tools_open(tmp_path: Path, formu
     """As optuna-dashboard does it."""
     problem = formula()
     outcome = search(problem.space, problem.problem(), limits=Limits(trials=5), journal=Journal(tmp_path / "j.log", {}))
-    file = optuna.storages.journal.JournalFileBackend(str(tmp_path / "j.log"))
-    study = optuna.load_study(study_name=None, storage=optuna.storages.JournalStorage(file))
+    study = optuna.load_study(study_name=None, storage=JournalStorage(JournalFileBackend(str(tmp_path / "j.log"))))
     trials = study.get_trials()
     assert [trial.number for trial in trials] == [0, 1, 2, 3, 4]
     assert study.best_value == max(each.throughput for each in outcome.measurements)
@@ -134,21 +139,161 @@ def test_zeros_after_a_power_cut_are_a_torn_line(journal: Journal) -> None:
     assert len(measurements_of(open_study(journal, SAMPLER))) == 2
 
 
-@pytest.mark.parametrize("line", [b"{torn\n", b"[]\n", b"\xff\n"])
-def test_damage_in_the_middle_is_said_not_skipped(journal: Journal, line: bytes) -> None:
-    write(journal, "fits")
+@pytest.mark.parametrize("line", [b"{torn\n", b"[]\n", b"\xff\n", b'{"a":1}\n', b"\n"])
+def test_damage_in_the_middle_costs_no_more_than_it_touches(journal: Journal, line: bytes) -> None:
+    write(journal, "fits", "out_of_memory")
     lines = journal.path.read_bytes().splitlines(keepends=True)
     lines.insert(3, line)
     journal.path.write_bytes(b"".join(lines))
-    with pytest.raises(InputError, match="is damaged: its line 4"):
-        open_study(journal, SAMPLER)
+    said: list[str] = []
+    study = open_study(dataclasses.replace(journal, notify=said.append), SAMPLER)
+    assert measurements_of(study) == [measured(0), measured(1, "out_of_memory")]
+    damaged, lost = journal.path.with_name("journal.log.damaged"), "0 records" if line == b"\n" else "1 record"
+    told = f"{lost} of it cannot be read, 2 measurements can; the damaged file is now {damaged}."
+    assert said == [f"{journal.path} was damaged: {told}"]
+    assert damaged.read_bytes() == b"".join(lines)
+    write(journal, "fits")  # and nothing is said again
+    assert [each.number for each in measurements_of(open_study(journal, SAMPLER))] == [0, 1, 2]
+    assert len(said) == 1
 
 
-@pytest.mark.parametrize("text", ['{"a": 1}\n', '{"op_code": 77, "worker_id": "w"}\n'])
-def test_a_file_of_something_else(journal: Journal, text: str) -> None:
+def test_a_file_set_aside_before_stays(journal: Journal) -> None:
+    for number in range(3):
+        write(journal, "fits")
+        with journal.path.open("ab") as file:
+            file.write(b"noise %d\n" % number)
+    open_study(journal, SAMPLER)
+    aside = sorted(each.name for each in journal.path.parent.iterdir())
+    assert aside == ["journal.log", "journal.log.damaged", "journal.log.damaged-2", "journal.log.damaged-3"]
+    assert journal.path.with_name("journal.log.damaged-2").read_bytes().endswith(b"noise 1\n")
+
+
+def damaged(whole: bytes) -> Iterator[tuple[bytes, int]]:
+    """A journal of three measurements after many a fault, and how many of them must be left at least."""
+    draw = random.Random(0)
+    for place in [*range(0, len(whole), 89), *(each.start() for each in re.finditer(b"\n", whole))]:
+        left = 3 if whole[place] == ord("\n") else 2
+        yield whole[:place] + bytes([whole[place] ^ 1 << draw.randrange(8)]) + whole[place + 1 :], left
+        yield whole[:place] + whole[place + 1 :], left
+        yield whole[:place] + b"\n" + whole[place:], left
+    for place in range(0, len(whole), 331):
+        yield whole[:place], 0
+        yield whole[:place] + draw.randbytes(300) + whole[place:], 2
+        yield whole[:place] + draw.randbytes(300) + whole[place + 300 :], 0
+        yield whole[:place] + bytes(512) + whole[place + 512 :], 0
+        yield whole[:place] + whole[draw.randrange(len(whole)) :], 0
+    lines = whole.splitlines(keepends=True)
+    for place in range(len(lines)):
+        yield b"".join(lines[:place] + lines[place + 1 :]), 2
+        yield b"".join(lines[:place] + lines[place : place + 1] + lines[place:]), 3
+        yield b"".join(lines[place:] + lines[:place]), 3
+    yield whole + whole, 3
+    yield whole.replace(b"\n", b"\r\n"), 3
+    yield b"\xef\xbb\xbf" + whole, 3
+
+
+def test_however_a_journal_is_damaged_what_is_read_is_right_and_the_search_goes_on(journal: Journal) -> None:
+    write(journal, "fits", "out_of_memory", "failed")
+    whole, truth = journal.path.read_bytes(), measurements_of(open_study(journal, SAMPLER))
+    aside = journal.path.with_name("journal.log.damaged")
+    for text, left in damaged(whole):
+        aside.unlink(missing_ok=True)
+        journal.path.write_bytes(text)
+        said: list[str] = []
+        study = open_study(dataclasses.replace(journal, notify=said.append), SAMPLER)
+        held = measurements_of(study)
+        assert len(held) >= left
+        assert all(each in truth for each in held)
+        # Nothing is said where records are only missing at the end, as those a process never wrote whole.
+        end = text.rfind(b"\n") + 1
+        only_cut = whole.startswith(text[:end]) and not re.search(rb'"crc":"\w{8}"}', text[end:])
+        assert bool(said) == aside.exists() == (not only_cut)
+        record(study, study.ask(), measured(7, "timed_out"))
+        assert measurements_of(open_study(journal, SAMPLER)) == [*held, measured(7, "timed_out")]
+
+
+def test_every_record_of_a_measurement_says_what_it_is_of(journal: Journal) -> None:
+    """So that the journal is still known, and the budget, when what came first is lost."""
+    write(dataclasses.replace(journal, budget_bytes=7), "fits")
+    journal.path.write_bytes(b"\n".join(journal.path.read_bytes().splitlines()[3:]) + b"\n")
+    assert begun_with(journal.path) == (journal.identity, 7)
+    with pytest.raises(InputError, match="holds a search of something else: model was 'm'"):
+        open_study(Journal(journal.path, {"model": "other"}), SAMPLER)
+    assert len(measurements_of(open_study(journal, SAMPLER))) == 1
+
+
+@pytest.fixture
+def of_before(journal: Journal) -> Journal:
+    """A journal that Optuna wrote by itself, without checksums."""
+    storage = JournalStorage(JournalFileBackend(str(journal.path)))
+    study = optuna.create_study(storage=storage, study_name="autofit", direction="maximize")
+    study.set_user_attr("identity", dict(journal.identity))
+    for number in range(2):
+        trial = study.ask()
+        trial.set_user_attr("measurement", measured(number).to_trial())
+        study.tell(trial, 1.5)
+    return journal
+
+
+def test_a_journal_without_checksums_goes_on(of_before: Journal) -> None:
+    for number in (2, 3):
+        write(of_before, "fits")
+        assert len(measurements_of(open_study(of_before, SAMPLER))) == number + 1
+    assert begun_with(of_before.path) == (of_before.identity, None)
+
+
+def test_a_damaged_journal_without_checksums_is_refused_because_nothing_in_it_is_sure(of_before: Journal) -> None:
+    text = of_before.path.read_bytes().replace(b"true", b"trve").replace(b'"fits"', b'"fits', 1)
+    of_before.path.write_bytes(text)
+    with pytest.raises(InputError, match=r"is damaged, or no journal: no checksum shows any record"):
+        open_study(of_before, SAMPLER)
+    assert of_before.path.read_bytes() == text
+
+
+def test_what_other_tools_note_in_a_journal_stays(journal: Journal) -> None:
+    """optuna-dashboard keeps the user's notes there."""
+    write(journal, "fits")
+    storage = JournalStorage(JournalFileBackend(str(journal.path)))
+    storage.set_study_system_attr(storage.get_study_id_from_name("autofit"), "note", "mine")
+    write(journal, "fits")
+    assert len(measurements_of(open_study(journal, SAMPLER))) == 2
+    assert b'"note":"mine"' in journal.path.read_bytes()
+    assert list(journal.path.parent.iterdir()) == [journal.path]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": 1}\n', "is damaged, or no journal"),
+        ('{"op_code": 77, "worker_id": "w"}\n', "is not a journal that this version of autofit can read"),
+    ],
+)
+def test_a_file_of_something_else(journal: Journal, text: str, said: str) -> None:
     journal.path.write_text(text)
-    with pytest.raises(InputError, match="is not a journal that this version of autofit can read"):
+    with pytest.raises(InputError, match=said):
         open_study(journal, SAMPLER)
+    assert journal.path.read_text() == text
+
+
+def test_what_a_full_disk_refused_is_written_as_soon_as_there_is_room(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = open_study(journal, SAMPLER)
+    trial, whole = study.ask(), journal.path.read_bytes()
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        record(study, trial, measured(0))
+    assert caught.value.filename == str(journal.path)
+    assert journal.path.read_bytes() == whole  # no half of a line is left, after which others could not be read
+    monkeypatch.undo()
+    study.tell(trial, state=TrialState.FAIL)
+    said: list[str] = []
+    assert measurements_of(open_study(dataclasses.replace(journal, notify=said.append), SAMPLER)) == [measured(0)]
+    assert not said
 
 
 def test_a_measurement_of_another_version(journal: Journal) -> None:
@@ -158,15 +303,6 @@ def test_a_measurement_of_another_version(journal: Journal) -> None:
     study.tell(trial, 1.0)
     with pytest.raises(InputError, match="this version of autofit"):
         open_study(journal, SAMPLER)
-
-
-def test_a_lock_of_the_dead_is_removed(journal: Journal) -> None:
-    write(journal, "fits")
-    lock = journal.path.with_name("journal.log.lock")
-    lock.symlink_to(journal.path)
-    journal.path.with_name("journal.log.lock1234.rename").symlink_to(journal.path)
-    write(journal, "fits")
-    assert [path.name for path in journal.path.parent.iterdir()] == ["journal.log"]
 
 
 def test_trials_left_running_are_given_up(journal: Journal) -> None:
@@ -211,8 +347,7 @@ def test_an_identity_is_compared_as_it_is_stored(journal: Journal) -> None:
         open_study(Journal(journal.path, {"path": Path("a"), "capability": (8, 0), "limit": None}), SAMPLER)
 
 
-# A search in a process of its own that is killed while it writes line HALF of the journal: half the line is written
-# and Optuna's lock is held, as kill -9 leaves them.
+# A search in a process of its own that is killed while it writes line HALF of the journal, as kill -9 leaves it.
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -229,8 +364,7 @@ def append(self, logs):
     lines += 1
     if lines < {half}:
         return whole(self, logs)
-    self._lock.acquire()
-    with open(self._file_path, "ab") as file:
+    with self._journal.path.open("ab") as file:
         file.write(b'{{"op_code":8,"worker_id":"')
         file.flush()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -247,7 +381,6 @@ def test_a_search_killed_while_it_writes_is_resumed(tmp_path: Path, formula: Any
     environment = {**os.environ, "PYTHONPATH": str(Path(journal_module.__file__).parents[2])}
     died = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert died.returncode == -signal.SIGKILL, died.stderr
-    assert path.with_name("journal.log.lock").is_symlink()
     assert not path.read_bytes().endswith(b"\n")
 
     problem, straight = formula(3), formula(3)
