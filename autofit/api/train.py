@@ -76,7 +76,7 @@ def train(
         config.label2id = {name: number for number, name in config.id2label.items()}
     if workload.task == "sequence-classification":  # decoders classify the last token that is not padding
         config.get_text_config().pad_token_id = reader.tokenizer.pad_token_id or 0
-    device = str(saved.hardware["device"])
+    device = saved.hardware.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
     step_trace = StepTrace(output, device) if memory_snapshot and output else None
     with SteadyStep(step_trace) if step_trace else nullcontext() as recorder:
         callbacks = (*callbacks, recorder) if recorder else callbacks

@@ -9,6 +9,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from autofit.core.errors import InputError, shown
 
@@ -114,12 +115,12 @@ def expanded(path: str | Path, what: str = "a path") -> Path:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[IO[str]]:
     """Hold the lock on a file, made where there is none; the system drops it however this process dies. Raises
     BlockingIOError where another process holds it, OSError where the file cannot be made."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        yield file
 
 
 def cache_file(kind: str, name: str) -> Path:

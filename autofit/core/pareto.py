@@ -44,7 +44,7 @@ class Alternative:
 
     @property
     def value(self) -> Value:
-        return self.config[self.knob]
+        return self.config.get(self.knob)
 
     @property
     def fits(self) -> bool:

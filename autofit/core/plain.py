@@ -10,7 +10,10 @@ from itertools import repeat
 from typing import Any
 
 from autofit.core.config import Config
+from autofit.core.errors import shown
 
+_NUMBER = (int, float)
+_ALLOWED = {int: _NUMBER, float: _NUMBER, str: (str,), bool: (bool,), tuple: (list, tuple), Mapping: (Mapping,)}
 field_types = cache(typing.get_type_hints)  # of a dataclass: the types of its fields, by name
 
 
@@ -34,6 +37,9 @@ def from_plain(kind: Any, data: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, Config | Enum):
         return kind(data)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    allowed = _ALLOWED.get(origin or kind)
+    if allowed and (not isinstance(data, allowed) or (isinstance(data, bool) and bool not in allowed)):
+        raise TypeError(f"{shown(data)} stands where {kind} should")
     if origin in (typing.Union, types.UnionType):  # one type or None, or scalars
         return None if data is None else from_plain(arguments[0], data)
     if origin is tuple and arguments[-1] is Ellipsis:

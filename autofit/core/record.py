@@ -95,7 +95,7 @@ class Record:
                 finished=data["finished"],
                 intact=intact,
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
             raise InputError(f"{path} is damaged: {type(error).__name__}: {error}.", _AGAIN) from error
 
 
@@ -110,6 +110,8 @@ def _result(data: dict[str, Any]) -> Result:
     for each in data["other_budgets"]:
         each.pop("runs", None)  # found again on the Pareto front
     finals = from_plain(Mapping[str, Measurement | None], data["finals"])
+    if any(each and not (each.throughput and finals["best"]) for each in finals.values()):
+        raise ValueError("a config that fits has no speed, or there is no best one")
     predicted = data.get("predicted") or {}
     values = {name: from_plain(kind, data[name]) for name, kind in field_types(Result).items() if name not in _ARRANGED}
     tiers, budget = predicted.get("tiers", {}), values["budget"]

@@ -8,9 +8,9 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError, create_model
+from pydantic import Field, ValidationError, create_model
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
@@ -240,12 +240,12 @@ class SavedResult:
             if not isinstance(part, dict) or not isinstance(data.get(key), dict | None):
                 raise InputError(f"{path}: {key} must be a mapping.", _AGAIN)
         try:
-            _Figures.model_validate(parts, strict=True)
+            _Parts.model_validate({**parts, "model": data["model"]}, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             given = f"{'.'.join(map(str, first['loc']))} is {first['input']!r}"
             raise InputError(f"{path}: {given}. {first['msg']}.", _AGAIN) from error
-        return cls(model=str(data["model"]), **{**parts, "config": Config(parts["config"])})
+        return cls(model=data["model"], **{**parts, "config": Config(parts["config"])})
 
 
 def knobs_of(source: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
@@ -258,14 +258,22 @@ def knobs_of(source: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     return SavedResult.load(source).config if {"autofit", "config"} & data.keys() else data
 
 
-# The figures of result.yaml that other tools' files and scripts repeat: each optional, but whole where it is there.
-_NUMBER: Any = (float | None, None)
-_STEP: Any = (create_model("Step", median=float, low=float, high=float) | None, None)
-_PEAK: Any = (create_model("Peak", allocated=float, reserved=_NUMBER, device=_NUMBER) | None, None)
-_INTERVAL: Any = (create_model("Interval", low=int, high=int) | None, None)
+# What is read of a result.yaml: each part and figure optional, but of its type where it is there.
+_TEXT: Any = (str | None, None)
+_COUNT: Any = (Annotated[int, Field(ge=1)] | None, None)
+_FINITE: Any = Annotated[float, Field(allow_inf_nan=False)]
+_NUMBER: Any = (_FINITE | None, None)
+_STEP: Any = (create_model("Step", median=_FINITE, low=_FINITE, high=_FINITE) | None, None)
+_PEAK: Any = (create_model("Peak", allocated=_FINITE, reserved=_NUMBER, device=_NUMBER) | None, None)
+_INTERVAL: Any = (create_model("Interval", low=_FINITE, high=_FINITE) | None, None)
 _Speeds = create_model("Speeds", tokens_per_second=_NUMBER, samples_per_second=_NUMBER)
-_Figures = create_model(
-    "Figures",
+_SIZES = dict.fromkeys(("memory_gib", "budget_gib", "margin"), _NUMBER)
+_Parts = create_model(
+    "Parts",
+    model=str,
+    workload=create_model("Work", task=_TEXT, sequence_length=_COUNT, effective_batch_size=_COUNT),
+    hardware=create_model("Device", **_SIZES, **dict.fromkeys(("device", "name", "allocator", "measured_on"), _TEXT)),
+    versions=dict[str, str],
     measured=create_model("Measured", __base__=_Speeds, step_seconds=_STEP, peak_gib=_PEAK),
     predicted=create_model("Predicted", __base__=_Speeds, step_seconds=_NUMBER, device_bytes=_INTERVAL),
 )

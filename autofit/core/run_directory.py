@@ -1,17 +1,25 @@
 """The run directory, which holds every file of a search, so that no measurement is lost."""
 
 import contextlib
+import errno
 import os
 import shutil
+import tempfile
+import time
 from pathlib import Path
+from typing import IO
 
 from autofit.core.errors import InputError
-from autofit.core.files import check_writable, expanded, locked
+from autofit.core.files import check_writable, expanded, locked, write_atomically
+
+_OTHER = "Choose another --out."
+_PAUSE = 0.2  # seconds in which whoever deletes a directory has deleted all of it
 
 
 class RunDirectory:
     """Paths inside a run directory, and the lock on it, which the system drops however a process dies. A context
-    manager; raises InputError where another process uses it, or it holds something else than `resume` says."""
+    manager; raises InputError where another process uses it, or it holds something else than `resume` says. An error
+    before the first measurement leaves nothing that was not there before."""
 
     def __init__(self, path: Path, *, resume: bool = False) -> None:
         self.path = expanded(path, "out").absolute()
@@ -22,53 +30,96 @@ class RunDirectory:
         self.report = self.path / "report.html"
         self.journal = self.path / "journal.log"
         self.probes = self.path / "probes"
+        self.lines: list[bytes] = []  # of the journal, to make it again
         self._lock_path = self.path / ".lock"
         self._lock = contextlib.ExitStack()
+        self._held: IO[str] | None = None  # the file of the lock
+        self._made: list[Path] = []  # what was not there before
+        self._elsewhere: Path | None = None  # where the journal is when it cannot be here
         self._resume = resume
 
     def check(self) -> None:
         """Raise the InputErrors of entering that need no lock."""
         if self._resume and not self.path.exists():
             raise InputError(f"there is no search to resume in {self.path}.", "Leave out --resume, or check --out.")
-        check_writable(self.path, folder=True, remedy="Choose another --out.")
+        check_writable(self.path, folder=True, remedy=_OTHER)
         if self.path.is_dir() and self._holds_something() and not (self._resume and self.journal.exists()):
             if self.journal.exists():
                 remedy = "Add --resume to continue it, or choose another --out."
                 raise InputError(f"{self.path} already holds a search.", remedy)
-            raise InputError(f"{self.path} already holds other files.", "Choose another --out.")
+            raise InputError(f"{self.path} already holds other files.", _OTHER)
 
     def __enter__(self) -> "RunDirectory":
         try:
             self.check()
-            self.probes.mkdir(parents=True, exist_ok=True)
-            self._lock.enter_context(locked(self._lock_path))
-        except BlockingIOError as error:
-            message = f"{self.path} is in use by another autofit process."
-            raise InputError(message, "Wait for it to end, or choose another --out.") from error
+            own = (self.journal, self.probes, self._lock_path, self.path, *self.path.parents)
+            self._made = [each for each in own if not each.exists()]
+            self._hold()
         except OSError as error:
-            raise InputError(f"{self.path} cannot be written: {error.strerror}.", "Choose another --out.") from error
+            self._discard()
+            raise InputError(f"{self.path} cannot be written: {error.strerror}.", _OTHER) from error
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        name = error.filename if isinstance(error, OSError) else None
+        is_here = isinstance(name, str | os.PathLike) and Path(name).is_relative_to(self.path)
+        if not any(b'"measurement":' in line for line in self.lines):
+            if error is not None and self._is_held():
+                self._discard()
+        elif is_here:
+            self.restored()
         self._lock.close()
-        if not isinstance(error, OSError) or not isinstance(error.filename, str | os.PathLike):
-            return
-        if Path(error.filename).is_relative_to(self.path):
-            remedy = "Choose another --out."
+        if isinstance(error, OSError) and is_here:
+            remedy = _OTHER
             if self.journal.exists():
                 remedy = f"All measurements are safe: make room and continue with --resume --out {self.path}."
-            raise InputError(f"{error.filename} cannot be written: {error.strerror}.", remedy) from error
+            raise InputError(f"{name} cannot be written: {error.strerror}.", remedy) from error
 
-    def discard_if_unused(self, *, keep_folder: bool) -> None:
-        """Remove the files of a run without measurements, so that the same --out can be used again."""
-        if self.journal.exists() and self.journal.stat().st_size:
-            return
-        shutil.rmtree(self.probes, ignore_errors=True)
-        self.journal.unlink(missing_ok=True)
-        if not keep_folder:
-            self._lock_path.unlink(missing_ok=True)
+    def restored(self) -> bool:
+        """Make the directory and its journal again if they were deleted since; whether they were.
+
+        Raises InputError, which says where the journal is instead, where that is impossible.
+        """
+        if self._is_held() and self.probes.is_dir() and (self.journal.exists() or not self.lines):
+            return False
+        journal = b"".join(self.lines)
+        time.sleep(_PAUSE)
+        try:
+            self._lock.close()
+            self._hold()
+            if self.journal.exists() and not journal.startswith(self.journal.read_bytes()[:200]):
+                raise FileExistsError(errno.EEXIST, "another search was there meanwhile")
+            if journal:
+                write_atomically(self.journal, journal.decode())
+        except (InputError, OSError) as error:
+            self._lock.close()
+            self._elsewhere = self._elsewhere or Path(tempfile.mkdtemp(prefix="autofit-"))
+            (self._elsewhere / self.journal.name).write_bytes(journal)
+            reason = error.strerror if isinstance(error, OSError) else error
+            message = f"{self.path} was deleted during the search and cannot be made again: {reason}."
+            remedy = f"All measurements are safe: continue with --resume --out {self._elsewhere}."
+            raise InputError(message, remedy) from error
+        return True
+
+    def _hold(self) -> None:
+        self.probes.mkdir(parents=True, exist_ok=True)
+        try:
+            self._held = self._lock.enter_context(locked(self._lock_path))
+        except BlockingIOError as error:
+            message = f"{self.path} is in use by another autofit process."
+            raise InputError(message, "Wait for it to end, or choose another --out.") from error
+
+    def _is_held(self) -> bool:
+        """Whether the lock is held on what is now at this path."""
+        with contextlib.suppress(OSError):
+            if self._held and not self._held.closed:
+                return os.path.samestat(os.fstat(self._held.fileno()), self._lock_path.stat())
+        return False
+
+    def _discard(self) -> None:
+        for each in self._made:
             with contextlib.suppress(OSError):  # somebody put something else there
-                self.path.rmdir()
+                shutil.rmtree(each) if each == self.probes else each.rmdir() if each.is_dir() else each.unlink()
 
     def _holds_something(self) -> bool:
         """Whether there is more than the files of a run killed before its first measurement."""

@@ -46,9 +46,10 @@ def measured_sentence(
     hardware: Mapping[str, Any], measured: Mapping[str, Any] | None, predicted: Mapping[str, Any] | None = None
 ) -> str:
     """The figures and where they were measured; predicted figures are called that."""
-    where = f"on {plain(hardware.get('measured_on') or hardware.get('name', 'an unknown device'))}"
+    name = hardware.get("name") or "an unknown device"
+    where = f"on {plain(hardware.get('measured_on') or name)}"
     if hardware.get("measured_on"):
-        where += f", for {plain(hardware['name'])}"
+        where += f", for {plain(name)}"
     if hardware.get("budget_gib"):
         where += f", within {hardware['budget_gib']:g} GiB"
     if measured:

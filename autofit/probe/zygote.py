@@ -174,7 +174,10 @@ def _child(job: Job, writer: int) -> NoReturn:
     try:
         os.setsid()
         die_with_parent()
-        log = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            log = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError:  # deleted meanwhile, or the disk is full: no reason for the probe to fail
+            log = os.open(os.devnull, os.O_WRONLY)
         for number in (1, 2):
             os.dup2(log, number)
         os.close(log)

@@ -30,7 +30,7 @@ def knob_lines(result: Result) -> list[str]:
             idle.append(first.knob)
         else:
             figures = [f"{value(change.value)}: {_figures(change, speed, result)}" for change, speed in changes[1:]]
-            mine = f"{first.knob} {value(first.value)} instead of {value(result.best.config[first.knob])}"
+            mine = f"{first.knob} {value(first.value)} instead of {value(result.best.config.get(first.knob))}"
             lines.append("; ".join([f"{mine}: {_figures(*changes[0], result)}", *figures]))
     return [*lines, *([f"nothing, as far as is known: {listed(idle)}"] if idle else [])]
 
@@ -59,8 +59,9 @@ def single_changes(result: Result) -> tuple[str, ...]:
 
 def _speed_left(change: Alternative, result: Result) -> float:
     assert result.best, "there is a best to compare with"
-    if change.fits and change.measured:  # as the table has it
-        return relative_speed(latest_by_config(result)[change.config], result)
+    seen = latest_by_config(result).get(change.config) if change.fits and change.measured else None
+    if seen:  # as the table has it
+        return relative_speed(seen, result)
     return (change.samples_per_second or 0.0) / result.best.throughput
 
 

@@ -92,15 +92,12 @@ def predicted_search(workload: Workload, options: SearchOptions, listener: Liste
         assumptions = (*assumptions, _HOST_UNKNOWN)
     budget = budget_for(options, hardware)
     with RunDirectory(run_folder(workload, options)) as directory:
-        try:
-            for note in assumptions:
-                notify(note)
-            with LocalExecutor(directory.probes) as executor:
-                space = _Space(executor, workload, hardware, budget, options=options, listener=listener)
-                result = space.result()
-        except BaseException:  # Ctrl-C too
-            directory.discard_if_unused(keep_folder=options.out is not None)
-            raise
+        for note in assumptions:
+            notify(note)
+        with LocalExecutor(directory.probes) as executor:
+            space = _Space(executor, workload, hardware, budget, options=options, listener=listener)
+            result = space.result()
+        directory.restored()
         notes = (no_gpu_note(reason), *assumptions, *result.notes)
         result = dataclasses.replace(result, notes=notes, search_seconds=time.monotonic() - start)
         listener(PhaseStarted("writing the result and the report"))

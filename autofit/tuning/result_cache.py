@@ -43,10 +43,10 @@ def find(key: str) -> Path | None:
     """The result.yaml cached under a key; None where there is none that can be read."""
     path = cache_file("results", f"{key}.yaml")
     try:
-        SavedResult.load(path)
+        saved = SavedResult.load(path)
     except InputError:
         return None
-    return path
+    return path if saved.measured.get("samples_per_second") and saved.hardware.get("budget_gib") else None
 
 
 def save(key: str, text: str) -> None:

@@ -58,24 +58,21 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
     with RunDirectory(run_folder(workload, options), resume=options.resume) as directory:
         if options.resume and not directory.journal.exists():  # the search before was killed early
             listener(Note(f"nothing was measured in {directory.path} before: the search starts anew."))
-        try:
-            with LocalExecutor(directory.probes, options.probe_timeout) as executor:
-                context = context_of(workload, options, executor, directory.journal)
-                run = _Run(context, executor, directory, listener, start)
-                outcome = run.explore()
-                finals = run.verify(outcome)
-                result = run.result(outcome, finals)
-                if options.memory_snapshot:
-                    listener(PhaseStarted("tracing one training step of the best config"))
-                    result = trace_best(result, context.workload, executor, directory=directory.path, notify=run.notify)
-                if result.best and result.stopped_by != "interrupt":
-                    listener(PhaseStarted("following a training step of the best configs, for the report"))
-                timelines = follow_tiers(result, context.workload, options, executor)
-                record = make_record(result, options, run.predictions, timelines)
-        except BaseException:  # Ctrl-C too
-            directory.discard_if_unused(keep_folder=options.out is not None)
-            raise
+        with LocalExecutor(directory.probes, options.probe_timeout) as executor:
+            context = context_of(workload, options, executor, directory.journal)
+            run = _Run(context, executor, directory, listener, start)
+            outcome = run.explore()
+            finals = run.verify(outcome)
+            result = run.result(outcome, finals)
+            if options.memory_snapshot:
+                listener(PhaseStarted("tracing one training step of the best config"))
+                result = trace_best(result, context.workload, executor, directory=directory.path, notify=run.notify)
+            if result.best and result.stopped_by != "interrupt":
+                listener(PhaseStarted("following a training step of the best configs, for the report"))
+            timelines = follow_tiers(result, context.workload, options, executor)
+            record = make_record(result, options, run.predictions, timelines)
         run.calibrate(finals)
+        run.restored()
         listener(PhaseStarted("writing the result and the report"))
         result = write_artifacts(record.result, context.workload, directory, notify=run.notify)
         return write_report(dataclasses.replace(record, result=result), directory, notify=run.notify)
@@ -108,8 +105,10 @@ class _Run:
     def explore(self) -> SearchOutcome:
         """Probe configs of the space until a limit is reached."""
         context, options = self.context, self.options
-        path, budget_bytes = self._directory.journal, context.budget.device_bytes
-        journal = Journal(path, context.identity(), budget_bytes, notify=self.notify)
+        path, budget_bytes, lines = self._directory.journal, context.budget.device_bytes, self._directory.lines
+        journal = Journal(
+            path, context.identity(), budget_bytes, notify=self.notify, lines=lines, restored=self.restored
+        )
         seconds = options.time_limit and options.time_limit * EXPLORE_SHARE
         limits = Limits(options.trials, seconds, context.cap_bytes, options.tolerance)
         with contextlib.ExitStack() as stack:
@@ -231,7 +230,14 @@ class _Run:
         self._explored.add(measurement)
         self._listener(ProbeFinished(measurement, best))
 
+    def restored(self) -> bool:
+        """Make the run directory again if it was deleted meanwhile; whether it was."""
+        if is_new := self._directory.restored():
+            self.notify(f"{self._directory.path} was deleted during the search: it is made again, with its journal.")
+        return is_new
+
     def _verify_one(self, finalist: Measurement) -> Measurement:
+        self.restored()
         self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
         request = Request(finalist.config, self.context.hardware, self.context.budget, VERIFY_PLAN)
         measurement = self._executor.measure(self.context.workload, request, number=finalist.number)

@@ -1,15 +1,20 @@
 """A run directory belongs to one process at a time, is never overwritten, and is free again if nothing came of it."""
 
+import contextlib
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from autofit.core import run_directory
 from autofit.core.errors import InputError
 from autofit.core.files import write_atomically
 from autofit.core.run_directory import RunDirectory
@@ -127,41 +132,104 @@ def test_a_file_in_its_place_or_on_its_way(tmp_path: Path) -> None:
         RunDirectory(file / "run").__enter__()
 
 
-def test_a_run_that_measured_nothing_leaves_no_trace(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    with RunDirectory(path) as run:
+def fail(path: Path, *lines: bytes) -> None:
+    """A search that fails after it has written a journal of these lines."""
+    with contextlib.suppress(ZeroDivisionError), RunDirectory(path) as run:
         (run.probes / "0000.log").write_text("look")
-        run.journal.touch()
-        run.discard_if_unused(keep_folder=False)
-    assert not path.exists()
+        run.lines.extend(lines)
+        run.journal.write_bytes(b"".join(lines))
+        1 / 0  # noqa: B018
 
 
-def test_or_the_folder_alone_when_the_user_named_it(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    with RunDirectory(path) as run:
-        (run.probes / "0000.log").write_text("look")
-        run.discard_if_unused(keep_folder=True)
-    assert path.is_dir()
-    with RunDirectory(path):  # the same --out again
+MEASURED = b'{"op_code":8,"user_attr":{"measurement":{}}}\n'
+
+
+@pytest.mark.parametrize("there", [".", "runs", "runs/new"])
+def test_a_search_that_measured_nothing_leaves_what_was_there_before(tmp_path: Path, there: str) -> None:
+    (tmp_path / there).mkdir(parents=True, exist_ok=True)
+    before = list(tmp_path.rglob("*"))
+    for _ in range(2):  # the same --out again
+        fail(tmp_path / "runs" / "new", b'{"op_code":0}\n')
+        assert list(tmp_path.rglob("*")) == before
+
+
+def test_also_where_it_could_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(path: Path) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(run_directory, "locked", locked)
+    with pytest.raises(InputError, match="cannot be written: No locks available"), RunDirectory(tmp_path / "a" / "b"):
         pass
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_run_that_measured_something_keeps_all(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    with RunDirectory(path) as run:
-        (run.probes / "0000.log").write_text("probe")
-        run.journal.write_text("a measurement")
-        run.discard_if_unused(keep_folder=False)
-    assert (path / "journal.log").read_text() == "a measurement"
-    assert (path / "probes" / "0000.log").read_text() == "probe"
+def test_a_search_that_measured_something_keeps_all(tmp_path: Path) -> None:
+    fail(tmp_path / "run", MEASURED)
+    assert (tmp_path / "run" / "journal.log").read_bytes() == MEASURED
+    assert (tmp_path / "run" / "probes" / "0000.log").read_text() == "look"
 
 
-def test_what_somebody_else_put_there_meanwhile_stays(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    with RunDirectory(path) as run:
+def test_what_was_there_before_or_somebody_else_put_there_stays(tmp_path: Path) -> None:
+    resumed, path = with_a_search(tmp_path / "old"), tmp_path / "run"
+    with contextlib.suppress(ZeroDivisionError), RunDirectory(resumed, resume=True):
+        1 / 0  # noqa: B018
+    assert (resumed / "journal.log").read_text() == "measurements"
+    with contextlib.suppress(ZeroDivisionError), RunDirectory(path):
         (path / "mine.txt").write_text("mine")
-        run.discard_if_unused(keep_folder=False)
-    assert (path / "mine.txt").read_text() == "mine"
+        1 / 0  # noqa: B018
+    assert [each.name for each in path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("deleted", ["run", "run/probes", "run/journal.log", "run/.lock"])
+def test_what_is_deleted_meanwhile_is_made_again(tmp_path: Path, deleted: str) -> None:
+    with RunDirectory(tmp_path / "run") as run:
+        assert not run.restored()
+        run.lines.append(MEASURED)
+        run.journal.write_bytes(MEASURED)
+        assert not run.restored()
+        gone = tmp_path / deleted
+        shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+        assert run.restored()
+        assert run.journal.read_bytes() == MEASURED
+        assert run.probes.is_dir()
+        assert not run.restored()
+        with pytest.raises(InputError, match="in use by another"):
+            RunDirectory(tmp_path / "run", resume=True).__enter__()
+
+
+def test_one_that_is_moved_stays_where_it_is_now(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run") as run:
+        (tmp_path / "run").rename(tmp_path / "mine")
+        assert run.restored()
+    assert (tmp_path / "mine" / "probes").is_dir()
+    assert (tmp_path / "run" / "probes").is_dir()
+
+
+def test_where_another_search_has_taken_its_place_the_journal_is_told_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = tmp_path / "run"
+    with RunDirectory(path) as run:
+        run.lines.append(MEASURED)
+        run.journal.write_bytes(MEASURED)
+        shutil.rmtree(path)
+        with held_elsewhere(path):
+            for _ in range(2):  # as every later record does, until the search has ended
+                with pytest.raises(InputError, match=r"run was deleted during the search .* is in use") as caught:
+                    run.restored()
+                run.lines.append(MEASURED)
+        assert list(path.iterdir()) == [path / ".lock", path / "probes"]
+        other = with_a_search(tmp_path / "other")
+        shutil.rmtree(path)
+        other.rename(path)
+        with pytest.raises(InputError, match="another search was there meanwhile"):
+            run.restored()
+    (elsewhere,) = tmp_path.glob("autofit-*")
+    assert f"continue with --resume --out {elsewhere}." in str(caught.value)
+    assert (path / "journal.log").read_text() == "measurements"
+    with RunDirectory(elsewhere, resume=True) as run:
+        assert run.journal.read_bytes() == MEASURED * 3
 
 
 def test_a_file_that_cannot_be_written_is_an_error_that_says_how_to_continue(tmp_path: Path) -> None:

@@ -8,11 +8,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from autofit.core.errors import InputError
 from autofit.core.record import Record
 from autofit.report import run_report
+from autofit.report.explain import explain
 from autofit.report.run_report import report
+from tests.mutations import mutations
 
 Records = Callable[..., Record]
 
@@ -76,7 +80,7 @@ def test_what_is_wrong_is_told_in_a_sentence(record: Records, run: Path) -> None
     nothing = saved(
         record(best=None, tiers={}, trials=(), runner_up=None, frontier={}, alternatives=()), run.parent / "n"
     )
-    for given, message in (
+    for told, message in (
         (((run,), "pdf", None), "unknown format 'pdf'"),
         (((run.parent / "nowhere",), None, None), "nowhere is not there"),
         (((run / "result.json",), None, None), "is a file, not a run directory"),
@@ -86,7 +90,7 @@ def test_what_is_wrong_is_told_in_a_sentence(record: Records, run: Path) -> None
         (((run,), "html", run / "a" / "b.html"), r"a/b\.html cannot be written"),
         (((run,), "html", Path()), r"\. cannot be written: Is a directory"),
     ):
-        arguments: Any = given
+        arguments: Any = told
         with pytest.raises(InputError, match=message):
             report(*arguments)
 
@@ -97,6 +101,34 @@ def test_a_record_changed_by_hand_is_told_in_a_sentence(run: Path, changed: dict
     path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
     with pytest.raises(InputError, match=r"result\.json(, which was changed \(| is damaged: )\w+Error"):
         report([run], "html", None)
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), form=st.sampled_from(["html", "md"]))
+def test_whatever_was_changed_it_is_reported_on_or_refused(run: Path, data: st.DataObject, form: str) -> None:
+    path = run / "result.json"
+    whole = path.read_text()
+    path.write_text(json.dumps(data.draw(mutations(json.loads(whole)))))
+    try:
+        report([run], form, run / "out")
+    except InputError as error:
+        assert "result.json" in error.message
+    finally:
+        path.write_text(whole)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_result_of_wrong_types_is_refused_before_it_is_explained(run: Path, data: st.DataObject) -> None:
+    path = run / "result.json"
+    whole = path.read_text()
+    path.write_text(json.dumps(data.draw(mutations(json.loads(whole), leave="config"))))
+    try:
+        assert explain(Record.load(path).result)
+    except InputError as error:
+        assert error.message
+    finally:
+        path.write_text(whole)
 
 
 def test_a_mistake_in_drawing_what_nobody_changed_is_not_blamed_on_the_file(

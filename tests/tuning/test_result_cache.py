@@ -167,7 +167,8 @@ def test_names_are_no_part_of_a_workload_that_is_the_same() -> None:
     assert result_cache.key_of(replace(workload, name="another"), OPTIONS) == result_cache.key_of(workload, OPTIONS)
 
 
-OLD_RESULT = "autofit: 1\nmodel: mlp\nworkload: {}\nhardware: {device: cpu}\nconfig: {}\nmeasured: {}\n"
+OLD_RESULT = """{autofit: 1, model: mlp, workload: {}, hardware: {device: cpu, budget_gib: 1.0}, config: {},
+measured: {samples_per_second: 1.0}}"""
 
 
 def test_what_an_older_autofit_cached_is_not_used_and_that_is_said_once(

@@ -124,6 +124,7 @@ class LocalExecutor(Executor):
         """What `function(workload, *arguments)` returned in a child, or how that ended; raises autofit's errors."""
         payload = pickle.dumps((serve, (self._pickle(workload), cloudpickle.dumps((function, arguments)))))
         path = self.logs / log
+        path.parent.mkdir(parents=True, exist_ok=True)  # it may have been deleted since
         with path.open("ab") as file:  # an OSError where it cannot be made: the child could not say so
             written_before = file.tell()
         with self._turn:

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -408,9 +409,32 @@ def test_the_last_line_of_another_function_in_the_same_log_tells_nothing(executo
 def test_a_log_that_cannot_be_written_is_told_by_its_name(
     executor: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "logs", tmp_path / "removed")
-    with pytest.raises(FileNotFoundError, match=r"removed/0000\.log"):
+    (tmp_path / "0000.log").mkdir()
+    monkeypatch.setattr(executor, "logs", tmp_path)
+    with pytest.raises(IsADirectoryError, match=r"0000\.log"):
         measure(executor, tiny.mlp_workload())
+
+
+def test_a_folder_of_logs_that_was_deleted_is_made_again(
+    executor: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "logs", tmp_path / "deleted" / "probes")
+    assert measure(executor, doing(lambda: sys.stdout.write("something"))).fits
+    assert (tmp_path / "deleted" / "probes" / "0000.log").read_text().startswith("something")
+
+
+def test_a_log_that_is_deleted_before_its_probe_begins_does_not_fail_it(
+    executor: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "logs", tmp_path / "probes")
+    send = executor._connection.send
+
+    def delete(job: Any) -> None:
+        shutil.rmtree(tmp_path / "probes")
+        send(job)
+
+    monkeypatch.setattr(executor._connection, "send", delete)
+    assert measure(executor, tiny.mlp_workload()).fits
 
 
 def test_running_out_counts_only_where_others_left_the_card_what_the_budget_allows(
