@@ -193,7 +193,7 @@ def test_a_file_that_failed_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_a_very_long_reason_is_cut(tmp_path: Path) -> None:
     write(tmp_path / "bad.py", "raise ValueError('x' * 10000)")
-    assert len(refusal("bad.py:make")) < 700
+    assert 100 < refusal("bad.py:make").count("x") < 600
 
 
 def test_another_sequence_length_is_refused(good: Path) -> None:
