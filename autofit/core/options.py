@@ -55,6 +55,7 @@ class SearchOptions(BaseModel):
             path = expanded(value, name)
             return path if name == "out" else str(value)
         if name == "set" and isinstance(value, Mapping):
+            require(all(isinstance(knob, str) for knob in value), "set must map names of knobs to values", value)
             return {knob: tuple(v) if isinstance(v, list | tuple) else (v,) for knob, v in value.items()}
         return seconds_of(value) if name == "time_limit" and isinstance(value, str) else value
 
