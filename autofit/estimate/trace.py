@@ -19,11 +19,13 @@ from autofit.core.config import Config
 from autofit.core.errors import AutofitError, RefusedError, UntraceableError, told
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Hyperparameters, Workload
-from autofit.data.batch import map_tensors, tensors
+from autofit.data.batch import map_tensors, samples_of, tensors
+from autofit.data.layouts import layout_of
 from autofit.estimate.fake_device import fake_device
+from autofit.estimate.known_values import know, on_real_tensors
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.operators import Calls
-from autofit.estimate.recorder import Event, Mark, Recorder, on_real_tensors
+from autofit.estimate.recorder import Event, Mark, Recorder
 from autofit.estimate.roofline import Speed, passes_of, waits_of
 from autofit.estimate.saved_activations import SavedTensors, Stay
 from autofit.estimate.shallow_model import Depth, SampledChunks, shorten
@@ -51,6 +53,7 @@ class Trace:
         shapes: shape and dtype of every trained parameter, and its block.
         calls: the arguments of operators, where the target is the CPU.
         depth: how the blocks stand for those of a deeper model; None where all are there.
+        packed: samples are not the rows of tensors, and code may work on each by itself.
         assumptions: what stand-ins take for granted, in sentences.
         reserved: what allocators reserve for it, by (bytes of libraries' workspaces, expandable segments).
     """
@@ -69,6 +72,7 @@ class Trace:
     costs: tuple[Cost, ...]
     calls: Calls
     depth: Depth | None
+    packed: bool = False
     assumptions: tuple[str, ...] = ()
     reserved: dict[tuple[int, bool], int] = field(default_factory=dict)
 
@@ -148,7 +152,7 @@ def trace(
             if rows:
                 saved = SavedTensors(setup.model, recorder)
                 setup.forward_contexts.append(saved.hooks)
-            _step(setup, recorder, fake_mode)
+            packed = _step(setup, recorder, fake_mode)
     except (AutofitError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the model's own code, under conditions that it was not written for
@@ -175,6 +179,7 @@ def trace(
         costs=tuple(recorder.costs),
         calls=calls,
         depth=skeleton.depth,
+        packed=packed,
         assumptions=(*setup.assumptions, *_of_recurrent(setup.model, hardware)),
     )
 
@@ -212,7 +217,7 @@ def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
     for module in setup.model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and not buffer.is_meta:
-                module._buffers[name] = recorder.know(fake_mode.from_tensor(buffer), buffer)
+                module._buffers[name] = know(fake_mode.from_tensor(buffer), buffer)
     materialize(setup, values=False)
     finish(setup, traced=True)
     recorder.label([*setup.model.parameters(), *setup.model.buffers()], "parameters")
@@ -220,7 +225,8 @@ def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
         recorder.label([*block.parameters(), *block.buffers()], "parameters", number)
 
 
-def _step(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
+def _step(setup: Setup, recorder: Recorder, fake_mode: Any) -> bool:
+    """Record a step; whether its batch is packed."""
     blocks, owners = repeated_blocks(setup.model), _owners(setup)
     recorder.mark("state")
     _make_state(setup, recorder, owners)
@@ -245,6 +251,7 @@ def _step(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
         update(setup)
         recorder.phase = None
         recorder.mark("end")
+    return setup.workload.split is not None or layout_of(batch) is not None
 
 
 def _mark_block(block: nn.Module, number: int, setup: Setup, recorder: Recorder, *, last: bool) -> Iterator[Any]:
@@ -284,6 +291,6 @@ def _batch(setup: Setup, recorder: Recorder, fake_mode: Any) -> Any:
     samples = setup.workload.effective_batch_size if setup.hardware.device == "cpu" else setup.micro_batch_size
     with on_real_tensors():
         real = setup.workload.batch(samples)
-    whole = map_tensors(real, lambda tensor: recorder.know(fake_mode.from_tensor(tensor), tensor))
+    whole = map_tensors(real, lambda tensor: know(fake_mode.from_tensor(tensor), tensor))
     recorder.label(list(tensors(whole)), "inputs")
-    return map_tensors(whole, lambda tensor: tensor[: setup.micro_batch_size] if tensor.dim() else tensor)
+    return samples_of(whole, 0, min(setup.micro_batch_size, samples), setup.workload.split)
