@@ -6,7 +6,7 @@ from small tensors of known values, such as labels and masks.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -110,6 +110,10 @@ class Recorder(StorageTracker):
                 self.completed[number] = len(self.events)
             if block is not None:
                 self.owners[number] = block
+
+    def forget(self, storages: Set[int]) -> None:
+        """Count these storages as if they had never held anything."""
+        self.events = [Event(each.storage, 0) if each.storage in storages else each for each in self.events]
 
     def storages_of(self, value: Any) -> Iterator[int]:
         """The numbers of the storages of a tensor or container."""

@@ -47,7 +47,7 @@ class Trace:
         events: from building the model to the end of the step.
         marks: where build, state, forward, backward, update and end begin, and blocks in forward and backward.
         labels, owners, completed, products: as of the Recorder.
-        trained: the storages of trained parameters.
+        trained: the storages of trained parameters: of those that a backward reaches.
         saved: the storages that autograd alone holds for the backward, where asked for.
         chunks: (tokens, features, vocabulary) of a loss that was traced by two chunks.
         shapes: shape and dtype of every trained parameter, and its block.
@@ -152,7 +152,7 @@ def trace(
             if rows:
                 saved = SavedTensors(setup.model, recorder)
                 setup.forward_contexts.append(saved.hooks)
-            packed = _step(setup, recorder, fake_mode)
+            packed, reached = _step(setup, recorder, fake_mode)
     except (AutofitError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the model's own code, under conditions that it was not written for
@@ -162,7 +162,7 @@ def trace(
         raise UntraceableError(message) from error
     finally:
         setup.close()
-    trainable = [parameter for _, parameter in setup.trainable()]
+    trainable = [parameter for _, parameter in setup.trainable() if parameter in reached]
     owners = _owners(setup)
     return Trace(
         config=canonical,
@@ -225,11 +225,12 @@ def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
         recorder.label([*block.parameters(), *block.buffers()], "parameters", number)
 
 
-def _step(setup: Setup, recorder: Recorder, fake_mode: Any) -> bool:
-    """Record a step; whether its batch is packed."""
+def _step(setup: Setup, recorder: Recorder, fake_mode: Any) -> tuple[bool, set[nn.Parameter]]:
+    """Record a step; whether its batch is packed, and the parameters that its backward reaches."""
     blocks, owners = repeated_blocks(setup.model), _owners(setup)
     recorder.mark("state")
-    _make_state(setup, recorder, owners)
+    reached: set[nn.Parameter] = set()
+    made = _make_state(setup, recorder, owners)
     batch = _batch(setup, recorder, fake_mode)
     trained = [] if setup.stepped_in_backward else [parameter for _, parameter in setup.trainable()]
 
@@ -240,7 +241,10 @@ def _step(setup: Setup, recorder: Recorder, fake_mode: Any) -> bool:
         for parameter in trained:
             parameter.grad = torch.empty_like(parameter)
             label_gradient(parameter)
+            made[parameter].update(recorder.storages_of(parameter.grad))
     with ExitStack() as hooks:
+        for _, parameter in setup.trainable():
+            hooks.callback(parameter.register_post_accumulate_grad_hook(reached.add).remove)
         for parameter in trained:
             hooks.callback(parameter.register_post_accumulate_grad_hook(label_gradient).remove)
         for number, block in enumerate(blocks):
@@ -248,10 +252,13 @@ def _step(setup: Setup, recorder: Recorder, fake_mode: Any) -> bool:
                 hooks.callback(handle.remove)
         recorder.phase = lambda: setup.phase
         accumulate(setup, batch)
+        for parameter in made.keys() - reached:  # it would have neither gradient nor state
+            parameter.grad = None
+            recorder.forget(made[parameter])
         update(setup)
         recorder.phase = None
         recorder.mark("end")
-    return setup.workload.split is not None or layout_of(batch) is not None
+    return setup.workload.split is not None or layout_of(batch) is not None, reached
 
 
 def _mark_block(block: nn.Module, number: int, setup: Setup, recorder: Recorder, *, last: bool) -> Iterator[Any]:
@@ -273,17 +280,21 @@ def _mark_block(block: nn.Module, number: int, setup: Setup, recorder: Recorder,
     yield block.register_forward_hook(end)
 
 
-def _make_state(setup: Setup, recorder: Recorder, owners: dict[nn.Parameter, int]) -> None:
-    """Let the optimizer make its state, as in a first step."""
+def _make_state(setup: Setup, recorder: Recorder, owners: dict[nn.Parameter, int]) -> dict[nn.Parameter, set[int]]:
+    """Let the optimizer make its state, as in a first step; returns the storages of gradients and state."""
     assert setup.optimizer is not None, "build() sets the optimizer"
+    made: dict[nn.Parameter, set[int]] = {}
     for group in setup.optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.empty_like(parameter)
+            made[parameter] = set(recorder.storages_of(parameter.grad))
     setup.optimizer.step()
     setup.optimizer.zero_grad(set_to_none=True)
     states: dict[Any, dict[str, Any]] = setup.optimizer.state
     for parameter, state in states.items():
         recorder.label(list(state.values()), "optimizer", owners.get(parameter))
+        made[parameter].update(recorder.storages_of(list(state.values())))
+    return made
 
 
 def _batch(setup: Setup, recorder: Recorder, fake_mode: Any) -> Any:

@@ -8,7 +8,7 @@ from torch import nn
 
 from autofit.core.workload import CLASSIFICATION_TASKS, task_of
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
-from autofit.setup.layers import is_linear, output_heads
+from autofit.setup.layers import is_frozen, is_linear, output_heads
 
 
 class LoraRank(Technique):
@@ -86,13 +86,16 @@ def _leave_fast_path(model: nn.Module) -> None:
 
 def adapter_targets(model: nn.Module, targets: str) -> list[str]:
     """Full names of the layers that get adapters. `attention`: linear layers inside attention modules; `all-linear`:
-    all but the output head; `all-linear+head`: all. Raises RefusedError where the model has none of that kind."""
+    all but the output head; `all-linear+head`: all. Layers that are frozen beside others that are not get
+    none. Raises RefusedError where the model has none of that kind."""
     heads = output_heads(model)
     linears = {name: module for name, module in model.named_modules() if is_linear(module)}
     if targets != "all-linear+head" or task_of(model) in CLASSIFICATION_TASKS:  # whose heads are trained whole
         linears = {name: module for name, module in linears.items() if module not in heads}
     if targets == "attention":
         linears = {name: module for name, module in linears.items() if "attn" in name or "attention" in name}
+    trained = {name: module for name, module in linears.items() if not is_frozen(module)}
+    linears = trained or linears  # a reference, or a teacher, stays as it is
     forbidden = {ending for ending in map(_ending, linears) if _forbidden(model, ending)}
     linears = {name: module for name, module in linears.items() if _ending(name) not in forbidden}
     if not linears:
