@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from autofit.core.hardware import Hardware
 
 _NESTED_BLOCK = 256  # elements that share a scale of scales, in bitsandbytes
+_GROUPED_ROW = 16  # bytes: rows of grouped products begin at a multiple (GroupedMMUtils.h)
 _STEPS = 64  # of a sequence, tried at most
 
 
@@ -45,6 +46,23 @@ def _gemm_4bit(
     rows = inputs.reshape(-1, inputs.shape[-1])
     product = torch.mm(rows, values.t()) if bias is None else torch.addmm(bias, rows, values.t())
     return product.view(*inputs.shape[:-1], shape[0])
+
+
+def _grouped_mm(
+    one: torch.Tensor,
+    other: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The products of a mixture's experts. PyTorch's own fake takes bfloat16 alone, its kernels any format."""
+    dims = one.dim(), other.dim()
+    groups = offs.shape if offs is not None and dims == (2, 2) else one.shape[:1] if dims == (3, 3) else ()
+    rows, columns = one.shape[-2], other.shape[-1]
+    elements = _GROUPED_ROW // one.itemsize
+    row = -(-columns // elements) * elements
+    strides = (rows * row, row, 1)[-2 - len(groups) :]
+    return one.new_empty_strided((*groups, rows, columns), strides, dtype=out_dtype)
 
 
 def _int8_vectorwise_quant(
@@ -106,7 +124,7 @@ def _rnn_workspace(like: tuple[Any, ...], options: tuple[Any, ...], axis: int) -
     return int(whole + (whole - half) * (steps - _STEPS) // (_STEPS // 2))
 
 
-_KERNELS: dict[str, Callable[..., Any]] = {"bitsandbytes::gemm_4bit": _gemm_4bit}
+_KERNELS: dict[str, Callable[..., Any]] = {"aten::_grouped_mm": _grouped_mm, "bitsandbytes::gemm_4bit": _gemm_4bit}
 _CPU_KERNELS: dict[str, Callable[..., Any]] = {"aten::mkldnn_rnn_layer": _mkldnn_rnn_layer}
 _CUDA_KERNELS: dict[str, Callable[..., Any]] = {
     "bitsandbytes::int8_vectorwise_quant": _int8_vectorwise_quant,

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import flop_registry
 
 MATMUL, ATTENTION = "matmul", "attention"
 _KINDS = {
-    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm", "linear"), MATMUL),
+    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm", "_grouped_mm", "linear"), MATMUL),
     **dict.fromkeys(("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"), MATMUL),
     **dict.fromkeys(("convolution", "convolution_backward", "_convolution"), "convolution"),
 }
@@ -97,6 +97,8 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     if _RNN in name:  # each step multiplies by both weights, and its backward by their transposes, and twice
         products = 2 * args[0].shape[:-1].numel() * (args[1].numel() + args[2].numel())
         return int(2 * products if name.endswith("backward") else products)
+    if name.endswith("::_grouped_mm"):  # each row with one expert's weights, or their gradients from each row once
+        return int(2 * args[0].numel() * args[1].shape[-1])
     count = _FLOPS.get(func._overloadpacket)
     args = tuple(arg for arg in args if not isinstance(arg, torch.dtype))  # the wider format of a product
     return int(count(*args, **kwargs, out_val=result)) if count is not None else 0

@@ -16,15 +16,16 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from autofit.core.hardware import MIB
-from autofit.estimate.known_values import on_real_tensors
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.rates import Rates
+from autofit.estimate.recorder import on_real_tensors
 from autofit.estimate.roofline import Speed, working_seconds
 from autofit.estimate.scaling import Symbols
 
 _LARGEST = 32 * MIB  # bytes of a call's tensors: memory for larger ones comes fresh from the system, which takes longer
 _HARMLESS = ("aten", "bitsandbytes", "torchao")  # libraries whose operators only compute
-_UNSAFE = ("aten::mkldnn_rnn_layer_backward",)  # reads a workspace that made-up values are none of, and crashes
+# The first reads a workspace that made-up values are none of, and crashes; the second would compute empty groups.
+_UNSAFE = ("aten::mkldnn_rnn_layer_backward", "aten::_grouped_mm")
 _LEAST_SECONDS = 1e-6  # by the roofline: shorter calls are all launching
 _WARM, _REPEATS = 2, 5  # calls of one operator
 MEASURING_SECONDS = 4.0  # for all of them

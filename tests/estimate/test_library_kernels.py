@@ -136,3 +136,14 @@ def test_a_recurrent_layer_of_a_card_keeps_what_its_steps_keep_and_that_is_said(
     assert card.assumptions == (
         "recurrent layers were traced step by step: cuDNN's kernels are faster, and keep what only cuDNN knows.",
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_products_have_the_shape_and_layout_of_pytorchs(dtype: torch.dtype) -> None:
+    """Of rows by each group's matrix; the gradient of these; and of as many matrices on both sides."""
+    ends = torch.tensor([8, 24], dtype=torch.int32)
+    rows, weights = torch.randn(24, 16, dtype=dtype), torch.randn(2, 16, 8, dtype=dtype)
+    kernel = library_kernels(CPU)["aten::_grouped_mm"]
+    for given in (rows, weights, ends), (rows.t(), torch.randn(24, 8, dtype=dtype), ends), (weights.mT, weights):
+        ours, theirs = kernel(*given), torch.ops.aten._grouped_mm(*given)
+        assert (ours.shape, ours.stride(), ours.dtype) == (theirs.shape, theirs.stride(), theirs.dtype)

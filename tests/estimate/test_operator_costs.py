@@ -59,3 +59,10 @@ def test_a_product_added_to_a_wider_sum_is_one_in_its_own_format() -> None:
     cost = cost_of(ATEN.addmm.dtype_out, given, {"out": total}, total)
     assert cost is not None
     assert (cost.kind, cost.dtype, cost.flops) == ("matmul", "bfloat16", 2 * 8 * 16 * 4)
+
+
+def test_a_grouped_product_costs_each_row_one_matrix() -> None:
+    """Of 24 rows, by four matrices of 16 x 8; and the gradient of these."""
+    rows, weights, ends = (torch.empty(*size, device="meta") for size in ((24, 16), (4, 16, 8), (4,)))
+    assert flops(ATEN._grouped_mm.default, rows, weights, ends) == 2 * 24 * 16 * 8
+    assert flops(ATEN._grouped_mm.default, rows.t(), rows[:, :8], ends) == 2 * 24 * 16 * 8
