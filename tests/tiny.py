@@ -75,6 +75,29 @@ VIT = {
 }
 
 
+_MIXTURE = {
+    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size"), 64),
+    **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_experts_per_tok"), 2),
+    "max_position_embeddings": 64,
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
+}
+MIXTURES: dict[str, dict[str, Any]] = {  # of four experts; in the second, with biases and transposed
+    "qwen3_moe": {"num_experts": 4, "head_dim": 32},
+    "gpt_oss": {"num_local_experts": 4, "head_dim": 32, "sliding_window": 8},
+    "deepseek_v3": {
+        **dict.fromkeys(("first_k_dense_replace", "n_group", "topk_group"), 1),
+        **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim"), 16),
+        "n_routed_experts": 4,
+        "v_head_dim": 32,
+    },
+}
+
+
+def mixture_workload(kind: str = "qwen3_moe", **changes: Any) -> Workload:
+    """Training a mixture of experts of two layers, by its model_type."""
+    return _of_transformers("causal-lm", {"model_type": kind, **_MIXTURE, **MIXTURES[kind], **changes}, 4, 32)
+
+
 def gpt2_workload(effective_batch_size: int = 4) -> Workload:
     """Training a GPT-2 of two layers, whose linear layers are transposed and whose head is tied."""
     return _of_transformers("causal-lm", GPT2, effective_batch_size, sequence_length=16)

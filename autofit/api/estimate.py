@@ -81,7 +81,8 @@ def predict(model: str | Workload, config: ConfigSource = None, **options: Any) 
     workload = workload_of(model, hardware, **sizes)
     canonical, config_notes = config_of(config, checked.set, workload, hardware)
     predicted = estimate_on(trace(workload, canonical, hardware), workload, hardware, budget)
-    notes = (*config_notes, *notes, *predicted.notes)
+    of_model = workload.traits.notes if workload.traits else ()
+    notes = (*of_model, *config_notes, *notes, *predicted.notes)
     return Prediction(workload, hardware, budget, dataclasses.replace(predicted, notes=notes))
 
 

@@ -41,6 +41,7 @@ class Traits:
     sdpa: bool  # whether the forward calls PyTorch's fused attention
     batch_norm: bool  # whether slices of a batch change the statistics of normalisation layers
     dropout: bool
+    experts: str | None = None  # a name in those of all experts' weights: "experts"; None where there are none
     head: bool = False  # a transformers model's cross-entropy over a linear head: `loss` need not hold all logits
     splits: bool = True  # whether the loss of a batch is the weighted mean of its slices' losses
     notes: tuple[str, ...] = ()
@@ -61,8 +62,6 @@ class Workload:
         reduction: "mean" (over `count`) or "sum".
         count: batch -> number the mean runs over; default: shifted valid labels for causal LMs, valid labels where
             labels are per token, else samples.
-        split: (batch, size) -> a list of micro-batches of `size` samples, the last one maybe shorter; needed where the
-            samples are neither along dim 0 nor in a layout that is known (data/layouts.py).
         optimizer: parameter groups -> an optimizer to use instead of the knob's; the loop sets its learning rate.
         keeps: formats ("float32", ...) of trained and of frozen weights that must not change, which narrows the search;
             None: they may.
@@ -80,7 +79,6 @@ class Workload:
     name: str = "custom"
     reduction: str = "mean"
     count: Callable[[Any], int] | None = None
-    split: Callable[[Any, int], Any] | None = None
     optimizer: Callable[[Any], Any] | None = None
     keeps: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     varying: bool = False
@@ -88,7 +86,7 @@ class Workload:
     source: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for part in ("model", "batch", "loss", "count", "split", "optimizer"):
+        for part in ("model", "batch", "loss", "count", "optimizer"):
             function, needed = getattr(self, part), part in ("model", "batch")
             if not callable(function) and (needed or function is not None):
                 message = f"Workload.{part} must be a function, not {type(function).__name__}."

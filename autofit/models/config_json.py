@@ -23,6 +23,7 @@ _SUFFIXES = {**CLASS_SUFFIXES, "ForPreTraining": "masked-lm"}  # of BERT's check
 _SUPPORTED = (
     "Supported are classes ending in ForCausalLM, ForMaskedLM, ForSequenceClassification or ForImageClassification."
 )
+_DEQUANTISED = ("mxfp4", "fp8")  # formats of checkpoints that transformers dequantises as it reads them
 _MOST_BYTES, _MOST_PARTS = 2**24, 2**20  # of a config.json; layers or labels
 _SECONDS = 5.0  # to wait for an answer of a few hundred bytes, unless HF_HUB_ETAG_TIMEOUT is set
 
@@ -94,7 +95,10 @@ def _read(origin: _Origin) -> HuggingFaceModel:
         config = AutoConfig.from_pretrained(
             origin.path, trust_remote_code=origin.trust_remote_code, local_files_only=not origin.fetched
         )
-        model = HuggingFaceModel(origin.name, task, config.to_dict(), origin.source, origin.trust_remote_code)
+        given = config.to_dict()
+        if raw.get("quantization_config"):  # of weights; the structure has none of it
+            given["quantization_config"] = {**raw["quantization_config"], "dequantize": True}
+        model = HuggingFaceModel(origin.name, task, given, origin.source, origin.trust_remote_code)
         _check_class(config, AUTO_CLASSES[task], origin)
         model.transformers_config()  # as it is made again from here on
     return model
@@ -123,7 +127,8 @@ def _check_raw(raw: Mapping[str, Any], origin: _Origin) -> None:
     kind = raw.get("model_type")
     if not isinstance(kind, str):
         raise InputError(f"{origin.label} has no model_type.", "Add the key, or write it with save_pretrained.")
-    if raw.get("quantization_config"):
+    stored = raw.get("quantization_config")
+    if stored and (not isinstance(stored, Mapping) or stored.get("quant_method") not in _DEQUANTISED):
         message = f"{origin.label} is of a checkpoint that is already quantised."
         raise InputError(message, "Give the model it was made from; autofit quantises it itself where that is faster.")
     if not isinstance(code := raw.get("auto_map") or {}, Mapping):

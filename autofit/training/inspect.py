@@ -20,6 +20,7 @@ from autofit.core.workload import Traits, Workload
 from autofit.data.batch import sample_count, weighted_slices
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
+from autofit.setup.experts import expert_weights
 from autofit.setup.layers import is_linear, repeated_blocks
 from autofit.setup.state import evaluation_mode
 from autofit.training.build import build
@@ -35,13 +36,13 @@ _LOW_PRECISION_TOLERANCE = 3e-2
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(autofit.__file__).parent))  # where the user fixes no errors
 
 
-def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int) -> Traits:
+def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int | None) -> Traits:
     """Read the model's structure and try the loss on a small batch, whole and split. The trial needs the weights in
-    fp32; it is skipped, with a note, where they would take more than half of the budget."""
+    fp32; it is skipped, with a note, where they would take more than half of the budget, and without a budget."""
     with blamed_on("the model factory"):
         model = meta_model_from(workload.model)
     traits = _structure(workload, model)
-    if workload.source.get("kind") in _SPLITTABLE_SOURCES:
+    if budget_bytes is None or workload.source.get("kind") in _SPLITTABLE_SOURCES:
         return traits
     if traits.parameters * 4 <= budget_bytes // 2:
         try:
@@ -50,7 +51,7 @@ def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int) 
             if not is_out_of_memory(error):
                 raise
     note = "the model is too large to try its loss before the search; it is taken to be a mean over samples."
-    return dataclasses.replace(traits, notes=(note,))
+    return dataclasses.replace(traits, notes=(*traits.notes, note))
 
 
 def _structure(workload: Workload, model: nn.Module) -> Traits:
@@ -67,13 +68,24 @@ def _structure(workload: Workload, model: nn.Module) -> Traits:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         blocks=len(repeated_blocks(model)),
         linears=len(linears),
+        experts=next((weight.module_name.rpartition(".")[2] for weight in expert_weights(model)), None),
         attention=any("attn" in name or "attention" in name for name in linears),
         sdpa=bool(getattr(model, "_supports_sdpa", False)),
         batch_norm=any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules),
         dropout=any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in modules),
         head=has_linear_head and callable(getattr(model, "loss_function", None)),
+        notes=_of_checkpoint(model),
         fingerprint=digest,
     )
+
+
+def _of_checkpoint(model: nn.Module) -> tuple[str, ...]:
+    """What is assumed of weights that are stored quantised."""
+    stored = getattr(getattr(model, "config", None), "quantization_config", None)
+    if not stored:
+        return ()
+    kind = stored["quant_method"] if isinstance(stored, dict) else stored.quant_method
+    return (f"the checkpoint holds {kind} weights: they are dequantised as they are loaded, and meant as such here.",)
 
 
 def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) -> Traits:
@@ -81,8 +93,8 @@ def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) ->
     samples = min(_CHECKED_SAMPLES, workload.effective_batch_size)
     with blamed_on("the batch factory"):
         batch = workload.batch(samples)
-    if (given := sample_count(batch, workload.split)) != samples:
-        message = f"the batch factory was asked for {samples} samples and gave {given}."
+    if sample_count(batch) != samples:
+        message = f"the batch factory was asked for {samples} samples and gave {sample_count(batch)}."
         raise InputError(message, "batch(n) must give n samples along dim 0 of every tensor.")
     setup = build(workload, {}, hardware)
     attention = _FusedAttentionWatch()
@@ -94,7 +106,8 @@ def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) ->
         splits, note = loss_splits(setup, batch)
     finally:
         setup.close()
-    return dataclasses.replace(traits, splits=splits, sdpa=attention.ran, notes=(note,) if note else ())
+    notes = (*traits.notes, note) if note else traits.notes
+    return dataclasses.replace(traits, splits=splits, sdpa=attention.ran, notes=notes)
 
 
 def loss_splits(setup: Setup, batch: Any) -> tuple[bool, str | None]:
@@ -105,7 +118,7 @@ def loss_splits(setup: Setup, batch: Any) -> tuple[bool, str | None]:
         tolerance = _TOLERANCE if setup.config["precision"] == "fp32" else _LOW_PRECISION_TOLERANCE
         return abs(one - other) <= tolerance * max(abs(one), abs(other), 1e-6)
 
-    samples = sample_count(batch, setup.workload.split)
+    samples = sample_count(batch)
     if samples == 1:
         return True, None
     whole, again = _tried_loss(setup, batch), _tried_loss(setup, batch)

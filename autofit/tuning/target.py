@@ -49,9 +49,9 @@ def target_hardware(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
 
 
 def structure_traits(workload: Workload, hardware: Hardware) -> Traits:
-    """What the structure of the model shows; a budget of 0 leaves no room for trying its loss."""
+    """What the structure of the model shows."""
     with reported(lambda error: f"the model cannot be built here: {told(error)}."):  # of a size that no machine has
-        return dataclasses.replace(inspect_workload(workload, hardware, budget_bytes=0), notes=())
+        return inspect_workload(workload, hardware, budget_bytes=None)
 
 
 def estimate_on(traced: Trace, workload: Workload, hardware: Hardware, budget: Budget) -> Estimate:

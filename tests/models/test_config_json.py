@@ -11,6 +11,8 @@ import torch
 from autofit.core.errors import InputError
 from autofit.models.config_json import is_hub_id, read_directory, read_hub
 from autofit.models.huggingface import huggingface_workload
+from autofit.training.inspect import inspect_workload
+from tests.tiny import CPU, MIXTURES
 
 LLAMA = {
     "model_type": "llama",
@@ -237,3 +239,20 @@ def test_a_hub_id_is_read_from_the_cache(directory: Path, monkeypatch: pytest.Mo
 )
 def test_hub_ids(text: str, expected: bool) -> None:
     assert is_hub_id(text) is expected
+
+
+MIXTURE = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", **MIXTURES["gpt_oss"]}
+
+
+def test_a_checkpoint_that_is_dequantised_as_it_is_read_is_meant_as_such(directory: Path) -> None:
+    plain = huggingface_workload(read_directory(write(directory, MIXTURE)))
+    stored = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    workload = huggingface_workload(read_directory(write(directory, {**MIXTURE, "quantization_config": stored})))
+    shapes, theirs = ([(n, p.shape) for n, p in each.model().named_parameters()] for each in (workload, plain))
+    assert shapes == theirs
+    assert workload.model.transformers_config().quantization_config == {**stored, "dequantize": True}
+    notes, none = (inspect_workload(each, CPU, None).notes for each in (workload, plain))
+    assert none == ()
+    assert notes == (
+        "the checkpoint holds mxfp4 weights: they are dequantised as they are loaded, and meant as such here.",
+    )
