@@ -169,9 +169,11 @@ def _lora_config(keywords: TrainerKeywords, structure: Any, config: Config) -> A
         raise InputError(message, "Give the model as model=.")
     task = task_of(structure)
     heads = output_heads(structure) if task in CLASSIFICATION_TASKS else []  # new: trained whole, whatever the targets
+    layers, experts = adapter_targets(structure, str(config["lora_targets"] or "all-linear"))
     return LoraConfig(
         **keywords.lora,
-        target_modules=adapter_targets(structure, str(config["lora_targets"] or "all-linear")),
+        target_modules=layers,
+        target_parameters=experts or None,
         modules_to_save=[name for name, module in structure.named_modules() if module in heads] or None,
         task_type="CAUSAL_LM" if task == "causal-lm" else None,
     )

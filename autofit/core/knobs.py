@@ -3,6 +3,7 @@
 The registry, the reports and the exports all read this one table. A knob without a row is called by its own name.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,7 @@ class Knob:
     values: tuple[Value, ...] = ()
     nullable: bool = False
     numbers: tuple[float, float] | None = None
+    pattern: str = ""  # of further words
     takes: str = ""
 
     @property
@@ -45,6 +47,8 @@ class Knob:
         listed = (self.off, *self.values, *((None,) if self.nullable else ()))
         if any(value == each and type(value) is type(each) for each in listed):
             return True
+        if self.pattern and isinstance(value, str):
+            return re.fullmatch(self.pattern, value) is not None
         if self.numbers is None or not isinstance(value, int | float) or isinstance(value, bool):
             return False
         least, end = self.numbers

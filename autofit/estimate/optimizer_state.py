@@ -104,10 +104,10 @@ class OptimizerCosts:
 
 
 def scaled_shapes(shapes: Shapes, prime: int, rank: int) -> Counter[Kind]:
-    """The shapes for another LoRA rank than the traced prime."""
+    """The shapes for another LoRA rank than the traced prime. Experts have a multiple of it in one matrix."""
     scaled: Counter[Kind] = Counter()
     for (shape, dtype), count in shapes.items():
-        scaled[torch.Size(rank if size == prime else size for size in shape), dtype] += count
+        scaled[torch.Size(size // prime * rank if size % prime == 0 else size for size in shape), dtype] += count
     return scaled
 
 

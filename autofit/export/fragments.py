@@ -25,6 +25,17 @@ class Case:
         return bool(self.config.get("lora_rank"))
 
     @property
+    def adapts_head(self) -> bool:
+        """Whether the output head gets an adapter, as far as names tell."""
+        return any(part.endswith("head") for part in self.text("lora_targets").split("+"))
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether the model is a mixture of experts."""
+        counts = (value for name, value in self.model_config.items() if "experts" in name and type(value) is int)
+        return any(count > 1 for count in counts)
+
+    @property
     def classifies(self) -> bool:
         """Whether the model ends in a new head for classes."""
         return self.task.endswith("classification")

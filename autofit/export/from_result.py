@@ -16,6 +16,7 @@ from autofit.export.tool import HUGGING_FACE, Export, write
 from autofit.export.tools import all_tools, tool_named
 from autofit.models import load_preset, preset_names, workload_from_source
 from autofit.report.explain import nothing_fits
+from autofit.setup.experts import expert_weights
 from autofit.setup.layers import output_heads
 from autofit.techniques import all_techniques, check
 from autofit.techniques.lora_rank import adapter_targets
@@ -136,12 +137,15 @@ def _layers(factory: Factory, config: Config, task: str) -> dict[str, tuple[str,
     """`targets`, `outputs` and `heads` of an ExportSource."""
     model = meta_model_from(factory)
     modules, heads = dict(model.named_modules()), output_heads(model)
-    targets = adapter_targets(model, str(config["lora_targets"] or "all-linear"))
+    targets, experts = adapter_targets(model, str(config["lora_targets"] or "all-linear"))
+    parameters = {weight.full_name for weight in expert_weights(model)}
     trained_whole = (name for name, each in modules.items() if each in heads and task in CLASSIFICATION_TASKS)
     return {
         "targets": short_names(targets, modules),
         "outputs": short_names([name for name in targets if modules[name] in heads], modules),
         "heads": tuple(trained_whole),
+        "experts": short_names(parameters, dict(model.named_parameters())) if parameters else (),
+        "adapted_experts": short_names(experts, dict(model.named_parameters())),
     }
 
 

@@ -40,6 +40,7 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adafactor": ("torch.optim.Adafactor", {}),
     "sgd": ("torch.optim.SGD", {}),
 }
+LORA_KINDS = ("attention", "all-linear", "all-linear+head")
 _MISSING = {  # what many tools do without a knob; after the title
     "activation_offload": "keeps activations on the device",
     "optimizer_offload": "keeps the optimizer's state on the device",
@@ -157,6 +158,13 @@ def compile_by_blocks(request: Request, prefix: str, environment: str) -> ToolKe
 def adapter(path: str, value: Callable[[Request], Any]) -> Share:
     """A key that exists only beside adapters."""
     return lambda request: ToolKeys({path: value(request)} if request.config["lora_rank"] else {})
+
+
+def by_kind(request: Request) -> str | None:
+    """How a tool deviates that knows kinds of layers alone, given names of them."""
+    if request.text("lora_targets") in (*LORA_KINDS, "None"):
+        return None
+    return f"{request.title} takes no names of layers, and puts adapters beside all linear layers"
 
 
 def lora_rank(

@@ -46,6 +46,8 @@ class ExportSource:
     targets: tuple[str, ...] = ()  # the layers that get adapters, as peft matches names
     outputs: tuple[str, ...] = ()  # those of them that compute the model's outputs
     heads: tuple[str, ...] = ()  # the layers trained whole beside adapters
+    experts: tuple[str, ...] = ()  # the parameters that hold the weights of experts, where there are adapters
+    adapted_experts: tuple[str, ...] = ()  # those of them that get adapters
     off: Mapping[str, Value] = field(default_factory=dict)  # of every registered knob
 
     @property
@@ -56,6 +58,15 @@ class ExportSource:
     def origin(self) -> str:
         """Where the figures come from."""
         return "predicted" if self.predicted else "measured"
+
+    @property
+    def adapts_head(self) -> bool:
+        """Whether the output head gets an adapter."""
+        return bool(self.outputs) or self.config.get("lora_targets") == "all-linear+head"
+
+    def layers(self, default: Any) -> Any:
+        """The targets as a list; `default` where they are not known."""
+        return list(self.targets) if self.targets or self.adapted_experts else default
 
     @property
     def inner_targets(self) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from autofit.core.config import Config
+from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, shown
 from autofit.core.knobs import is_off
 from autofit.export.header import export_header
@@ -82,6 +82,8 @@ class Tool:
     without: str = ""  # what the tool does with a knob that is not in `knobs`, as half a sentence
     without_may_not_fit: bool = True  # that may take more memory than was measured
     tasks: tuple[str, ...] = ()  # what the tool can train; empty: anything
+    expert_targets: str = ""  # the key of experts' parameters that get adapters; empty: there is none
+    quantises_experts: tuple[Value, ...] = ()  # the values of `quantization` that it holds experts in, too
     refuse: Callable[[ExportSource], str | None] = batches_fit  # why the tool cannot train a config, or None
 
     @property
@@ -147,18 +149,33 @@ def write(tool: Tool, source: ExportSource, version: str | None = None) -> Expor
     if reason := tool.why_not(source):
         raise InputError(reason, "See `autofit export --to list`.")
     shares = {knob: _share(tool, knob, request) for knob in source.config}
-    deviations = tuple(each for share in shares.values() for each in share.deviations)
+    of_experts = _of_experts(tool, request)
+    deviations = tuple(each for share in (*shares.values(), of_experts) for each in share.deviations)
     if source.predicted:
         words = ("measured", "predicted")
         deviations = tuple(replace(each, instead=each.instead.replace(*words)) for each in deviations)
     keys = dict(tool.fixed(request))
     for share in shares.values():
         keys |= share.keys
+    keys |= of_experts.keys
     header = export_header(f"{tool.title} {request.version}", source, deviations=deviations, run=tool.run)
     tree = nested(keys)
     files = tool.files(source, tree, header) if tool.files else {f"{tool.name}.yaml": yaml_file(header, tree)}
     by_knob = {knob: share.keys for knob, share in shares.items()}
     return Export(tool.name, request.version, files, deviations, by_knob, bool(source.predicted))
+
+
+def _of_experts(tool: Tool, request: Request) -> ToolKeys:
+    """Which experts get adapters; deviations where the tool adapts none, or leaves them unquantised."""
+    source, deviations = request.source, []
+    adapted, value = list(source.adapted_experts), source.config.get("quantization")
+    if adapted and not tool.expert_targets:
+        deviations.append(request.deviation("lora_targets", f"{tool.title} puts no adapters beside experts"))
+    quantised = value in (None, source.off.get("quantization")) or value in tool.quantises_experts
+    if source.experts and not quantised and "quantization" in tool.knobs:
+        instead = f"{tool.title} leaves the experts unquantised"
+        deviations.append(request.deviation("quantization", instead, may_not_fit=True))
+    return ToolKeys({tool.expert_targets: adapted} if adapted and tool.expert_targets else {}, tuple(deviations))
 
 
 def _share(tool: Tool, knob: str, request: Request) -> ToolKeys:

@@ -30,6 +30,7 @@ class KnobChoices:
     known: tuple[str, ...]  # the knobs that can be searched
     choices: Callable[[str], tuple[Value, ...]] | None  # of a knob, worth searching here; None: not known yet
     check: Callable[[str, Value], None]  # raises InputError for a value that the knob never takes
+    named: tuple[str, ...] = ()  # the knobs that also take names, which no list of choices holds
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def _listed(knob: str, given: Any, offer: KnobChoices, path: Path) -> tuple[Valu
         if not offered:
             raise InputError(f"{path}: nothing is offered for {knob} here.", "Leave the knob out.")
         return offered
-    kept = tuple(value for value in values if _among(value, offered))
+    kept = tuple(value for value in values if _among(value, offered) or knob in offer.named)
     if not kept:
         names = ", ".join(map(yaml_word, values))
         remedy = f"Here it may be: {', '.join(map(yaml_word, offered))}." if offered else "Leave the knob out."

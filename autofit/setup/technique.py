@@ -33,6 +33,7 @@ class Technique:
     values: ClassVar[tuple[Value, ...]] = ()  # every possible value; empty: what `choices` returns
     nullable: ClassVar[bool] = False  # whether null is a value, too
     numbers: ClassVar[tuple[float, float] | None] = None  # it also takes: from one to below another; of ints whole ones
+    pattern: ClassVar[str] = ""  # it also takes words of this form, whatever the hardware
     cuda_values: ClassVar[tuple[Value, ...]] = ()  # of these, the ones that are not searched on a CPU
     host_values: ClassVar[tuple[Value, ...]] = ()  # the ones that store something in the host's memory
     compiled_values: ClassVar[tuple[Value, ...]] = ()  # the ones for which the run calls torch.compile
@@ -57,7 +58,7 @@ class Technique:
     def knob(self, hardware: Hardware) -> Knob:
         """What it takes, in a form that needs no torch."""
         values = self.values or self.choices(hardware)
-        return Knob(self.name, self.off, values, self.nullable, self.numbers, self.takes)
+        return Knob(self.name, self.off, values, self.nullable, self.numbers, self.pattern, self.takes)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """This knob's canonical value beside the others: null or `off` where it has no meaning."""

@@ -8,7 +8,8 @@ from torch import nn
 
 from autofit.core.workload import CLASSIFICATION_TASKS, task_of
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
-from autofit.setup.layers import is_frozen, is_linear, output_heads
+from autofit.setup.experts import adapts_parameter, add_adapters, expert_weights, reach
+from autofit.setup.layers import is_linear, output_heads
 
 
 class LoraRank(Technique):
@@ -49,11 +50,15 @@ class LoraRank(Technique):
         if any(hasattr(module, "lora_A") for module in setup.model.modules()):
             message = "the model already has adapters from an earlier training"
             raise RefusedError(f"{message}: use lora_rank 0 to train those on, or merge them into the weights first.")
+        layers, experts = adapter_targets(setup.model, str(setup.config["lora_targets"]))
+        if experts and setup.config["lora_dropout"]:
+            raise RefusedError("the adapters of experts take no dropout; set lora_dropout 0, or name no experts.")
         config = LoraConfig(
             r=value,
             lora_alpha=setup.config["lora_alpha"] or 2 * value,
             lora_dropout=setup.config["lora_dropout"] or 0.0,
-            target_modules=_unambiguous(setup.model, adapter_targets(setup.model, str(setup.config["lora_targets"]))),
+            target_modules=_unambiguous(setup.model, layers),
+            target_parameters=experts or None,
         )
         on_meta = any(parameter.device.type == "meta" for parameter in setup.model.parameters())
         with warnings.catch_warnings(record=True) as caught:
@@ -67,6 +72,12 @@ class LoraRank(Technique):
         # peft detects GPT-2's transposed layers by itself; its warning about them needs no action.
         setup.warnings.extend(str(each.message) for each in caught if "fan_in_fan_out" not in str(each.message))
         _leave_fast_path(setup.model)
+        for module in setup.model.modules():
+            if adapts_parameter(module):
+                add_adapters(module)
+        if note := reach(setup.model):
+            setup.warnings.append(note)
+            setup.assumptions.append(note)
         if setup.workload.task in CLASSIFICATION_TASKS:
             # A classifier's head starts from random weights: it is trained whole, as peft does for such tasks.
             for head in output_heads(setup.model):
@@ -84,23 +95,35 @@ def _leave_fast_path(model: nn.Module) -> None:
                 module.use_nested_tensor = False
 
 
-def adapter_targets(model: nn.Module, targets: str) -> list[str]:
-    """Full names of the layers that get adapters. `attention`: linear layers inside attention modules; `all-linear`:
-    all but the output head; `all-linear+head`: all. Layers that are frozen beside others that are not get
-    none. Raises RefusedError where the model has none of that kind."""
+def adapter_targets(model: nn.Module, targets: str) -> tuple[list[str], list[str]]:
+    """Full names of the layers, and of the experts' weights, that get adapters. `attention`: linear layers inside
+    attention modules; `all-linear`: all but the output head; `head`: that one; anything else is a name in the full name
+    of a layer or of experts' weights. Raises RefusedError where the model has nothing of one of them."""
     heads = output_heads(model)
     linears = {name: module for name, module in model.named_modules() if is_linear(module)}
-    if targets != "all-linear+head" or task_of(model) in CLASSIFICATION_TASKS:  # whose heads are trained whole
-        linears = {name: module for name, module in linears.items() if module not in heads}
-    if targets == "attention":
-        linears = {name: module for name, module in linears.items() if "attn" in name or "attention" in name}
-    trained = {name: module for name, module in linears.items() if not is_frozen(module)}
-    linears = trained or linears  # a reference, or a teacher, stays as it is
-    forbidden = {ending for ending in map(_ending, linears) if _forbidden(model, ending)}
-    linears = {name: module for name, module in linears.items() if _ending(name) not in forbidden}
-    if not linears:
+    inner = [name for name, module in linears.items() if module not in heads]
+    usable = inner if task_of(model) in CLASSIFICATION_TASKS else list(linears)  # whose heads are trained whole
+    experts = [weight.full_name for weight in expert_weights(model)]
+    forbidden = {ending for ending in map(_ending, usable) if _forbidden(model, ending)}
+    usable = [name for name in usable if _ending(name) not in forbidden]
+    chosen: dict[str, None] = {}
+    for part in targets.split("+"):
+        if part in ("attention", "all-linear"):
+            found = [name for name in inner if part == "all-linear" or "attn" in name or "attention" in name]
+        elif part == "head":
+            found = [name for name in linears if name not in inner]
+        else:
+            found = [name for name in (*usable, *experts) if f".{part}." in f".{name}."]
+            if not found:
+                known = ", ".join(dict.fromkeys(map(_ending, (*usable, *experts))))
+                given = f"{part} that takes adapters (lora_targets {targets})"
+                raise RefusedError(f"the model has no layer named {given}; it has {known}.")
+        chosen |= dict.fromkeys(found)
+    layers = [name for name in usable if name in chosen]
+    adapted = [name for name in experts if name in chosen]
+    if not layers and not adapted:
         raise RefusedError(f"the model has no linear layers for lora_targets {targets}; use all-linear or lora_rank 0.")
-    return list(linears)
+    return layers, adapted
 
 
 def _ending(name: str) -> str:

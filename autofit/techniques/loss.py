@@ -61,7 +61,7 @@ class Loss(Technique):
         if config[self.name] == "fused":
             if reason := liger.why_not_liger("fused", hardware, "chunked"):
                 return reason
-            if config.get("lora_targets") == "all-linear+head":
+            if any(part.endswith("head") for part in str(config.get("lora_targets")).split("+")):
                 return "fused reads the head's weight itself and would skip its adapters; use chunked."
         if workload.loss is not None:
             return "a loss function of your own may need the logits; use standard."

@@ -18,6 +18,7 @@ def knob_choices(workload: Workload, hardware: Hardware) -> KnobChoices:
         known=tuple(name for name, values in choices.items() if values),
         choices=choices.__getitem__,
         check=lambda knob, value: techniques.check({knob: value}, hardware),
+        named=tuple(each.name for each in techniques.all_techniques() if each.pattern),
     )
 
 

@@ -51,9 +51,11 @@ def test_on_cuda_state_is_counted_in_blocks() -> None:
 
 
 def test_shapes_of_adapters_follow_the_rank() -> None:
-    shapes = Counter({(torch.Size((17, 64)), torch.float32): 2, (torch.Size((64, 64)), torch.float32): 1})
+    sizes = {(17, 64): 2, (64, 64): 1, (4 * 17, 64): 3}  # the last of four experts
+    shapes = Counter({(torch.Size(size), torch.float32): count for size, count in sizes.items()})
     scaled = scaled_shapes(shapes, 17, 8)
     assert scaled[torch.Size((8, 64)), torch.float32] == 2
+    assert scaled[torch.Size((4 * 8, 64)), torch.float32] == 3
     assert scaled[torch.Size((64, 64)), torch.float32] == 1
 
 

@@ -20,6 +20,7 @@ from autofit.export.script import train_script
 from autofit.export.template import WIDTH
 from autofit.models import load_preset
 from autofit.techniques import all_techniques
+from tests.export.architectures import ARCHITECTURES
 from tests.export.emitted import losses_alone, losses_printed
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and peft warn of each other's ways
@@ -285,7 +286,7 @@ def test_a_models_own_code_has_no_script(emit: Emit) -> None:
         {"attention": "linear"},
         {"kernels": "own"},
         {"loss": "sampled"},
-        {"lora_rank": 8, "lora_targets": "some"},
+        {"lora_rank": 8, "lora_targets": "attention+q_proj"},
     ],
 )
 def test_what_the_script_cannot_express_is_refused_by_name(emit: Emit, knobs: dict[str, Any]) -> None:
@@ -360,3 +361,16 @@ def test_a_classifier_learns(emit: Emit) -> None:
     reviews = ("--data", DATA / "reviews.jsonl", "--lr", "1e-3", "--steps", "50")
     losses = losses_printed(emit("sequence-classification"), *reviews)
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_names_of_layers_are_looked_for_in_the_model(emit: Emit) -> None:
+    script = emit(**SPLIT, lora_rank=8, lora_targets="q_proj+v_proj")
+    assert """if any(f".{name}." in f".{n}." for name in ('q_proj', 'v_proj'))""" in script
+    compile(script, "train.py", "exec")
+
+
+def test_experts_that_are_named_or_quantised_are_refused(emit: Emit) -> None:
+    mixture = {"model_config": {**ARCHITECTURES["causal-lm"], "num_local_experts": 4}}
+    for knobs in ({"quantization": "nf4", **LORA}, {"lora_rank": 8, "lora_targets": "experts"}):
+        with pytest.raises(InputError, match=r"cannot express (quantization nf4|lora_rank 8)"):
+            emit("causal-lm", mixture, **knobs)

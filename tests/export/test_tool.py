@@ -186,3 +186,26 @@ def test_convolutions_that_pytorch_rounds_are_a_deviation(name: str) -> None:
     assert not departures("cpu", "custom")
     assert not departures("cuda", "causal-lm")
     assert not departures("cuda", "image-classification", "bf16-mixed")
+
+
+MIXTURE = {"experts": ("gate_up_proj", "down_proj"), "adapted_experts": ("down_proj",), "targets": ("q_proj",)}
+NAMED = {"precision": "bf16", "lora_rank": 16, "lora_targets": "down_proj+q_proj", "quantization": "nf4"}
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_experts_are_adapted_and_quantised_or_departed_from(name: str) -> None:
+    given_ = source(others=MIXTURE, **NAMED)
+    if tool_named(name).why_not(given_):
+        return
+    made = write(tool_named(name), given_)
+    departures = {each.knob for each in made.departures}
+    adapts = name in ("axolotl", "peft", "transformers", "trl")
+    assert ("target_parameters" in made.text) == adapts == ("lora_targets" not in departures), made.departures
+    assert ("quantize_moe_experts" in made.text) == ("quantization" not in departures) == (name == "axolotl")
+
+
+@pytest.mark.parametrize("name", ["litgpt", "torchtitan", "torchtune"])
+def test_tools_without_names_of_layers_say_so(name: str) -> None:
+    given_ = source(**{**LORA, "lora_targets": "q_proj+v_proj"})
+    departed = [each.message for each in write(tool_named(name), given_).departures]
+    assert any("lora_targets q_proj+v_proj" in each and "takes no names of layers" in each for each in departed)

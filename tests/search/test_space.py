@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,12 @@ def test_all_is_every_choice_and_a_list_is_cut_to_what_is_offered(tmp_path: Path
     assert space == Space(
         "mine", "d", {"micro_batch_size": (1, 2, 4, 8, 16, 32), "precision": ("fp32", "bf16"), "lora_rank": (0,)}
     )
+
+
+def test_a_list_keeps_names_that_no_choices_hold(tmp_path: Path, offer: KnobChoices) -> None:
+    text = "description: d\nknobs:\n  lora_targets: [q_proj+v_proj, all-linear]\n"
+    offer = replace(offer, check=lambda knob, value: None, named=("lora_targets",))
+    assert load_space(write(tmp_path, text), offer).knobs == {"lora_targets": ("q_proj+v_proj", "all-linear")}
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from torch import nn
 
-from autofit.core.workload import Traits
+from autofit.core.config import Value
+from autofit.core.errors import InputError
+from autofit.core.workload import Traits, Workload
 from autofit.setup.layers import output_head
 from autofit.techniques import canonicalize, refuse, technique_named
 from tests import tiny
@@ -44,6 +47,30 @@ def test_more_layers_learn_more_faithfully_and_need_more() -> None:
     for rank in (technique.fidelity, technique.memory_order):
         assert rank("attention") < rank("all-linear") < rank("all-linear+head")
     assert technique.memory_order(None) is None
+
+
+def test_names_are_words_joined_by_plus_in_one_order() -> None:
+    workload = tiny.transformer_workload()
+
+    def settled(targets: str, workload: Workload = workload) -> Value:
+        return canonicalize({"lora_rank": 4, "lora_targets": targets}, workload, tiny.CPU)["lora_targets"]
+
+    assert settled("v_proj+q_proj") == settled("q_proj+v_proj+q_proj") == "q_proj+v_proj"
+    assert settled("experts+attention") == "attention+experts"
+    assert settled("head+all-linear") == "all-linear+head"
+    classifier = replace(workload, task="sequence-classification")
+    assert [settled(each, classifier) for each in ("q_proj+head", "head")] == ["q_proj", "head"]
+    for wrong in ("all-linaer", "q_proj v_proj", "q_proj+", "", "q_proj,v_proj"):
+        with pytest.raises(InputError, match=r"lora_targets cannot be .* It takes attention, .*q_proj\+v_proj"):
+            settled(wrong)
+
+
+def test_a_mixture_is_offered_its_experts() -> None:
+    technique, workload = technique_named("lora_targets"), tiny.transformer_workload()
+    mixture = replace(workload, traits=replace(TRAITS, experts="experts"))
+    assert technique.choices_for(workload, tiny.CPU) == technique.values
+    added = "attention+experts", "all-linear+experts"
+    assert technique.choices_for(mixture, tiny.CPU) == (*technique.values, *added)
 
 
 OFF = {}

@@ -7,6 +7,7 @@ TRANSPOSED = ("clvp", "decision_transformer", "gpt2", "imagegpt", "openai-gpt")
 _TRANSPOSED_IMPORTS = ("from torch.nn import Linear", "from transformers.pytorch_utils import Conv1D")
 _HEADS = 'heads = {n for n in linear if not n.startswith(f"{model.base_model_prefix}.")}'
 _ATTENTION = 'targets = {name for name in linear if "attn" in name or "attention" in name}'
+_NAMED = 'targets = {{n for n in {among} if any(f".{{name}}." in f".{{n}}." for name in {names!r})}}'
 _ALL = 'target_modules="all-linear"'
 _BUT_ATTENTION = 'exclude_modules=r"(?!.*att(n|ention)).*"'
 
@@ -15,13 +16,14 @@ def lora(case: Case) -> Fragments | None:
     """Adapters beside frozen weights; `precision` sets the dtypes of both."""
     config, classifies = case.config, case.classifies
     rank, targets = config.get("lora_rank"), config.get("lora_targets") or "all-linear"
-    if targets not in ("attention", "all-linear", "all-linear+head"):
+    names = () if targets in ("attention", "all-linear", "all-linear+head") else tuple(str(targets).split("+"))
+    if names and (case.has_experts or {"attention", "all-linear", "head"} & set(names)):
         return None
     if classifies and targets == "all-linear+head":
         targets = "all-linear"  # a classifier's new head is trained whole whatever the targets
     alpha, dropout = config.get("lora_alpha") or 2 * int(rank or 0), config.get("lora_dropout") or 0.0
     # peft leaves out the output embedding by itself, but not every head of a classifier.
-    by_name = classifies or targets == "all-linear+head"
+    by_name = classifies or targets == "all-linear+head" or bool(names)
     transposed = by_name and case.model_config["model_type"] in TRANSPOSED
     kinds = "(Linear, Conv1D)" if transposed else "torch.nn.Linear"
     linear = f"{{n for n, m in model.named_modules() if isinstance(m, {kinds})}}"
@@ -29,7 +31,10 @@ def lora(case: Case) -> Fragments | None:
     if classifies:
         lines = [f"linear = {linear}", _HEADS, _ATTENTION if targets == "attention" else "targets = linear - heads"]
     elif by_name:
-        lines = [f"targets = {linear}"]
+        lines = [f"{'linear' if names else 'targets'} = {linear}"]
+    if names:
+        among = "linear - heads" if classifies else "linear"
+        lines = [line for line in lines if not line.startswith("targets")] + [_NAMED.format(among=among, names=names)]
     if targets == "attention" and not by_name:
         attach = [f"lora = LoraConfig({_ALL}, {_BUT_ATTENTION}, **LORA)", "model = get_peft_model(model, lora)"]
     else:

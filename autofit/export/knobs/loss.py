@@ -57,7 +57,7 @@ def _chunked(case: Case) -> Fragments:
 def _beside_adapters(case: Case) -> tuple[str, ...]:
     """By autograd through the head; a sum that has the chunks' gradients stands in for them. The sum copies its inputs
     in the backward: hidden states and adapters are small enough for it."""
-    kind = "any" if case.config.get("lora_targets") == "all-linear+head" else "frozen"
+    kind = "any" if case.adapts_head else "frozen"
     lines = _chunk_loss(case, "head(rows.requires_grad_())")
     return (_causal_loss(case, fill(template(f"chunked_{kind}"), {"loss": lines}), stands_in=True),)
 
@@ -83,7 +83,7 @@ def _chunk_loss(case: Case, product: str | None = None) -> list[str]:
 
 
 def _fused(case: Case) -> Fragments | None:
-    if case.config.get("lora_targets") == "all-linear+head":
+    if case.adapts_head:
         return None
     scale, cap = _scale_and_cap(case)
     arguments = [f"hidden{scale}", "model.get_output_embeddings().weight", "labels", 'reduction="sum"']

@@ -68,8 +68,8 @@ def _rank(request: Request) -> ToolKeys:
 
 
 def _targets(request: Request) -> ToolKeys:
-    targets = list(request.source.targets)
-    return ToolKeys({"lora_target_modules": targets} if targets else {"lora_target_linear": True})
+    targets = request.source.layers(None)
+    return ToolKeys({"lora_target_linear": True} if targets is None else {"lora_target_modules": targets})
 
 
 def _quantization(request: Request) -> ToolKeys:
@@ -77,6 +77,8 @@ def _quantization(request: Request) -> ToolKeys:
     four_bits = value in ("nf4", "nf4-dq")
     kind = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": value == "nf4-dq"}
     keys = {"load_in_8bit": value == "int8", "load_in_4bit": four_bits}
+    if request.source.experts:
+        keys["quantize_moe_experts"] = four_bits
     return ToolKeys({**keys, **({"bnb_config_kwargs": kind} if four_bits else {})})
 
 
@@ -121,6 +123,8 @@ TOOL = Tool(
     versions=("0.19.0",),
     run="axolotl train axolotl.yaml",
     tasks=("causal-lm",),
+    expert_targets="lora_target_parameters",
+    quantises_experts=("nf4", "nf4-dq"),
     fixed=lambda request: {
         "base_model": request.source.weights,
         "datasets": [{"path": "path/to/dataset", "type": "completion"}],

@@ -24,7 +24,8 @@ def _precision(request: Request) -> ToolKeys:
 def _targets(request: Request) -> ToolKeys:
     targets = request.text("lora_targets")
     attention = dict.fromkeys(("lora_query", "lora_key", "lora_value", "lora_projection"), True)
-    return ToolKeys({**attention, "lora_mlp": targets != "attention", "lora_head": targets == "all-linear+head"})
+    keys = {**attention, "lora_mlp": targets != "attention", "lora_head": targets == "all-linear+head"}
+    return request.keys("lora_targets", keys, shared.by_kind(request))
 
 
 TOOL = Tool(

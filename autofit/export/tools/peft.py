@@ -14,6 +14,7 @@ TOOL = Tool(
     versions=("0.21.2",),
     run='get_peft_model(model, PeftConfig.from_pretrained("peft"))',
     tasks=HUGGING_FACE,
+    expert_targets="target_parameters",
     refuse=lambda source: None if source.config.get("lora_rank") else _NO_ADAPTERS,
     fixed=lambda request: {
         "peft_type": "LORA",
@@ -35,6 +36,6 @@ TOOL = Tool(
         **values(lora_rank="r"),
         "lora_alpha": lora_alpha,
         "lora_dropout": lora_dropout,
-        "lora_targets": lambda request: ToolKeys({"target_modules": list(request.source.targets) or "all-linear"}),
+        "lora_targets": lambda request: ToolKeys({"target_modules": request.source.layers("all-linear")}),
     },
 )

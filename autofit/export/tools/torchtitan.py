@@ -121,6 +121,12 @@ def _spec(keys: Mapping[str, Any]) -> list[str]:
     return [f"    {line}" for line in call("model_spec = model_registry", given, indent=4)]
 
 
+def _targets(request: Request) -> ToolKeys:
+    names = _TARGETS.get(request.text("lora_targets"), _TARGETS["all-linear"])
+    keys = {"lora.target_modules": names} if request.config["lora_rank"] else {}
+    return request.keys("lora_targets", keys, shared.by_kind(request))
+
+
 TOOL = Tool(
     title="torchtitan",
     versions=("0.3.0",),
@@ -144,7 +150,7 @@ TOOL = Tool(
         "lora_rank": lambda request: shared.lora_rank(request, "lora.rank"),
         "lora_alpha": lambda request: ToolKeys({"lora.alpha": float(shared.alpha(request))}),
         "lora_dropout": lambda each: each.keys("lora_dropout", {}, _DROPOUT if each.config["lora_dropout"] else None),
-        "lora_targets": shared.adapter("lora.target_modules", lambda each: _TARGETS.get(each.text("lora_targets"))),
+        "lora_targets": _targets,
         "optimizer": _optimizer,
         "compile": shared.compile_by_default,
         "loss": _loss,

@@ -71,7 +71,7 @@ def _targets(request: Request) -> ToolKeys:
         **({} if tied else {"model.apply_lora_to_output": head}),
     }
     why = "torchtune puts no adapter on a head that is tied to the embedding"
-    return request.keys("lora_targets", keys, why if head and tied else None)
+    return request.keys("lora_targets", keys, why if head and tied else shared.by_kind(request))
 
 
 def _quantization(request: Request) -> ToolKeys:

@@ -57,7 +57,7 @@ def _offload(request: Request) -> ToolKeys:
 
 def _targets(request: Request) -> ToolKeys:
     source = request.source
-    keys: dict[str, Any] = {"lora.target_modules": list(source.targets) or "all-linear"}
+    keys: dict[str, Any] = {"lora.target_modules": source.layers("all-linear")}
     if source.heads:
         keys["lora.modules_to_save"] = list(source.heads)
     if source.task == "causal-lm":
@@ -105,6 +105,7 @@ TOOL = Tool(
     versions=("5.16.1", shared.OFFLOADS, shared.RENAMED),
     run=f"python {_SCRIPT} DATA_DIRECTORY",
     tasks=HUGGING_FACE,
+    expert_targets="lora.target_parameters",
     fixed=lambda request: {
         **_under("arguments", {"output_dir": "output", **learning(), "remove_unused_columns": False}),
         "arguments.use_cpu": request.source.device == "cpu",

@@ -53,8 +53,8 @@ def _quantization(request: Request) -> ToolKeys:
 
 
 def _targets(request: Request) -> ToolKeys:
-    head = request.text("lora_targets") == "all-linear+head"
-    keys = {"lora_target_modules": request.source.inner_targets or ["all-linear"]}
+    head = request.source.adapts_head
+    keys = {"lora_target_modules": request.source.inner_targets or request.source.layers(["all-linear"])}
     why = "TRL refuses an adapter on the output head; it has none"
     return request.keys("lora_targets", keys, why if head else None)
 
@@ -78,6 +78,7 @@ TOOL = Tool(
     versions=("1.16.0",),
     run="trl sft --config trl.yaml (with the transformers that it was measured with, or a later 5.x)",
     tasks=("causal-lm",),
+    expert_targets="lora_target_parameters",
     fixed=lambda request: {
         "model_name_or_path": request.source.weights,
         "dataset_name": "path/to/dataset",

@@ -42,7 +42,7 @@ def _checkpointing(request: Request) -> ToolKeys:
 
 def _targets(request: Request) -> ToolKeys:
     keys = {"lora.target_modules": request.source.inner_targets or "all-linear"} if request.config["lora_rank"] else {}
-    head = request.text("lora_targets") == "all-linear+head"
+    head = request.source.adapts_head
     why = "Unsloth trains the head whole or not at all; it has no adapter"
     return request.keys("lora_targets", keys, why if head else None)
 
