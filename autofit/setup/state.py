@@ -32,8 +32,8 @@ class Setup:
     frozen_dtype: torch.dtype | None = None  # what `build` casts frozen weights to; None leaves them as they are
     trainable_dtype: torch.dtype | None = None  # the same of trained ones
     micro_batch_size: int = 1
-    # Per module, a function from the full weight on the device to the parameter that stores it (quantised).
-    holders: dict[nn.Module, Holder] = field(default_factory=dict)
+    # Per module and name, a function from the full weight on the device to the parameter that stores it (quantised).
+    holders: dict[tuple[nn.Module, str], Holder] = field(default_factory=dict)
     # Makes another optimizer of the same kind for other groups.
     make_optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None
     optimizer: Optimizer | None = None

@@ -65,9 +65,9 @@ def stream_blocks(setup: Setup, lane: CopyLane, *, smallest: int) -> BlockStream
         streamer.close()
         raise RefusedError(_TOO_FEW)
     for block, (module, name) in streamer.slots():
-        if name == "weight":
-            hold = setup.holders.get(module)
-            setup.holders[module] = functools.partial(_at_rest, streamer, (block, (module, name)), hold)
+        if getattr(module, name).dim() > 1:  # vectors are too small to be streamed
+            hold = setup.holders.get((module, name))
+            setup.holders[module, name] = functools.partial(_at_rest, streamer, (block, (module, name)), hold)
     setup.on_close(streamer.close)
     return streamer
 

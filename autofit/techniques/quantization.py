@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
-from autofit.setup.layers import is_frozen, is_transposed_linear, output_heads
+from autofit.setup.experts import Dequantised, expert_weights
+from autofit.setup.layers import is_transposed_linear, output_heads
 
 _OUTLIERS = 6.0  # larger activations are multiplied unquantised: LLM.int8()'s threshold, and transformers'
 _COMPUTE = {"bf16": torch.bfloat16, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
@@ -27,8 +28,9 @@ Store = Callable[[Any, torch.Tensor], nn.Parameter]  # (layer, [outputs, inputs]
 
 
 class Quantization(Technique):
-    """`int8`, `nf4`, `nf4-dq` (block scales quantised too: 4.1 bits a weight instead of 4.5) of frozen linear layers.
-    The output head, embeddings and norms keep their format. A living model's frozen weights stay quantised after
+    """`int8`, `nf4`, `nf4-dq` (block scales quantised too: 4.1 bits a weight instead of 4.5) of frozen linear layers,
+    and of experts, all of whose values are restored for a forward and, unless it recomputes, the backward. The output
+    head, embeddings and norms keep their format. A living model's frozen weights stay quantised after
     training. Checkpointing saves less beside `int8`: bitsandbytes holds its inputs outside autograd, from the forward
     to the backward. torchao's NF4 is not used: a step of a linear layer was 1.7 to 3.3 times slower than with
     bitsandbytes (CPU), and its point is sharding over several ranks."""
@@ -72,16 +74,18 @@ class Quantization(Technique):
 
 def _quantise(setup: Setup, value: Value, store: Store) -> None:
     """Replace the layers, and register how their weights will be stored."""
-    layers = _quantisable(setup.model)
-    if not layers:
+    layers, experts = _quantisable(setup.model), list(expert_weights(setup.model))
+    if not layers and not experts:
         raise RefusedError(_NO_LINEARS)
     compute = _COMPUTE.get(str(setup.config["precision"]), torch.float32)
     for parent, name, layer in layers:
         quantised: Any = _quantised_layer(layer, value, compute)
         quantised.stands_for = type(layer)  # for `dequantised`
-        quantised.was_frozen = is_frozen(layer)
         setattr(parent, name, quantised)
-        setup.holders[quantised] = functools.partial(_stored, store, quantised, is_transposed_linear(layer))
+        setup.holders[quantised, "weight"] = functools.partial(_stored, store, quantised, is_transposed_linear(layer))
+    for weight in experts:
+        parametrized = Dequantised.of(weight, str(value))
+        setup.holders[parametrized, "original"] = parametrized[0].store
     # peft reads it to choose the adapters for layers of this kind.
     setup.patch(setup.model, "is_loaded_in_8bit" if value == "int8" else "is_loaded_in_4bit", True)
     if value == "int8":

@@ -70,7 +70,7 @@ def materialize(setup: Setup, *, values: bool = True) -> None:
                 continue
             if parameter not in done:
                 placed = _placed(parameter, name, setup, generator if values else None)
-                holder = setup.holders.get(module) if name == "weight" else None
+                holder = setup.holders.get((module, name))
                 done[parameter] = holder(placed.data) if holder else placed
                 del placed  # or the last weight's full values would stay beside the next one's
             module._parameters[name] = done[parameter]

@@ -13,6 +13,7 @@ from torch import nn
 
 from autofit.core.hardware import MIB
 from autofit.setup import Setup
+from autofit.setup.experts import adapts_parameter, plain_experts, quantised_weights
 from autofit.techniques.quantization import dequantised, is_quantised
 from autofit.training import atomic_writes
 
@@ -81,7 +82,7 @@ def merged(model: nn.Module) -> nn.Module:
 def _replaced_layers(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
     """(parent, name, layer) of every layer with adapters or quantised weights."""
     for name, child in model.named_children():
-        if _is_adapted(child) or is_quantised(child):
+        if _is_adapted(child) or is_quantised(child) or any(quantised_weights(child)):
             yield model, name, child
         else:
             yield from _replaced_layers(child)
@@ -92,6 +93,8 @@ def _is_adapted(module: nn.Module) -> bool:
 
 
 def _merged_layer(layer: Any, dtype: torch.dtype) -> nn.Module:
+    if any(quantised_weights(layer)) or adapts_parameter(layer):
+        return plain_experts(layer, dtype)
     if is_quantised(layer):
         return dequantised(layer, dtype)
     base = layer.get_base_layer()
@@ -106,6 +109,8 @@ def _untie_adapted(model: nn.Module) -> None:
     """Give every adapted layer its own weight, so that its adapter is not added to layers that share it."""
     uses = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
     for module in filter(_is_adapted, model.modules()):
+        if adapts_parameter(module):
+            continue
         base: Any = module.get_base_layer()  # type: ignore[operator]
         if uses[id(base.weight)] > 1:
             base.weight = nn.Parameter(base.weight.detach().clone(), base.weight.requires_grad)
