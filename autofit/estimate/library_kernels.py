@@ -124,7 +124,16 @@ def _rnn_workspace(like: tuple[Any, ...], options: tuple[Any, ...], axis: int) -
     return int(whole + (whole - half) * (steps - _STEPS) // (_STEPS // 2))
 
 
+def _loss(inputs: torch.Tensor, _: torch.Tensor, *rest: Any, reduction: int = 0) -> torch.Tensor:
+    """PyTorch computes a mean or sum in the storage of the losses of all elements, which the result keeps. `reduction`
+    is the place of that argument after the target."""
+    losses = torch.empty_like(inputs)
+    return losses.as_strided((), ()) if len(rest) <= reduction or rest[reduction] else losses
+
+
 _KERNELS: dict[str, Callable[..., Any]] = {"aten::_grouped_mm": _grouped_mm, "bitsandbytes::gemm_4bit": _gemm_4bit}
+_KERNELS |= dict.fromkeys(("aten::mse_loss", "aten::smooth_l1_loss", "aten::soft_margin_loss"), _loss)
+_KERNELS["aten::binary_cross_entropy"] = functools.partial(_loss, reduction=1)
 _CPU_KERNELS: dict[str, Callable[..., Any]] = {"aten::mkldnn_rnn_layer": _mkldnn_rnn_layer}
 _CUDA_KERNELS: dict[str, Callable[..., Any]] = {
     "bitsandbytes::int8_vectorwise_quant": _int8_vectorwise_quant,

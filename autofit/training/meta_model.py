@@ -77,9 +77,14 @@ def materialize(setup: Setup, *, values: bool = True) -> None:
         # Running statistics follow the dtype of the weights beside them; other buffers keep theirs.
         dtypes = [p.dtype for p in module._parameters.values() if p is not None and p.is_floating_point()]
         for name, buffer in list(module._buffers.items()):
-            if buffer is not None and buffer.device.type != "meta":
-                dtype = dtypes[0] if dtypes and buffer.is_floating_point() else buffer.dtype
-                module._buffers[name] = buffer.to(device=setup.device, dtype=dtype)
+            if buffer is None:
+                continue
+            dtype = dtypes[0] if dtypes and buffer.is_floating_point() else buffer.dtype
+            if buffer.is_meta:  # made of parameters, as what spectral_norm knows of them
+                buffer = torch.empty(buffer.shape, dtype=dtype, device=setup.device)
+                if values:
+                    _fill(buffer, "weight", generator)
+            module._buffers[name] = buffer.to(device=setup.device, dtype=dtype)
 
 
 def _placed(parameter: nn.Parameter, name: str, setup: Setup, generator: torch.Generator | None) -> nn.Parameter:

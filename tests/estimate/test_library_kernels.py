@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from autofit.core.workload import Workload
@@ -147,3 +148,20 @@ def test_grouped_products_have_the_shape_and_layout_of_pytorchs(dtype: torch.dty
     for given in (rows, weights, ends), (rows.t(), torch.randn(24, 8, dtype=dtype), ends), (weights.mT, weights):
         ours, theirs = kernel(*given), torch.ops.aten._grouped_mm(*given)
         assert (ours.shape, ours.stride(), ours.dtype) == (theirs.shape, theirs.stride(), theirs.dtype)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy"])
+def test_a_loss_that_keeps_the_losses_of_its_elements_takes_what_a_probe_reports(loss: str, reduction: str) -> None:
+    class Regression(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made = self.layer(x)
+            total = getattr(functional, loss)(made.sigmoid(), x, reduction=reduction).mean()
+            return total + made.square().mean()  # type: ignore[no-any-return]
+
+    workload = Workload(Regression, lambda n: {"x": torch.ones(n, 64)}, effective_batch_size=64)
+    assert peak(traced(workload)) == tracked(workload, {})

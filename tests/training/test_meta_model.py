@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from autofit.core.errors import InputError
+from autofit.core.workload import Workload
 from autofit.hardware.tracker import StorageTracker
 from autofit.setup import Setup
 from autofit.training.build import build
@@ -220,6 +221,18 @@ def test_the_weights_are_finite_and_of_the_usual_scale() -> None:
             assert 0.01 < float(parameter.detach().std()) < 0.03, name
         else:
             assert parameter.eq(1 if name.endswith("weight") else 0).all(), name
+
+
+def test_buffers_that_are_made_of_weights_get_values_of_their_own() -> None:
+    """What spectral_norm knows of a weight's largest singular value."""
+    model = lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4)), nn.Linear(4, 1))  # noqa: E731
+    workload = Workload(model, lambda n: {"input": torch.ones(n, 6)}, effective_batch_size=2)
+    setup = build(workload, {}, tiny.CPU)
+    assert {each.device.type for each in setup.model.buffers()} == {"cpu"}
+    loss = setup.model(torch.ones(2, 6)).square().mean()
+    loss.backward()
+    assert loss > 0
+    assert all(each.grad is not None and each.grad.isfinite().all() for each in setup.model.parameters())
 
 
 def test_the_same_seed_makes_the_same_weights_and_draws_nothing_from_the_user() -> None:
