@@ -63,6 +63,7 @@ def fit(
     loader: Any,
     *,
     loss: Callable[[Any, Any], Any] | None = None,
+    split: Callable[[Any, int], Any] | None = None,
     optimizer: str | Callable[[Any], Any] | None = None,
     lr: float = _DEFAULT_LR,
     weight_decay: float = 0.0,
@@ -96,6 +97,7 @@ def fit(
 
     Args:
         loss: (model, batch) -> scalar mean; default: the model's own.
+        split: (batch, size) -> a list of micro-batches, for batches whose samples are not along dim 0.
         lr: the learning rate, the maximum of the schedule; a note says when the default is used.
         epochs, steps: how long, one of them; default: one pass over the loader.
         optimizer: a value of the knob of that name, or a function from parameter groups to an optimizer of one's own,
@@ -140,7 +142,7 @@ def fit(
     with _output_directory(output_dir, resume, listener) as directory:
         own_optimizer = optimizer if callable(optimizer) else None
         make_workload = workload_from if config is None else training_workload
-        workload = make_workload(model, loader, loss, optimizer=own_optimizer, peek=Peek(worst_case, peek))
+        workload = make_workload(model, loader, loss, optimizer=own_optimizer, split=split, peek=Peek(worst_case, peek))
         if config is None and space is None:
             workload = dataclasses.replace(workload, keeps=dtypes_to_restore(model, options.get("set", {})))
         hyperparameters = Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed)

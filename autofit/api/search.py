@@ -29,6 +29,7 @@ def search(
     loader: Any = None,
     *,
     loss: Callable[[Any, Any], Any] | None = None,
+    split: Callable[[Any, int], Any] | None = None,
     seq_len: int | None = None,
     effective_batch: int | None = None,
     trust_remote_code: bool = False,
@@ -41,6 +42,7 @@ def search(
         model: a preset's name (or directory, hub id, `file.py:function`), a Workload, or a living model with its
             `loader`, whose batch size is the effective batch. A living model is not touched.
         loss: (model, batch) -> scalar mean, for a living model.
+        split: (batch, size) -> a list of micro-batches, for a living model's batches of an unknown layout.
         listener: called with every event of `autofit.core.events`.
         options: gpu_mem, gpu, device, mem, host_mem (GiB), margin, space, set, trials, time_limit, tolerance, seed,
             workers, out, resume, memory_snapshot, probe_timeout: as on the command line; store: False for --no-store.
@@ -55,8 +57,8 @@ def search(
     require(listener is None or callable(listener), "listener must be a function", listener)
     checked = search_options(**options)
     living = model if isinstance(model, nn.Module) else None
-    if isinstance(model, str | Workload) and not (loader is None and loss is None):
-        message = "a loader and a loss belong to a living model."
+    if isinstance(model, str | Workload) and any(each is not None for each in (loader, loss, split)):
+        message = "a loader, a loss and a split belong to a living model."
         raise InputError(message, "A Workload has its own batch and loss; a name's are made for it.")
     if isinstance(model, str):
         workload = resolve(
@@ -66,7 +68,7 @@ def search(
         message = "seq_len and effective_batch belong to a model given by name."
         raise InputError(message, "The loader or Workload says them.")
     else:
-        workload = model if isinstance(model, Workload) else workload_from(model, loader, loss)
+        workload = model if isinstance(model, Workload) else workload_from(model, loader, loss, split=split)
     return run_shown(search_or_predict, workload, checked, listener, living)
 
 

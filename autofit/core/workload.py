@@ -62,6 +62,8 @@ class Workload:
         reduction: "mean" (over `count`) or "sum".
         count: batch -> number the mean runs over; default: shifted valid labels for causal LMs, valid labels where
             labels are per token, else samples.
+        split: (batch, size) -> a list of micro-batches of `size` samples, the last one maybe shorter; needed where the
+            samples are neither along dim 0 nor in a layout that is known (data/layouts.py).
         optimizer: parameter groups -> an optimizer to use instead of the knob's; the loop sets its learning rate.
         keeps: formats ("float32", ...) of trained and of frozen weights that must not change, which narrows the search;
             None: they may.
@@ -79,6 +81,7 @@ class Workload:
     name: str = "custom"
     reduction: str = "mean"
     count: Callable[[Any], int] | None = None
+    split: Callable[[Any, int], Any] | None = None
     optimizer: Callable[[Any], Any] | None = None
     keeps: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     varying: bool = False
@@ -86,7 +89,7 @@ class Workload:
     source: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for part in ("model", "batch", "loss", "count", "optimizer"):
+        for part in ("model", "batch", "loss", "count", "split", "optimizer"):
             function, needed = getattr(self, part), part in ("model", "batch")
             if not callable(function) and (needed or function is not None):
                 message = f"Workload.{part} must be a function, not {type(function).__name__}."

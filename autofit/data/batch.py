@@ -1,31 +1,38 @@
 """Batches of any structure: their samples, their micro-batches, and what their loss counts.
 
 A batch is a tensor, or a dict, tuple, list, named tuple, dataclass or mapping-like object (transformers' BatchEncoding)
-of tensors and such containers. Every tensor with dimensions has the samples along dim 0; a list of other things (texts)
-as long as there are samples holds one for each.
+of tensors and such containers. Every tensor with dimensions has the samples along dim 0, unless its layout is known or
+the workload splits its batches; a list of other things (texts) as long as there are samples holds one for each.
 """
 
 import dataclasses
 from collections import UserDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import torch
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, reported, told
 from autofit.core.workload import Workload
+from autofit.data.layouts import layout_of
 
+Cut = Callable[[Any, int], Any]  # Workload.split: (batch, size) -> micro-batches of that many samples
+_SPLIT = "say with split=... how to split it: a function of (batch, size) that returns a list of micro-batches"
 IGNORED_LABEL = -100  # what torch's cross-entropy and transformers leave out of the mean
 
 
 def map_tensors(
-    batch: Any, function: Callable[[torch.Tensor], torch.Tensor], *, lists: Callable[[Any], Any] = lambda items: items
+    batch: Any,
+    function: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    lists: Callable[[Any], Any] = lambda items: items,
+    whole: Set[int] = frozenset(),
 ) -> Any:
-    """The same batch with `function` applied to every tensor, and `lists` to lists that hold none (of texts). `lists`
-    also gets tuples of texts, which a DataLoader makes of samples that are tuples."""
+    """The same batch with `function` applied to every tensor, and `lists` to lists that hold none (of texts) or whose
+    ids are in `whole`. `lists` also gets tuples of texts, which a DataLoader makes of samples that are tuples."""
 
     def inner(value: Any) -> Any:
-        return map_tensors(value, function, lists=lists)
+        return map_tensors(value, function, lists=lists, whole=whole)
 
     if isinstance(batch, torch.Tensor):
         return function(batch)
@@ -41,7 +48,7 @@ def map_tensors(
         return type(batch)(*map(inner, batch))
     if isinstance(batch, list | tuple):
         if type(batch) is list:
-            is_texts = not tensors(batch)
+            is_texts = id(batch) in whole or not tensors(batch)
         else:
             is_texts = type(batch) is tuple and bool(batch) and all(isinstance(item, str | bytes) for item in batch)
         return lists(batch) if is_texts else type(batch)(map(inner, batch))
@@ -66,20 +73,27 @@ def tensors(batch: Any) -> list[torch.Tensor]:
     return [tensor for part in parts for tensor in tensors(part)]
 
 
-def sample_count(batch: Any) -> int:
-    """The number of samples: the size of dim 0, on which all tensors must agree."""
+def sample_count(batch: Any, cut: Cut | None = None) -> int:
+    """The number of samples: as the layout says, or the size of dim 0, on which all tensors must agree."""
+    if cut:
+        return len(_parts(batch, 1, cut))
+    if layout := layout_of(batch):
+        return len(layout.sizes)
     sizes = {tensor.shape[0] for tensor in tensors(batch) if tensor.dim()}
     if not sizes:
         message = f"the batch (a {type(batch).__name__}) holds no tensor with samples along dim 0."
-        raise InputError(message, "Give tensors, or a dict, tuple, list or dataclass of them.")
+        raise InputError(message, f"Give tensors, or a dict, tuple, list or dataclass of them, or {_SPLIT}.")
     if len(sizes) > 1:
         message = f"the tensors of a batch differ in size along dim 0: {sorted(sizes)}."
-        raise InputError(message, "Put the samples along dim 0 of every tensor.")
+        raise InputError(message, f"Put the samples along dim 0 of every tensor, or {_SPLIT}.")
     return int(sizes.pop())
 
 
-def split(batch: Any, size: int) -> Iterator[Any]:
+def split(batch: Any, size: int, cut: Cut | None = None) -> Iterator[Any]:
     """Micro-batches of `size` samples, the last one shorter when it does not divide."""
+    if cut:
+        yield from _parts(batch, size, cut)
+        return
     total = sample_count(batch)
     if size >= total:
         yield batch
@@ -88,25 +102,53 @@ def split(batch: Any, size: int) -> Iterator[Any]:
         yield samples_of(batch, start, min(start + size, total))
 
 
-def samples_of(batch: Any, start: int, stop: int) -> Any:
-    """Samples `start` to `stop` of a batch, as views of it."""
-    total = sample_count(batch)
-    return map_tensors(
-        batch,
-        lambda tensor: tensor[start:stop] if tensor.dim() else tensor,
-        lists=lambda items: items[start:stop] if len(items) == total else items,
-    )
+def samples_of(batch: Any, start: int, stop: int, cut: Cut | None = None) -> Any:
+    """Samples `start` to `stop` of a batch, as views of it. With a `cut`, no more than are before them, unless none."""
+    if cut:
+        first = _parts(batch, stop, cut)[0]
+        return _parts(first, start, cut)[1] if start else first
+    return _take(batch, range(start, stop))
 
 
-def repeat_to(batch: Any, samples: int) -> Any:
-    """A batch of exactly `samples` samples, made by repeating and cutting the one given."""
-    total = sample_count(batch)
-    index = torch.arange(samples) % total
-    return map_tensors(
-        batch,
-        lambda tensor: tensor[index.to(tensor.device)] if tensor.dim() else tensor,
-        lists=lambda items: type(items)(items[i] for i in index.tolist()) if len(items) == total else items,
-    )
+def repeat_to(batch: Any, samples: int, cut: Cut | None = None) -> Any:
+    """A batch of exactly `samples` samples, made by repeating and cutting the one given; of samples that differ in size
+    the largest one is repeated."""
+    total = sample_count(batch, cut)
+    if cut:
+        if samples <= total:
+            return samples_of(batch, 0, samples, cut)
+        message = f"a batch of {samples} samples cannot be made from one of {total}, which only split= understands."
+        raise InputError(message, "Give larger batches.")
+    if (layout := layout_of(batch)) and samples != total:
+        return _take(batch, [layout.sizes.index(max(layout.sizes))] * samples)
+    return _take(batch, [index % total for index in range(samples)])
+
+
+def _take(batch: Any, samples: Sequence[int]) -> Any:
+    """These samples of a batch; a range as views."""
+    layout = layout_of(batch)
+    total = len(layout.sizes) if layout else sample_count(batch)
+    takes = layout.takes if layout else {}
+    rows = slice(samples.start, samples.stop) if isinstance(samples, range) else list(samples)
+
+    def of_tensor(tensor: torch.Tensor) -> torch.Tensor:
+        take = takes.get(id(tensor))
+        return take(samples) if take else tensor[rows] if tensor.dim() else tensor
+
+    def of_list(items: Any) -> Any:
+        return type(items)(items[sample] for sample in samples) if len(items) == total else items
+
+    return map_tensors(batch, of_tensor, lists=of_list, whole=layout.lists if layout else frozenset())
+
+
+def _parts(batch: Any, size: int, cut: Cut) -> list[Any]:
+    """What the user's own function splits a batch into."""
+    with reported(lambda error: f"split raised {told(error)}.", "Correct it there."):
+        parts = cut(batch, size)
+    if not isinstance(parts, list | tuple) or not parts:
+        given = f"an empty {type(parts).__name__}" if isinstance(parts, list | tuple) else f"a {type(parts).__name__}"
+        raise InputError(f"split returned {given}, not a list of micro-batches.", "Return a list.")
+    return list(parts)
 
 
 def labels_of(batch: Any, name: str = "labels") -> torch.Tensor | None:
@@ -127,7 +169,7 @@ def loss_count(workload: Workload, batch: Any) -> int:
         return int((shifted != IGNORED_LABEL).sum())
     labels = labels_of(batch)
     if labels is None or labels.is_floating_point():
-        return sample_count(batch)
+        return sample_count(batch, workload.split)
     if workload.task == "causal-lm" and labels.dim() >= 2:
         labels = labels[:, 1:]
     return int((labels != IGNORED_LABEL).sum())
@@ -135,7 +177,7 @@ def loss_count(workload: Workload, batch: Any) -> int:
 
 def weighted_slices(workload: Workload, batch: Any, size: int) -> list[tuple[Any, float]]:
     """The slices of a batch, each with its weight in the batch's loss; without those that have no mean (0/0)."""
-    slices = list(split(batch, size))
+    slices = list(split(batch, size, workload.split))
     counts = [loss_count(workload, part) for part in slices]
     total = sum(counts)
     is_sum = workload.reduction == "sum"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
 
 from autofit.core.hardware import Hardware
@@ -38,6 +38,7 @@ def fake_device(hardware: Hardware) -> Iterator[FakeTensorMode]:
         def patch(target: Any, name: str, replacement: Any) -> None:
             stack.enter_context(mock.patch.object(target, name, replacement))
 
+        patch(torch, "tensor", _of_numbers(torch.tensor))
         masks: Any = sys.modules.get("transformers.masking_utils")
         if masks is not None:
             # transformers mistakes fake tensors for an export, and would make masks that a run does not have.
@@ -68,6 +69,20 @@ def workspace_bytes(hardware: Hardware) -> int:
 def _of_cpu_autocast(query: Callable[[str], Any]) -> Callable[..., Any]:
     """Answers questions about CUDA's autocast (peft asks, to cast its inputs or not) with the CPU's."""
     return lambda device="cuda": query("cpu" if device == "cuda" else device)
+
+
+def _of_numbers(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Lists of tensors of one number, whose memory PyTorch would read, become lists of numbers."""
+
+    def numbers(data: Any) -> Any:
+        if isinstance(data, list | tuple):
+            return [numbers(each) for each in data]
+        return data.item() if isinstance(data, FakeTensor) and not data.dim() else data
+
+    def tensor(data: Any, **options: Any) -> torch.Tensor:
+        return plain(numbers(data), **options)
+
+    return tensor
 
 
 def _cuda_dropout(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

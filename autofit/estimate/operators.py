@@ -16,9 +16,9 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from autofit.core.hardware import MIB
+from autofit.estimate.known_values import on_real_tensors
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.rates import Rates
-from autofit.estimate.recorder import on_real_tensors
 from autofit.estimate.roofline import Speed, working_seconds
 from autofit.estimate.scaling import Symbols
 

@@ -2,8 +2,8 @@
 
 import contextlib
 import multiprocessing
-import multiprocessing.util
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, TypeVar
@@ -39,7 +39,8 @@ def _begin(function: Callable[[Any], Any]) -> None:
     global _inherited
     _inherited = function
     die_with_parent()  # else it would wait for more work after its parent was killed
-    multiprocessing.util.Finalize(None, os._exit, (0,), exitpriority=1)  # first: a model's threads may never end
+    # Before threads are joined, which a model's may never be; ProcessPoolExecutor has no hook of its own for its end.
+    threading._register_atexit(os._exit, 0)  # type: ignore[attr-defined]
     torch.set_num_threads(1)  # the threads of the process it was forked from do not exist here
 
 

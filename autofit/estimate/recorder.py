@@ -5,39 +5,34 @@ event, its storage and the cost of each operator. It also answers what fake tens
 from small tensors of known values, such as labels and masks.
 """
 
-import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from autofit.core.errors import UntraceableError
 from autofit.core.hardware import Hardware
+from autofit.estimate.known_values import computed, follow, on_real_tensors, value_of
 from autofit.estimate.library_kernels import library_kernels
 from autofit.estimate.operator_costs import MATMUL, Cost, cost_of, tensors_in
 from autofit.hardware.tracker import StorageTracker
 from autofit.setup.host_copies import plain_tensors
 
-# Elements of tensors whose values are computed beside their fakes: a causal mask of 1024 tokens is, activations never
-# are, since the weights have no values. Of floats, counters and scales are enough.
-_KNOWN_ELEMENTS = 2**20
-_KNOWN_FLOATS = 16
 # References to a gradient that only the engine holds, and to its storage, inside a dispatch.
 _CPP_REFERENCES, _PYTHON_REFERENCES, _HOLDERS = 4, 3, 2
 _READ = torch.ops.aten._local_scalar_dense.default
 _ADD = torch.ops.aten.add.Tensor
 _COPIES = ("aten::copy_",)
+_SHAPED_BY_LENGTHS = ("aten::_ctc_loss",)  # whatever the numbers
+_MASKED, _MASKS = ("aten::index", "aten::masked_select"), (torch.bool, torch.uint8)
 HOST = "host"
 _DEVICE = torch.ops.prim.device.default
-
-on_real_tensors = _disable_current_modes  # a context in which operators compute real values
 
 
 @dataclass(frozen=True)
@@ -116,6 +111,10 @@ class Recorder(StorageTracker):
             if block is not None:
                 self.owners[number] = block
 
+    def forget(self, storages: Set[int]) -> None:
+        """Count these storages as if they had never held anything."""
+        self.events = [Event(each.storage, 0) if each.storage in storages else each for each in self.events]
+
     def storages_of(self, value: Any) -> Iterator[int]:
         """The numbers of the storages of a tensor or container."""
         for tensor in tree_iter(value):
@@ -142,12 +141,6 @@ class Recorder(StorageTracker):
         with mock.patch.object(torch.UntypedStorage, "resize_", resize):
             yield
 
-    def know(self, fake: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-        """Remember the values of a tensor that code may read; returns the fake."""
-        if _is_followed(real):
-            fake.known_values = real  # type: ignore[attr-defined]
-        return fake
-
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is _DEVICE:  # seven of ten calls; the fake mode would run all of its own checks on them
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
@@ -173,9 +166,12 @@ class Recorder(StorageTracker):
         else:
             if func is _ADD and not self._as_tracked and _sums_gradients(args):
                 func = torch.ops.aten.add_.Tensor
-            result = func(*args, **kwargs)
+            try:
+                result = func(*args, **kwargs)
+            except (DynamicOutputShapeException, DataDependentOutputException):
+                result = self._by_values(func, args, kwargs)
             self.see(result)
-        self._follow(func, args, kwargs, result)
+        follow(func, args, kwargs, result)
         cost = cost_of(func, args, kwargs, result)
         if self._has_host:
             cost = self._with_host(func, (args, kwargs), result, cost)
@@ -188,16 +184,28 @@ class Recorder(StorageTracker):
         return result
 
     def _read(self, tensor: torch.Tensor) -> Any:
-        known = getattr(tensor, "known_values", None)
-        if known is not None:
+        if (known := value_of(tensor)) is not None:
             with on_real_tensors():
                 return known.item()
-        if not isinstance(tensor, FakeTensor):
-            return tensor.item()
         if self.phase is not None and self.phase() == "forward":
             raise UntraceableError("the model's forward reads a number that depends on its weights (.item()).")
         # The loop, the optimizer or a loss scaler reads: the loss is finite, and no gradient overflows.
         return True if tensor.dtype is torch.bool else 0.0 if tensor.is_floating_point() else 1
+
+    def _by_values(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an operator whose shape follows from values; raises again where they are unknown."""
+        if _name(func) in _MASKED:
+            self._paused = self._as_tracked  # the indices of a mask are a kernel's temporaries
+            with self:
+                args, func = _with_indices(*args), torch.ops.aten.index.Tensor
+            self._paused = False
+            return func(*args)
+        if _name(func) in _SHAPED_BY_LENGTHS:
+            args = tree_map_only(torch.Tensor, lambda each: each if value_of(each) is not None else _zeros(each), args)
+        made = computed(func, args, kwargs)
+        if made is None:
+            return func(*args, **kwargs)
+        return tree_map_only(torch.Tensor, _fake_like, made)
 
     def _with_host(self, func: Any, given: Any, result: Any, cost: Cost | None) -> Cost | None:
         """The cost, where what the host computes is not the device's work, and a copy between them is a transfer."""
@@ -210,21 +218,6 @@ class Recorder(StorageTracker):
         if sides == {True, False} and _name(func) in _COPIES:
             return Cost("transfer", str(result.dtype).removeprefix("torch."), 0, (result.numel() * result.itemsize,))
         return cost
-
-    def _follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Compute the values of small tensors that depend on known values alone, beside their fakes."""
-        inputs, results = tensors_in(args, kwargs), tensors_in(result)
-        unknown = any(isinstance(each, FakeTensor) and not hasattr(each, "known_values") for each in inputs)
-        unknown = unknown or "empty" in _name(func)  # uninitialised memory
-        if unknown or not all(map(_is_followed, results)) or torch.Tag.nondeterministic_seeded in func.tags:
-            for tensor in inputs if func._schema.is_mutable else ():  # may have been overwritten with unknown values
-                vars(tensor).pop("known_values", None)
-            return
-        real = functools.partial(tree_map_only, torch.Tensor, lambda tensor: getattr(tensor, "known_values", tensor))
-        with on_real_tensors():
-            values = func(*real(args), **real(kwargs))
-        for fake, value in zip(results, tree_iter(values), strict=False):
-            fake.known_values = value  # type: ignore[attr-defined]
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         if self._paused:
@@ -263,9 +256,25 @@ def _sums_gradients(args: tuple[Any, ...]) -> bool:
     return alone and torch.ops.aten.is_non_overlapping_and_dense.default(args[0])
 
 
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    with on_real_tensors():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
+def _fake_like(real: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
+
+
+def _with_indices(values: torch.Tensor, masks: Any) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """The arguments of an indexing whose masks are the indices of what they choose."""
+    if isinstance(masks, torch.Tensor):  # of masked_select, which broadcasts
+        shape = torch.broadcast_shapes(values.shape, masks.shape)
+        values, masks = values.expand(shape), [masks.expand(shape)]
+    indices: list[torch.Tensor | None] = []
+    for mask in masks:
+        indices += mask.nonzero().unbind(1) if mask is not None and mask.dtype in _MASKS else [mask]
+    return values, indices
+
+
 def _name(func: Any) -> str:
     return str(func._schema.name)
-
-
-def _is_followed(tensor: torch.Tensor) -> bool:
-    return tensor.numel() <= (_KNOWN_FLOATS if tensor.is_floating_point() else _KNOWN_ELEMENTS)

@@ -6,7 +6,7 @@ both relative to its start. Any step is a sequence of segments, in which those o
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -52,6 +52,7 @@ class Segments:
     parameters: Floats
     gradients: Floats
     others: Floats
+    inputs: Floats  # of these, the micro-batch
     streamed: Floats  # frozen weights of the middle blocks, which parameter_offload keeps on the host
     chunks: Floats  # how many the loss has
     by_flash: bool  # PyTorch's flash kernel computes all of the attention
@@ -84,6 +85,9 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
     for mark, after in spans:
         costs = trace.costs[mark.costs : after.costs]
         work = Work.of(costs, grid, symbols, after.dispatched - mark.dispatched)
+        if trace.packed:
+            share = _share([(cost.call, cost.sizes) for cost in costs], grid, symbols)
+            work = replace(work, flops=work.flops * share, nbytes=work.nbytes * share)
         memory = {mode: _climb(changes[mark.events : after.events]) for mode, changes in modes.items()}
         items.append(Segment(mark.phase, mark.block, memory, *events.saved(mark, after), work))
     shapes: Counter[Kind] = Counter()  # how many trained weights of each shape and dtype the whole model has
@@ -96,10 +100,22 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
         parameters=events.total("parameters"),
         gradients=events.total("gradients"),
         others=events.changes[: trace.start("forward")].sum(0),
+        inputs=events.total("inputs"),
         streamed=events.total("parameters", streamed=True),
         chunks=grid.chunks,
         by_flash={"flash" in cost.name for cost in trace.costs if cost.kind == ATTENTION} == {True},
     )
+
+
+def _share(items: Sequence[tuple[str | None, tuple[int, ...]]], grid: Grid, symbols: Symbols) -> Floats:
+    """By (name, sizes), the share of each item at each pair: of those that occur once or more for each sample, in equal
+    sizes, as code does that works on each sample by itself."""
+    counts, prime = Counter(items), symbols.samples
+    shared = {
+        (name, sizes): name != "gradients" and not count % prime and all(size % prime for size in sizes)
+        for (name, sizes), count in counts.items()
+    }
+    return np.where(np.array([shared[item] for item in items], bool)[:, None], grid.samples / prime, 1.0)
 
 
 def _span_at(spans: Sequence[Span], event: int) -> Span | None:
@@ -127,6 +143,12 @@ class _Events:
     @classmethod
     def of(cls, trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) -> Self:
         sizes = grid.amounts((event.nbytes for event in trace.events), symbols)
+        if trace.packed:
+            for mark, after in trace.spans("forward", "backward"):
+                span = trace.events[mark.events : after.events]
+                labels = (trace.labels.get(event.storage) for event in span)
+                keys = [(label, (event.nbytes,)) for label, event in zip(labels, span, strict=True)]
+                sizes[mark.events : after.events] *= _share(keys, grid, symbols)
         if hardware.device == "cuda":
             sizes = np.ceil(sizes / MIN_BLOCK) * MIN_BLOCK
         storages = [event.storage for event in trace.events]

@@ -295,6 +295,8 @@ class SpaceEstimator:
         optimizer = self._optimizer(config, segments)
         on_host = config["optimizer_offload"] == "cpu"
         held = segments.parameters + segments.others + (0.0 if on_host else optimizer.state)
+        if self._hardware.device == "cpu":  # the rest of the batch is in the same memory
+            held = held + segments.inputs * (self._workload.effective_batch_size / self._grid.samples - 1)
         held = held - segments.streamed if config["parameter_offload"] == "cpu" else held
         first, left = step_pass.memory(added=False, offloaded=offloaded)
         added, _ = step_pass.memory(added=True, offloaded=offloaded)

@@ -19,11 +19,13 @@ from autofit.core.config import Config
 from autofit.core.errors import AutofitError, RefusedError, UntraceableError, told
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Hyperparameters, Workload
-from autofit.data.batch import map_tensors, tensors
+from autofit.data.batch import map_tensors, samples_of, tensors
+from autofit.data.layouts import layout_of
 from autofit.estimate.fake_device import fake_device
+from autofit.estimate.known_values import know, on_real_tensors
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.operators import Calls
-from autofit.estimate.recorder import Event, Mark, Recorder, on_real_tensors
+from autofit.estimate.recorder import Event, Mark, Recorder
 from autofit.estimate.roofline import Speed, passes_of, waits_of
 from autofit.estimate.saved_activations import SavedTensors, Stay
 from autofit.estimate.shallow_model import Depth, SampledChunks, shorten
@@ -45,12 +47,13 @@ class Trace:
         events: from building the model to the end of the step.
         marks: where build, state, forward, backward, update and end begin, and blocks in forward and backward.
         labels, owners, completed, products: as of the Recorder.
-        trained: the storages of trained parameters.
+        trained: the storages of trained parameters: of those that a backward reaches.
         saved: the storages that autograd alone holds for the backward, where asked for.
         chunks: (tokens, features, vocabulary) of a loss that was traced by two chunks.
         shapes: shape and dtype of every trained parameter, and its block.
         calls: the arguments of operators, where the target is the CPU.
         depth: how the blocks stand for those of a deeper model; None where all are there.
+        packed: samples are not the rows of tensors, and code may work on each by itself.
         assumptions: what stand-ins take for granted, in sentences.
         reserved: what allocators reserve for it, by (bytes of libraries' workspaces, expandable segments).
     """
@@ -69,6 +72,7 @@ class Trace:
     costs: tuple[Cost, ...]
     calls: Calls
     depth: Depth | None
+    packed: bool = False
     assumptions: tuple[str, ...] = ()
     reserved: dict[tuple[int, bool], int] = field(default_factory=dict)
 
@@ -148,7 +152,7 @@ def trace(
             if rows:
                 saved = SavedTensors(setup.model, recorder)
                 setup.forward_contexts.append(saved.hooks)
-            _step(setup, recorder, fake_mode)
+            packed, reached = _step(setup, recorder, fake_mode)
     except (AutofitError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the model's own code, under conditions that it was not written for
@@ -158,7 +162,7 @@ def trace(
         raise UntraceableError(message) from error
     finally:
         setup.close()
-    trainable = [parameter for _, parameter in setup.trainable()]
+    trainable = [parameter for _, parameter in setup.trainable() if parameter in reached]
     owners = _owners(setup)
     return Trace(
         config=canonical,
@@ -175,6 +179,7 @@ def trace(
         costs=tuple(recorder.costs),
         calls=calls,
         depth=skeleton.depth,
+        packed=packed,
         assumptions=(*setup.assumptions, *_of_recurrent(setup.model, hardware)),
     )
 
@@ -212,7 +217,7 @@ def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
     for module in setup.model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and not buffer.is_meta:
-                module._buffers[name] = recorder.know(fake_mode.from_tensor(buffer), buffer)
+                module._buffers[name] = know(fake_mode.from_tensor(buffer), buffer)
     materialize(setup, values=False)
     finish(setup, traced=True)
     recorder.label([*setup.model.parameters(), *setup.model.buffers()], "parameters")
@@ -220,10 +225,12 @@ def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
         recorder.label([*block.parameters(), *block.buffers()], "parameters", number)
 
 
-def _step(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
+def _step(setup: Setup, recorder: Recorder, fake_mode: Any) -> tuple[bool, set[nn.Parameter]]:
+    """Record a step; whether its batch is packed, and the parameters that its backward reaches."""
     blocks, owners = repeated_blocks(setup.model), _owners(setup)
     recorder.mark("state")
-    _make_state(setup, recorder, owners)
+    reached: set[nn.Parameter] = set()
+    made = _make_state(setup, recorder, owners)
     batch = _batch(setup, recorder, fake_mode)
     trained = [] if setup.stepped_in_backward else [parameter for _, parameter in setup.trainable()]
 
@@ -234,7 +241,10 @@ def _step(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
         for parameter in trained:
             parameter.grad = torch.empty_like(parameter)
             label_gradient(parameter)
+            made[parameter].update(recorder.storages_of(parameter.grad))
     with ExitStack() as hooks:
+        for _, parameter in setup.trainable():
+            hooks.callback(parameter.register_post_accumulate_grad_hook(reached.add).remove)
         for parameter in trained:
             hooks.callback(parameter.register_post_accumulate_grad_hook(label_gradient).remove)
         for number, block in enumerate(blocks):
@@ -242,9 +252,13 @@ def _step(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
                 hooks.callback(handle.remove)
         recorder.phase = lambda: setup.phase
         accumulate(setup, batch)
+        for parameter in made.keys() - reached:  # it would have neither gradient nor state
+            parameter.grad = None
+            recorder.forget(made[parameter])
         update(setup)
         recorder.phase = None
         recorder.mark("end")
+    return setup.workload.split is not None or layout_of(batch) is not None, reached
 
 
 def _mark_block(block: nn.Module, number: int, setup: Setup, recorder: Recorder, *, last: bool) -> Iterator[Any]:
@@ -266,17 +280,21 @@ def _mark_block(block: nn.Module, number: int, setup: Setup, recorder: Recorder,
     yield block.register_forward_hook(end)
 
 
-def _make_state(setup: Setup, recorder: Recorder, owners: dict[nn.Parameter, int]) -> None:
-    """Let the optimizer make its state, as in a first step."""
+def _make_state(setup: Setup, recorder: Recorder, owners: dict[nn.Parameter, int]) -> dict[nn.Parameter, set[int]]:
+    """Let the optimizer make its state, as in a first step; returns the storages of gradients and state."""
     assert setup.optimizer is not None, "build() sets the optimizer"
+    made: dict[nn.Parameter, set[int]] = {}
     for group in setup.optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.empty_like(parameter)
+            made[parameter] = set(recorder.storages_of(parameter.grad))
     setup.optimizer.step()
     setup.optimizer.zero_grad(set_to_none=True)
     states: dict[Any, dict[str, Any]] = setup.optimizer.state
     for parameter, state in states.items():
         recorder.label(list(state.values()), "optimizer", owners.get(parameter))
+        made[parameter].update(recorder.storages_of(list(state.values())))
+    return made
 
 
 def _batch(setup: Setup, recorder: Recorder, fake_mode: Any) -> Any:
@@ -284,6 +302,6 @@ def _batch(setup: Setup, recorder: Recorder, fake_mode: Any) -> Any:
     samples = setup.workload.effective_batch_size if setup.hardware.device == "cpu" else setup.micro_batch_size
     with on_real_tensors():
         real = setup.workload.batch(samples)
-    whole = map_tensors(real, lambda tensor: recorder.know(fake_mode.from_tensor(tensor), tensor))
+    whole = map_tensors(real, lambda tensor: know(fake_mode.from_tensor(tensor), tensor))
     recorder.label(list(tensors(whole)), "inputs")
-    return map_tensors(whole, lambda tensor: tensor[: setup.micro_batch_size] if tensor.dim() else tensor)
+    return samples_of(whole, 0, min(setup.micro_batch_size, samples), setup.workload.split)

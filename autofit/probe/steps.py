@@ -16,7 +16,7 @@ from autofit.core.config import Config
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes
 from autofit.core.workload import Workload
-from autofit.data.batch import map_tensors
+from autofit.data.batch import samples_of
 from autofit.probe.timing import Plan, interval_of_median, slowed_by, time_steps
 from autofit.setup import Setup, Technique
 from autofit.techniques import added_techniques, all_techniques
@@ -99,8 +99,8 @@ class Probe(ABC):
 
     def part(self, setup: Setup, micro_batches: int) -> Any:
         """The first few micro-batches of the effective batch, as a view of it."""
-        samples = micro_batches * setup.micro_batch_size
-        return map_tensors(self.batch, lambda tensor: tensor[:samples] if tensor.dim() else tensor)
+        samples = min(micro_batches * setup.micro_batch_size, self.workload.effective_batch_size)
+        return samples_of(self.batch, 0, samples, self.workload.split)
 
     def _stepper(self, setup: Setup) -> Callable[[], float]:
         accumulation = int(setup.config["gradient_accumulation_steps"] or 1)

@@ -23,6 +23,12 @@ def is_transposed_linear(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D"
 
 
+def is_frozen(layer: nn.Module) -> bool:
+    """Whether the user froze a linear layer; once quantised it is frozen anyway."""
+    frozen = getattr(layer, "was_frozen", None)
+    return not layer.weight.requires_grad if frozen is None else bool(frozen)
+
+
 def output_head(model: nn.Module) -> nn.Module | None:
     """The output layer that a transformers model names; None for other modules."""
     for name in ("score", "classifier"):  # sequence and image classification

@@ -9,7 +9,7 @@ from torch import nn
 from autofit.core.workload import CLASSIFICATION_TASKS, task_of
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.experts import adapts_parameter, add_adapters, expert_weights, reach
-from autofit.setup.layers import is_linear, output_heads
+from autofit.setup.layers import is_frozen, is_linear, output_heads
 
 
 class LoraRank(Technique):
@@ -98,7 +98,8 @@ def _leave_fast_path(model: nn.Module) -> None:
 def adapter_targets(model: nn.Module, targets: str) -> tuple[list[str], list[str]]:
     """Full names of the layers, and of the experts' weights, that get adapters. `attention`: linear layers inside
     attention modules; `all-linear`: all but the output head; `head`: that one; anything else is a name in the full name
-    of a layer or of experts' weights. Raises RefusedError where the model has nothing of one of them."""
+    of a layer or of experts' weights. Layers that are frozen beside others that are not get none unless they are named.
+    Raises RefusedError where the model has no layer of a name, or none at all."""
     heads = output_heads(model)
     linears = {name: module for name, module in model.named_modules() if is_linear(module)}
     inner = [name for name, module in linears.items() if module not in heads]
@@ -106,21 +107,23 @@ def adapter_targets(model: nn.Module, targets: str) -> tuple[list[str], list[str
     experts = [weight.full_name for weight in expert_weights(model)]
     forbidden = {ending for ending in map(_ending, usable) if _forbidden(model, ending)}
     usable = [name for name in usable if _ending(name) not in forbidden]
-    chosen: dict[str, None] = {}
+    of_kinds, named = set(), set()
     for part in targets.split("+"):
         if part in ("attention", "all-linear"):
-            found = [name for name in inner if part == "all-linear" or "attn" in name or "attention" in name]
+            of_kinds |= {name for name in inner if part == "all-linear" or "attn" in name or "attention" in name}
         elif part == "head":
-            found = [name for name in linears if name not in inner]
+            of_kinds |= set(linears) - set(inner)
         else:
             found = [name for name in (*usable, *experts) if f".{part}." in f".{name}."]
             if not found:
                 known = ", ".join(dict.fromkeys(map(_ending, (*usable, *experts))))
                 given = f"{part} that takes adapters (lora_targets {targets})"
                 raise RefusedError(f"the model has no layer named {given}; it has {known}.")
-        chosen |= dict.fromkeys(found)
-    layers = [name for name in usable if name in chosen]
-    adapted = [name for name in experts if name in chosen]
+            named |= set(found)
+    of_kinds &= set(usable)
+    trained = {name for name in of_kinds if not is_frozen(linears[name])}  # a reference, or a teacher, stays as it is
+    chosen = (trained or of_kinds) | named
+    layers, adapted = ([name for name in names if name in chosen] for names in (usable, experts))
     if not layers and not adapted:
         raise RefusedError(f"the model has no linear layers for lora_targets {targets}; use all-linear or lora_rank 0.")
     return layers, adapted

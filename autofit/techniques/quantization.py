@@ -17,7 +17,7 @@ from torch import nn
 
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.experts import Dequantised, expert_weights
-from autofit.setup.layers import is_transposed_linear, output_heads
+from autofit.setup.layers import is_frozen, is_transposed_linear, output_heads
 
 _OUTLIERS = 6.0  # larger activations are multiplied unquantised: LLM.int8()'s threshold, and transformers'
 _COMPUTE = {"bf16": torch.bfloat16, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
@@ -81,6 +81,7 @@ def _quantise(setup: Setup, value: Value, store: Store) -> None:
     for parent, name, layer in layers:
         quantised: Any = _quantised_layer(layer, value, compute)
         quantised.stands_for = type(layer)  # for `dequantised`
+        quantised.was_frozen = is_frozen(layer)
         setattr(parent, name, quantised)
         setup.holders[quantised, "weight"] = functools.partial(_stored, store, quantised, is_transposed_linear(layer))
     for weight in experts:

@@ -32,18 +32,18 @@ def check_evaluation(setup: Setup, loader: Any) -> None:
     if first is None:
         raise InputError("eval_loader is empty: it gave no batch.", "Check the data set, or leave it out.")
     with blamed_on("the loss on eval_loader's first sample"):
-        _sums(setup, [samples_of(first, 0, 1)])
+        _sums(setup, [samples_of(first, 0, 1, setup.workload.split)])
 
 
 def _sums(setup: Setup, batches: Iterable[Any]) -> tuple[float, int]:
     """The sum of losses and the number of terms in it. Slices are as large as the micro-batch, which fits with
     gradients; where longer samples run out of memory, they are halved."""
-    total, weight, size = 0.0, 0, setup.micro_batch_size
+    total, weight, size, cut = 0.0, 0, setup.micro_batch_size, setup.workload.split
     with evaluation_mode(setup.model):
         for batch in batches:
-            start, samples = 0, sample_count(batch)
+            start, samples = 0, sample_count(batch, cut)
             while start < samples:
-                part = samples_of(batch, start, min(start + size, samples))
+                part = samples_of(batch, start, min(start + size, samples), cut)
                 count = loss_count(setup.workload, part)
                 loss = _loss_if_it_fits(setup, part, size) if count else 0.0
                 if loss is None:

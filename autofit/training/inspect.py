@@ -93,8 +93,8 @@ def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) ->
     samples = min(_CHECKED_SAMPLES, workload.effective_batch_size)
     with blamed_on("the batch factory"):
         batch = workload.batch(samples)
-    if sample_count(batch) != samples:
-        message = f"the batch factory was asked for {samples} samples and gave {sample_count(batch)}."
+    if (given := sample_count(batch, workload.split)) != samples:
+        message = f"the batch factory was asked for {samples} samples and gave {given}."
         raise InputError(message, "batch(n) must give n samples along dim 0 of every tensor.")
     setup = build(workload, {}, hardware)
     attention = _FusedAttentionWatch()
@@ -118,7 +118,7 @@ def loss_splits(setup: Setup, batch: Any) -> tuple[bool, str | None]:
         tolerance = _TOLERANCE if setup.config["precision"] == "fp32" else _LOW_PRECISION_TOLERANCE
         return abs(one - other) <= tolerance * max(abs(one), abs(other), 1e-6)
 
-    samples = sample_count(batch)
+    samples = sample_count(batch, setup.workload.split)
     if samples == 1:
         return True, None
     whole, again = _tried_loss(setup, batch), _tried_loss(setup, batch)

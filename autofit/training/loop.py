@@ -115,7 +115,7 @@ class _Stepper:
             step=step,
             loss=loss,
             lr=lr,
-            samples=sample_count(batch),
+            samples=sample_count(batch, setup.workload.split),
             tokens=loss_count(setup.workload, batch) if setup.workload.unit == "tokens" else None,
             gradient_norm=float(norm) if norm is not None else None,
             seconds=seconds,

@@ -39,7 +39,8 @@ def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
     batch_loss = torch.zeros((), device=setup.device)
     slices = weighted_slices(setup.workload, batch, setup.micro_batch_size)
     if setup.stepped_in_backward and len(slices) > 1:
-        message = f"a batch of {sample_count(batch)} samples is more than one micro-batch of {setup.micro_batch_size}"
+        samples = sample_count(batch, setup.workload.split)
+        message = f"a batch of {samples} samples is more than one micro-batch of {setup.micro_batch_size}"
         raise InputError(f"{message}, and each backward takes a step.", "Set optimizer_in_backward to false.")
     for micro_batch, weight in slices:
         setup.phase = "forward"

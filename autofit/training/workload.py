@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 
 from autofit.core.errors import InputError, is_whole, require
 from autofit.core.workload import Workload, task_of
-from autofit.data.batch import labels_of, map_tensors, repeat_to, sample_count, tensors
+from autofit.data.batch import Cut, labels_of, map_tensors, repeat_to, sample_count, tensors
+from autofit.data.layouts import layout_of
 from autofit.training.default_loss import check_call, check_loss_function
 from autofit.training.inspect import blamed_on
 from autofit.training.meta_model import meta_copy
@@ -38,36 +39,44 @@ class Peek:
         require(fine, "peek must be a positive whole number of batches", self.batches)
 
 
-def workload_from(
-    model: nn.Module, loader: Any, loss: _Loss | None, *, optimizer: _Optimizer | None = None, peek: Peek | None = None
-) -> Workload:
-    """The workload of a search for training `model` on `loader`; probes get a copy of the model without weights."""
-    workload = training_workload(model, loader, loss, optimizer=optimizer, peek=peek)
+def workload_from(model: nn.Module, loader: Any, loss: _Loss | None, **options: Any) -> Workload:
+    """The workload of a search for training `model` on `loader`, with the options of `training_workload`; probes get a
+    copy of the model without weights."""
+    workload = training_workload(model, loader, loss, **options)
     with blamed_on("copying the model's structure", _NOT_COPIED):
         structure = meta_copy(model)
     return dataclasses.replace(workload, model=lambda: structure)  # each probe unpickles its own
 
 
 def training_workload(
-    model: nn.Module, loader: Any, loss: _Loss | None, *, optimizer: _Optimizer | None = None, peek: Peek | None = None
+    model: nn.Module,
+    loader: Any,
+    loss: _Loss | None,
+    *,
+    optimizer: _Optimizer | None = None,
+    split: Cut | None = None,
+    peek: Peek | None = None,
 ) -> Workload:
     """The workload of training `model` itself on `loader`, whose own batch size is the effective batch. Reads the first
     batches to find the largest shape; the model is not touched."""
     _check_model(model)
     check_loss_function(loss)
-    largest, samples, shapes = _largest(loader, peek or Peek())
+    require(split is None or callable(split), "split must be a function of (batch, size)", split, "Leave it out.")
+    largest, samples, shapes = _largest(loader, peek or Peek(), split)
     if loss is None:
         check_call(model, largest)
-    ids = largest.get("input_ids") if isinstance(largest, Mapping) or hasattr(largest, "keys") else None
+    one = repeat_to(largest, 1, split)
+    ids = one.get("input_ids") if isinstance(one, Mapping) or hasattr(one, "keys") else None
     sequence_length = int(ids.shape[1]) if isinstance(ids, torch.Tensor) and ids.dim() == 2 else None
     task = task_of(model) or "custom"
     if task == "causal-lm" and labels_of(largest) is None:  # it has none to shift
         task = "custom"
     return Workload(
         model=lambda: model,
-        batch=functools.partial(repeat_to, map_tensors(largest, lambda tensor: tensor.detach().cpu())),
+        batch=functools.partial(repeat_to, map_tensors(largest, lambda tensor: tensor.detach().cpu()), cut=split),
         loss=loss,
         optimizer=optimizer,
+        split=split,
         effective_batch_size=samples,
         varying=shapes > _FEW_SHAPES,
         unit="tokens" if sequence_length else "samples",
@@ -92,7 +101,7 @@ def _check_model(model: Any) -> None:
         raise InputError(message, "Load it without a device_map.")
 
 
-def _largest(loader: Any, peek: Peek) -> tuple[Any, int, int]:
+def _largest(loader: Any, peek: Peek, cut: Cut | None) -> tuple[Any, int, int]:
     """The batch with the largest samples, the most samples a batch has, and the number of shapes that samples have.
     Holds two batches at a time: each that comes from a worker takes shared memory and open files."""
     largest: Any = None
@@ -101,10 +110,11 @@ def _largest(loader: Any, peek: Peek) -> tuple[Any, int, int]:
     for number, batch in enumerate(itertools.islice(batches, peek.batches)):
         structure = structure or _structure(batch)
         _check_structure(batch, structure, f"batch {number} of the loader")
-        samples = max(samples, sample_count(batch))
-        shapes.add(tuple(tensor.shape[1:] for tensor in tensors(batch)))
+        samples = max(samples, sample_count(batch, cut))
+        layout = layout_of(batch)
+        shapes.add((layout and tuple(layout.sizes), *(tensor.shape[1:] for tensor in tensors(batch))))
         # Per sample: the last batch may hold few samples that are the longest.
-        if largest is None or _elements_per_sample(batch) > _elements_per_sample(largest):
+        if largest is None or _elements_per_sample(batch, cut) > _elements_per_sample(largest, cut):
             largest = batch
     if largest is None:
         raise InputError("the loader is empty: it gave no batch.", "Check the data set.")
@@ -113,29 +123,35 @@ def _largest(loader: Any, peek: Peek) -> tuple[Any, int, int]:
     if peek.worst_case is not None:
         _check_structure(peek.worst_case, structure, "worst_case")
         largest = peek.worst_case
+    if cut:  # only a whole batch can be made as large
+        samples = sample_count(largest, cut)
     return largest, samples, len(shapes)
 
 
 def _check_structure(batch: Any, structure: str, name: str) -> None:
-    sample_count(batch)
     if _structure(batch) != structure:
         message = f"{name} is {_structure(batch)}, but the first batch is {structure}."
         raise InputError(message, "Give all batches the same structure.")
 
 
-def _structure(batch: Any) -> str:
+def _structure(batch: Any, lists: Set[int] = frozenset()) -> str:
     """A batch's containers, keys and tensors in words."""
     if isinstance(batch, torch.Tensor):
         return f"a tensor of {batch.dim()} dimensions"
+    lists = lists or (layout.lists if (layout := layout_of(batch)) else frozenset())
+    if id(batch) in lists:
+        return f"a list of {_structure(batch[0])}"
     if isinstance(batch, Mapping) or hasattr(batch, "keys"):
-        return f"{{{', '.join(f'{key}: {_structure(batch[key])}' for key in sorted(batch.keys(), key=str))}}}"
+        return f"{{{', '.join(f'{key}: {_structure(batch[key], lists)}' for key in sorted(batch.keys(), key=str))}}}"
     if isinstance(batch, tuple) or (isinstance(batch, list) and tensors(batch)):
-        return f"({', '.join(map(_structure, batch))})"
+        return f"({', '.join(_structure(part, lists) for part in batch)})"
     return f"a {type(batch).__name__}"
 
 
-def _elements_per_sample(batch: Any) -> float:
-    return sum(tensor.numel() for tensor in tensors(batch)) / max(1, sample_count(batch))
+def _elements_per_sample(batch: Any, cut: Cut | None) -> float:
+    if not cut and layout_of(batch):
+        return sum(tensor.numel() for tensor in tensors(repeat_to(batch, 1)))
+    return sum(tensor.numel() for tensor in tensors(batch)) / max(1, sample_count(batch, cut))
 
 
 def batches_of(loader: Any, *, name: str = "loader") -> Iterator[Any]:

@@ -71,8 +71,8 @@ def test_a_workload_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: search(tiny.mlp_workload(), batches()), "a loader and a loss belong to a living model"),
-        (lambda: search("gpt2", loss=tiny.classify), "a loader and a loss belong to a living model"),
+        (lambda: search(tiny.mlp_workload(), batches()), "a loader, a loss and a split belong to a living model"),
+        (lambda: search("gpt2", loss=tiny.classify), "a loader, a loss and a split belong to a living model"),
         (lambda: search(tiny.mlp_workload(), seq_len=8), "seq_len and effective_batch belong to a model given by name"),
         (lambda: search(mlp(), batches(), effective_batch=8), "seq_len and effective_batch belong"),
         (lambda: search("gpt3"), r"unknown model 'gpt3'\. Did you mean 'gpt2'"),

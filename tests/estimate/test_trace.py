@@ -7,7 +7,9 @@ from torch import nn
 
 from autofit.core.errors import InputError, RefusedError, UntraceableError
 from autofit.core.workload import Workload
+from autofit.estimate.space_estimator import predict_all
 from autofit.estimate.trace import Skeleton, trace
+from autofit.techniques import canonicalize
 from tests.estimate.traced import AMPERE, allocated, labelled, peak, traced, tracked
 from tests.tiny import CPU, llama_workload, mlp_workload, transformer_workload
 
@@ -176,3 +178,26 @@ def test_a_model_cut_short_stands_for_the_whole() -> None:
     assert (short.depth.whole, short.depth.retained) == (9, 3)
     shallow = trace(workload, {}, CPU, model=short)
     assert len(set(shallow.owners.values())) == 3
+
+
+class Branches(nn.Module):
+    """Of three branches one is used, one frozen, and one waits for inputs of another kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused, self.reference = nn.Linear(16, 16), nn.Linear(16, 64), nn.Linear(16, 16)
+        self.reference.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.used(x) - self.reference(x)).square().mean()
+
+
+@pytest.mark.parametrize("knobs", [{}, {"micro_batch_size": 1}, {"optimizer_in_backward": True}, {"optimizer": "sgd"}])
+def test_weights_that_no_backward_reaches_have_neither_gradients_nor_state(knobs: dict[str, Any]) -> None:
+    workload = Workload(Branches, lambda n: torch.ones(n, 16), effective_batch_size=2)
+    traces = traced(workload, **knobs)
+    assert peak(traces) == pytest.approx(tracked(workload, knobs), rel=0.001)
+    assert [shape for shape, _, _ in traces.shapes] == [(16, 16), (16,)]
+    config = canonicalize(knobs, workload, CPU)
+    (nbytes,), _ = predict_all(workload, CPU, [config], measuring=0)
+    assert nbytes == pytest.approx(tracked(workload, knobs), rel=0.01)

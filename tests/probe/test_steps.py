@@ -145,7 +145,7 @@ def test_no_step_needs_more_memory_than_the_two_micro_batches_of_the_warm_up(ung
     for micro_batches in (2, 8):
         with StorageTracker() as tracker:
             tracker.see([*setup.model.parameters(), *setup.model.buffers()])
-            part = steps.map_tensors(batch, lambda tensor, count=micro_batches: tensor[:count])
+            part = steps.samples_of(batch, 0, micro_batches)
             for _ in range(2):
                 steps.train_step(setup, part)
         peaks.append(tracker.peak)

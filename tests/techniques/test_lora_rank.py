@@ -11,6 +11,7 @@ from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Hyperparameters, Traits, Workload
+from autofit.estimate.trace import trace
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.setup.layers import output_head
 from autofit.techniques import canonicalize, refuse, technique_named
@@ -46,6 +47,36 @@ def test_the_head_of_a_transformers_model_is_left_out_unless_named() -> None:
     assert "lm_head" not in adapter_targets(model, "all-linear")[0]
     with_head, without = (set(adapter_targets(model, targets)[0]) for targets in ("all-linear+head", "all-linear"))
     assert with_head - without == {"lm_head"}
+
+
+class WithReference(nn.Module):
+    """A policy beside the frozen model that it started from, as in direct preference optimization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy, self.reference = tiny.Transformer(depth=2), tiny.Transformer(depth=2).requires_grad_(False)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.policy(tokens, targets) - self.reference(tokens, targets)
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_a_frozen_reference_stays_frozen(quantization: str) -> None:
+    workload = replace(tiny.transformer_workload(), model=WithReference)
+    knobs = {"lora_rank": 4, "lora_targets": "all-linear", "quantization": quantization, "precision": "bf16"}
+    setup = build(workload, knobs, tiny.CPU)
+    names = trained(setup)
+    assert names
+    assert all(name.startswith("policy.") for name in names)
+    assert not any(hasattr(module, "lora_A") for module in setup.model.reference.modules())
+    setup.close()
+    for knobs in ({}, {"lora_rank": 4, "lora_targets": "all-linear", "precision": "bf16"}):
+        shapes = {shape.numel() for shape, _, _ in trace(workload, knobs, tiny.CPU).shapes}
+        plain = trace(tiny.transformer_workload(), knobs, tiny.CPU)
+        assert shapes == {shape.numel() for shape, _, _ in plain.shapes}
+    assert adapter_targets(tiny.MLP().requires_grad_(False), "all-linear")[0], (
+        "frozen as a whole: adapters are all there is"
+    )
 
 
 def test_a_model_without_the_layers_is_refused() -> None:

@@ -290,3 +290,27 @@ def test_the_worst_case_must_look_like_a_batch() -> None:
 def test_a_model_whose_weights_have_no_shape_yet() -> None:
     with pytest.raises(InputError, match=r"lazy modules, whose weights have no shape yet\. Call it on a batch once"):
         training_workload(nn.Sequential(nn.LazyLinear(3)), batches(2), tiny.classify)
+
+
+def test_the_largest_of_packed_samples_says_the_shape_and_pieces_of_lists_may_differ_in_number() -> None:
+    def batch(*counts: int) -> dict[str, Any]:
+        labels = [{"classes": torch.zeros(n), "boxes": torch.ones(n, 4)} for n in counts]
+        return {"features": torch.ones(len(counts), 48), "labels": labels}
+
+    workload = training_workload(
+        MODEL, [batch(1, 2, 1, 1), batch(1, 5, 1)], lambda model, batch: model(batch["features"])
+    )
+    assert workload.effective_batch_size == 4
+    assert [len(each["boxes"]) for each in workload.batch(3)["labels"]] == [1, 5, 1]
+    assert [len(each["boxes"]) for each in workload.batch(4)["labels"]] == [5] * 4
+
+
+def test_a_split_of_ones_own_goes_into_the_workload() -> None:
+    def pairs(batch: torch.Tensor, size: int) -> list[torch.Tensor]:
+        return list(batch.split(2 * size))
+
+    workload = training_workload(MODEL, [torch.ones(8, 48), torch.ones(4, 48)], tiny.classify, split=pairs)
+    assert workload.effective_batch_size == 4
+    assert workload.batch(3).shape == (6, 48)
+    with pytest.raises(InputError, match="split must be a function"):
+        training_workload(MODEL, [torch.ones(8, 48)], tiny.classify, split=3)  # type: ignore[arg-type]

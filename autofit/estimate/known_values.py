@@ -1,0 +1,169 @@
+"""Values beside fakes: of a batch, of buffers, and of whatever is computed from such tensors alone.
+
+Code reads numbers and shapes from them: which patches are an image's, which images are padding, which labels count.
+Small ones are computed at once, as code may change them in place; others, such as a causal mask or normalised pixels,
+when something reads them, which hardly anything does.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_iter, tree_map_only
+
+from autofit.estimate.operator_costs import tensors_in
+
+_SMALL, _FEW = 2**20, 16  # elements that are computed at once: of whole numbers, and of floats
+_LARGEST_DRAW = 1 - 2**-24  # layers are dropped by small numbers: none is, which takes the most memory
+_UNIFORM = ("aten::rand", "aten::rand_like", "aten::uniform", "aten::uniform_")
+on_real_tensors = _disable_current_modes  # a context in which operators compute real values
+
+_Read = Callable[[], torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Stands in for a tensor among the arguments of a call."""
+
+    number: int
+
+
+class _Memory:
+    """What a tensor and its views share; `lost` once something unknown was written into it."""
+
+    lost = False
+
+
+class _Value:
+    """A value, computed when it is first read."""
+
+    def __init__(self, compute: _Read, memory: _Memory) -> None:
+        self._compute, self.memory = compute, memory
+        self.real: torch.Tensor | None = None
+        self._version = 0  # of the real one, when it was computed
+
+    def read(self) -> torch.Tensor | None:
+        """The value; None where it is lost."""
+        if self.memory.lost:
+            return None
+        if self.real is None and (real := self._compute()) is not None:
+            self.real, self._version = real, real._version
+            self._compute = _nothing  # which holds what it was computed from
+        return self.real
+
+    def as_of_now(self) -> _Read:
+        """Reads the value of this moment; None once that was overwritten."""
+        now = None if self.real is None else self.real._version
+
+        def read() -> torch.Tensor | None:
+            real = self.read()
+            return real if real is not None and real._version == (self._version if now is None else now) else None
+
+        return read
+
+
+def _nothing() -> None:
+    return None
+
+
+def know(fake: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """Remember the values of a real tensor; returns the fake."""
+    fake.known_value = _of_real(real)  # type: ignore[attr-defined]
+    return fake
+
+
+def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A tensor's values, where they are known."""
+    value = _value(tensor)
+    return value.read() if value else None
+
+
+def computed(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """What an operator makes of known values; None where one of them is not."""
+    return _call(func, args, kwargs, [functools.partial(value_of, each) for each in tensors_in(args, kwargs)])()
+
+
+def follow(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
+    """Give an operator's results their values, where those of its inputs are known."""
+    inputs, results = [_value(each) for each in tensors_in(args, kwargs)], tensors_in(result)
+    written = list(_written(func, args, kwargs)) if func._schema.is_mutable else []
+    values = [value for value in inputs if value]
+    at_once = bool(written) or all(map(_is_small, results))
+    draws = torch.Tag.nondeterministic_seeded in func.tags
+    unknown = len(values) < len(inputs) or "empty" in func._schema.name or (draws and not at_once)
+    if unknown or any(each and each.real is None for each in written):
+        for value in filter(None, written):
+            value.memory.lost = True
+        return
+    shared = values[0].memory if values and (written or func.is_view) else None
+    call = functools.cache(_call(_drawn(func) if draws else func, args, kwargs, [each.as_of_now() for each in values]))
+    if at_once:
+        call()
+    for position, fake in enumerate(results):
+        value = _Value(functools.partial(_part, call, position), shared or _Memory())
+        fake.known_value = value  # type: ignore[attr-defined]
+        if at_once:
+            value.read()
+
+
+def _value(tensor: torch.Tensor) -> _Value | None:
+    if not isinstance(tensor, FakeTensor):
+        return None if tensor.is_meta else _of_real(tensor)
+    value: _Value | None = getattr(tensor, "known_value", None)
+    return value if value and not value.memory.lost else None
+
+
+def _of_real(tensor: torch.Tensor) -> _Value:
+    value = _Value(lambda: tensor, _Memory())
+    value.read()
+    return value
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return tensor.numel() <= (_FEW if tensor.is_floating_point() else _SMALL)
+
+
+def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[_Value | None]:
+    """The values of the tensors that an operator writes into."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from map(_value, tensors_in(args[position] if position < len(args) else kwargs.get(argument.name)))
+
+
+def _call(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], reads: Sequence[_Read]) -> Callable[[], Any]:
+    """Calls an operator with what is read for its tensors, and holds none of these; None where a value is lost."""
+    numbers = itertools.count()
+    places = tree_map_only(torch.Tensor, lambda _: _Place(next(numbers)), (args, dict(kwargs)))
+
+    def call() -> Any:
+        reals = [read() for read in reads]
+        if any(real is None for real in reals):
+            return None
+        args, kwargs = tree_map_only(_Place, lambda place: reals[place.number], places)
+        with on_real_tensors(), torch.no_grad():
+            return func(*args, **kwargs)
+
+    return call
+
+
+def _part(call: Callable[[], Any], position: int) -> torch.Tensor | None:
+    made = call()
+    return None if made is None else next(itertools.islice(tree_iter(made), position, None))
+
+
+def _drawn(func: Any) -> Callable[..., Any]:
+    """Draws the same random numbers in every trace."""
+
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            drawn = func(*args, **kwargs)
+        one = func._schema.name in _UNIFORM and drawn.numel() == 1
+        return drawn.fill_(_LARGEST_DRAW) if one else drawn
+
+    return draw

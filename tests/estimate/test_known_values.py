@@ -1,0 +1,126 @@
+"""What code reads of values that are known, and the shapes that follow from them, are those of real steps."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from autofit.core.errors import UntraceableError
+from autofit.core.workload import Workload
+from autofit.estimate.space_estimator import predict_all
+from autofit.techniques import canonicalize
+from tests.estimate.traced import peak, traced, tracked
+from tests.estimate.vision_language import VISION_LANGUAGE, vision_language
+from tests.tiny import CPU
+
+
+@pytest.mark.parametrize("name", VISION_LANGUAGE)
+def test_models_of_images_and_texts_are_predicted_to_the_byte(name: str) -> None:
+    workload = vision_language(name)
+    assert peak(traced(workload)) == tracked(workload, {})
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-vl", "smolvlm"])
+def test_every_micro_batch_of_them_is_predicted_from_one_trace(name: str) -> None:
+    """Qwen's code works on each window of each image by itself: on as many as there are samples."""
+    workload = vision_language(name, effective_batch_size=4)
+    knobs: list[dict[str, Any]] = [{"micro_batch_size": 1}, {"activation_checkpointing": "full"}]
+    nbytes, _ = predict_all(workload, CPU, [canonicalize(each, workload, CPU) for each in knobs], measuring=0)
+    assert nbytes == pytest.approx([tracked(workload, each) for each in knobs], rel=0.005)
+
+
+class Computes(nn.Module):
+    """A layer, and a function of its output and the batch's other tensor."""
+
+    def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(8, 8), function
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.function(self.layer(x), mask).mean()
+
+
+def _float_mask(out: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    bias = (1.0 - mask.float()) * -1e9  # more floats than are computed at once
+    return out[mask] if (bias == 0).any().item() else out
+
+
+def _overwritten(out: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    counts = mask.long()
+    view = counts[:1]
+    view += 1
+    return out.repeat_interleave(counts[:, 0], 0)
+
+
+def _ctc(out: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    classes = torch.ones_like(mask, dtype=torch.long)
+    lengths = mask.sum(1)
+    return functional.ctc_loss(out.log_softmax(-1).transpose(0, 1), classes, lengths + 2, lengths)
+
+
+READS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "masked": lambda out, mask: out[mask],
+    "selected": lambda out, mask: out.masked_select(mask.unsqueeze(-1)),
+    "assigned": lambda out, mask: out.index_put((mask,), out.new_zeros(())),
+    "nonzero": lambda out, mask: out[mask.nonzero()[:, 0]],
+    "repeated": lambda out, mask: out.repeat_interleave(mask.sum(1), 0),
+    "unique": lambda out, mask: out * len(mask.long().unique()),
+    "split": lambda out, mask: out.split(mask.sum(1).tolist(), 1)[0],
+    "listed": lambda out, mask: out * torch.tensor([mask[0, 0], mask[0, 1]]).sum(),
+    "floats": _float_mask,
+    "ctc": _ctc,
+    "overwritten": _overwritten,
+    "drawn": lambda out, mask: out if torch.rand([]) < 0.0 else out * 2,
+}
+
+
+def _workload(function: Any) -> Workload:
+    def batch(samples: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.ones(samples, 6, 8), "mask": torch.arange(6).expand(samples, 6) < 3}
+
+    return Workload(lambda: Computes(function), batch, effective_batch_size=2)
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_is_read_of_inputs_has_real_shapes(name: str) -> None:
+    workload = _workload(READS[name])
+    assert peak(traced(workload)) == tracked(workload, {})
+
+
+def _unknown(out: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    counts = mask.float()[:, :1]
+    counts += out.detach()[:, 0, :1]  # from now on they depend on the weights
+    return out * counts.sum().item()
+
+
+def test_what_depends_on_weights_stays_unknown() -> None:
+    with pytest.raises(UntraceableError, match="reads a number that depends on its weights"):
+        traced(_workload(_unknown))
+    with pytest.raises(UntraceableError, match="nonzero"):
+        traced(_workload(lambda out, mask: out[out > 0]))
+
+
+class Drops(nn.Module):
+    """Layers of which each is left out at random."""
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.layers, self.probability = nn.ModuleList(nn.Linear(8, 8) for _ in range(4)), probability
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if not torch.rand([]) < self.probability:
+                x = layer(x).relu()
+        return x.mean()
+
+
+def test_no_layer_is_dropped_in_a_prediction_and_no_random_number_is_taken() -> None:
+    batch = torch.ones(64, 8)
+    state = torch.get_rng_state()
+    workload = Workload(lambda: Drops(0.9), lambda n: batch[:n], effective_batch_size=64)
+    assert peak(traced(workload)) == peak(traced(replace(workload, model=lambda: Drops(0.0))))
+    assert torch.equal(torch.get_rng_state(), state)
