@@ -1,10 +1,18 @@
 """What several techniques must agree on: which layers are linear, which make a model's outputs, and which repeat."""
 
+import contextlib
+import inspect
+import re
+from collections.abc import Set
+
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from autofit.core.workload import CLASSIFICATION_TASKS, task_of
 
+_READ = re.compile(r"self\.(\w+)\.weight\b")
+_MAKING = ("__init__", "_init_weights", "init_weights", "reset_parameters")  # before weights are quantised
+_reads: dict[type, set[str]] = {}  # by class
 _LIBRARIES = ("bitsandbytes.", "torchao.")  # whose layers take the place of plain ones
 
 
@@ -27,6 +35,24 @@ def is_frozen(layer: nn.Module) -> bool:
     """Whether the user froze a linear layer; once quantised it is frozen anyway."""
     frozen = getattr(layer, "was_frozen", None)
     return not layer.weight.requires_grad if frozen is None else bool(frozen)
+
+
+def weights_read_by(module: nn.Module) -> Set[str]:
+    """The layers of a module whose weights its code reads instead of calling them only (T5 asks for the format of its
+    `wo`, Mamba multiplies by the weight of `dt_proj`, Gemma 3n clamps that of `prediction_coefs`)."""
+    kind = type(module)
+    if kind not in _reads:
+        methods = {
+            name: method
+            for base in reversed(kind.__mro__[: kind.__mro__.index(nn.Module)])
+            for name, method in vars(base).items()
+            if name not in _MAKING and inspect.isfunction(method)
+        }
+        _reads[kind] = set()
+        for method in methods.values():
+            with contextlib.suppress(OSError, TypeError):  # code that no file holds
+                _reads[kind].update(_READ.findall(inspect.getsource(method)))
+    return _reads[kind]
 
 
 def output_head(model: nn.Module) -> nn.Module | None:

@@ -6,22 +6,28 @@ each weight is made, or taken from the living model, and quantised before the ne
 model unquantised.
 """
 
+import contextlib
 import functools
 import logging
+import re
+import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from autofit.core.errors import told
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.experts import Dequantised, expert_weights
-from autofit.setup.layers import is_frozen, is_transposed_linear, output_heads
+from autofit.setup.layers import is_frozen, is_transposed_linear, output_heads, weights_read_by
 
 _OUTLIERS = 6.0  # larger activations are multiplied unquantised: LLM.int8()'s threshold, and transformers'
 _COMPUTE = {"bf16": torch.bfloat16, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 _SMALLEST_NESTED = 64  # elements: one block, whose scale is quantised too
+_WHOLE_NUMBERS = re.compile(r"\b(u?int8|Byte|Char|(un)?signed char)\b")  # as PyTorch's messages name them
+_LIBRARIES = re.compile(r"[/\\](bitsandbytes|peft|torch)[/\\]")
 _NO_LINEARS = "the model has no frozen linear layer to quantise; use none."
 
 Store = Callable[[Any, torch.Tensor], nn.Parameter]  # (layer, [outputs, inputs]) -> its quantised weight
@@ -87,6 +93,7 @@ def _quantise(setup: Setup, value: Value, store: Store) -> None:
     for weight in experts:
         parametrized = Dequantised.of(weight, str(value))
         setup.holders[parametrized, "original"] = parametrized[0].store
+    setup.forward_contexts.append(functools.partial(_told_of_code, str(value)))
     # peft reads it to choose the adapters for layers of this kind.
     setup.patch(setup.model, "is_loaded_in_8bit" if value == "int8" else "is_loaded_in_4bit", True)
     if value == "int8":
@@ -96,8 +103,26 @@ def _quantise(setup: Setup, value: Value, store: Store) -> None:
         logger.setLevel(logging.ERROR)
 
 
+@contextlib.contextmanager
+def _told_of_code(value: str) -> Iterator[None]:
+    """Tell in a sentence that a model's code meets weights that are stored in whole numbers."""
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        code = [each for each in frames if not _LIBRARIES.search(each.f_code.co_filename)]
+        local = [each for frame in code for each in frame.f_locals.values() if isinstance(each, torch.Tensor)]
+        if not _WHOLE_NUMBERS.search(str(error)) and not any(
+            hasattr(each, "quant_state") or hasattr(each, "SCB") for each in local
+        ):
+            raise
+        message = f"{value} does not fit this model, whose code computes with weights instead of calling layers"
+        raise RefusedError(f"{message} ({told(error)}); use quantization none.") from error
+
+
 def _quantisable(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """(parent, name, layer) of plain linear layers that share neither weight nor parent, without the output heads."""
+    """(parent, name, layer) of plain linear layers that share neither weight nor parent, without the output heads and
+    those whose weight the parent reads."""
     heads = output_heads(model)
     weights = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
     layers = [(parent, *child) for parent in model.modules() for child in parent.named_children()]
@@ -107,6 +132,7 @@ def _quantisable(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
         for parent, name, layer in layers
         if (type(layer) is nn.Linear or is_transposed_linear(layer))
         and layer not in heads
+        and name not in weights_read_by(parent)
         and weights[id(layer.weight)] == parents[layer] == 1
     ]
 

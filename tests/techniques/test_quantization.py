@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
+from transformers import MambaConfig, MambaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Hyperparameters, Traits, Workload
@@ -19,6 +20,7 @@ from autofit.training.build import build
 from autofit.training.evaluation import evaluate
 from autofit.training.step import train_step
 from tests import tiny
+from tests.estimate.traced import peak, traced, tracked
 from tests.techniques.contract import Effect, living
 
 QUANTIZATION = technique_named("quantization")
@@ -203,3 +205,68 @@ def test_the_model_is_given_back_without_the_mark_it_bore() -> None:
     assert model.is_loaded_in_4bit
     setup.close()
     assert not hasattr(model, "is_loaded_in_4bit")
+
+
+class Reads(nn.Module):
+    """Beside a layer that it calls, one whose weight it multiplies by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called, self.read = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.called(x) @ self.read.weight.t()).square().mean()
+
+
+class ReadsUnseen(Reads):
+    """Nothing in its code says so."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (weight,) = (layer.weight for name, layer in self.named_modules() if name == "read")
+        return (self.called(x) @ weight.t()).square().mean()
+
+
+def t5() -> nn.Module:
+    config = T5Config(vocab_size=64, d_model=64, d_kv=32, d_ff=64, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    return T5ForConditionalGeneration(config)
+
+
+def mamba() -> nn.Module:
+    return MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=64, num_hidden_layers=1, state_size=8))
+
+
+def features(samples: int) -> torch.Tensor:
+    return torch.ones(samples, 64)
+
+
+def tokens(samples: int) -> dict[str, torch.Tensor]:
+    ids = torch.arange(16).repeat(samples, 1)
+    return {"input_ids": ids, "labels": ids}
+
+
+@pytest.mark.parametrize("value", ["int8", "nf4"])
+@pytest.mark.parametrize(
+    ("model", "batch", "kept"), [(Reads, features, "read"), (t5, tokens, "wo"), (mamba, tokens, "dt_proj")]
+)
+def test_layers_whose_weights_are_read_by_the_models_code_stay_as_they_are(value, model, batch, kept) -> None:
+    workload = Workload(model, batch, effective_batch_size=2)
+    knobs = {"lora_rank": 4, "lora_targets": "all-linear", "quantization": value, "precision": "bf16"}
+    setup = build(workload, knobs, tiny.CPU)
+    names = {name.rpartition(".")[2] for name in quantised(setup.model)}
+    assert names
+    assert kept not in names
+    assert torch.isfinite(train_step(setup, batch(2)))
+    setup.close()
+    assert peak(traced(workload, **knobs)) == tracked(workload, knobs)
+
+
+@pytest.mark.parametrize("value", CHANGES)
+def test_a_model_that_computes_with_quantised_weights_is_told_in_a_sentence(value) -> None:
+    workload = Workload(ReadsUnseen, features, effective_batch_size=2)
+    knobs = {"lora_rank": 4, "lora_targets": "all-linear", "quantization": value}
+    words = f"{value} does not fit this model, whose code computes with weights instead of calling layers"
+    with pytest.raises(RefusedError, match=words):
+        train_step(build(workload, knobs, tiny.CPU), features(2))
+    if value != "int8":  # whose shape is that of the weight, and fake tensors do not compare formats
+        with pytest.raises(RefusedError, match=words):
+            traced(workload, **knobs)
