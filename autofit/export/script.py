@@ -72,6 +72,8 @@ def train_script(
     task = TASKS.get(str(workload.get("task")))
     if task is None or not model_config or "model_type" not in model_config or source.get("kind") == "function":
         return None
+    if model_config.get("quantization_config"):
+        raise InputError("train.py cannot be written for a checkpoint that is quantised already.", _INSTEAD)
     # transformers counts the names in id2label, and takes 2 classes if there are none.
     classes = len(model_config.get("id2label") or ()) or int(model_config.get("num_labels") or 2)
     kind = model_config.get("problem_type") or "single_label_classification"

@@ -55,6 +55,7 @@ class HuggingFaceModel:
         import transformers
 
         config = self.transformers_config()
+        vars(config).pop("quantization_config", None)  # of the checkpoint's weights, not of those made here
         auto = getattr(transformers, AUTO_CLASSES[self.task])
         try:
             # float32 whatever config.json says: what holds the weights is decided by the precision that is searched.

@@ -4,7 +4,7 @@ in a probe process. Every mistake in the user's own factories becomes one senten
 import dataclasses
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -74,18 +74,19 @@ def _structure(workload: Workload, model: nn.Module) -> Traits:
         batch_norm=any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules),
         dropout=any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in modules),
         head=has_linear_head and callable(getattr(model, "loss_function", None)),
-        notes=_of_checkpoint(model),
+        notes=_of_checkpoint(workload.model),
         fingerprint=digest,
     )
 
 
-def _of_checkpoint(model: nn.Module) -> tuple[str, ...]:
+def _of_checkpoint(factory: object) -> tuple[str, ...]:
     """What is assumed of weights that are stored quantised."""
-    stored = getattr(getattr(model, "config", None), "quantization_config", None)
+    config = getattr(factory, "config", None)
+    stored = config.get("quantization_config") if isinstance(config, Mapping) else None
     if not stored:
         return ()
-    kind = stored["quant_method"] if isinstance(stored, dict) else stored.quant_method
-    return (f"the checkpoint holds {kind} weights: they are dequantised as they are loaded, and meant as such here.",)
+    kind = stored["quant_method"]
+    return (f"the checkpoint holds {kind} weights, dequantised as they are loaded: figures are of the dequantised.",)
 
 
 def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) -> Traits:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -460,3 +461,29 @@ def test_a_torn_update_goes_on_in_a_fresh_process(tmp_path: Path, executor: Loca
     assert [row["step"] for row in rows] == list(range(8))
     whole = losses(case.train(DATA / "alice.txt", steps=8))
     assert [row["loss"] for row in rows] == pytest.approx(whole, rel=0.02)
+
+
+@pytest.mark.filterwarnings("ignore:The explicitly set RoPE scaling factor")
+def test_weights_in_mxfp4_are_trained_on_dequantised(tmp_path: Path) -> None:
+    """Two values of 4 bits to a byte, in blocks of 32 that share an exponent."""
+    mixture = tiny.mixture_workload("gpt_oss", vocab_size=256)
+    case = Case(
+        tmp_path, "GptOssForCausalLM", {**mixture.model.config, "quantization_config": {"quant_method": "mxfp4"}}
+    )
+    given, expected = {}, {}
+    for name, values in mixture.model().state_dict().items():
+        expected[name] = given[name] = values.contiguous()
+        if values.dim() == 3:
+            experts, inputs, outputs = given.pop(name).shape
+            given[f"{name}_blocks"] = blocks = torch.randint(
+                0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8
+            )
+            given[f"{name}_scales"] = torch.full((experts, outputs, inputs // 32), 127 - 6, dtype=torch.uint8)
+            halves = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-3)
+            table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+            expected[name] = (torch.cat((table, -table))[halves.long()] * 2.0**-6).mT
+    save_file(given, case.model / "model.safetensors", metadata={"format": "pt"})
+    case.content["config"] = {"micro_batch_size": 4}
+    trained = case.train(DATA / "alice.txt", weights=case.model, steps=1, lr=1e-12)
+    for name, values in trained.model.state_dict().items():
+        torch.testing.assert_close(values.float(), expected[name], rtol=0.0, atol=1e-6)

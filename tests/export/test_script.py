@@ -374,3 +374,9 @@ def test_experts_that_are_named_or_quantised_are_refused(emit: Emit) -> None:
     for knobs in ({"quantization": "nf4", **LORA}, {"lora_rank": 8, "lora_targets": "experts"}):
         with pytest.raises(InputError, match=r"cannot express (quantization nf4|lora_rank 8)"):
             emit("causal-lm", mixture, **knobs)
+
+
+def test_a_checkpoint_that_is_quantised_already_is_refused(emit: Emit) -> None:
+    stored = {**ARCHITECTURES["causal-lm"], "quantization_config": {"quant_method": "mxfp4", "dequantize": True}}
+    with pytest.raises(InputError, match=r"cannot be written for a checkpoint that is quantised already"):
+        emit("causal-lm", {"model_config": stored})

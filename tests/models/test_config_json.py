@@ -250,9 +250,10 @@ def test_a_checkpoint_that_is_dequantised_as_it_is_read_is_meant_as_such(directo
     workload = huggingface_workload(read_directory(write(directory, {**MIXTURE, "quantization_config": stored})))
     shapes, theirs = ([(n, p.shape) for n, p in each.model().named_parameters()] for each in (workload, plain))
     assert shapes == theirs
+    assert not hasattr(workload.model().config, "quantization_config")  # or what is trained would be saved as if it had
     assert workload.model.transformers_config().quantization_config == {**stored, "dequantize": True}
     notes, none = (inspect_workload(each, CPU, None).notes for each in (workload, plain))
     assert none == ()
     assert notes == (
-        "the checkpoint holds mxfp4 weights: they are dequantised as they are loaded, and meant as such here.",
+        "the checkpoint holds mxfp4 weights, dequantised as they are loaded: figures are of the dequantised.",
     )
