@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import runpy
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -121,19 +122,32 @@ def _workloads(file: Path) -> list[str]:
     return [each.name for each in workloads if not each.name.startswith("_")]
 
 
+class NotBuiltError(Exception):
+    """There is no tiny config from which transformers itself builds the family here; the message says why."""
+
+
 def written(family: Family, folder: Path) -> tuple[str, dict[str, Any]]:
-    """What `--model` takes for a family, written into a folder, and what the command line is told besides."""
+    """What `--model` takes for a family, written into a folder, and what the command line is told besides. Raises
+    NotBuiltError."""
     if family.library in LIBRARIES:
         return f"{ROOT / 'libraries' / f'of_{family.library}.py'}:{family.name}", {}
     if family.library != "transformers":
         return f"{ROOT / family.library}.py:{family.name}", {}
+    import torch
+    import transformers
+
     from benchmarks.zoo.shrink import tiny_config
 
-    config = tiny_config(family.name)
-    config.architectures = [family.architecture]
-    for key in ("decoder_start_token_id", "pad_token_id") if "seq2seq" in family.task else ():
-        if getattr(config, key, None) is None:
-            setattr(config, key, 0)  # checkpoints say it, and default configs do not
+    try:
+        config = tiny_config(family.name)
+        config.architectures = [family.architecture]
+        for key in ("decoder_start_token_id", "pad_token_id") if "seq2seq" in family.task else ():
+            if getattr(config, key, None) is None:
+                setattr(config, key, 0)  # checkpoints say it, and default configs do not
+        with torch.device("meta"):
+            getattr(transformers, family.architecture)(copy.deepcopy(config))
+    except Exception as error:
+        raise NotBuiltError(told(error)) from error
     path = folder / family.task / family.name
     config.save_pretrained(path)
     options: dict[str, Any] = {"effective_batch_size": EFFECTIVE_BATCH_SIZE}

@@ -81,7 +81,10 @@ def _shrunk(config: Any) -> dict[str, Any]:
     for key, value in given.items():
         part = vars(config).get(key)
         if isinstance(part, PreTrainedConfig):
-            sizes[key] = {"model_type": part.model_type, **_shrunk(part)}
+            stages = getattr(part, "out_features", None) if hasattr(part, "depths") else None  # of a backbone
+            sizes[key] = {"model_type": part.model_type, **({"out_features": stages} if stages else {})} | _shrunk(part)
+        elif isinstance(value, dict) and "mrope_section" in value:
+            sizes[key] = {**value, "mrope_section": [2, 3, 3]}  # half of a head
         else:
             small = _small(key, value)
             if small != value:

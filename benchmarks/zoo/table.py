@@ -39,6 +39,8 @@ def refused_well(answer: Row) -> bool:
 
 def problems(row: Row) -> list[str]:
     """Why a family does not work from end to end, in the order in which a user would meet it; [] where it does."""
+    if "left_out" in row:
+        return [f"left out: {_last(row['left_out'])}"]
     if "failed" in row:
         return [f"row: {_last(row['failed'])}"]
     if row["looked_at"]["outcome"] != "works":
@@ -92,8 +94,12 @@ class Summary:
 
 def document(rows: Mapping[str, Row], notes: Sequence[str]) -> str:
     """All of it."""
+    left_out = [(key.split("/")[-2], row["left_out"][:150]) for key, row in rows.items() if "left_out" in row]
+    rows = {key: row for key, row in rows.items() if "left_out" not in row}
     parts = ["# Families, each from end to end", *notes]
     parts += [table(_numbers(rows)), table(_causes(rows)), table(_rows(rows))]
+    if left_out:
+        parts.append(table(Table("Left out: transformers builds no tiny one here", ("family", "why"), left_out)))
     return "\n\n".join(parts) + "\n"
 
 

@@ -78,7 +78,7 @@ def serve(connection: Connection) -> None:
     set_defaults()
     warnings.simplefilter("ignore")
     from autofit.probe import LocalExecutor
-    from benchmarks.zoo.families import written
+    from benchmarks.zoo.families import NotBuiltError, written
     from benchmarks.zoo.row import plain, tried
 
     with (
@@ -91,6 +91,8 @@ def serve(connection: Connection) -> None:
             try:
                 model, options = written(family, Path(folder))
                 answer = plain(tried(model, executor, options=options, command=family.by_command))
+            except NotBuiltError as error:
+                answer = {"left_out": str(error)}
             except Exception:
                 answer = {"failed": traceback.format_exc()[-1500:]}
             connection.send(answer)

@@ -40,3 +40,9 @@ def test_a_directory_with_a_config_stands_for_a_family(tmp_path: Path) -> None:
     assert Path(model).name == "llama"
     assert options == {"effective_batch_size": 4, "sequence_length": 32}
     assert resolve(model, **options).task == "causal-lm"
+
+
+def test_what_cannot_be_built_is_told_from_what_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.zoo.shrink.overrides", lambda: {"llama": {"num_attention_heads": 7}})
+    with pytest.raises(families.NotBuiltError, match="7"):
+        written(families.Family("transformers", "llama", "causal-lm", "LlamaForCausalLM"), tmp_path)
