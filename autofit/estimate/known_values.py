@@ -21,6 +21,7 @@ from autofit.estimate.operator_costs import tensors_in
 _SMALL, _FEW = 2**20, 16  # elements that are computed at once: of whole numbers, and of floats
 _LARGEST_DRAW = 1 - 2**-24  # layers are dropped by small numbers: none is, which takes the most memory
 _UNIFORM = ("aten::rand", "aten::rand_like", "aten::uniform", "aten::uniform_")
+_CHECKS = {"aten::all": True, "aten::any": False}  # that all numbers are finite, or any is none: nothing is wrong
 on_real_tensors = _disable_current_modes  # a context in which operators compute real values
 
 _Read = Callable[[], torch.Tensor | None]
@@ -99,6 +100,9 @@ def follow(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None
     if unknown or any(each and each.real is None for each in written):
         for value in filter(None, written):
             value.memory.lost = True
+        if func._schema.name in _CHECKS and results[0].numel() == 1:
+            with on_real_tensors():
+                know(results[0], torch.tensor(_CHECKS[func._schema.name]))
         return
     shared = values[0].memory if values and (written or func.is_view) else None
     call = functools.cache(_call(_drawn(func) if draws else func, args, kwargs, [each.as_of_now() for each in values]))

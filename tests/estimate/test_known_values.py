@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.nn import functional
 
@@ -21,6 +22,31 @@ from tests.tiny import CPU
 @pytest.mark.parametrize("name", VISION_LANGUAGE)
 def test_models_of_images_and_texts_are_predicted_to_the_byte(name: str) -> None:
     workload = vision_language(name)
+    assert peak(traced(workload)) == tracked(workload, {})
+
+
+def _detr() -> nn.Module:
+    backbone = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"]
+    )
+    sizes = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in _SIZES.items()}
+    config = transformers.DetrConfig(
+        use_timm_backbone=False, backbone_config=backbone, d_model=32, num_queries=10, num_labels=5, **sizes
+    )
+    return transformers.DetrForObjectDetection(config)
+
+
+_SIZES = {"layers": 2, "attention_heads": 2, "ffn_dim": 64}
+
+
+def _images_with_boxes(samples: int) -> dict[str, Any]:
+    boxes = {"class_labels": torch.tensor([1, 2, 3]), "boxes": torch.full((3, 4), 0.4)}
+    pixels, mask = torch.randn(samples, 3, 32, 32), torch.ones(samples, 32, 32, dtype=torch.long)
+    return {"pixel_values": pixels, "pixel_mask": mask, "labels": [boxes] * samples}
+
+
+def test_detection_is_predicted_whatever_query_finds_an_object() -> None:
+    workload = Workload(_detr, _images_with_boxes, effective_batch_size=2)
     assert peak(traced(workload)) == tracked(workload, {})
 
 
@@ -74,6 +100,7 @@ READS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "floats": _float_mask,
     "ctc": _ctc,
     "overwritten": _overwritten,
+    "finite": lambda out, mask: out * 2 if out.isfinite().all() and not out.isnan().any() else out,
     "drawn": lambda out, mask: out if torch.rand([]) < 0.0 else out * 2,
 }
 
