@@ -40,9 +40,9 @@ def fake_device(hardware: Hardware) -> Iterator[FakeTensorMode]:
             stack.enter_context(mock.patch.object(target, name, replacement))
 
         patch(torch, "tensor", _of_numbers(torch.tensor))
-        matching = vars(sys.modules.get("scipy.optimize", sys)).get("linear_sum_assignment")
-        for module in list(sys.modules.values()) if matching else ():
-            if vars(module).get("linear_sum_assignment") is matching:
+        matching: Any = vars(sys.modules.get("scipy.optimize", sys)).get("linear_sum_assignment")
+        for module in list(sys.modules.values()):
+            if matching and vars(module).get("linear_sum_assignment") is matching:
                 patch(module, "linear_sum_assignment", _matching_in_order(matching))
         masks: Any = sys.modules.get("transformers.masking_utils")
         if masks is not None:
