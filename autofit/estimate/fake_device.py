@@ -90,7 +90,7 @@ def _of_numbers(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     return tensor
 
 
-def _matching_in_order(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _matching_in_order(plain: Any) -> Callable[..., Any]:
     """A matching of queries and objects, which detection trains by: its size does not depend on the costs."""
 
     def matching(costs: Any, *args: Any, **options: Any) -> Any:
