@@ -12,7 +12,7 @@ from autofit.core.errors import InputError
 from autofit.models.config_json import is_hub_id, read_directory, read_hub
 from autofit.models.huggingface import huggingface_workload
 from autofit.training.inspect import inspect_workload
-from tests.tiny import CPU, MIXTURES
+from tests.tiny import CPU, mixture_workload
 
 LLAMA = {
     "model_type": "llama",
@@ -241,7 +241,7 @@ def test_hub_ids(text: str, expected: bool) -> None:
     assert is_hub_id(text) is expected
 
 
-MIXTURE = {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", **MIXTURES["gpt_oss"]}
+MIXTURE = {"architectures": ["GptOssForCausalLM"], **mixture_workload("gpt_oss").model.config}
 
 
 def test_a_checkpoint_that_is_dequantised_as_it_is_read_is_meant_as_such(directory: Path) -> None:
