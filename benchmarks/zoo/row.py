@@ -203,9 +203,11 @@ def _as_of_search(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _in_one_zygote(executor: Executor) -> Iterator[None]:
-    """Searches start no zygote of their own, which takes seconds, and time few steps: not speed is asked here."""
+    """Searches start no zygote of their own, which takes seconds, time few steps, and follow none for the report: not
+    speed is asked here."""
     brief: dict[str, Any] = dict.fromkeys(("EXPLORE_PLAN", "VERIFY_PLAN"), Plan(min_steps=1, max_steps=2))
-    brief["predict_all"] = functools.partial(predict_all, measuring=0.1)
+    brief["predict_all"] = functools.partial(predict_all, measuring=0.02)
+    brief["follow_tiers"] = lambda *_: {}
     with mock.patch.multiple("autofit.tuning.run", LocalExecutor=lambda *_: contextlib.nullcontext(executor), **brief):
         yield
 
