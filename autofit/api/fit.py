@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autofit.api.search import log_event, run_shown
-from autofit.core.errors import InputError, require, unknown
+from autofit.core.errors import InputError, require, several, unknown
 from autofit.core.events import Listener, Note
 from autofit.core.files import check_output, expanded, locked, write_atomically
 from autofit.core.options import SearchOptions, search_options
@@ -174,6 +174,8 @@ def _with_optimizer(
     """The config, or the options of the search, with a named optimizer fixed."""
     if optimizer is None or (callable(optimizer) and not isinstance(optimizer, Optimizer)):
         return config, options
+    if isinstance(optimizer, list | tuple | dict) and len(optimizer) > 1:
+        raise several(f"optimizer is a {type(optimizer).__name__} of {len(optimizer)}")
     if not isinstance(optimizer, str):
         message = f"optimizer must be the name of one or a function that makes one, not a {type(optimizer).__name__}."
         raise InputError(message, "For example optimizer=lambda groups: torch.optim.NAdam(groups).")

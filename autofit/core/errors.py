@@ -143,6 +143,14 @@ def reported(
         raise InputError(says(error), remedy) from error
 
 
+def several(what: str) -> InputError:
+    """The error for several losses or optimizers."""
+    remedy = (
+        "Add up the losses, and let one optimizer have all weights; of networks that are trained in turns, as in a "
+    )
+    return InputError(f"{what}: autofit trains one loss with one optimizer.", f"{remedy}GAN, give one, with its loss.")
+
+
 def require(fine: object, rule: str, given: object, remedy: str = "") -> None:
     """Raise the InputError "RULE, not GIVEN." unless what was given is fine."""
     if not fine:

@@ -16,7 +16,7 @@ import torch
 from torch.optim import Optimizer as TorchOptimizer
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from autofit.core.errors import reported, told
+from autofit.core.errors import reported, several, told
 from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload, requirements
 
 _FIDELITY = {
@@ -108,6 +108,8 @@ def _make(setup: Setup, kind: Callable[[], Callable[..., TorchOptimizer]]) -> No
     failing = reported(lambda error: f"the optimizer function raised {told(error)}.", "Correct it.")
     with failing if own else nullcontext():
         setup.optimizer = setup.make_optimizer(groups)
+    if isinstance(setup.optimizer, list | tuple | dict):
+        raise several(f"the optimizer function returned a {type(setup.optimizer).__name__} of {len(setup.optimizer)}")
     if not isinstance(setup.optimizer, TorchOptimizer):
         given = type(setup.optimizer).__name__
         raise InputError(f"the optimizer function returned a {given}, not an Optimizer.", "Return the optimizer.")

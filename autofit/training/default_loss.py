@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autofit.core.errors import InputError, shown
+from autofit.core.errors import InputError, several, shown
 
 
 def default_loss(model: nn.Module, batch: Any) -> Any:
@@ -18,12 +18,23 @@ def default_loss(model: nn.Module, batch: Any) -> Any:
     if isinstance(loss, torch.Tensor) and (loss.numel() == 1 or loss is not output):
         return loss
     name, remedy = type(model).__name__, _remedy(batch)
+    losses = {key: output[key] for key in output if "loss" in str(key)} if isinstance(output, Mapping) else output
+    if is_several(losses):
+        raise several(f"{name} returned {_described(losses)} losses")
     if loss is None and output is not None:
         raise InputError(f"{name} computed no loss of the batch.", f"Put labels in the batch, or p{remedy[1:]}")
     first = output[0] if isinstance(output, tuple | list) and output else None
     if isinstance(first, torch.Tensor) and first.numel() == 1:  # transformers without return_dict, and others
         remedy = f"Pass loss=lambda model, batch: model({'**' if kwargs else '*'}batch)[0], if that is one."
     raise InputError(f"{name} returned {_described(output)}, which is no loss, and none is given.", remedy)
+
+
+def is_several(losses: Any) -> bool:
+    """Whether they are losses of several optimizers, or of several parts of one."""
+    values = list(losses.values()) if isinstance(losses, Mapping) else losses
+    trained = torch.is_grad_enabled()  # a metric beside a loss is not
+    numbers = isinstance(values, tuple | list) and all(isinstance(each, torch.Tensor) for each in values)
+    return numbers and len(values) > 1 and all(v.numel() == 1 and (v.requires_grad or not trained) for v in values)
 
 
 def check_call(model: nn.Module, batch: Any) -> None:

@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, several
 from autofit.core.forks import ending_forks
 from autofit.data.batch import map_tensors, sample_count, weighted_slices
 from autofit.setup import Setup
-from autofit.training.default_loss import default_loss
+from autofit.training.default_loss import default_loss, is_several
 
 
 def compute_loss(setup: Setup, batch: Any) -> torch.Tensor:
@@ -17,6 +17,8 @@ def compute_loss(setup: Setup, batch: Any) -> torch.Tensor:
     with ending_forks():
         loss = workload.loss(model, batch) if workload.loss is not None else default_loss(model, batch)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        if is_several(loss):
+            raise several(f"the loss is a {type(loss).__name__} of {len(loss)}")
         given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
         remedy = "Take its mean." if isinstance(loss, torch.Tensor) else "Let it return that tensor."
         raise InputError(f"the loss must be one number in a tensor, not {given}.", remedy)

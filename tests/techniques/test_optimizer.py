@@ -519,6 +519,13 @@ def test_what_makes_no_optimizer() -> None:
         build(workload, {}, tiny.CPU)
 
 
+def test_two_optimizers_are_one_sentence() -> None:
+    workload = replace(tiny.mlp_workload(), optimizer=lambda groups: [torch.optim.SGD(groups), torch.optim.SGD(groups)])
+    words = r"the optimizer function returned a list of 2: autofit trains one loss with one optimizer\. .* a GAN"
+    with pytest.raises(InputError, match=words):
+        build(workload, {}, tiny.CPU)
+
+
 def test_an_optimizer_of_ones_own_that_cannot_be_made_is_one_sentence() -> None:
     workload = replace(tiny.mlp_workload(), optimizer=torch.optim.LBFGS)
     with pytest.raises(InputError, match=r"the optimizer function raised ValueError: LBFGS doesn't support per-param"):

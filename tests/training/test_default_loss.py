@@ -12,6 +12,7 @@ from autofit.core.errors import InputError
 from autofit.training.default_loss import check_call, check_loss_function, default_loss
 from tests import tiny
 
+TRAINED = nn.Parameter(torch.tensor(2.0))
 SCALAR, VECTOR = torch.tensor(2.0), torch.ones(4, 10)
 
 
@@ -53,6 +54,23 @@ def test_what_is_no_loss(output: Any, message: str) -> None:
     assert caught.value.message == message
     example = 'ass loss=..., for example loss=lambda model, batch: F.cross_entropy(model(batch["x"]), batch["y"]).'
     assert caught.value.remedy.endswith(example)
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ((TRAINED, TRAINED), "Returning returned a tuple of 2 losses: autofit trains one loss with one optimizer."),
+        (
+            {"fake": VECTOR, "loss_generator": TRAINED, "loss_critic": TRAINED},
+            "Returning returned a dict of loss_generator, loss_critic losses: autofit trains one loss",
+        ),
+    ],
+)
+def test_several_losses(output: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        default_loss(Returning(output), BATCH)
+    assert caught.value.message.startswith(message)
+    assert "networks that are trained in turns, as in a GAN" in caught.value.remedy
 
 
 def test_a_tuple_that_begins_with_a_loss() -> None:

@@ -202,6 +202,18 @@ def loss_of(loss: Callable[[nn.Module, Any], Any]) -> torch.Tensor:
             "the loss must be one number in a tensor, not a tensor of shape (2, 10). Take its mean.",
         ),
         (lambda model, batch: 1.5, "the loss must be one number in a tensor, not float."),
+        (
+            lambda model, batch: (model(batch[0]).mean(), model(batch[0]).sum()),
+            "the loss is a tuple of 2: autofit trains one loss with one optimizer. Add up the losses",
+        ),
+        (
+            lambda model, batch: {"generator": model(batch[0]).mean(), "critic": model(batch[0]).sum()},
+            "the loss is a dict of 2: autofit trains one loss with one optimizer. Add up the losses",
+        ),
+        (
+            lambda model, batch: (model(batch[0]).mean(), torch.ones(())),
+            "the loss must be one number in a tensor, not tup",
+        ),
         (lambda model, batch: None, "the loss must be one number in a tensor, not NoneType."),
         (
             lambda model, batch: model(batch[0]).mean().detach(),
