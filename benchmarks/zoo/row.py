@@ -25,13 +25,14 @@ from autofit.api.search import search
 from autofit.core.budget import Budget
 from autofit.core.errors import AutofitError, printable
 from autofit.core.hardware import GIB, Hardware
-from autofit.core.measurement import Outcome
+from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
 from autofit.estimate.peak import peak_of
 from autofit.estimate.space_estimator import predict_all
 from autofit.estimate.trace import trace
 from autofit.models import resolve
 from autofit.probe import Executor, Plan, Request
+from autofit.probe.measure import measure
 from autofit.techniques import canonicalize, refuse
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -65,10 +66,10 @@ class Answer:
 class Figures:
     """Bytes of one setting; None where there are none, which its answers tell why."""
 
-    predicted: int | None = None
-    probed: int | None = None
-    prediction: Answer = field(default_factory=lambda: Answer("works"))
-    probe: Answer = field(default_factory=lambda: Answer("works"))
+    predicted: int | None
+    probed: int | None
+    probe: Answer
+    prediction: Answer
 
 
 @dataclass
@@ -84,16 +85,18 @@ class Row:
     seconds: float = 0.0
 
 
-def tried(model: str, executor: Executor, *, options: Mapping[str, Any], command: bool = False) -> Row:
-    """The row of what `--model` names; `command`: searched by the real command line, too."""
+def tried(
+    model: str, executor: Executor, *, options: Mapping[str, Any], command: bool = False, searched: bool = True
+) -> Row:
+    """The row of what `--model` names; `command`: searched by the real command line, too. `searched`: at all."""
     start, row = time.monotonic(), Row()
     workload: list[tuple[Workload, Hardware]] = []
     row.looked_at = answer_of(lambda: workload.append(_looked_at(model, executor, options)))
     if workload:
         row.parameters = workload[0][0].traits.parameters  # type: ignore[union-attr]
         _settings(row, *workload[0], executor)
-        row.search = answer_of(lambda: _searched(model, executor, options))
-        row.command = answer_of(lambda: _commanded(model, options)) if command else None
+        row.search = answer_of(lambda: _searched(model, executor, options)) if searched else None
+        row.command = answer_of(lambda: _commanded(model, options)) if searched and command else None
     row.seconds = round(time.monotonic() - start, 2)
     return row
 
@@ -117,22 +120,21 @@ def _looked_at(model: str, executor: Executor, options: Mapping[str, Any]) -> tu
 
 def _settings(row: Row, workload: Workload, hardware: Hardware, executor: Executor) -> None:
     settings = {name: _possible(knobs, workload, hardware) for name, knobs in SETTINGS.items()}
-    predictions: dict[str, tuple[int | None, Answer]] = {}
-    died = answer_of(
-        lambda: predictions.update(
-            executor.run(predicted_all, workload, hardware, settings, log="predict.log", timeout=120, task="predicting")
-        )
-    )
+
+    def figures() -> None:
+        found = executor.run(seen, workload, hardware, settings, log="seen.log", timeout=120, task="predicting")
+        row.settings.update(found)
+
+    died = answer_of(figures)
     for name, knobs in settings.items():
-        nbytes, prediction = predictions.get(name, (None, Answer("fails", died.message)))
-        peak, probe = _probed(workload, hardware, knobs, executor)
-        row.settings[name] = Figures(nbytes, peak, prediction, probe)
+        if name not in row.settings:  # each of the probes in a process of its own, as in a search
+            row.settings[name] = Figures(None, *_probed(workload, hardware, knobs, executor.measure), died)
     for lever, knobs in LEVERS.items():
         held = (name for name in settings if knobs.items() <= settings[name].items())
         if any(row.settings[name].probe.outcome == "works" for name in held):
             row.levers[lever] = Answer("works")
         else:
-            row.levers[lever] = _probed(workload, hardware, knobs, executor)[1]
+            row.levers[lever] = _probed(workload, hardware, knobs, executor.measure)[1]
 
 
 def _possible(knobs: Mapping[str, Any], workload: Workload, hardware: Hardware) -> dict[str, Any]:
@@ -142,27 +144,32 @@ def _possible(knobs: Mapping[str, Any], workload: Workload, hardware: Hardware) 
     return plain if refused[0] and not refused[1] else dict(knobs)
 
 
-def predicted_all(
-    workload: Workload, hardware: Hardware, settings: Mapping[str, Mapping[str, Any]]
-) -> dict[str, tuple[int | None, Answer]]:
-    """In a child: the peaks of some configs, and how predicting each went."""
-    peaks: dict[str, int] = {}
+def seen(workload: Workload, hardware: Hardware, settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Figures]:
+    """In a child: what is predicted of some configs, and what probes of them see, one after the other."""
+    predicted = {name: predicted_peak(workload, hardware, knobs) for name, knobs in settings.items()}
+    probed = {name: _probed(workload, hardware, knobs, _measured_here) for name, knobs in settings.items()}
+    return {name: Figures(predicted[name][0], *probed[name], predicted[name][1]) for name in settings}
 
-    def predict(name: str) -> None:
-        peaks[name] = peak_of(trace(workload, settings[name], hardware), hardware).nbytes
 
-    answers = {name: answer_of(lambda name=name: predict(name)) for name in settings}  # type: ignore[misc]
-    return {name: (peaks.get(name), answer) for name, answer in answers.items()}
+def predicted_peak(workload: Workload, hardware: Hardware, knobs: Mapping[str, Any]) -> tuple[int | None, Answer]:
+    """The peak of a config, and how predicting it went."""
+    peaks: list[int] = []
+    answer = answer_of(lambda: peaks.append(peak_of(trace(workload, knobs, hardware), hardware).nbytes))
+    return (peaks[0] if peaks else None), answer
+
+
+def _measured_here(workload: Workload, request: Request, *, number: int) -> Measurement:
+    return measure(workload, request)
 
 
 def _probed(
-    workload: Workload, hardware: Hardware, knobs: Mapping[str, Any], executor: Executor
+    workload: Workload, hardware: Hardware, knobs: Mapping[str, Any], measured: Callable[..., Measurement]
 ) -> tuple[int | None, Answer]:
     """The peak that a probe judges by, as in a search."""
     try:
         config = canonicalize(knobs, workload, hardware)
         request = Request(config, hardware, Budget(int(MEMORY_GIB * GIB), hardware.host_free_bytes), _BRIEF)
-        measurement = executor.measure(workload, request, number=0)
+        measurement = measured(workload, request, number=0)
     except AutofitError as error:
         return None, Answer("refused", str(error))
     if measurement.fits and measurement.peak_bytes:

@@ -48,7 +48,7 @@ def problems(row: Row) -> list[str]:
     found = []
     full = row["settings"]["full"]
     for name, answer in (("estimate", full["prediction"]), ("probe", full["probe"]), ("search", row["search"])):
-        if answer["outcome"] != "works":
+        if answer and answer["outcome"] != "works":
             found.append(f"{name}: {_last(answer['message'])}")
     if row.get("command") and row["command"]["outcome"] != "works":
         found.append(f"command line: {_last(row['command']['message'])}")
@@ -105,7 +105,8 @@ def document(rows: Mapping[str, Row], notes: Sequence[str]) -> str:
 
 def _numbers(rows: Mapping[str, Row]) -> Table:
     working = sum(not problems(row) for row in rows.values())
-    share = f"{working} of {len(rows)}: {working / max(1, len(rows)):.1%}"
+    searched = sum(bool(row.get("search")) for row in rows.values())
+    share = f"{working} of {len(rows)}: {working / max(1, len(rows)):.1%} ({searched} of them searched)"
     lines: list[tuple[str | None, ...]] = [("families that work from end to end", share, None, None, None)]
     for setting, title in SETTINGS.items():
         if found := Summary.of(errors(rows.values(), setting)):
@@ -146,7 +147,7 @@ def _line(key: str, row: Row) -> tuple[str | None, ...]:
         return (name, task, *[None] * 9, "; ".join(messages), None)
     levers = [row["levers"][lever] for lever in LEVERS]
     full = row["settings"]["full"]["prediction"]
-    marks = [_mark(full), _mark(row["search"] or {"outcome": "fails"}), *map(_mark, levers)]
+    marks = [_mark(full), _mark(row["search"]), *map(_mark, levers)]
     refusals = [each["message"] for each in levers if each["outcome"] == "refused" and is_sentence(each["message"])]
     return (
         name,
@@ -159,8 +160,8 @@ def _line(key: str, row: Row) -> tuple[str | None, ...]:
     )
 
 
-def _mark(answer: Row) -> str:
-    return {"works": "yes", "refused": "refused", "fails": "**fails**"}[answer["outcome"]]
+def _mark(answer: Row | None) -> str | None:
+    return answer and {"works": "yes", "refused": "refused", "fails": "**fails**"}[answer["outcome"]]
 
 
 def _last(text: str) -> str:

@@ -23,8 +23,8 @@ _PROBE_SECONDS = 60.0
 class Worker:
     """Rows from a process of its own, which starts with the first one."""
 
-    def __init__(self, seconds: float = ROW_SECONDS) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float = ROW_SECONDS, *, searched: bool = True) -> None:
+        self.seconds, self.searched = seconds, searched
         self._process: Any = None
         self._connection: Connection | None = None
 
@@ -54,7 +54,7 @@ class Worker:
     def _start(self) -> Connection:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs,))
+        self._process = context.Process(target=serve, args=(theirs, self.searched))
         self._process.start()
         theirs.close()
         return self._connection
@@ -69,7 +69,7 @@ class Worker:
         self._process = self._connection = None
 
 
-def serve(connection: Connection) -> None:
+def serve(connection: Connection, searched: bool) -> None:
     """In the worker: measure the families that are sent until none comes."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch: on tensors this small, threads only wait for each other
@@ -90,7 +90,8 @@ def serve(connection: Connection) -> None:
             family = connection.recv()
             try:
                 model, options = written(family, Path(folder))
-                answer = plain(tried(model, executor, options=options, command=family.by_command))
+                row = tried(model, executor, options=options, command=family.by_command, searched=searched)
+                answer = plain(row)
             except NotBuiltError as error:
                 answer = {"left_out": str(error)}
             except Exception:

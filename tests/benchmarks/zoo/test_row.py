@@ -9,7 +9,7 @@ from autofit.probe import LocalExecutor
 from autofit.training.build import build
 from benchmarks.estimate_memory import peaks
 from benchmarks.zoo.families import Family, of_transformers, written
-from benchmarks.zoo.row import LEVERS, SETTINGS, answer_of, plain, predicted_all, tried
+from benchmarks.zoo.row import LEVERS, SETTINGS, answer_of, plain, predicted_peak, tried
 from benchmarks.zoo.table import is_sentence
 from tests import tiny
 
@@ -36,7 +36,7 @@ def family_of(key: str) -> Family:
 def test_predicted_memory_is_what_real_steps_take(key: str, setting: str, tmp_path: Path) -> None:
     model, options = written(family_of(key), tmp_path)
     workload = resolve(model, **options)
-    peak, answer = predicted_all(workload, tiny.CPU, {setting: SETTINGS[setting]})[setting]
+    peak, answer = predicted_peak(workload, tiny.CPU, SETTINGS[setting])
     assert answer.outcome == "works", answer.message
     real, _ = peaks(workload, SETTINGS[setting], tiny.CPU)
     assert peak == pytest.approx(real, rel=1e-3)

@@ -56,7 +56,7 @@ def test_the_document_says_what_rows_come_to_and_what_keeps_families_from_workin
     rows = {"transformers/llama/causal-lm": row(101), "transformers/vit/image-classification": row(search=TRACEBACK)}
     rows["transformers/x/ctc"] = {"left_out": "ImportError: needs timm"}
     text = document(rows, ["torch 2."])
-    assert "1 of 2: 50.0%" in text
+    assert "1 of 2: 50.0% (2 of them searched)" in text
     assert "| 1 | search: RuntimeError: no | vit |" in text
     assert "| llama | causal-lm | 9 | yes | yes | yes | yes | yes | +1.000% | +1.000% | +1.000% | - | 1 |" in text
     assert "| vit | image-classification | 9 | yes | **fails** |" in text

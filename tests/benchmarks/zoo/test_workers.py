@@ -12,7 +12,7 @@ from benchmarks.zoo.families import Family
 from benchmarks.zoo.workers import Worker
 
 
-def serve(connection: Connection) -> None:
+def serve(connection: Connection, searched: bool) -> None:
     """In place of the real one: does what a family is called."""
     while True:
         family = connection.recv()
