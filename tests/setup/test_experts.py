@@ -12,11 +12,15 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from autofit.core.errors import RefusedError
+from autofit.core.hardware import GIB
 from autofit.core.workload import Hyperparameters
 from autofit.estimate.peak import peak_of
+from autofit.estimate.space_estimator import predict_all
 from autofit.hardware.tracker import StorageTracker
+from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.setup import Setup
 from autofit.setup.experts import expert_weights, quantised_weights
+from autofit.techniques import canonicalize
 from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.build import build
 from autofit.training.save_model import merged, save_model
@@ -131,6 +135,34 @@ def test_streamed_experts_leave_the_device() -> None:
     plain, streamed = (peak_of(each, AMPERE).nbytes for each in traces)
     of_a_block = 64 * 3 * 64 * 64 // 2
     assert plain - streamed > 1.9 * of_a_block  # of four blocks, two are there
+
+
+QWEN3_30B_A3B = {  # what its config.json says of its size
+    "model_type": "qwen3_moe",
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+}
+
+
+def test_30_billion_parameters_are_predicted_on_a_card_of_24_gb_unless_the_experts_are_adapted() -> None:
+    """Of 30.5 billion, 4.5 bits each but for the embeddings and the head, which take 1.2 GB together."""
+    model = HuggingFaceModel("qwen3-30b-a3b", "causal-lm", QWEN3_30B_A3B)
+    workload = huggingface_workload(model, sequence_length=2048, effective_batch_size=32)
+    knobs = {"precision": "bf16", "quantization": "nf4", "activation_checkpointing": "full", "loss": "chunked"}
+    knobs |= {"lora_rank": 16, "micro_batch_size": 1}
+    targets = "attention", "attention+experts"
+    configs = [canonicalize({**knobs, "lora_targets": each}, workload, AMPERE) for each in targets]
+    attention, experts = predict_all(workload, AMPERE, configs)[0]
+    adapters = 48 * 128 * 16 * ((2048 + 1536) + (768 + 2048))
+    assert 17.5 * GIB < attention < 19.5 * GIB
+    assert attention + adapters * 2 * 4 * 0.95 < experts < 24 * GIB  # with gradients and two moments, in 2 bytes
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
