@@ -6,9 +6,11 @@ from small tensors of known values, such as labels and masks.
 """
 
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -27,6 +29,8 @@ from autofit.setup.host_copies import plain_tensors
 # References to a gradient that only the engine holds, and to its storage, inside a dispatch.
 _CPP_REFERENCES, _PYTHON_REFERENCES, _HOLDERS = 4, 3, 2
 _READ = torch.ops.aten._local_scalar_dense.default
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))  # where nobody's model is
+_LIFT = torch.ops.aten.lift_fresh.default
 _ADD = torch.ops.aten.add.Tensor
 _COPIES = ("aten::copy_",)
 _SHAPED_BY_LENGTHS = ("aten::_ctc_loss",)  # whatever the numbers
@@ -151,6 +155,8 @@ class Recorder(StorageTracker):
         if self.phase is not None and (phase := self.phase()) != self.marks[-1].phase:
             self.mark(phase)
         self._dispatched += 1
+        if self._as_tracked and func is not _LIFT:  # tensors that a model holds beside its parameters and buffers
+            self.see([each for each in tensors_in(args) if not isinstance(each, FakeTensor)])
         if self.before_each is not None:
             self.before_each()
         kwargs = kwargs or {}
@@ -188,7 +194,9 @@ class Recorder(StorageTracker):
             with on_real_tensors():
                 return known.item()
         if self.phase is not None and self.phase() == "forward":
-            raise UntraceableError("the model's forward reads a number that depends on its weights (.item()).")
+            code = [each for each in traceback.extract_stack() if not each.filename.startswith(_LIBRARIES)]
+            where = f"{code[-1].filename}:{code[-1].lineno}" if code else "PyTorch"
+            raise UntraceableError(f"the model's forward reads a number that depends on its weights (at {where}).")
         # The loop, the optimizer or a loss scaler reads: the loss is finite, and no gradient overflows.
         return True if tensor.dtype is torch.bool else 0.0 if tensor.is_floating_point() else 1
 

@@ -135,7 +135,9 @@ class Selects(nn.Module):
 
 def test_a_forward_that_reads_a_number_cannot_be_traced_and_says_which_operator() -> None:
     workload = Workload(Reads, lambda n: torch.ones(n, 4), effective_batch_size=2)
-    with pytest.raises(UntraceableError, match="reads a number"):
+    with pytest.raises(
+        UntraceableError, match=r"reads a number that depends on its weights \(at .*test_trace\.py:\d+\)"
+    ):
         traced(workload)
     with pytest.raises(UntraceableError, match="nonzero"):
         traced(replace(workload, model=Selects))
@@ -178,6 +180,22 @@ def test_a_model_cut_short_stands_for_the_whole() -> None:
     assert (short.depth.whole, short.depth.retained) == (9, 3)
     shallow = trace(workload, {}, CPU, model=short)
     assert len(set(shallow.owners.values())) == 3
+
+
+class HoldsTable(nn.Module):
+    """Keeps positions beside its parameters and buffers, as VideoMAE does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.table = nn.Linear(16, 16), torch.ones(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.layer(x).unsqueeze(1) + self.table).mean()
+
+
+def test_tensors_beside_parameters_and_buffers_count_as_in_a_probe() -> None:
+    workload = Workload(HoldsTable, lambda n: torch.ones(n, 16), effective_batch_size=2)
+    assert peak(traced(workload)) == tracked(workload, {})
 
 
 class Branches(nn.Module):
