@@ -24,6 +24,7 @@ from autofit.hardware.device import detect
 from autofit.models import workload_from_source
 from autofit.report.explain import nothing_fits
 from autofit.setup import requirements
+from autofit.setup.experts import expert_weights
 from autofit.setup.layers import output_heads
 from autofit.techniques import all_techniques, check
 from autofit.techniques.lora_rank import adapter_targets
@@ -135,6 +136,8 @@ def training_arguments(
     model_kwargs = {**keywords.model, "dtype": getattr(torch, keywords.model["dtype"])}
     if keywords.quantization:
         model_kwargs["quantization_config"] = BitsAndBytesConfig(**keywords.quantization)
+        if structure is not None and any(expert_weights(structure)):
+            notes.append("from_pretrained leaves the experts unquantised, which may no longer fit.")
     adapters = _lora_config(keywords, structure, config) if config["lora_rank"] else None
     trained_dtype = getattr(torch, keywords.trained_dtype)
     return TrainerSetup(arguments, adapters, model_kwargs, trained_dtype, (*keywords.notes, *notes))

@@ -168,6 +168,16 @@ def test_quantised_weights_are_loaded_and_trained_beside(quantization: str, tmp_
         setup.prepare(make("llama"))
 
 
+def test_experts_are_adapted_but_not_quantised(tmp_path: Path) -> None:
+    model = tiny.mixture_workload().model()
+    knobs = {"lora_rank": 4, "lora_targets": "experts+q_proj", "precision": "bf16"}
+    quantised = training_arguments(tmp_path, model, **knobs, quantization="nf4")
+    assert quantised.notes == ("from_pretrained leaves the experts unquantised, which may no longer fit.",)
+    adapted = training_arguments(tmp_path, model, **knobs).prepare(model)
+    trained = {name.split(".")[6] for name, each in adapted.named_parameters() if each.requires_grad}
+    assert trained == {"q_proj", "experts"}
+
+
 def test_a_new_head_is_trained_whole_in_the_dtype_of_adapters(tmp_path: Path) -> None:
     model = make("bert-classifier")
     knobs = {"lora_rank": 4, "precision": "bf16-mixed", "lora_targets": "all-linear+head"}
