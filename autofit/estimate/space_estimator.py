@@ -98,7 +98,7 @@ def predict_all(
 def cache_key_of(workload: Workload, hardware: Hardware, rates: Rates, configs: Sequence[Config]) -> str | None:
     """Names the predictions of these configs; None for a model that is more than a config.json."""
     config = described(workload.model)
-    if config is None or not workload.source or workload.loss or workload.count or workload.optimizer:
+    if config is None or not workload.source or workload.loss or workload.count or workload.split or workload.optimizer:
         return None
     # Canonical configs all have the same knobs, in this order: hundreds of thousands take a second.
     values = "".join(repr(tuple(config.values())) for config in configs)

@@ -64,11 +64,13 @@ def described(model: Any) -> dict[str, Any] | None:
 def facts_of(workload: Workload, model: nn.Module) -> dict[str, Any]:
     """What identifies a workload, as plain data. The model is from the workload's factory, with weights or without."""
     code, config = Code(), described(workload.model)
+    functions = (workload.loss, workload.count, workload.optimizer, *([workload.split] if workload.split else []))
+    shapes = [(list(tensor.shape), str(tensor.dtype)) for tensor in tensors(workload.batch(1))]
     return {
         "model": list(_model_facts(model, code)) if config is None else [workload.task, config],
-        "batch": [[list(tensor.shape[1:]), str(tensor.dtype)] for tensor in tensors(workload.batch(1))],
+        "batch": [[shape[shape[:1] == [1] :], dtype] for shape, dtype in shapes],  # packed samples have many rows
         "workload": [workload.summary(), workload.unit, workload.reduction, workload.varying],
-        "functions": [code.of(function) for function in (workload.loss, workload.count, workload.optimizer)],
+        "functions": [code.of(function) for function in functions],
     }
 
 

@@ -14,7 +14,7 @@ RATES: Any = SimpleNamespace(matmul={}, bandwidth=1.0, link=1.0, launch_seconds=
 
 
 def key(hardware: Hardware = CARD, **model: Any) -> str | None:
-    nothing = dict.fromkeys(("loss", "count", "optimizer"))
+    nothing = dict.fromkeys(("loss", "count", "split", "optimizer"))
     described = SimpleNamespace(**{"config": {}, **model})
     workload: Any = SimpleNamespace(model=described, source={"kind": "preset"}, summary=dict, **nothing)
     return cache_key_of(workload, hardware, RATES, [Config(attention="flash")])

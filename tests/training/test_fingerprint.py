@@ -163,3 +163,18 @@ class Odd(nn.Module):
 def test_what_cannot_be_told_is_an_error() -> None:
     with pytest.raises(RecursionError):
         fingerprint(Workload(model=Odd, batch=tiny.mlp_workload().batch))
+
+
+def _packed(patches: int) -> Callable[[int], dict[str, torch.Tensor]]:
+    def batch(samples: int) -> dict[str, torch.Tensor]:
+        grid = torch.tensor([[1, 1, patches]] * samples)
+        pixels, ids = torch.ones(samples * patches, 8), torch.full((samples, patches), 5)
+        return {"input_ids": ids[:, :4], "pixel_values": pixels, "image_grid_thw": grid}
+
+    return batch
+
+
+def test_the_rows_of_packed_samples_and_what_splits_them_make_a_difference() -> None:
+    few, many = (dataclasses.replace(tiny.mlp_workload(), batch=_packed(patches)) for patches in (4, 8))
+    assert fingerprint(few) == fingerprint(dataclasses.replace(few, batch=_packed(4))) != fingerprint(many)
+    assert fingerprint(few) != fingerprint(dataclasses.replace(few, split=lambda batch, size: [batch]))
