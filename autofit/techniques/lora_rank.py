@@ -66,7 +66,7 @@ class LoraRank(Technique):
             # In place, not by get_peft_model: the model keeps its class, so losses that use its attributes still work.
             try:
                 inject_adapter_in_model(config, setup.model, low_cpu_mem_usage=on_meta)
-            except ValueError as error:  # modules that peft rejects, such as a Mamba's output projection
+            except (NotImplementedError, ValueError) as error:  # modules that peft rejects, or models: DAB-DETR
                 reason = " ".join(str(error).split()).partition(". ")[0]
                 raise RefusedError(f"peft cannot put adapters here: {reason}; use lora_rank 0.") from error
         # peft detects GPT-2's transposed layers by itself; its warning about them needs no action.

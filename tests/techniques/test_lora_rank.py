@@ -234,12 +234,13 @@ def test_the_nested_tensors_of_pytorchs_encoder_are_left_too() -> None:
     assert evaluate(setup, [batch]) == expected
 
 
-def test_what_peft_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [ValueError, NotImplementedError])  # of a layer; of a model without embeddings
+def test_what_peft_does_not_take_is_refused(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     import peft
 
     def no(_: object, model: nn.Module, **__: object) -> None:
         if isinstance(model, PreTrainedModel):
-            raise ValueError("Module 'q_proj' cannot be\n adapted. And more.")
+            raise kind("Module 'q_proj' cannot be\n adapted. And more.")
 
     monkeypatch.setattr(peft, "inject_adapter_in_model", no)
     with pytest.raises(RefusedError, match="peft cannot put adapters here: Module 'q_proj' cannot be adapted;"):

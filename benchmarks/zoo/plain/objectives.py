@@ -395,8 +395,10 @@ def neural_ode() -> autofit.Workload:
 
 
 def physics_informed() -> autofit.Workload:
-    layers = [nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)]
-    return _workload(lambda: nn.Sequential(*layers), lambda n: {"x": torch.rand(n, 2)}, physics_loss)
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+
+    return _workload(network, lambda n: {"x": torch.rand(n, 2)}, physics_loss)
 
 
 def nerf() -> autofit.Workload:
