@@ -17,7 +17,8 @@ import autofit
 from autofit.core.errors import InputError, reported, told
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Traits, Workload
-from autofit.data.batch import sample_count, weighted_slices
+from autofit.data.batch import sample_count, samples_of, weighted_slices
+from autofit.data.layouts import layout_of
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.setup.experts import expert_weights
@@ -97,6 +98,7 @@ def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) ->
     if (given := sample_count(batch, workload.split)) != samples:
         message = f"the batch factory was asked for {samples} samples and gave {given}."
         raise InputError(message, "batch(n) must give n samples along dim 0 of every tensor.")
+    batch = few_samples(workload, samples, batch)
     setup = build(workload, {}, hardware)
     attention = _FusedAttentionWatch()
     try:
@@ -109,6 +111,16 @@ def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) ->
         setup.close()
     notes = (*traits.notes, note) if note else traits.notes
     return dataclasses.replace(traits, splits=splits, sdpa=attention.ran, notes=notes)
+
+
+def few_samples(workload: Workload, samples: int, batch: Any = None) -> Any:
+    """So many samples to try the loss on, at most all; `batch`: of as many. Packed ones are of a whole batch, in which
+    they differ in size: a smaller one may hold the largest of them again and again."""
+    whole = workload.effective_batch_size
+    batch = workload.batch(min(samples, whole)) if batch is None else batch
+    if workload.split is None and layout_of(batch) is None:
+        return batch
+    return samples_of(workload.batch(whole), 0, min(samples, whole), workload.split)
 
 
 def loss_splits(setup: Setup, batch: Any) -> tuple[bool, str | None]:
@@ -144,7 +156,7 @@ def check_loss(setup: Setup) -> None:
     if setup.micro_batch_size >= whole:
         _tried_loss(setup, setup.workload.batch(1))
         return
-    splits, note = loss_splits(setup, setup.workload.batch(min(_CHECKED_SAMPLES, whole)))
+    splits, note = loss_splits(setup, few_samples(setup.workload, _CHECKED_SAMPLES))
     if not splits:
         raise InputError(str(note), f"Set micro_batch_size to {whole}, or leave the config to the search.")
 

@@ -14,7 +14,7 @@ from autofit.core.workload import Hyperparameters
 from autofit.data.batch import loss_count, sample_count
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
-from autofit.training.inspect import loss_splits
+from autofit.training.inspect import few_samples, loss_splits
 from autofit.training.oom_recovery import Recovery
 from autofit.training.step import accumulate, update
 
@@ -168,4 +168,4 @@ class _Stepper:
         if workload.loss is None and workload.task != "custom":
             return True
         with torch.no_grad():
-            return loss_splits(self._setup, workload.batch(min(2, workload.effective_batch_size)))[0]
+            return loss_splits(self._setup, few_samples(workload, 2))[0]

@@ -15,7 +15,8 @@ from autofit.core.hardware import GIB
 from autofit.core.workload import Traits, Workload
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.training.build import build
-from autofit.training.inspect import blamed_on, inspect_workload, loss_splits
+from autofit.training.inspect import blamed_on, check_loss, few_samples, inspect_workload, loss_splits
+from autofit.training.workload import training_workload
 from tests import tiny
 
 
@@ -355,3 +356,19 @@ def test_ctrl_c_and_running_out_of_memory_are_nobodys_mistake() -> None:
     for error in (KeyboardInterrupt, MemoryError):
         with pytest.raises(error), blamed_on("the loss"):
             raise error
+
+
+def test_a_loss_is_tried_on_packed_samples_that_differ_in_size() -> None:
+    """A mean over all boxes is one over samples only where these have as many."""
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        errors = [model(row.unsqueeze(0)).mean() + len(each) for row, each in zip(*batch.values(), strict=True)]
+        counts = torch.tensor([float(len(each)) for each in batch["labels"]])
+        return (torch.stack(errors) * counts).sum() / counts.sum()
+
+    boxes = [torch.ones(count, 4) for count in (1, 5, 2, 1, 3, 3, 3, 3)]
+    loader = [{"features": torch.ones(8, 48), "labels": boxes}]
+    workload = training_workload(tiny.MLP(), loader, loss)
+    assert len({len(each) for each in few_samples(workload, 4)["labels"]}) == 3
+    with pytest.raises(InputError, match=r"it cannot be split.*Set micro_batch_size to 8"):
+        check_loss(build(workload, {"micro_batch_size": 2}, tiny.CPU))
