@@ -19,7 +19,7 @@ from autofit.core.config import Config
 from autofit.core.errors import AutofitError, RefusedError, UntraceableError, told
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Hyperparameters, Workload
-from autofit.data.batch import map_tensors, samples_of, tensors
+from autofit.data.batch import map_tensors, samples_of, split, tensors
 from autofit.data.layouts import layout_of
 from autofit.estimate.fake_device import fake_device
 from autofit.estimate.known_values import know, on_real_tensors
@@ -231,7 +231,7 @@ def _step(setup: Setup, recorder: Recorder, fake_mode: Any) -> tuple[bool, set[n
     recorder.mark("state")
     reached: set[nn.Parameter] = set()
     made = _make_state(setup, recorder, owners)
-    batch = _batch(setup, recorder, fake_mode)
+    batch, *beside = _batch(setup, recorder, fake_mode)
     trained = [] if setup.stepped_in_backward else [parameter for _, parameter in setup.trainable()]
 
     def label_gradient(parameter: nn.Parameter) -> None:
@@ -258,7 +258,7 @@ def _step(setup: Setup, recorder: Recorder, fake_mode: Any) -> tuple[bool, set[n
         update(setup)
         recorder.phase = None
         recorder.mark("end")
-    return setup.workload.split is not None or layout_of(batch) is not None, reached
+    return bool(beside), reached
 
 
 def _mark_block(block: nn.Module, number: int, setup: Setup, recorder: Recorder, *, last: bool) -> Iterator[Any]:
@@ -297,11 +297,16 @@ def _make_state(setup: Setup, recorder: Recorder, owners: dict[nn.Parameter, int
     return made
 
 
-def _batch(setup: Setup, recorder: Recorder, fake_mode: Any) -> Any:
-    """A micro-batch on the device; on a CPU the rest of the batch is in the same memory."""
+def _batch(setup: Setup, recorder: Recorder, fake_mode: Any) -> list[Any]:
+    """A micro-batch on the device; on a CPU the rest of the batch is in the same memory. Of a packed batch also the
+    whole and the other micro-batches, which may be copies."""
     samples = setup.workload.effective_batch_size if setup.hardware.device == "cpu" else setup.micro_batch_size
     with on_real_tensors():
         real = setup.workload.batch(samples)
     whole = map_tensors(real, lambda tensor: know(fake_mode.from_tensor(tensor), tensor))
     recorder.label(list(tensors(whole)), "inputs")
-    return samples_of(whole, 0, min(setup.micro_batch_size, samples), setup.workload.split)
+    if setup.workload.split is None and layout_of(whole) is None:
+        return [samples_of(whole, 0, min(setup.micro_batch_size, samples))]
+    parts = list(split(whole, setup.micro_batch_size, setup.workload.split))
+    recorder.label(list(tensors(parts)), "inputs")
+    return [*parts, whole]

@@ -151,3 +151,31 @@ def test_no_layer_is_dropped_in_a_prediction_and_no_random_number_is_taken() -> 
     workload = Workload(lambda: Drops(0.9), lambda n: batch[:n], effective_batch_size=64)
     assert peak(traced(workload)) == peak(traced(replace(workload, model=lambda: Drops(0.0))))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class PassesMessages(nn.Module):
+    """Nodes hear from their neighbours, and a graph is the sum of its nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.head = nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor, batch: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = self.enter(x)
+        h = torch.zeros_like(h).index_add(0, edge_index[1], h[edge_index[0]]).relu()
+        graphs = torch.zeros(int(batch.max()) + 1, 32).index_add(0, batch, h)
+        return functional.cross_entropy(self.head(graphs), y)
+
+
+def _graphs(samples: int) -> dict[str, torch.Tensor]:
+    ring = torch.stack([torch.arange(20), (torch.arange(20) + 1) % 20])
+    edges = torch.cat([ring + 20 * graph for graph in range(samples)], 1)
+    owners, classes = torch.arange(samples).repeat_interleave(20), torch.zeros(samples, dtype=torch.long)
+    return {"x": torch.ones(20 * samples, 16), "edge_index": edges, "batch": owners, "y": classes}
+
+
+def test_micro_batches_of_graphs_are_predicted_with_their_renumbered_edges() -> None:
+    workload = Workload(PassesMessages, _graphs, effective_batch_size=4)
+    for size in (1, 4):
+        knobs = {"micro_batch_size": size}
+        assert peak(traced(workload, **knobs)) == pytest.approx(tracked(workload, knobs), rel=0.001)
