@@ -128,8 +128,7 @@ def _causes(rows: Mapping[str, Row]) -> Table:
 
 def _cause(problem: str) -> str:
     """A problem without names and numbers that differ from family to family."""
-    text = re.sub(r"\S*/config\.json", "config.json", problem)
-    text = re.sub(r"(the config of|config\.json is of|for|by) [\w./-]+", r"\1 NAME", text)
+    text = re.sub(r"(the config of|config\.json is of|for|by) [\w./-]+", r"\1 NAME", problem)
     return re.sub(r"\[?\b\d[\d, ]*\]?", "N", text)[:220]
 
 
@@ -167,4 +166,4 @@ def _mark(answer: Row | None) -> str | None:
 def _last(text: str) -> str:
     """The last line of a message, which says what an error is."""
     lines = text.strip().splitlines() or [""]
-    return lines[-1].strip()[:400]
+    return re.sub(r"\S*/config\.json", "config.json", lines[-1].strip())[:400]

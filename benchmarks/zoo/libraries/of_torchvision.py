@@ -13,15 +13,13 @@ from torch.nn import functional
 import autofit
 
 BATCH, SIDE = 4, 64
-VIDEO = ("r3d_18", "s3d")
+VIDEO = ("r3d_18",)
 SEGMENTATION = ("lraspp_mobilenet_v3_large",)
-DETECTION = ("ssdlite320_mobilenet_v3_large",)
 NAMES = (
     *("resnet18", "mobilenet_v2", "mobilenet_v3_small", "squeezenet1_1", "shufflenet_v2_x0_5", "mnasnet0_5"),
     *("efficientnet_b0", "regnet_y_400mf", "densenet121", "googlenet", "vit_tiny", "swin_tiny"),
     *VIDEO,
     *SEGMENTATION,
-    *DETECTION,
 )
 
 
@@ -51,8 +49,6 @@ def _workload(name: str) -> autofit.Workload:
     elif name in SEGMENTATION:
         batch = lambda n: {"x": torch.randn(n, 3, SIDE, SIDE), "y": torch.randint(10, (n, SIDE, SIDE))}  # noqa: E731
         loss = lambda model, batch: functional.cross_entropy(model(batch["x"])["out"], batch["y"])  # noqa: E731
-    elif name in DETECTION:
-        batch, loss = boxes, detection_loss
     return autofit.Workload(model=lambda: _model(name), batch=batch, loss=loss, effective_batch_size=BATCH)
 
 
@@ -62,18 +58,5 @@ def _model(name: str) -> Any:
     if name == "swin_tiny":
         return torchvision.models.SwinTransformer([4, 4], 32, [2, 2], [2, 4], [4, 4], num_classes=10)
     options = {"init_weights": False, "aux_logits": False} if name == "googlenet" else {}
-    backbone = {"weights_backbone": None} if name in SEGMENTATION + DETECTION else {}
+    backbone = {"weights_backbone": None} if name in SEGMENTATION else {}
     return torchvision.models.get_model(name, weights=None, num_classes=10, **options, **backbone)
-
-
-def boxes(n: int) -> dict[str, Any]:
-    """A list of images, and of boxes and labels for each."""
-    corners = torch.tensor([[5.0, 5.0, 40.0, 40.0], [10.0, 10.0, 60.0, 50.0]])
-    target = [{"boxes": corners.clone(), "labels": torch.tensor([1, 2])} for _ in range(n)]
-    return {"images": [torch.rand(3, SIDE, SIDE) for _ in range(n)], "targets": target}
-
-
-def detection_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
-    """The sum of what the model is told."""
-    losses = model(batch["images"], batch["targets"])
-    return torch.stack(list(losses.values())).sum()
