@@ -24,7 +24,7 @@ from autofit.tuning.target import estimate_on, structure_traits, target_hardware
 ConfigSource = Mapping[str, Any] | str | Path | None
 
 _OPTIONS = ("gpu", "gpu_mem", "device", "mem", "set")
-_SIZES = ("seq_len", "effective_batch", "trust_remote_code")
+_SIZES = ("task", "seq_len", "effective_batch", "trust_remote_code")
 _START = {"micro_batch_size": 1, "activation_checkpointing": "full"}  # where people begin with a language model
 _START_PRECISIONS = ("bf16", "fp16-mixed", "fp32")  # the first one that the card can compute in
 
@@ -55,8 +55,8 @@ def estimate(model: str | Workload, config: ConfigSource = None, **options: Any)
         config: a mapping of knobs, or the path of one or of a result.yaml; absent knobs are off. None: a usual start,
             which a note names: for language models bf16, micro-batches of one sample and full checkpointing, for others
             no knob.
-        options: gpu, gpu_mem (GiB), device, mem (GiB), seq_len, effective_batch, set, trust_remote_code: as on the
-            command line. The card named by `gpu` need not be here.
+        options: gpu, gpu_mem (GiB), device, mem (GiB), task, seq_len, effective_batch, set, trust_remote_code: as on
+            the command line. The card named by `gpu` need not be here.
 
     Returns:
         The estimate; its `verdict` is on the memory given, or on that of the device.
@@ -90,20 +90,20 @@ def workload_of(
     model: str | Workload,
     hardware: Hardware,
     *,
+    task: str | None = None,
     seq_len: int | None = None,
     effective_batch: int | None = None,
     trust_remote_code: bool = False,
 ) -> Workload:
     """The workload with the traits that the model's structure shows."""
     if isinstance(model, str):
-        model = resolve(
-            model, sequence_length=seq_len, effective_batch_size=effective_batch, trust_remote_code=trust_remote_code
-        )
+        sizes = {"sequence_length": seq_len, "effective_batch_size": effective_batch}
+        model = resolve(model, task=task, trust_remote_code=trust_remote_code, **sizes)
     elif not isinstance(model, Workload):
         message = f"the model must be a name or an autofit.Workload, not a {type(model).__name__}."
         raise InputError(message, "Write autofit.Workload(model=lambda: ..., batch=lambda n: ...).")
-    elif seq_len is not None or effective_batch is not None:
-        message = "seq_len and effective_batch belong to a model given by name."
+    elif (task, seq_len, effective_batch) != (None, None, None):
+        message = "task, seq_len and effective_batch belong to a model given by name."
         raise InputError(message, "The Workload says them.")
     return model if model.traits is not None else dataclasses.replace(model, traits=structure_traits(model, hardware))
 

@@ -30,6 +30,7 @@ def search(
     *,
     loss: Callable[[Any, Any], Any] | None = None,
     split: Callable[[Any, int], Any] | None = None,
+    task: str | None = None,
     seq_len: int | None = None,
     effective_batch: int | None = None,
     trust_remote_code: bool = False,
@@ -44,6 +45,7 @@ def search(
         loss: (model, batch) -> scalar mean, for a living model.
         split: (batch, size) -> a list of micro-batches, for a living model's batches of an unknown layout.
         listener: called with every event of `autofit.core.events`.
+        task: what to train a named model for; default: what the class in its config.json says.
         options: gpu_mem, gpu, device, mem, host_mem (GiB), margin, space, set, trials, time_limit, tolerance, seed,
             workers, out, resume, memory_snapshot, probe_timeout: as on the command line; store: False for --no-store.
 
@@ -61,11 +63,10 @@ def search(
         message = "a loader, a loss and a split belong to a living model."
         raise InputError(message, "A Workload has its own batch and loss; a name's are made for it.")
     if isinstance(model, str):
-        workload = resolve(
-            model, sequence_length=seq_len, effective_batch_size=effective_batch, trust_remote_code=trust_remote_code
-        )
-    elif seq_len is not None or effective_batch is not None:
-        message = "seq_len and effective_batch belong to a model given by name."
+        sizes = {"sequence_length": seq_len, "effective_batch_size": effective_batch}
+        workload = resolve(model, task=task, trust_remote_code=trust_remote_code, **sizes)
+    elif (task, seq_len, effective_batch) != (None, None, None):
+        message = "task, seq_len and effective_batch belong to a model given by name."
         raise InputError(message, "The loader or Workload says them.")
     else:
         workload = model if isinstance(model, Workload) else workload_from(model, loader, loss, split=split)

@@ -22,7 +22,6 @@ from autofit.data.options import DataOptions, LabelRule, Normalisation
 from autofit.data.samples import FileLoader, Ragged, Stacked
 from autofit.export.source import NOTHING_MEASURED
 from autofit.models import HuggingFaceModel, workload_from_source
-from autofit.models.huggingface import AUTO_CLASSES
 from autofit.training.loop import Callback
 from autofit.training.step_trace import SteadyStep, StepTrace
 
@@ -166,7 +165,7 @@ def _load(workload: Workload, factory: HuggingFaceModel, weights: str | Path) ->
         message = f"{weights} holds a LoRA adapter, not the weights of a model."
         raise InputError(message, "Merge it into its model (merge_and_unload of peft), and give what that saves.")
     with _blaming("weights", weights):
-        return getattr(transformers, AUTO_CLASSES[workload.task]).from_pretrained(
+        return getattr(transformers, factory.auto_class()).from_pretrained(
             weights, config=factory.transformers_config(), trust_remote_code=factory.trust_remote_code
         )
 

@@ -12,12 +12,13 @@ from autofit.core.options import parse_settings, search_options, single_values
 from autofit.core.result import knobs_of
 from autofit.core.workload import check_sizes
 from autofit.hardware.catalogue import card
-from autofit.models import kind_of
+from autofit.models import check_task, kind_of
 from autofit.report.listings import around_table, cards_table, estimate_table
 
 
 def estimate(
     model: options.Model,
+    task: options.Task = None,
     seq_len: options.SeqLen = None,
     effective_batch: options.EffectiveBatch = None,
     trust_remote_code: options.TrustRemoteCode = False,
@@ -37,11 +38,12 @@ def estimate(
       autofit estimate --model llama-3.1-8b --gpu list
     """
     given: dict[str, Any] = {"set": parse_settings(set_ or []), "seq_len": seq_len, "effective_batch": effective_batch}
-    given["trust_remote_code"] = trust_remote_code
+    given |= {"task": task, "trust_remote_code": trust_remote_code}
     target = {"gpu_mem": gpu_mem, "device": device, "mem": mem}
     if gpu not in (None, "list"):
         card(gpu)
     search_options(**target, gpu=None if gpu == "list" else gpu, set=given["set"])
+    check_task(task)
     check_sizes(seq_len, 1 if effective_batch is None else effective_batch)
     knobs = {**({} if config is None else knobs_of(config)), **single_values(given["set"])}
     if kind_of(model) != "function":  # which may register knobs

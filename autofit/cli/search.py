@@ -15,18 +15,19 @@ from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import check_sizes
 from autofit.hardware.catalogue import card_to_search_for
 from autofit.hardware.driver import no_gpu_note, why_no_gpu
-from autofit.models import kind_of
+from autofit.models import check_task, kind_of
 from autofit.report.explain import nothing_fits_view
 from autofit.report.live import LiveDisplay
 from autofit.report.predicted import predicted_view
 from autofit.report.table import result_table
 
-_OF_MODELS = ("seq_len", "effective_batch", "trust_remote_code")
+_OF_MODELS = ("task", "seq_len", "effective_batch", "trust_remote_code")
 _REMEDY = "Run on a machine with the card to measure, or search for the CPU with --device cpu --mem GIB."
 
 
 def search(
     model: options.Model,
+    task: options.Task = None,
     seq_len: options.SeqLen = None,
     effective_batch: options.EffectiveBatch = None,
     trust_remote_code: options.TrustRemoteCode = False,
@@ -67,6 +68,7 @@ def search(
     checked = search_options(**{name: value for name, value in given.items() if name not in _OF_MODELS})
     if gpu is not None:  # what can be told without torch, whose import takes seconds, is told first
         card_to_search_for(gpu)
+    check_task(task)
     check_sizes(seq_len, 1 if effective_batch is None else effective_batch)
     if out is not None:
         RunDirectory(out, resume=resume).check()

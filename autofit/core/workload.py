@@ -11,8 +11,15 @@ from typing import Any
 
 from autofit.core.errors import InputError, is_whole, require
 
-TASKS = ("causal-lm", "masked-lm", "sequence-classification", "image-classification", "custom")
-CLASSIFICATION_TASKS = ("sequence-classification", "image-classification")  # their heads are new: trained whole
+CLASSIFICATION_TASKS = (  # their heads are new: trained whole
+    *("sequence-classification", "token-classification", "image-classification", "video-classification"),
+    "audio-classification",
+)
+NEXT_TOKEN_TASKS = ("causal-lm", "image-text-to-text")  # whose labels are shifted by one in the loss
+TASKS = (
+    *(*NEXT_TOKEN_TASKS, "masked-lm", "seq2seq", "speech-seq2seq", "ctc", "question-answering", "embeddings"),
+    *(*CLASSIFICATION_TASKS, "semantic-segmentation", "object-detection", "custom"),
+)
 MOST_SAMPLES, MOST_TOKENS = 2**20, 2**31  # of an effective batch, whose divisors are micro-batches; of a sample
 SCHEDULES = ("constant", "cosine", "linear")
 CLASS_SUFFIXES = {  # of the names of transformers' classes
@@ -20,7 +27,14 @@ CLASS_SUFFIXES = {  # of the names of transformers' classes
     "LMHeadModel": "causal-lm",
     "ForMaskedLM": "masked-lm",
     "ForSequenceClassification": "sequence-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
     "ForImageClassification": "image-classification",
+    "ForVideoClassification": "video-classification",
+    "ForAudioClassification": "audio-classification",
+    "ForSemanticSegmentation": "semantic-segmentation",
+    "ForObjectDetection": "object-detection",
+    "ForCTC": "ctc",
 }
 
 
@@ -69,6 +83,7 @@ class Workload:
             None: they may.
         varying: whether samples have many shapes, as texts padded to the longest of a batch.
         source: how models/ makes it again; written to result.yaml.
+        notes: sentences about it that a person should read.
     """
 
     model: Callable[[], Any]
@@ -87,6 +102,7 @@ class Workload:
     varying: bool = False
     traits: Traits | None = None
     source: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for part in ("model", "batch", "loss", "count", "split", "optimizer"):
@@ -104,7 +120,7 @@ class Workload:
         require(self.reduction in ("mean", "sum"), "reduction must be 'mean' or 'sum'", self.reduction)
         require(isinstance(self.varying, bool), "varying must be True or False", self.varying)
         require(isinstance(self.name, str), "Workload.name must be text", self.name)
-        for part, kind in ("keeps", tuple | None), ("traits", Traits | None), ("source", Mapping):
+        for part, kind in ("keeps", tuple | None), ("traits", Traits | None), ("source", Mapping), ("notes", tuple):
             value = getattr(self, part)
             require(isinstance(value, kind), f"Workload.{part} is for autofit to give", value)
 

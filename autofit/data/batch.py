@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from autofit.core.errors import InputError, reported, told
-from autofit.core.workload import Workload
+from autofit.core.workload import NEXT_TOKEN_TASKS, Workload
 from autofit.data.layouts import layout_of
 
 Cut = Callable[[Any, int], Any]  # Workload.split: (batch, size) -> micro-batches of that many samples
@@ -165,12 +165,12 @@ def loss_count(workload: Workload, batch: Any) -> int:
     if workload.count is not None:
         return int(workload.count(batch))
     shifted = labels_of(batch, "shift_labels")
-    if shifted is not None and workload.task == "causal-lm":  # transformers' loss uses them where they are given
+    if shifted is not None and workload.task in NEXT_TOKEN_TASKS:  # transformers' loss uses them where they are given
         return int((shifted != IGNORED_LABEL).sum())
     labels = labels_of(batch)
     if labels is None or labels.is_floating_point():
         return sample_count(batch, workload.split)
-    if workload.task == "causal-lm" and labels.dim() >= 2:
+    if workload.task in NEXT_TOKEN_TASKS and labels.dim() >= 2:
         labels = labels[:, 1:]
     return int((labels != IGNORED_LABEL).sum())
 

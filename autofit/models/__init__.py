@@ -3,6 +3,7 @@
 Presets are data, in presets.yaml. Importing this room, and listing the presets, loads neither torch nor transformers.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -11,10 +12,11 @@ from typing import Any
 
 from autofit.core.errors import InputError, require, unknown
 from autofit.core.strict_yaml import load_mapping
-from autofit.core.workload import Workload
+from autofit.core.workload import TASKS, Workload
 from autofit.models.config_json import check_directory, is_hub_id, read_directory, read_hub
 from autofit.models.functions import function_workload, is_function
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
+from autofit.models.tasks.choice import chosen_task
 
 __all__ = ["HuggingFaceModel", "resolve", "workload_from_source", "describe_presets", "load_preset", "preset_names"]
 
@@ -84,16 +86,27 @@ def kind_of(model: str) -> str:
 def resolve(
     model: str,
     *,
+    task: str | None = None,
     sequence_length: int | None = None,
     effective_batch_size: int | None = None,
     trust_remote_code: bool = False,
 ) -> Workload:
     """The workload of what `--model` names. Raises InputError: it names nothing, or what cannot be trained as asked."""
+    check_task(task)
     sizes = {"sequence_length": sequence_length, "effective_batch_size": effective_batch_size}
     kind = kind_of(model)
     if kind == "function":
+        if task is not None:
+            message = f"the function {model} says itself what it trains, and --task {task} cannot change that."
+            raise InputError(message, "Leave --task out.")
         return function_workload(model, **sizes)
-    return huggingface_workload(_read(kind, model, trust_remote_code), **sizes)
+    return huggingface_workload(_read(kind, model, task, trust_remote_code), **sizes)
+
+
+def check_task(task: object) -> None:
+    """Raise an InputError for what is no task that a model named can have."""
+    if task is not None and task not in TASKS[:-1]:
+        raise unknown("task", task, TASKS[:-1])
 
 
 def workload_from_source(
@@ -103,7 +116,9 @@ def workload_from_source(
     no code: a function that a source names is not called, and the permission to run a model's own code has to be given
     again. Raises InputError as `named_by`."""
     sizes = {name: summary.get(name) for name in ("sequence_length", "effective_batch_size")}
-    return huggingface_workload(_read(*named_by(source), trust_remote_code), **sizes)
+    task = summary.get("task")
+    check_task(task)
+    return huggingface_workload(_read(*named_by(source), task, trust_remote_code), **sizes)
 
 
 def named_by(source: Mapping[str, Any]) -> tuple[str, str]:
@@ -128,11 +143,14 @@ def named_by(source: Mapping[str, Any]) -> tuple[str, str]:
     return kind, named
 
 
-def _read(kind: str, name: str, trusted: bool) -> HuggingFaceModel:
+def _read(kind: str, name: str, task: str | None, trusted: bool) -> HuggingFaceModel:
     require(isinstance(trusted, bool), "trust_remote_code must be True or False", trusted)
-    if kind == "preset":
-        return preset_model(name)
-    return (read_directory if kind == "directory" else read_hub)(name, trust_remote_code=trusted)
+    if kind != "preset":
+        return (read_directory if kind == "directory" else read_hub)(name, task=task, trust_remote_code=trusted)
+    model = preset_model(name)
+    if task in (None, model.task):
+        return model
+    return dataclasses.replace(model, task=chosen_task(model.config, task, f"the preset {name}"))
 
 
 def _existing(model: str) -> Path | None:

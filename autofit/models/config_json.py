@@ -16,13 +16,9 @@ from typing import Any
 
 from autofit.core.errors import InputError, reported, sentence, shown
 from autofit.core.files import expanded, read_text
-from autofit.core.workload import CLASS_SUFFIXES
-from autofit.models.huggingface import AUTO_CLASSES, HuggingFaceModel
+from autofit.models.huggingface import HuggingFaceModel
+from autofit.models.tasks.choice import chosen_task, remedy_for
 
-_SUFFIXES = {**CLASS_SUFFIXES, "ForPreTraining": "masked-lm"}  # of BERT's checkpoints
-_SUPPORTED = (
-    "Supported are classes ending in ForCausalLM, ForMaskedLM, ForSequenceClassification or ForImageClassification."
-)
 _DEQUANTISED = ("mxfp4", "fp8")  # formats of checkpoints that transformers dequantises as it reads them
 _MOST_BYTES, _MOST_PARTS = 2**24, 2**20  # of a config.json; layers or labels
 _SECONDS = 5.0  # to wait for an answer of a few hundred bytes, unless HF_HUB_ETAG_TIMEOUT is set
@@ -38,6 +34,7 @@ class _Origin:
     source: Mapping[str, Any]
     local: bool
     trust_remote_code: bool
+    task: str | None  # as asked for
     fetched: bool = False  # from the hub; else from the cache alone
 
 
@@ -67,22 +64,24 @@ def check_directory(path: str | Path) -> Path:
     return path
 
 
-def read_directory(path: str | Path, *, trust_remote_code: bool = False) -> HuggingFaceModel:
-    """The model that a directory's config.json describes. Raises InputError: no config.json, one that cannot be read, a
-    model that is not supported, or code that is not trusted."""
+def read_directory(path: str | Path, *, task: str | None = None, trust_remote_code: bool = False) -> HuggingFaceModel:
+    """The model that a directory's config.json describes, for the task that is asked for or, without one, that its
+    class says. Raises InputError: no config.json, one that cannot be read, a model that is not supported, or code that
+    is not trusted."""
     path = check_directory(path)
     source = {"kind": "directory", "path": str(path)}
-    return _read(_Origin(str(path), str(path / "config.json"), path.name, source, True, trust_remote_code))
+    return _read(_Origin(str(path), str(path / "config.json"), path.name, source, True, trust_remote_code, task))
 
 
-def read_hub(model_id: str, *, trust_remote_code: bool = False) -> HuggingFaceModel:
+def read_hub(model_id: str, *, task: str | None = None, trust_remote_code: bool = False) -> HuggingFaceModel:
     """The model of a hub id; only its config.json is fetched, from the cache where there is no network. Raises
     InputError: the hub does not answer, it cannot be fetched, a model that is not supported, or code not trusted."""
     source = {"kind": "hub", "model": model_id}
     # The name is also that of the run directory, where the organisation's slash would be in the way.
     name = model_id.rpartition("/")[2]
     fetched = answers_for(model_id)
-    return _read(_Origin(model_id, f"the config.json of {model_id}", name, source, False, trust_remote_code, fetched))
+    label = f"the config.json of {model_id}"
+    return _read(_Origin(model_id, label, name, source, False, trust_remote_code, task, fetched))
 
 
 def _read(origin: _Origin) -> HuggingFaceModel:
@@ -90,7 +89,7 @@ def _read(origin: _Origin) -> HuggingFaceModel:
 
     raw = _raw_config(origin)
     _check_raw(raw, origin)
-    task = _task(raw.get("architectures"), origin.label)
+    task = chosen_task(raw, origin.task, origin.label)
     with reported(lambda error: f"{origin.label} describes no valid model: {sentence(error)}.", "Correct it."):
         config = AutoConfig.from_pretrained(
             origin.path, trust_remote_code=origin.trust_remote_code, local_files_only=not origin.fetched
@@ -99,7 +98,7 @@ def _read(origin: _Origin) -> HuggingFaceModel:
         if raw.get("quantization_config"):  # of weights; the structure has none of it
             given["quantization_config"] = {**raw["quantization_config"], "dequantize": True}
         model = HuggingFaceModel(origin.name, task, given, origin.source, origin.trust_remote_code)
-        _check_class(config, AUTO_CLASSES[task], origin)
+        _check_class(model, config, origin)
         model.transformers_config()  # as it is made again from here on
     return model
 
@@ -153,25 +152,16 @@ def _counts(raw: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield key, value
 
 
-def _task(architectures: object, label: str) -> str:
-    names = architectures if isinstance(architectures, list) else []
-    if not names:
-        raise InputError(f"{label} does not say in `architectures` what the model is for.", _SUPPORTED)
-    for name in names:
-        for suffix, task in _SUFFIXES.items():
-            if isinstance(name, str) and name.endswith(suffix):
-                return task
-    raise InputError(f"{label} is of {', '.join(map(str, names))}, which autofit has no data for.", _SUPPORTED)
-
-
-def _check_class(config: Any, auto_class: str, origin: _Origin) -> None:
+def _check_class(model: HuggingFaceModel, config: Any, origin: _Origin) -> None:
     """Refuse a config that transformers has no model of this task for."""
     import transformers
 
-    if type(config) in getattr(transformers, auto_class)._model_mapping:
+    auto = model.auto_class()
+    if type(config) in getattr(transformers, auto)._model_mapping:
         return
-    if auto_class not in (getattr(config, "auto_map", None) or {}):
-        raise InputError(f"{origin.label}: transformers has no {auto_class} for {config.model_type}.", _SUPPORTED)
+    if auto not in (getattr(config, "auto_map", None) or {}):
+        message = f"{origin.label}: transformers has no {auto} for {config.model_type}."
+        raise InputError(message, remedy_for(config.model_type))
     _check_trust(origin)
 
 

@@ -4,7 +4,7 @@ in a probe process. Every mistake in the user's own factories becomes one senten
 import dataclasses
 import math
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,8 @@ def inspect_workload(workload: Workload, hardware: Hardware, budget_bytes: int |
     with blamed_on("the model factory"):
         model = meta_model_from(workload.model)
     traits = _structure(workload, model)
-    if budget_bytes is None or workload.source.get("kind") in _SPLITTABLE_SOURCES:
+    own_loss = workload.source.get("kind") in _SPLITTABLE_SOURCES and workload.loss is None
+    if budget_bytes is None or own_loss:
         return traits
     if traits.parameters * 4 <= budget_bytes // 2:
         try:
@@ -75,19 +76,9 @@ def _structure(workload: Workload, model: nn.Module) -> Traits:
         batch_norm=any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules),
         dropout=any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in modules),
         head=has_linear_head and callable(getattr(model, "loss_function", None)),
-        notes=_of_checkpoint(workload.model),
+        notes=workload.notes,
         fingerprint=digest,
     )
-
-
-def _of_checkpoint(factory: object) -> tuple[str, ...]:
-    """What is assumed of weights that are stored quantised."""
-    config = getattr(factory, "config", None)
-    stored = config.get("quantization_config") if isinstance(config, Mapping) else None
-    if not stored:
-        return ()
-    kind = stored["quant_method"]
-    return (f"the checkpoint holds {kind} weights, dequantised as they are loaded: figures are of the dequantised.",)
 
 
 def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) -> Traits:

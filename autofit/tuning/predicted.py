@@ -88,8 +88,7 @@ def predicted_search(workload: Workload, options: SearchOptions, listener: Liste
     notify(no_gpu_note(reason))
     listener(PhaseStarted("looking at the model"))
     hardware, assumptions = target_hardware(options)
-    if options.host_mem is None:
-        assumptions = (*assumptions, _HOST_UNKNOWN)
+    assumptions = (*workload.notes, *assumptions, *([_HOST_UNKNOWN] if options.host_mem is None else []))
     budget = budget_for(options, hardware)
     with RunDirectory(run_folder(workload, options)) as directory:
         for note in assumptions:

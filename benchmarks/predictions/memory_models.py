@@ -16,7 +16,8 @@ from torch.nn import functional
 from autofit.core.workload import Workload
 from autofit.models import load_preset
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
-from autofit.models.synthetic import ClassLabels, RandomImages
+from autofit.models.tasks.images import RandomImages
+from autofit.models.tasks.text import ClassLabels
 
 _CLASSES = {"id2label": {str(each): str(each) for each in range(10)}}
 

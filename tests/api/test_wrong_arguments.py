@@ -116,8 +116,9 @@ OF_WORKLOAD = {
     "varying": "True",
     "traits": "None",
     "source": "{} {1:2} foo",
+    "notes": "",
 }
-SIZES = {"seq_len": "3 None", "effective_batch": "3 None", "trust_remote_code": "True"}
+SIZES = {"task": "None", "seq_len": "3 None", "effective_batch": "3 None", "trust_remote_code": "True"}
 TAKEN: dict[str, dict[str, str]] = {
     "search": {
         "model": "",

@@ -18,7 +18,8 @@ from bitsandbytes.optim import GlobalOptimManager
 
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.workload import Hyperparameters
-from autofit.models.huggingface import AUTO_CLASSES, HuggingFaceModel, huggingface_workload
+from autofit.export.tasks import TASKS
+from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.setup import Setup
 from autofit.training.build import build
 from autofit.training.step import train_step
@@ -73,7 +74,7 @@ def saved_weights(task: str, architecture: dict[str, Any], path: Path) -> Path:
     """Random float32 weights, as a directory that a script and autofit can both start from."""
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(**architecture)
-    getattr(transformers, AUTO_CLASSES[task]).from_config(config, dtype=torch.float32).save_pretrained(path)
+    getattr(transformers, TASKS[task].auto_class).from_config(config, dtype=torch.float32).save_pretrained(path)
     return path
 
 
@@ -83,7 +84,7 @@ def setup_for(task: str, architecture: dict[str, Any], knobs: dict[str, Any], we
     workload = huggingface_workload(
         HuggingFaceModel("tiny", task, architecture), sequence_length=length, effective_batch_size=8
     )
-    model = getattr(transformers, AUTO_CLASSES[task]).from_pretrained(weights, dtype=torch.float32)
+    model = getattr(transformers, TASKS[task].auto_class).from_pretrained(weights, dtype=torch.float32)
     model.config.use_cache = False
     return build(workload, knobs, CPU, model=model, hyperparameters=Hyperparameters(lr=1e-3))
 

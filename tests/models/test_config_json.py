@@ -11,6 +11,7 @@ import torch
 from autofit.core.errors import InputError
 from autofit.models.config_json import is_hub_id, read_directory, read_hub
 from autofit.models.huggingface import huggingface_workload
+from autofit.models.tasks.sizes import YOUR_FUNCTION
 from autofit.training.inspect import inspect_workload
 from tests.tiny import CPU, mixture_workload
 
@@ -36,8 +37,9 @@ BERT = {
     "num_attention_heads": 2,
     "max_position_embeddings": 64,
 }
-SUPPORTED = (
-    "Supported are classes ending in ForCausalLM, ForMaskedLM, ForSequenceClassification or ForImageClassification."
+SAY_LLAMA = (
+    "Say what to train it for, --task causal-lm, sequence-classification, token-classification, question-answering, "
+    f"embeddings. {YOUR_FUNCTION}"
 )
 REMOTE_MODEL = """
 import torch
@@ -156,13 +158,14 @@ def test_the_labels_of_a_classifier_are_counted(directory: Path) -> None:
         ({**LLAMA, "model_type": "lama9"}, "{path} has model_type 'lama9', which this version of transformers does "
                                            "not know. Install a newer transformers."),
         ({**LLAMA, "architectures": None},
-         "{path} does not say in `architectures` what the model is for. " + SUPPORTED),
+         "{path} does not say in `architectures` what the model is for. " + SAY_LLAMA),
         ({**LLAMA, "architectures": ["LlamaModel"]},
-         "{path} is of LlamaModel, which autofit has no data for. " + SUPPORTED),
-        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
-         "{path} is of T5ForConditionalGeneration, which autofit has no data for. " + SUPPORTED),
+         "{path} is of LlamaModel, which does not say what to train it for. " + SAY_LLAMA),
         ({"model_type": "t5", "architectures": ["T5WithLMHeadModel"]},
-         "{path}: transformers has no AutoModelForCausalLM for t5. " + SUPPORTED),
+         "{path} is of T5WithLMHeadModel, which does not say what to train it for. Say what to train it for, --task "
+         "seq2seq, sequence-classification, token-classification, question-answering, embeddings. " + YOUR_FUNCTION),
+        ({"model_type": "vit_mae", "architectures": ["ViTMAEForPreTraining"]},
+         "{path} is of ViTMAEForPreTraining, which does not say what to train it for. " + YOUR_FUNCTION),
         ({**LLAMA, "quantization_config": {"quant_method": "gptq"}},
          "{path} is of a checkpoint that is already quantised. Give the model it was made from; autofit quantises it "
          "itself where that is faster."),

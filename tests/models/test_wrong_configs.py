@@ -59,7 +59,7 @@ def test_other_values_of_any_key(tmp_path: Path, base: dict[str, Any], changes: 
         ({**LLAMA, "model_type": "x", "auto_map": 3}, "auto_map should be a mapping, not 3. Correct it."),
         ({**LLAMA, "auto_map": ["AutoConfig"]}, "auto_map should be a mapping, not ['AutoConfig']."),
         ({**LLAMA, "architectures": 7}, "does not say in `architectures` what the model is for."),
-        ({**LLAMA, "architectures": [7]}, "is of 7, which autofit has no data for."),
+        ({**LLAMA, "architectures": [7]}, "does not say in `architectures` what the model is for."),
         ({**LLAMA, "model_type": []}, "has no model_type."),
         ({**LLAMA, "quantization_config": "x"}, "is of a checkpoint that is already quantised."),
         ({**LLAMA, "vocab_size": -1}, "the config of {name} needs a positive vocab_size, not -1."),

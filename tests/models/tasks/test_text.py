@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autofit.models.synthetic import ClassLabels, RandomImages, RandomTokens
+from autofit.models.tasks.images import RandomImages
+from autofit.models.tasks.text import ClassLabels, RandomTokens
 
 FACTORIES = {
     "causal-lm": RandomTokens("causal-lm", 16, 50),

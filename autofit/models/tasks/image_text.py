@@ -1,0 +1,137 @@
+"""Synthetic images beside text, for models that see: the tokens of one image, then text."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autofit.core.errors import InputError, reported, require
+from autofit.models.tasks.images import image_channels, image_sides
+from autofit.models.tasks.sizes import YOUR_FUNCTION, Asked, padding, positions
+from autofit.models.tasks.text import SEED, random_ids
+
+if TYPE_CHECKING:
+    import torch
+
+_SIDE = 448  # pixels of an image, where models take every size
+
+
+@dataclass(frozen=True)
+class RandomImageText:
+    """n -> token ids [n, sequence_length], which begin with an image's, their labels (-100 for the image), its pixels,
+    and what else the forward takes. `pixels` is the shape of one image's; patches of all images are one tensor, and
+    `grid` says how many each has, as [time, height, width]."""
+
+    sequence_length: int
+    vocab_size: int
+    avoided: tuple[int, ...]  # tokens that mean something else than text
+    before: tuple[int, ...]  # the image's tokens
+    image_token: int
+    image_tokens: int
+    after: tuple[int, ...]
+    pixels: tuple[int, ...]
+    grid: tuple[int, int, int] | None = None
+    images_of_sample: bool = False  # whether pixels have a dimension for several images of a sample
+    sizes: tuple[int, int] | None = None  # height and width, for models that are told the size of each image
+    types: tuple[str, ...] = ()  # arguments that tell an image's tokens from text
+
+    def __call__(self, n: int) -> dict[str, torch.Tensor]:
+        import torch
+
+        generator = torch.Generator(device="cpu").manual_seed(SEED)
+        head = [*self.before, *[self.image_token] * self.image_tokens, *self.after]
+        ids = random_ids((n, self.sequence_length), self.vocab_size - len(self.avoided), None, generator)
+        for token in sorted(self.avoided):
+            ids = ids + (ids >= token)
+        ids[:, : len(head)] = torch.tensor(head, device="cpu")
+        labels = ids.clone()
+        labels[:, : len(head)] = -100
+        batch = {"input_ids": ids, "labels": labels}
+        for name in self.types:
+            batch[name] = (ids == self.image_token).long()
+        if self.sizes is not None:
+            batch["image_sizes"] = torch.tensor([self.sizes] * n, device="cpu")
+        if self.grid is not None:
+            pixels = torch.randn((n * self.pixels[0], *self.pixels[1:]), generator=generator, device="cpu")
+            return {**batch, "pixel_values": pixels, "image_grid_thw": torch.tensor([self.grid] * n, device="cpu")}
+        shape = (n, 1, *self.pixels) if self.images_of_sample else (n, *self.pixels)
+        return {**batch, "pixel_values": torch.randn(shape, generator=generator, device="cpu")}
+
+
+def image_text_batches(asked: Asked) -> RandomImageText:
+    """The batches of a model of images and text, by its config. Raises InputError: its images have a form that is not
+    known here, or the text is too short for one."""
+    config, text = asked.config, asked.config.get_text_config()
+    vision = getattr(config, "vision_config", None)
+    token = next((n for key in _IMAGE_TOKEN if isinstance(n := getattr(config, key, None), int)), None)
+    if vision is None or token is None or "pixel_values" not in asked.arguments:
+        raise InputError(f"autofit knows no batches of images and text for {asked.name}.", YOUR_FUNCTION)
+    images_of_sample = "pixel_attention_mask" in asked.arguments
+    channels, sizes = image_channels(asked, vision), None
+    pixels: tuple[int, ...]
+    grid: tuple[int, int, int] | None = None
+    if "image_grid_thw" in asked.arguments:
+        pixels, grid, tokens = _patches(asked, vision, channels)
+    else:
+        sides = image_sides(asked, vision)
+        pixels = (channels, *sides)
+        sizes = sides if asked.config.model_type in _SIZED else None
+        tokens = _counted_tokens(asked, vision, pixels)
+    before, after = ([t for key in keys if isinstance(t := getattr(config, key, None), int)] for keys in _AROUND)
+    length = asked.length(positions(text))
+    if length < len(before) + tokens + len(after) + 2:
+        message = f"an image of {asked.name} takes {tokens} tokens, and the sequence length is {length}."
+        raise InputError(message, f"Give at least {len(before) + tokens + len(after) + 2}.")
+    vocabulary, pad = asked.size(text, "vocab_size"), padding(text)
+    require(token < vocabulary, f"the image token of {asked.name} must be below vocab_size {vocabulary}", token)
+    others = (getattr(config, key, None) for key in (*_IMAGE_TOKEN, *_VIDEO_TOKEN, *_AROUND[0], *_AROUND[1]))
+    avoided = {t for t in (pad, *others) if isinstance(t, int) and 0 <= t < vocabulary}
+    return RandomImageText(
+        sequence_length=length,
+        vocab_size=vocabulary,
+        avoided=tuple(sorted(avoided)),
+        before=tuple(before),
+        image_token=token,
+        image_tokens=tokens,
+        after=tuple(after),
+        pixels=pixels,
+        grid=grid,
+        images_of_sample=images_of_sample,
+        sizes=sizes,
+        types=tuple(name for name in ("token_type_ids", "mm_token_type_ids") if name in asked.arguments),
+    )
+
+
+_SIZED = ("mistral3", "lighton_ocr", "mistral_large4")
+_IMAGE_TOKEN = ("image_token_id", "image_token_index")
+_VIDEO_TOKEN = ("video_token_id", "video_token_index", "audio_token_id")
+_AROUND = ("vision_start_token_id", "boi_token_index"), ("vision_end_token_id", "eoi_token_index")
+
+
+def _patches(asked: Asked, vision: Any, channels: int) -> tuple[tuple[int, int], tuple[int, int, int], int]:
+    """[patches, values of a patch] of one image, its grid, and its tokens: Qwen's way, of which many are."""
+    size, merge = asked.size(vision, "patch_size"), asked.size(vision, "spatial_merge_size", default=2)
+    side = max(1, _SIDE // size // merge) * merge
+    values = channels * asked.size(vision, "temporal_patch_size", default=1) * size * size
+    return (side * side, values), (1, side, side), (side // merge) ** 2
+
+
+def _counted_tokens(asked: Asked, vision: Any, pixels: tuple[int, ...]) -> int:
+    """The tokens that the model makes of one image: its patches, those of a square merged into one where the config
+    says so; else it is asked, on the meta device, where nothing is computed."""
+    import torch
+    import transformers
+
+    patch, config = getattr(vision, "patch_size", None), asked.config
+    merged = getattr(config, "scale_factor", None) or getattr(config, "spatial_merge_size", None)
+    if isinstance(patch, int) and isinstance(merged, int):
+        return (pixels[1] // patch // merged) * (pixels[2] // patch // merged)
+    with reported(lambda error: f"autofit knows no batches of images and text for {asked.name}.", YOUR_FUNCTION):
+        with torch.device("meta"), torch.no_grad():
+            model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+            found = model.get_image_features(pixel_values=torch.empty((1, *pixels)))
+            pooled = getattr(found, "pooler_output", found)
+            found = found.last_hidden_state if pooled is None else pooled
+        parts = list(found) if isinstance(found, list | tuple) else [found]
+        return sum(math.prod(part.shape[:-1]) for part in parts)

@@ -1,0 +1,126 @@
+"""Synthetic images and videos, and the labels of the tasks that are trained on them; all as the factories of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autofit.core.errors import InputError, shown
+from autofit.models.tasks.sizes import Asked
+from autofit.models.tasks.text import SEED, ClassLabels, class_labels
+
+if TYPE_CHECKING:
+    import torch
+
+_SIDES = {
+    "object-detection": 640,
+    "semantic-segmentation": 512,
+}  # of pixels, where the config names none; COCO's, ADE's
+_SIDE = 224  # of ImageNet's
+_BOXES = 8  # of an image; COCO has 7.7 on average (arXiv:1405.0312, section 5)
+_FRAMES = 16
+
+
+@dataclass(frozen=True)
+class RandomImages:
+    """n -> normally distributed pixels [n, channels, height, width] and class labels."""
+
+    channels: int
+    height: int
+    width: int
+    labels: ClassLabels
+
+    def __call__(self, n: int) -> dict[str, torch.Tensor]:
+        generator, pixels = _pixels(n, self.channels, self.height, self.width)
+        return {"pixel_values": pixels, "labels": self.labels(n, generator)}
+
+
+@dataclass(frozen=True)
+class RandomSegments(RandomImages):
+    """n -> pixels [n, channels, height, width] and the class of each [n, height, width]."""
+
+    def __call__(self, n: int) -> dict[str, torch.Tensor]:
+        import torch
+
+        generator, pixels = _pixels(n, self.channels, self.height, self.width)
+        shape = (n, self.height, self.width)
+        labels = torch.randint(self.labels.classes, shape, generator=generator, device="cpu")
+        return {"pixel_values": pixels, "labels": labels}
+
+
+@dataclass(frozen=True)
+class RandomBoxes(RandomImages):
+    """n -> pixels [n, channels, height, width] and a dict for each image: its boxes [8, 4], as centre, width and height
+    in shares of the image, and the class of each [8]."""
+
+    def __call__(self, n: int) -> dict[str, Any]:
+        import torch
+
+        generator, pixels = _pixels(n, self.channels, self.height, self.width)
+
+        def one() -> dict[str, torch.Tensor]:
+            classes = torch.randint(self.labels.classes, (_BOXES,), generator=generator, device="cpu")
+            centres = torch.rand((_BOXES, 2), generator=generator, device="cpu") / 2 + 0.25
+            sides = torch.rand((_BOXES, 2), generator=generator, device="cpu") / 4 + 0.125
+            return {"class_labels": classes, "boxes": torch.cat([centres, sides], dim=1)}
+
+        return {"pixel_values": pixels, "labels": [one() for _ in range(n)]}
+
+
+@dataclass(frozen=True)
+class RandomVideos(RandomImages):
+    """n -> normally distributed pixels [n, frames, channels, height, width] and class labels."""
+
+    frames: int = _FRAMES
+    name: str = "pixel_values"  # of the argument that takes them
+
+    def __call__(self, n: int) -> dict[str, torch.Tensor]:
+        generator, pixels = _pixels(n, self.frames, self.channels, self.height, self.width)
+        return {self.name: pixels, "labels": self.labels(n, generator)}
+
+
+def boxes(batch: Any) -> int:
+    """The boxes of all images of a batch, over which losses of detection are a mean."""
+    return sum(len(each["class_labels"]) for each in batch["labels"])
+
+
+def _pixels(*shape: int) -> tuple[torch.Generator, torch.Tensor]:
+    import torch
+
+    generator = torch.Generator(device="cpu").manual_seed(SEED)
+    return generator, torch.randn(shape, generator=generator, device="cpu")
+
+
+def image_batches(asked: Asked) -> RandomImages:
+    """The batches of a model of images, by its config."""
+    asked.no_length("images")
+    vision = getattr(asked.config, "vision_config", asked.config)  # of models of images and text
+    (height, width), channels = image_sides(asked, vision), image_channels(asked, vision)
+    labels = class_labels(asked.config)
+    if asked.task == "video-classification":
+        frames = asked.size(vision, "num_frames", "frames_per_clip", default=_FRAMES)
+        name = next((name for name in asked.arguments if name.startswith("pixel_values")), "pixel_values")
+        return RandomVideos(channels, height, width, labels, frames, name)
+    kinds = {"semantic-segmentation": RandomSegments, "object-detection": RandomBoxes}
+    return kinds.get(asked.task, RandomImages)(channels, height, width, labels)
+
+
+def image_sides(asked: Asked, vision: Any) -> tuple[int, int]:
+    """The height and width of the images that a config is for."""
+    sides = getattr(vision, "image_size", None) or getattr(vision, "crop_size", None) or _SIDES.get(asked.task, _SIDE)
+    if isinstance(sides, Mapping):
+        sides = [sides.get("height"), sides.get("width")]
+    both = [sides, sides] if isinstance(sides, int) else sides
+    if not isinstance(both, list | tuple) or len(both) != 2 or any(type(n) is not int or n < 1 for n in both):
+        message = f"the config of {asked.name} cannot have image_size {shown(sides)}."
+        raise InputError(message, "Correct config.json.")
+    return both[0], both[1]
+
+
+def image_channels(asked: Asked, vision: Any) -> int:
+    """The channels of the images that a config is for: its own key, its backbone's, or 3."""
+    keys = ("num_channels", "in_channels", "in_chans")
+    backbone = getattr(vision, "backbone_config", None)
+    owner = vision if backbone is None or any(hasattr(vision, key) for key in keys) else backbone
+    return asked.size(owner, *keys, default=3)

@@ -1,0 +1,73 @@
+"""What synthetic batches are made from: a model's config, read key by key with one sentence for what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from autofit.core.errors import InputError, is_whole, require, shown
+
+SEQUENCE_LENGTH = 2048  # unless given, or the model's maximum is shorter
+
+# RoBERTa and its children number positions from pad_token_id + 1, and have that many positions fewer than embeddings.
+OFFSET_POSITIONS = (
+    *("camembert", "data2vec-text", "esm", "ibert", "lilt", "longformer", "luke", "markuplm", "mpnet"),
+    *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+)
+
+YOUR_FUNCTION = "Give a function of yours that returns an autofit.Workload: --model file.py:function."
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The data that is asked for: of which model, for which task, and how long. `config` is transformers' own."""
+
+    name: str
+    task: str
+    config: Any
+    sequence_length: int | None = None
+    arguments: tuple[str, ...] = ()  # of the forward, where batches depend on them
+
+    def size(self, config: Any, *keys: str, default: int | None = None) -> int:
+        """The first of the keys that the config has. Raises InputError: no positive number, or none and no default."""
+        key = next((key for key in keys if getattr(config, key, None) is not None), keys[0])
+        value = getattr(config, key, default)
+        if type(value) is not int or value < 1:
+            raise InputError(
+                f"the config of {self.name} needs a positive {key}, not {value!r}.", "Correct config.json."
+            )
+        return value
+
+    def length(self, maximum: int | None, shortest: int = 1) -> int:
+        """The tokens of a sample. Raises InputError: a length that the model cannot have."""
+        given = self.sequence_length
+        if given is None:
+            return SEQUENCE_LENGTH if maximum is None else min(SEQUENCE_LENGTH, maximum)
+        rule = f"the sequence length must be a whole number of at least {shortest}"
+        require(is_whole(given, shortest), rule, given, "For example 2048.")
+        if maximum is not None and given > maximum:
+            message = f"{self.name} takes sequences of at most {maximum} tokens, not {shown(given)}."
+            raise InputError(message, f"Give {maximum} or less.")
+        return given
+
+    def no_length(self, what: str) -> None:
+        """Raise InputError if a sequence length is asked for although samples are `what`."""
+        if self.sequence_length is not None:
+            message = f"{self.name} is trained on {what}, which have no sequence length."
+            raise InputError(message, "Leave the sequence length out.")
+
+
+def positions(text: Any) -> int | None:
+    """The longest sequence a text config allows; None where it sets no limit."""
+    maximum = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)
+    if not isinstance(maximum, int) or maximum < 1:
+        return None
+    pad = padding(text)
+    offset = pad + 1 if text.model_type in OFFSET_POSITIONS and pad is not None else 0
+    return maximum - offset
+
+
+def padding(text: Any) -> int | None:
+    """The padding token; None also where foreign code has no such key, or -1 for none."""
+    token = getattr(text, "pad_token_id", None)
+    return token if isinstance(token, int) and token >= 0 else None

@@ -1,0 +1,113 @@
+"""Synthetic text: random tokens of the largest shape a task can have, which memory and speed depend on alone.
+
+The factories are plain data, so they reach a probe process, and the same n gives the same batch in every process. Fake
+tensors can follow every operation. torch is imported where a batch is made, so that naming a model stays cheap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autofit.models.tasks.sizes import Asked, padding, positions
+
+if TYPE_CHECKING:
+    import torch
+
+SEED = 0
+MASKED_FRACTION = 0.15  # of the tokens in masked-language modelling: BERT, arXiv:1810.04805, section 3.1
+
+
+@dataclass(frozen=True)
+class ClassLabels:
+    """Labels of a classifier as transformers expects them for each `problem_type`."""
+
+    classes: int
+    problem_type: str = "single_label_classification"
+
+    def __call__(self, n: int, generator: torch.Generator) -> torch.Tensor:
+        """Labels of n samples: class numbers [n], or float targets [n, classes] ([n] for one regression output)."""
+        import torch
+
+        if self.problem_type == "single_label_classification":
+            return torch.randint(self.classes, (n,), generator=generator, device="cpu")
+        if self.problem_type == "multi_label_classification":
+            return torch.randint(2, (n, self.classes), generator=generator, device="cpu").float()
+        shape = (n,) if self.classes == 1 else (n, self.classes)
+        return torch.randn(shape, generator=generator, device="cpu")
+
+
+@dataclass(frozen=True)
+class RandomTokens:
+    """n -> random token ids [n, sequence_length] and the labels of the task. No attention mask: every position counts,
+    which is the worst case and what transformers assumes without one. The padding token is never drawn, because some
+    models take it out of the count of positions. In masked-language modelling the first position is always predicted,
+    so no sample is empty. `zeros` are further arguments of that shape that a forward asks for."""
+
+    task: str
+    sequence_length: int
+    vocab_size: int
+    pad_token_id: int | None = None
+    labels: ClassLabels | None = None
+    zeros: tuple[str, ...] = ()
+
+    def __call__(self, n: int) -> dict[str, torch.Tensor]:
+        import torch
+
+        generator = torch.Generator(device="cpu").manual_seed(SEED)
+        ids = random_ids((n, self.sequence_length), self.vocab_size, self.pad_token_id, generator)
+        batch = {"input_ids": ids, **{name: torch.zeros_like(ids) for name in self.zeros}}
+        return batch | self._targets(ids, generator)
+
+    def _targets(self, ids: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        import torch
+
+        if self.task == "token-classification":
+            classes = self.labels.classes if self.labels else 2
+            return {"labels": torch.randint(classes, ids.shape, generator=generator, device="cpu")}
+        if self.labels is not None:
+            return {"labels": self.labels(len(ids), generator)}
+        if self.task == "causal-lm":
+            return {"labels": ids.clone()}
+        if self.task == "seq2seq":
+            return {"labels": random_ids(tuple(ids.shape), self.vocab_size, self.pad_token_id, generator)}
+        if self.task == "question-answering":
+            ends = torch.randint(ids.shape[1], (2, len(ids)), generator=generator, device="cpu")
+            return {"start_positions": ends[0], "end_positions": ends[1]}
+        masked = torch.rand(ids.shape, generator=generator, device="cpu") < MASKED_FRACTION
+        masked[:, 0] = True
+        return {"labels": torch.where(masked, ids, -100)}
+
+
+def random_ids(
+    shape: tuple[int, ...], vocabulary: int, avoided: int | None, generator: torch.Generator
+) -> torch.Tensor:
+    """Random token ids of a vocabulary, without one of them."""
+    import torch
+
+    drawn = vocabulary if avoided is None else vocabulary - 1
+    ids = torch.randint(drawn, shape, generator=generator, device="cpu")
+    return ids if avoided is None else ids + (ids >= avoided)
+
+
+def class_labels(config: Any) -> ClassLabels:
+    """The kind of labels that transformers' loss expects, by its own rule for configs that do not say."""
+    default = "regression" if config.num_labels == 1 else "single_label_classification"
+    return ClassLabels(config.num_labels, config.problem_type or default)
+
+
+def text_batches(asked: Asked) -> RandomTokens:
+    """The batches of a model of text, by its config."""
+    text = asked.config.get_text_config()
+    vocabulary, pad = asked.size(text, "vocab_size"), padding(text)
+    shortest = 2 if asked.task == "causal-lm" else 1  # the first token of a sample is never predicted
+    with_classes = asked.task in ("sequence-classification", "token-classification")
+    return RandomTokens(
+        task=asked.task,
+        sequence_length=asked.length(positions(text), shortest),
+        vocab_size=vocabulary,
+        pad_token_id=pad if pad is not None and pad < vocabulary else None,
+        labels=class_labels(asked.config) if with_classes else None,
+        # Gemma's models of images want to be told, in training, that no token is of an image.
+        zeros=tuple(name for name in ("token_type_ids", "mm_token_type_ids") if name in asked.arguments),
+    )

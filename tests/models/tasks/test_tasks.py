@@ -1,0 +1,215 @@
+"""A config.json becomes the workload of its task, as its class says, with batches that its model trains on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+
+from autofit.core.errors import InputError
+from autofit.core.workload import TASKS as NAMES
+from autofit.core.workload import Workload
+from autofit.data.batch import loss_count, sample_count, split
+from autofit.models import resolve
+from autofit.models.tasks import TASKS
+
+TEXT = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "pad_token_id": 0,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 2048,
+}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 56,
+    "patch_size": 14,
+}
+ENCODER_DECODER = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "vocab_size": 300,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "max_position_embeddings": 128,
+    "pad_token_id": 1,
+    "decoder_start_token_id": 2,
+    "eos_token_id": 2,
+    "bos_token_id": 0,
+}
+SPEECH = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_labels": 5,
+    "conv_dim": [8] * 7,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 2,
+    "vocab_size": 32,
+}
+MROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}}
+TOWER = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
+MARKS = {"image_token_id": 299, "video_token_id": 298, "vision_start_token_id": 297, "vision_end_token_id": 296}
+GEMMA3 = {
+    "text_config": {**TEXT, "model_type": "gemma3_text"},
+    "vision_config": {**VISION, "model_type": "siglip_vision_model"},
+    "mm_tokens_per_image": 4,
+    "image_token_index": 299,
+    "boi_token_index": 297,
+    "eoi_token_index": 298,
+}
+QWEN = {"text_config": {**TEXT, **MROPE}, "vision_config": {**TOWER, "fullatt_block_indexes": [0]}, **MARKS}
+SMOL = {
+    "text_config": {**TEXT, "model_type": "llama"},
+    "vision_config": VISION,
+    "scale_factor": 2,
+    "image_token_id": 299,
+}
+BERT = {"model_type": "bert", **TEXT}
+
+# What a class is trained for, and the shapes of two samples: (model_type, class, config, --task, length), task, shapes
+Family = tuple[str, str, dict[str, Any], str | None, int | None]
+FAMILIES: list[tuple[Family, str, dict[str, tuple[int, ...]]]] = [
+    (("t5", "T5ForConditionalGeneration",
+      {"d_model": 32, "d_ff": 32, "d_kv": 16, "num_heads": 2, "num_layers": 1, "vocab_size": 300}, None, 8),
+     "seq2seq", {"input_ids": (2, 8), "labels": (2, 8)}),
+    (("bart", "BartForConditionalGeneration", ENCODER_DECODER, None, 8),
+     "seq2seq", {"input_ids": (2, 8), "labels": (2, 8)}),
+    (("whisper", "WhisperForConditionalGeneration",
+      {**ENCODER_DECODER, "num_mel_bins": 16, "max_source_positions": 50, "max_target_positions": 40}, None, 8),
+     "speech-seq2seq", {"input_features": (2, 16, 100), "labels": (2, 8)}),
+    (("wav2vec2", "Wav2Vec2ForCTC", SPEECH, None, None), "ctc", {"input_values": (2, 160000), "labels": (2, 80)}),
+    (("hubert", "HubertForSequenceClassification", SPEECH, None, None),
+     "audio-classification", {"input_values": (2, 160000), "labels": (2,)}),
+    (("audio-spectrogram-transformer", "ASTForAudioClassification",
+      {**VISION, "num_mel_bins": 32, "max_length": 64, "patch_size": 16}, None, None),
+     "audio-classification", {"input_values": (2, 64, 32), "labels": (2,)}),
+    (("bert", "BertForTokenClassification", TEXT, None, 8),
+     "token-classification", {"input_ids": (2, 8), "labels": (2, 8)}),
+    (("bert", "BertForQuestionAnswering", TEXT, None, 8),
+     "question-answering", {"input_ids": (2, 8), "start_positions": (2,), "end_positions": (2,)}),
+    (("bert", "BertModel", TEXT, "embeddings", 8), "embeddings", {"input_ids": (2, 2, 8)}),
+    (("segformer", "SegformerForSemanticSegmentation",
+      {"hidden_sizes": [16, 16, 16, 16], "depths": [1, 1, 1, 1], "decoder_hidden_size": 16, "image_size": 64,
+       "num_attention_heads": [1, 1, 1, 1]}, None, None),
+     "semantic-segmentation", {"pixel_values": (2, 3, 64, 64), "labels": (2, 64, 64)}),
+    (("videomae", "VideoMAEForVideoClassification", {**VISION, "image_size": 32, "patch_size": 16, "num_frames": 4},
+      None, None), "video-classification", {"pixel_values": (2, 4, 3, 32, 32), "labels": (2,)}),
+    (("yolos", "YolosForObjectDetection",
+      {**VISION, "image_size": [64, 64], "patch_size": 16, "num_detection_tokens": 10}, None, None),
+     "object-detection", {"pixel_values": (2, 3, 64, 64)}),
+    (("gemma3", "Gemma3ForConditionalGeneration", GEMMA3, None, 8),
+     "causal-lm", {"input_ids": (2, 8), "labels": (2, 8), "token_type_ids": (2, 8)}),
+    (("gemma3", "Gemma3ForConditionalGeneration", GEMMA3, "image-text-to-text", 16),
+     "image-text-to-text",
+     {"input_ids": (2, 16), "labels": (2, 16), "token_type_ids": (2, 16), "pixel_values": (2, 3, 56, 56)}),
+    (("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", QWEN, "image-text-to-text", 264),
+     "image-text-to-text",
+     {"input_ids": (2, 264), "labels": (2, 264), "mm_token_type_ids": (2, 264), "pixel_values": (2048, 1176),
+      "image_grid_thw": (2, 3)}),
+    (("smolvlm", "SmolVLMForConditionalGeneration", SMOL, "image-text-to-text", 16),
+     "image-text-to-text", {"input_ids": (2, 16), "labels": (2, 16), "pixel_values": (2, 1, 3, 56, 56)}),
+]  # fmt: skip
+
+
+def workload(directory: Path, family: Family) -> Workload:
+    kind, name, config, task, length = family
+    (directory / "config.json").write_text(json.dumps({"model_type": kind, "architectures": [name], **config}))
+    return resolve(str(directory), task=task, sequence_length=length, effective_batch_size=4)
+
+
+@pytest.mark.parametrize(("family", "task", "shapes"), FAMILIES, ids=[f"{each[0][1]}-{each[1]}" for each in FAMILIES])
+def test_a_class_is_trained_for_its_task(
+    tmp_path: Path, family: Family, task: str, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    made = cloudpickle.loads(cloudpickle.dumps(workload(tmp_path, family)))
+    assert made.task == task
+    batch = made.batch(2)
+    assert {name: tuple(each.shape) for name, each in batch.items() if isinstance(each, torch.Tensor)} == shapes
+    torch.manual_seed(0)
+    model = made.model()
+    loss = made.loss(model, batch) if made.loss else model(**batch).loss
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert sum(each.grad is not None for each in model.parameters()) > 1
+    assert [sample_count(part) for part in split(made.batch(3), 2)] == [2, 1]
+    assert loss_count(made, batch) > 0
+
+
+def test_what_is_more_than_text_is_trained_on_text_unless_asked(tmp_path: Path) -> None:
+    note = f"{tmp_path.name} takes more than text, and is trained here on text alone; "
+    family = ("gemma3", "Gemma3ForConditionalGeneration", GEMMA3, None, 16)
+    assert workload(tmp_path, family).notes == (note + "--task image-text-to-text trains it on images, too.",)
+    assert workload(tmp_path, (*family[:3], "image-text-to-text", 16)).notes == ()
+
+
+def test_the_loss_of_an_image_text_model_leaves_its_image_out(tmp_path: Path) -> None:
+    family = ("gemma3", "Gemma3ForConditionalGeneration", GEMMA3, "image-text-to-text", 16)
+    made = workload(tmp_path, family)
+    assert loss_count(made, made.batch(3)) == 3 * (16 - 6)  # four tokens of the image, between two marks
+
+
+def test_a_ctc_loss_is_reduced_as_its_config_says(tmp_path: Path) -> None:
+    family = ("wav2vec2", "Wav2Vec2ForCTC", SPEECH, None, None)
+    assert workload(tmp_path, family).reduction == "sum"
+    mean = workload(tmp_path, (*family[:2], {**SPEECH, "ctc_loss_reduction": "mean"}, None, None))
+    assert mean.reduction == "mean"
+    assert loss_count(mean, mean.batch(3)) == 3
+
+
+def test_pairs_are_told_apart_by_their_loss(tmp_path: Path) -> None:
+    made = workload(tmp_path, ("bert", "BertModel", TEXT, "embeddings", 8))
+    assert made.loss is not None
+    ids = made.batch(3)["input_ids"]
+    model = made.model().eval()
+    same = {"input_ids": ids[:, :1].expand(-1, 2, -1)}  # both texts of a pair are one
+    assert made.loss(model, same) < made.loss(model, {"input_ids": torch.cat([ids[:, :1], ids.roll(1, 0)[:, :1]], 1)})
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        (("bert", "BertModel", TEXT, "speech-seq2seq", None),
+         "config.json is of bert, which transformers has no model of for speech-seq2seq. Say what to train it for, "
+         "--task causal-lm, masked-lm, sequence-classification, token-classification, question-answering, embeddings."),
+        (("bert", "BertModel", TEXT, "seq-2-seq", None), "unknown task 'seq-2-seq'. Did you mean 'seq2seq'?"),
+        (("bert", "BertModel", TEXT, "custom", None), "unknown task 'custom'."),
+        (("hubert", "HubertForCTC", SPEECH, None, 32), "is trained on sound, which have no sequence length."),
+        (("gemma3", "Gemma3ForConditionalGeneration", GEMMA3, "image-text-to-text", 6),
+         "takes 4 tokens, and the sequence length is 6. Give at least 8."),
+        (("gemma3", "Gemma3ForConditionalGeneration", {**GEMMA3, "image_token_index": 999}, "image-text-to-text", 16),
+         "must be below vocab_size 300, not 999."),
+        (("blip", "BlipForConditionalGeneration", {}, None, 16),
+         "autofit knows no batches of images and text for"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_trained_is_one_sentence(tmp_path: Path, family: Family, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        workload(tmp_path, family)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_preset_is_trained_for_another_task_when_asked() -> None:
+    assert resolve("bert-base", task="token-classification", sequence_length=8).task == "token-classification"
+    with pytest.raises(
+        InputError, match="the preset tiny-llama is of llama, which transformers has no model of for ctc"
+    ):
+        resolve("tiny-llama", task="ctc")
+
+
+def test_every_task_has_its_batches() -> None:
+    assert {*NAMES} == {*TASKS, "custom"}
