@@ -36,7 +36,7 @@ def hang_in(turn):
 def loss(model, batch):
     if type(batch[0]).__name__ == "FakeTensor":
         hang_in(0)
-    float(batch[0].sum())  # which nothing can be predicted of: such a search goes on to its last trial
+    float(next(model.parameters()).sum())  # which nothing can be predicted of: such a search goes on to its last trial
     if not told:
         told.append(True)
         with (FOLDER / "started").open("a") as file:

@@ -116,9 +116,9 @@ def workload_from_source(
     no code: a function that a source names is not called, and the permission to run a model's own code has to be given
     again. Raises InputError as `named_by`."""
     sizes = {name: summary.get(name) for name in ("sequence_length", "effective_batch_size")}
-    task = summary.get("task")
-    check_task(task)
-    return huggingface_workload(_read(*named_by(source), task, trust_remote_code), **sizes)
+    kind, name = named_by(source)
+    check_task(summary.get("task"))
+    return huggingface_workload(_read(kind, name, summary.get("task"), trust_remote_code), **sizes)
 
 
 def named_by(source: Mapping[str, Any]) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from autofit.api.train import train
 from autofit.cli import main as command_line
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.events import Event, Note
+from autofit.core.workload import CLASS_SUFFIXES
 from autofit.probe import LocalExecutor
 from tests import tiny
 
@@ -53,10 +54,11 @@ class Case:
         self.model.mkdir()
         (self.model / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
         self.result = folder / "result.yaml"
+        task = next(task for suffix, task in CLASS_SUFFIXES.items() if architecture.endswith(suffix))
         self.content: dict[str, Any] = {
             "autofit": 1,
             "model": "model",
-            "workload": {"task": "any", "sequence_length": length, "effective_batch_size": 8},
+            "workload": {"task": task, "sequence_length": length, "effective_batch_size": 8},
             "source": {"kind": "directory", "path": str(self.model)},
             "hardware": {"device": "cpu"},
             "config": {"micro_batch_size": 4, "precision": "bf16-mixed"},
