@@ -91,18 +91,22 @@ def computed(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> 
 
 def follow(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
     """Give an operator's results their values, where those of its inputs are known."""
-    inputs, results = [_value(each) for each in tensors_in(args, kwargs)], tensors_in(result)
-    written = list(_written(func, args, kwargs)) if func._schema.is_mutable else []
+    name, is_mutable, draws = _facts(func)
+    inputs = [_value(each) for each in tensors_in(args, kwargs)]
+    unknown = None in inputs or "empty" in name
+    if unknown and not is_mutable and name not in _CHECKS:  # nearly every operator
+        return
+    results = tensors_in(result)
+    written = list(_written(func, args, kwargs)) if is_mutable else []
     values = [value for value in inputs if value]
     at_once = bool(written) or all(map(_is_small, results))
-    draws = torch.Tag.nondeterministic_seeded in func.tags
-    unknown = len(values) < len(inputs) or "empty" in func._schema.name or (draws and not at_once)
+    unknown = unknown or (draws and not at_once)
     if unknown or any(each and each.real is None for each in written):
         for value in filter(None, written):
             value.memory.lost = True
-        if func._schema.name in _CHECKS and results[0].numel() == 1:
+        if name in _CHECKS and results[0].numel() == 1:
             with on_real_tensors():
-                know(results[0], torch.tensor(_CHECKS[func._schema.name]))
+                know(results[0], torch.tensor(_CHECKS[name]))
         return
     shared = values[0].memory if values and (written or func.is_view) else None
     call = functools.cache(_call(_drawn(func) if draws else func, args, kwargs, [each.as_of_now() for each in values]))
@@ -113,6 +117,12 @@ def follow(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None
         fake.known_value = value  # type: ignore[attr-defined]
         if at_once:
             value.read()
+
+
+@functools.cache
+def _facts(func: Any) -> tuple[str, bool, bool]:
+    """An operator's name, whether it writes into its arguments, and whether it draws random numbers."""
+    return func._schema.name, func._schema.is_mutable, torch.Tag.nondeterministic_seeded in func.tags
 
 
 def _value(tensor: torch.Tensor) -> _Value | None:

@@ -105,7 +105,7 @@ def adapter_targets(model: nn.Module, targets: str) -> tuple[list[str], list[str
     inner = [name for name, module in linears.items() if module not in heads]
     usable = inner if task_of(model) in CLASSIFICATION_TASKS else list(linears)  # whose heads are trained whole
     experts = [weight.full_name for weight in expert_weights(model)]
-    forbidden = {ending for ending in map(_ending, usable) if _forbidden(model, ending)}
+    forbidden = {ending for ending in set(map(_ending, usable)) if _forbidden(model, ending)}
     usable = [name for name in usable if _ending(name) not in forbidden]
     of_kinds, named = set(), set()
     for part in targets.split("+"):
