@@ -10,11 +10,14 @@ from autofit.data.byte_tokenizer import byte_tokenizer
 from autofit.data.images import image_loader
 from autofit.data.options import DataOptions
 from autofit.data.samples import FileLoader
-from autofit.data.text import text_loader
+from autofit.data.text import FORMS, text_loader
 
 
 def file_loader(workload: Workload, path: Path, *, tokenizer: Any, options: DataOptions) -> FileLoader:
     """The loader of data for a named model's task; without a tokenizer, the bytes of the text are its token ids."""
+    if workload.task not in (*FORMS, "image-classification"):
+        message = f"autofit train reads no files for {workload.task}."
+        raise InputError(message, "Train it in Python: autofit.fit(model, loader, config=...).")
     if options.packing is not None and workload.task not in ("causal-lm", "masked-lm"):
         message = f"packing and padding are for language models, and the task is {workload.task}."
         raise InputError(message, "Leave out --packing and --padding.")

@@ -112,6 +112,7 @@ class FileLoader:
     mask_id: int | None = None  # hides tokens at random, which become labels (masked language models)
     notes: tuple[str, ...] = ()  # what the user should know about how the samples were made, a sentence each
     label_names: Mapping[str, int] = field(default_factory=dict)  # the numbers of classes that have names in the data
+    zeros: tuple[str, ...] = ()  # further arguments of the forward, zero for each token
 
     def __len__(self) -> int:
         return math.ceil(len(self.samples) / self.batch_size)
@@ -129,6 +130,7 @@ class FileLoader:
     def _batches(self, order: torch.Tensor, generator: torch.Generator) -> Iterator[dict[str, torch.Tensor]]:
         for chosen in order.split(self.batch_size):
             batch = self.samples.batch(chosen)
+            batch |= {name: torch.zeros_like(batch["input_ids"]) for name in self.zeros}
             yield batch if self.mask_id is None else masked(batch, self.mask_id, generator)
 
 

@@ -16,7 +16,7 @@ from autofit.data.rows import COMPLETION, LABELLED, MESSAGES, TEXT, read_rows
 from autofit.data.samples import FileLoader, Ragged, Stacked
 from autofit.data.tokens import Encoding, encode, marks_assistant_turns
 
-_FORMS = {"causal-lm": (TEXT, COMPLETION, MESSAGES), "masked-lm": (TEXT,), "sequence-classification": (LABELLED,)}
+FORMS = {"causal-lm": (TEXT, COMPLETION, MESSAGES), "masked-lm": (TEXT,), "sequence-classification": (LABELLED,)}
 
 
 def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOptions) -> FileLoader:
@@ -26,7 +26,7 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
     if is_masked and tokenizer.mask_token_id is None:
         remedy = "Give weights with the tokenizer of a masked language model."
         raise InputError("the tokenizer has no mask token.", remedy)
-    rows = read_rows(path, _FORMS[workload.task], by_line=options.packing is False)
+    rows = read_rows(path, FORMS[workload.task], by_line=options.packing is False)
     packing = rows.form == TEXT if options.packing is None else options.packing
     notes = _prepare_chat_template(tokenizer) if rows.form == MESSAGES else []
     classes = labels_from(rows.columns["label"], rows.locations, options.labels) if rows.form == LABELLED else None
@@ -54,7 +54,8 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
         samples = samples.only(has_labels)
     mask_id = int(tokenizer.mask_token_id) if is_masked else None
     label_names = classes.names if classes else {}
-    return FileLoader(samples, workload.effective_batch_size, mask_id, notes=tuple(notes), label_names=label_names)
+    size, zeros = workload.effective_batch_size, getattr(workload.batch, "zeros", ())
+    return FileLoader(samples, size, mask_id, notes=tuple(notes), label_names=label_names, zeros=zeros)
 
 
 def _prepare_chat_template(tokenizer: Any) -> list[str]:

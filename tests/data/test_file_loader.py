@@ -11,6 +11,7 @@ from autofit.core.workload import Workload
 from autofit.data.file_loader import file_loader
 from autofit.data.options import DataOptions
 from autofit.data.samples import FileLoader
+from autofit.models.tasks.text import RandomTokens
 from tests import tiny
 
 DATA = Path(__file__).parents[2] / "examples" / "data"
@@ -73,3 +74,20 @@ def test_batches_train_the_model_they_are_for() -> None:
     assert {name: tensor.shape for name, tensor in real.items()} == {
         name: synthetic[name].shape for name in ("input_ids", "labels")
     }
+
+
+def test_what_a_forward_asks_for_beside_tokens_is_zero() -> None:
+    workload = Workload(
+        model=torch.nn.Identity,
+        batch=RandomTokens("causal-lm", 64, 300, zeros=("token_type_ids",)),
+        task="causal-lm",
+        sequence_length=64,
+        effective_batch_size=4,
+    )
+    batch = next(iter(file_loader(workload, DATA / "alice.txt", tokenizer=None, options=DataOptions())))
+    assert torch.equal(batch["token_type_ids"], torch.zeros(4, 64, dtype=torch.long))
+
+
+def test_a_task_without_files_is_trained_in_python() -> None:
+    with pytest.raises(InputError, match=r"autofit train reads no files for seq2seq\. Train it in Python"):
+        loader(DATA / "alice.txt", task="seq2seq")
