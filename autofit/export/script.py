@@ -6,6 +6,7 @@ importing autofit. What a knob adds is in `knobs`, what a task adds in `tasks`.
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from keyword import iskeyword
 from typing import Any
 
@@ -20,6 +21,7 @@ from autofit.export.knobs import KNOBS
 from autofit.export.source import check_batch_sizes
 from autofit.export.tasks import PADDING, TASKS, Task
 from autofit.export.template import WIDTH, call, fill, import_from, literal, packed, plain, template
+from autofit.models.tasks import auto_class
 
 _NOT_ARCHITECTURE = (
     *("_name_or_path", "transformers_version", "dtype", "torch_dtype", "auto_map", "id2label", "label2id"),
@@ -74,6 +76,12 @@ def train_script(
         return None
     if model_config.get("quantization_config"):
         raise InputError("train.py cannot be written for a checkpoint that is quantised already.", _INSTEAD)
+    if "text_config" in model_config:  # of more than text, also where it is trained on text alone
+        names = model_config.get("architectures")
+        own = auto_class(
+            str(workload["task"]), str(model_config["model_type"]), names if isinstance(names, list) else ()
+        )
+        task = replace(task, auto_class=own or task.auto_class)
     # transformers counts the names in id2label, and takes 2 classes if there are none.
     classes = len(model_config.get("id2label") or ()) or int(model_config.get("num_labels") or 2)
     kind = model_config.get("problem_type") or "single_label_classification"

@@ -252,7 +252,7 @@ def test_the_allocator_is_set_as_it_was_measured_unless_the_user_has_set_it(emit
     compile(emit(others={"hardware": {"device": "cuda", "name": "x", "allocator": '"); boom('}}), "train.py", "exec")
 
 
-def test_a_models_own_code_has_no_script(emit: Emit) -> None:
+def test_only_a_model_of_transformers_has_a_script_with_its_own_class(emit: Emit) -> None:
     arguments: dict[str, Any] = {
         "model": "x",
         "workload": {"task": "causal-lm", "sequence_length": 64, "effective_batch_size": 8},
@@ -264,6 +264,8 @@ def test_a_models_own_code_has_no_script(emit: Emit) -> None:
         "hardware": Hardware("cpu", "x", GIB, GIB, GIB, 2),
     }
     assert train_script(**arguments) is not None
+    sees = {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"], "text_config": {}}
+    assert "AutoModelForImageTextToText.from_config" in str(train_script(**{**arguments, "model_config": sees}))
     assert train_script(**{**arguments, "source": {"kind": "function"}}) is None
     assert train_script(**{**arguments, "model_config": None}) is None
     custom = {"task": "custom", "sequence_length": None, "effective_batch_size": 8}
