@@ -20,7 +20,7 @@ from autofit.models.huggingface import HuggingFaceModel
 from autofit.models.tasks.choice import chosen_task, remedy_for
 
 _DEQUANTISED = ("mxfp4", "fp8")  # formats of checkpoints that transformers dequantises as it reads them
-_MOST_BYTES, _MOST_PARTS = 2**24, 2**20  # of a config.json; layers or labels
+_MOST_BYTES, _MOST_PARTS = 2**24, 2**20  # of a config.json; layers, labels or frames
 _SECONDS = 5.0  # to wait for an answer of a few hundred bytes, unless HF_HUB_ETAG_TIMEOUT is set
 
 
@@ -144,11 +144,11 @@ def _check_raw(raw: Mapping[str, Any], origin: _Origin) -> None:
 
 
 def _counts(raw: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """The numbers of layers and of labels: transformers makes lists so long, however long, as it reads a config."""
+    """The numbers of layers, labels, frames, ...: transformers makes lists so long, however long."""
     for key, value in raw.items():
         if isinstance(value, Mapping):
             yield from _counts(value)
-        elif isinstance(value, int) and ("layer" in key or key == "num_labels"):
+        elif isinstance(value, int) and ("layer" in key or key.startswith("num_")):
             yield key, value
 
 

@@ -84,7 +84,8 @@ def image_text_batches(asked: Asked) -> RandomImageText:
         message = f"an image of {asked.name} takes {tokens} tokens, and the sequence length is {length}."
         raise InputError(message, f"Give at least {len(before) + tokens + len(after) + 2}.")
     vocabulary, pad = asked.size(text, "vocab_size"), padding(text)
-    require(token < vocabulary, f"the image token of {asked.name} must be below vocab_size {vocabulary}", token)
+    rule = f"the image token of {asked.name} must be from 0 to below vocab_size {vocabulary}"
+    require(0 <= token < vocabulary, rule, token)
     others = (getattr(config, key, None) for key in (*_IMAGE_TOKEN, *_VIDEO_TOKEN, *_AROUND[0], *_AROUND[1]))
     avoided = {t for t in (pad, *others) if isinstance(t, int) and 0 <= t < vocabulary}
     return RandomImageText(
