@@ -103,12 +103,12 @@ def huggingface_workload(
     task, config = TASKS[model.task], model.transformers_config()
     kind, is_text = str(model.config.get("model_type")), task.batches is text_batches
     names = map(str, model.config.get("architectures") or ())
-    sees = any(name in model_classes(auto, kind) for name in names for auto in MULTIMODAL)
-    arguments = model.arguments() if sees or not is_text else ()
+    takes_more = any(name in model_classes(auto, kind) for name in names for auto in MULTIMODAL)
+    arguments = model.arguments() if takes_more or not is_text else ()
     batch = task.batches(Asked(model.name, model.task, config, sequence_length, arguments))
     length = getattr(batch, "sequence_length", None)
     notes: tuple[str, ...] = ()
-    if sees and is_text:
+    if takes_more and is_text:
         images = (
             "; --task image-text-to-text trains it on images, too" if auto_class("image-text-to-text", kind) else ""
         )

@@ -55,8 +55,18 @@ def auto_class(task: str, kind: str, architectures: Iterable[object] = ()) -> st
     """The auto class that makes models of a kind (a model_type) for a task: the first that lists one of the classes
     named, else the first that has any; None where there is none."""
     known = [name for name in TASKS[task].auto_classes if model_classes(name, kind)]
+    if task != text_task(kind):
+        known = [name for name in known if name not in MULTIMODAL or task == "image-text-to-text"]
     names = set(map(str, architectures))
     return next((name for name in known if names & set(model_classes(name, kind))), known[0] if known else None)
+
+
+def text_task(kind: str) -> str:
+    """What a kind that takes more than text is trained for on text alone."""
+    from transformers import CONFIG_MAPPING
+
+    apart = kind in CONFIG_MAPPING and getattr(CONFIG_MAPPING[kind], "is_encoder_decoder", False)
+    return "seq2seq" if apart else "causal-lm"
 
 
 def forward_arguments(model_class: Any, *, required: bool = False) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from autofit.core.errors import InputError
 from autofit.core.workload import CLASS_SUFFIXES
-from autofit.models.tasks import MULTIMODAL, TASKS, auto_class, forward_arguments, model_classes
+from autofit.models.tasks import MULTIMODAL, TASKS, auto_class, forward_arguments, model_classes, text_task
 from autofit.models.tasks.sizes import YOUR_FUNCTION
 
 
@@ -44,7 +44,7 @@ def _task_of_class(name: str, kind: str, own_code: AbstractSet[str]) -> str | No
         required, accepted = forward_arguments(model_class, required=True), forward_arguments(model_class)
         if "pixel_values" in required or "input_ids" not in accepted:
             return "image-text-to-text"
-        return "seq2seq" if getattr(model_class.config_class, "is_encoder_decoder", False) else "causal-lm"
+        return text_task(kind)
     for task, each in TASKS.items():  # a bare model may be trained for anything
         if task != "embeddings" and any(name in model_classes(auto, kind) for auto in each.auto_classes):
             return task

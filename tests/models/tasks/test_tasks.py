@@ -185,6 +185,9 @@ def test_pairs_are_told_apart_by_their_loss(tmp_path: Path) -> None:
         (("bert", "BertModel", TEXT, "speech-seq2seq", None),
          "config.json is of bert, which transformers has no model of for speech-seq2seq. Say what to train it for, "
          "--task causal-lm, masked-lm, sequence-classification, token-classification, question-answering, embeddings."),
+        (("gemma3", "Gemma3ForConditionalGeneration", GEMMA3, "seq2seq", None),
+         "config.json is of gemma3, which transformers has no model of for seq2seq. Say what to train it for, --task "
+         "causal-lm, sequence-classification, image-text-to-text, embeddings."),
         (("bert", "BertModel", TEXT, "seq-2-seq", None), "unknown task 'seq-2-seq'. Did you mean 'seq2seq'?"),
         (("bert", "BertModel", TEXT, "custom", None), "unknown task 'custom'."),
         (("hubert", "HubertForCTC", SPEECH, None, 32), "is trained on sound, which have no sequence length."),
