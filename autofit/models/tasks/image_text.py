@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     import torch
 
 _SIDE = 448  # pixels of an image, where models take every size
+_SIZED = ("mistral3", "lighton_ocr", "mistral_large4")  # kinds whose forward is told the size of each image
+# Under which keys configs have the tokens that stand for an image, for other media, and before and behind an image.
+_IMAGE_TOKEN = ("image_token_id", "image_token_index")
+_VIDEO_TOKEN = ("video_token_id", "video_token_index", "audio_token_id")
+_AROUND = ("vision_start_token_id", "boi_token_index"), ("vision_end_token_id", "eoi_token_index")
 
 
 @dataclass(frozen=True)
@@ -102,12 +107,6 @@ def image_text_batches(asked: Asked) -> RandomImageText:
         sizes=sizes,
         types=tuple(name for name in ("token_type_ids", "mm_token_type_ids") if name in asked.arguments),
     )
-
-
-_SIZED = ("mistral3", "lighton_ocr", "mistral_large4")
-_IMAGE_TOKEN = ("image_token_id", "image_token_index")
-_VIDEO_TOKEN = ("video_token_id", "video_token_index", "audio_token_id")
-_AROUND = ("vision_start_token_id", "boi_token_index"), ("vision_end_token_id", "eoi_token_index")
 
 
 def _patches(asked: Asked, vision: Any, channels: int) -> tuple[tuple[int, int], tuple[int, int, int], int]:

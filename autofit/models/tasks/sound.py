@@ -16,6 +16,8 @@ SAMPLING_RATE = 16_000  # Hz, of all the models of speech
 _SECONDS = 10  # of a sample, where the model does not set them
 _FRAME_SECONDS = 0.01  # between the frames of a spectrogram
 _TOKENS_A_SECOND = 8  # fewer than the 12.5 outputs of the slowest encoders, so that every CTC loss is finite
+_MOST_TOKENS = ("max_target_positions", "max_text_positions", "max_position_embeddings")
+_USUAL_TOKENS = 448  # Whisper's most
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,6 @@ def sound_batches(asked: Asked) -> RandomSound:
     most = next((n for key in _MOST_TOKENS if isinstance(n := getattr(text, key, None), int)), None)
     length = asked.length(min(most or _USUAL_TOKENS, _USUAL_TOKENS) if asked.sequence_length is None else most)
     return RandomSound(argument, shape, None, length, vocabulary, pad, length)
-
-
-_MOST_TOKENS = ("max_target_positions", "max_text_positions", "max_position_embeddings")
-_USUAL_TOKENS = 448  # Whisper's most
 
 
 def _shape(asked: Asked, argument: str) -> tuple[int, ...]:
