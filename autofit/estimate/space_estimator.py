@@ -307,9 +307,10 @@ class SpaceEstimator:
         if config["optimizer_in_backward"]:
             at_once = held + added + optimizer.largest + window
         by_host = (optimizer.moved + segments.gradients) / self.rates.link  # its own traffic, and weights come back
+        made_with = self._skeleton(config).made_with if self._hardware.device == "cpu" else 0
         return _Step(
-            accumulating=np.maximum(held + segments.gradients + added + window, update),
-            at_once=at_once,
+            accumulating=np.maximum(np.maximum(held + segments.gradients + added + window, update), made_with),
+            at_once=np.maximum(at_once, made_with),
             micro=self._micro_seconds(config, step_pass, offloaded=offloaded),
             update=by_host if on_host else optimizer.seconds,
             adding=3 * segments.gradients / self.rates.bandwidth,  # both are read, the sum is written

@@ -7,7 +7,7 @@ gradients of earlier micro-batches exist before the traced micro-batch begins, a
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Self
 
@@ -29,6 +29,7 @@ from autofit.estimate.recorder import Event, Mark, Recorder
 from autofit.estimate.roofline import Speed, passes_of, waits_of
 from autofit.estimate.saved_activations import SavedTensors, Stay
 from autofit.estimate.shallow_model import Depth, SampledChunks, shorten
+from autofit.hardware.tracker import StorageTracker
 from autofit.setup import Setup
 from autofit.setup.layers import repeated_blocks
 from autofit.techniques import canonicalize, refuse
@@ -37,6 +38,7 @@ from autofit.training.meta_model import materialize, meta_model_from
 from autofit.training.step import accumulate, update
 
 Span = tuple[Mark, Mark]  # a mark and the next one
+_MAKING = 0  # in place of the number of a storage
 
 
 @dataclass(frozen=True)
@@ -102,16 +104,31 @@ class Trace:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A model without weights, and how its blocks stand for those of a deeper model."""
+    """A model without weights, how its blocks stand for those of a deeper model, and the bytes that were alive at most
+    while its factory made it: masks and other tables, and weights where it needs real ones."""
 
     model: nn.Module
     depth: Depth | None = None
+    made_with: int = 0
+
+    @classmethod
+    def whole(cls, workload: Workload) -> Self:
+        """The model with all of its blocks, its weights moved to meta where a factory made real ones."""
+        with StorageTracker() as tracker:
+            model = meta_model_from(workload.model)
+        moved: dict[nn.Parameter, nn.Parameter] = {}
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and not parameter.is_meta:
+                    meta = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+                    module._parameters[name] = moved.setdefault(parameter, meta)
+        return cls(model, made_with=tracker.peak)
 
     @classmethod
     def cut_short(cls, workload: Workload, *, alternating: bool) -> Self:
         """The model without most of its middle blocks, if they are alike."""
-        model = _on_meta(workload)
-        return cls(model, shorten(model, alternating=alternating))
+        skeleton = cls.whole(workload)
+        return replace(skeleton, depth=shorten(skeleton.model, alternating=alternating))
 
 
 def trace(
@@ -139,7 +156,9 @@ def trace(
         raise RefusedError(reason)
     recorder = Recorder(hardware)
     calls = calls or Calls()
-    skeleton = model or Skeleton(_on_meta(workload))
+    skeleton = model or Skeleton.whole(workload)
+    if hardware.device == "cpu":  # models are made in the host's memory
+        recorder.events += [Event(_MAKING, skeleton.made_with), Event(_MAKING, 0)]
     setup = fake_setup(workload, canonical, hardware, skeleton.model, recorder)
     chunks = SampledChunks(rows, recorder, str(canonical["loss"])) if rows else None
     setup.slices = chunks
@@ -199,18 +218,6 @@ def fake_setup(workload: Workload, config: Config, hardware: Hardware, model: nn
 def _owners(setup: Setup) -> dict[nn.Parameter, int]:
     """The number of the block that a parameter belongs to."""
     return {each: number for number, block in enumerate(repeated_blocks(setup.model)) for each in block.parameters()}
-
-
-def _on_meta(workload: Workload) -> nn.Module:
-    """The model, its weights moved to meta where a factory made real ones."""
-    model = meta_model_from(workload.model)
-    moved: dict[nn.Parameter, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and not parameter.is_meta:
-                meta = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-                module._parameters[name] = moved.setdefault(parameter, meta)
-    return model
 
 
 def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:

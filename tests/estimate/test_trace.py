@@ -198,6 +198,26 @@ def test_tensors_beside_parameters_and_buffers_count_as_in_a_probe() -> None:
     assert peak(traced(workload)) == tracked(workload, {})
 
 
+class MakesTable(nn.Module):
+    """Needs more memory to be made than to be trained, as a small model with a mask of its longest sequence does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.register_buffer("mask", torch.ones(64, 64).tril().expand(4, 64, 64).clone()[0, :16, :16].clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.layer(x) @ self.mask).mean()
+
+
+def test_what_a_factory_needs_to_make_a_model_counts_on_the_cpu() -> None:
+    workload = Workload(MakesTable, lambda n: torch.ones(n, 16), effective_batch_size=2)
+    config = canonicalize({}, workload, CPU)
+    assert peak(traced(workload)) == tracked(workload, {}) >= 5 * 64 * 64 * 4
+    assert predict_all(workload, CPU, [config], measuring=0)[0] == [tracked(workload, {})]
+    assert peak(traced(workload, AMPERE)) < 64 * 64 * 4  # a host makes it
+
+
 class Branches(nn.Module):
     """Of three branches one is used, one frozen, and one waits for inputs of another kind."""
 
