@@ -2,10 +2,12 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -14,6 +16,22 @@ from autofit.core.files import check_writable, expanded, locked, write_atomicall
 
 _OTHER = "Choose another --out."
 _PAUSE = 0.2  # seconds in which whoever deletes a directory has deleted all of it
+
+
+class TakenError(InputError):
+    """A run directory that another search has, or that holds something."""
+
+
+@contextlib.contextmanager
+def free_run_directory(path: Path) -> Iterator["RunDirectory"]:
+    """Enter the run directory at a path or, where that is taken, the first free one of path-2, path-3, ..."""
+    with contextlib.ExitStack() as stack:
+        for number in itertools.count(1):
+            numbered = path.with_name(f"{path.name}-{number}") if number > 1 else path
+            with contextlib.suppress(TakenError):
+                directory = stack.enter_context(RunDirectory(numbered))
+                break
+        yield directory
 
 
 class RunDirectory:
@@ -46,8 +64,8 @@ class RunDirectory:
         if self.path.is_dir() and self._holds_something() and not (self._resume and self.journal.exists()):
             if self.journal.exists():
                 remedy = "Add --resume to continue it, or choose another --out."
-                raise InputError(f"{self.path} already holds a search.", remedy)
-            raise InputError(f"{self.path} already holds other files.", _OTHER)
+                raise TakenError(f"{self.path} already holds a search.", remedy)
+            raise TakenError(f"{self.path} already holds other files.", _OTHER)
 
     def __enter__(self) -> "RunDirectory":
         try:
@@ -107,7 +125,7 @@ class RunDirectory:
             self._held = self._lock.enter_context(locked(self._lock_path))
         except BlockingIOError as error:
             message = f"{self.path} is in use by another autofit process."
-            raise InputError(message, "Wait for it to end, or choose another --out.") from error
+            raise TakenError(message, "Wait for it to end, or choose another --out.") from error
 
     def _is_held(self) -> bool:
         """Whether the lock is held on what is now at this path."""

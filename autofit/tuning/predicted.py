@@ -23,7 +23,6 @@ from autofit.core.hardware import Hardware
 from autofit.core.options import SearchOptions
 from autofit.core.pareto import Point, frontier, thinned
 from autofit.core.result import TIERS, Result, tier
-from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
 from autofit.estimate.processes import parallel_map
 from autofit.estimate.rates import rates_for
@@ -39,7 +38,7 @@ from autofit.search.pareto import leading
 from autofit.search.predictions import Predictions
 from autofit.search.ranking import Figures, preferred
 from autofit.tuning.artifacts import make_record, write_artifacts, write_report
-from autofit.tuning.run import run_folder, run_search
+from autofit.tuning.run import run_directory, run_search
 from autofit.tuning.space import space_for
 from autofit.tuning.target import estimate_on, structure_traits, target_hardware
 
@@ -90,7 +89,7 @@ def predicted_search(workload: Workload, options: SearchOptions, listener: Liste
     hardware, assumptions = target_hardware(options)
     assumptions = (*workload.notes, *assumptions, *([_HOST_UNKNOWN] if options.host_mem is None else []))
     budget = budget_for(options, hardware)
-    with RunDirectory(run_folder(workload, options)) as directory:
+    with run_directory(workload, options.out) as directory:
         for note in assumptions:
             notify(note)
         with LocalExecutor(directory.probes) as executor:

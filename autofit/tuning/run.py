@@ -19,7 +19,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import SearchOptions
 from autofit.core.result import Result, tier
-from autofit.core.run_directory import RunDirectory
+from autofit.core.run_directory import RunDirectory, free_run_directory
 from autofit.core.workload import Workload
 from autofit.estimate.calibration import compare, learn
 from autofit.estimate.space_estimator import predict_all
@@ -41,6 +41,7 @@ EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
 PREDICT_SECONDS, PREDICT_SHARE = 300.0, 0.5  # for predicting a space, at most and of a time limit; else it is skipped
 EXPLORE_PLAN = Plan()
 VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=6.0, compose=False)
+_MOST_OF_NAME = 100  # characters of a model's name in that of its run directory
 NOTABLE_DRIFT = 0.05  # a smaller one lies within the difference of two probes of one config
 
 
@@ -55,7 +56,7 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
     start = time.monotonic()
     listener = listener or (lambda event: None)
     listener(PhaseStarted("looking at the model and the device"))
-    with RunDirectory(run_folder(workload, options), resume=options.resume) as directory:
+    with run_directory(workload, options.out, resume=options.resume) as directory:
         if options.resume and not directory.journal.exists():  # the search before was killed early
             listener(Note(f"nothing was measured in {directory.path} before: the search starts anew."))
         with LocalExecutor(directory.probes, options.probe_timeout) as executor:
@@ -259,7 +260,11 @@ class _Run:
             raise ProbeError(message, "See probes/ in the run directory.")
 
 
-def run_folder(workload: Workload, options: SearchOptions) -> Path:
-    """The folder for a search: the one that the user gave, or one named by model and time."""
-    name = re.sub(r"[^A-Za-z0-9.-]+", "-", workload.name).strip("-")
-    return options.out or Path("autofit-runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+def run_directory(
+    workload: Workload, out: Path | None, *, resume: bool = False
+) -> contextlib.AbstractContextManager[RunDirectory]:
+    """What enters the run directory: the one that the user gave, or a free one named by model and time."""
+    if out:
+        return RunDirectory(out, resume=resume)
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", workload.name).strip("-")[:_MOST_OF_NAME]
+    return free_run_directory(Path("autofit-runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}")

@@ -17,7 +17,7 @@ import pytest
 from autofit.core import run_directory
 from autofit.core.errors import InputError
 from autofit.core.files import write_atomically
-from autofit.core.run_directory import RunDirectory
+from autofit.core.run_directory import RunDirectory, free_run_directory
 
 HOLDER = """
 import sys
@@ -73,6 +73,21 @@ def test_also_when_resuming(tmp_path: Path) -> None:
     path = with_a_search(tmp_path / "run")
     with held_elsewhere(path, "resume"), pytest.raises(InputError, match="Wait for it to end"):
         RunDirectory(path, resume=True).__enter__()
+
+
+def test_where_another_has_it_the_next_free_one_is_taken(tmp_path: Path) -> None:
+    """As two searches of one model do that are started in the same second."""
+    path = tmp_path / "runs" / "model"
+    with held_elsewhere(path), free_run_directory(path) as second, free_run_directory(path) as third:
+        assert (second.path.name, third.path.name) == ("model-2", "model-3")
+        second.journal.touch()
+    with free_run_directory(path) as first, free_run_directory(path) as fourth:
+        assert (first.path.name, fourth.path.name) == ("model", "model-3")  # the second holds a search
+    with pytest.raises(ZeroDivisionError), free_run_directory(tmp_path / "new"):
+        1 / 0  # noqa: B018
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(InputError, match="is a file, not a directory"), free_run_directory(Path(__file__)):
+        pass
 
 
 def test_a_process_that_dies_lets_go(tmp_path: Path) -> None:

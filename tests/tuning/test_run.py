@@ -2,8 +2,11 @@
 
 import dataclasses
 from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -15,7 +18,7 @@ from autofit.core.events import Event, Note, PhaseStarted, ProbeFinished, ProbeS
 from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.record import Record
-from autofit.core.result import SavedResult
+from autofit.core.result import Result, SavedResult
 from autofit.core.workload import Workload
 from autofit.estimate.calibration import calibration_for
 from autofit.estimate.timeline import timeline
@@ -399,11 +402,28 @@ def test_a_model_of_ones_own_gets_no_script(bench: Bench) -> None:
 
 def test_runs_get_a_directory_of_their_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(bench.folder)
-    workload = dataclasses.replace(tiny.mlp_workload(8), name="my/model: 7b")
+    workload = dataclasses.replace(tiny.mlp_workload(8), name="my/model: 7b" + "x" * 300)
     result = bench.search(out=None, workload=workload)
     (run,) = (bench.folder / "autofit-runs").iterdir()
     assert result.run_directory == str(run)
-    assert run.name.startswith("my-model-7b-20")
+    assert run.name.startswith("my-model-7bxxx")
+
+
+def test_two_searches_that_are_started_in_the_same_second_have_directories_of_their_own(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bench.folder)
+    monkeypatch.setattr(tune, "datetime", mock.Mock(now=lambda: datetime(2026, 1, 2)))
+    others: list[Result] = []
+
+    def answer(config: Config, _: bool) -> Measurement:
+        if not others:
+            others.append(bench.search(lambda config, _: fits(config, 1.0), out=None, trials=1))
+        return fits(config, 1.0)
+
+    first = bench.search(answer, out=None, trials=1)
+    names = [Path(str(each.run_directory)).name for each in (first, *others)]
+    assert names == ["mlp-20260102-000000", "mlp-20260102-000000-2"]
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["given", "default"])
