@@ -62,7 +62,7 @@ class Count:
 
 class Store:
     """The measurements in a file, by default in the user's cache directory. Every method raises StoreError where the
-    file cannot be used."""
+    file cannot be used; `find` and `add`, which searches call, set a damaged one aside."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or cache_file("store", "measurements.sqlite")
@@ -91,7 +91,7 @@ class Store:
     def count(self) -> Count:
         """How much the store holds."""
         count = "SELECT count(*), count(DISTINCT workload) FROM measurements"
-        with self._open() as file:
+        with self._open(mend=False) as file:
             return Count(*file.execute(count).fetchone()) if file else Count(0, 0)
 
     def clear(self) -> Count | None:
@@ -109,22 +109,22 @@ class Store:
             return before
         except StoreError:
             with self._errors():
-                for path in (self.path, self._aside):
-                    path.unlink(missing_ok=True)
+                self.path.unlink(missing_ok=True)
+                self._remove_journals()
             return None
 
     def outdated(self) -> bool:
         """Whether the file is of an older autofit: it is not read, and the first addition begins it anew."""
         try:
-            with self._open() as file:
+            with self._open(mend=False) as file:
                 return file is None and self.path.exists() and self.path.stat().st_size > 0
         except StoreError:
             return False
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection | None]:
+    def _open(self, *, mend: bool = True) -> Iterator[sqlite3.Connection | None]:
         """The file as it is; None where there is none, or one of an older autofit."""
-        with self._errors():
+        with self._errors(mend):
             if not self.path.exists():
                 yield None
                 return
@@ -157,8 +157,8 @@ class Store:
         return schema
 
     @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Turns whatever goes wrong into a StoreError of one sentence, and sets a damaged file aside."""
+    def _errors(self, mend: bool = True) -> Iterator[None]:
+        """Turns whatever goes wrong into a StoreError of one sentence, and sets a damaged file aside to `mend` it."""
         store = f"the store of measurements {self.path}"
         try:
             yield
@@ -169,17 +169,21 @@ class Store:
         except Exception as error:  # of SQLite, or of reading what it gives: flipped bits may look like anything
             if getattr(error, "sqlite_errorname", "").startswith(_NOT_DAMAGED):
                 raise StoreError(f"{store} cannot be used: {error}.", _CHECK) from error
-            raise StoreError(f"{store} is damaged ({error}).", self._set_aside()) from error
+            remedy = self._set_aside() if mend else f"The next search sets it aside; {_CLEARING}"
+            raise StoreError(f"{store} is damaged ({error}).", remedy) from error
 
     def _set_aside(self) -> str:
         """Move the file away, so that the next search begins a new one; what became of it in a sentence."""
         try:
             self.path.replace(self._aside)
-            for end in ("-journal", "-wal", "-shm"):  # which SQLite would play into the new file
-                self.path.with_name(f"{self.path.name}{end}").unlink(missing_ok=True)
+            self._remove_journals()
         except OSError as error:
             return f"It cannot be moved aside ({error.strerror}); {_CLEARING}"
         return f"It is set aside as {self._aside.name}; the next search begins a new one."
+
+    def _remove_journals(self) -> None:
+        for end in ("-journal", "-wal", "-shm"):  # which SQLite would play into a new file
+            self.path.with_name(f"{self.path.name}{end}").unlink(missing_ok=True)
 
 
 def _create_tables(file: sqlite3.Connection) -> None:
