@@ -1,4 +1,4 @@
-"""Rows of text from a file or a directory: JSON lines, CSV, plain text, or what `Dataset.save_to_disk` wrote.
+"""Rows from a file or a directory: JSON lines, CSV, plain text, or what `Dataset.save_to_disk` wrote.
 
 Python's json and csv read the files, not `datasets.load_dataset`: that one guesses types (the text "007" becomes 7.0,
 "NA" null, a date a timestamp), shifts CSV rows that are too long by a column, and its errors lose the line.
@@ -19,7 +19,12 @@ from autofit.core.errors import InputError, reported, sentence
 from autofit.core.files import read_text
 
 TEXT, COMPLETION, MESSAGES, LABELLED = ("text",), ("prompt", "completion"), ("messages",), ("text", "label")
+PAIR = ("source", "target")
 Form = tuple[str, ...]  # the fields that every row has
+_NAMES = {  # what a field may be called, the first before the next: as in public data sets
+    "source": ("source", "prompt", "text", "document", "article", "dialogue"),
+    "target": ("target", "completion", "summary", "highlights"),
+}
 _Located = Iterable[tuple[str, Any]]  # rows before they are checked, each with its location
 
 
@@ -49,7 +54,7 @@ def read_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Ro
         if missing := _missing(row, form):
             raise InputError(f"{location} lacks {' and '.join(missing)}.", remedy)
         for name in form:
-            columns[name].append(_checked(row[name], name, location))
+            columns[name].append(_checked(_value(row, name), name, location))
         locations.append(location)
     if form is None:
         raise InputError(f"the data in {path} is empty.", "Give at least one row.")
@@ -59,7 +64,7 @@ def read_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Ro
 def _read(path: Path, forms: Sequence[Form], by_line: bool) -> tuple[_Located, str]:
     """The rows, and what to do where a field is missing."""
     if path.is_dir():
-        return _saved_data_set(path)
+        return _saved_data_set(path, forms)
     with reported(lambda error: f"the data file {path} cannot be read as text: {error}.", "Give UTF-8 text."):
         text = read_text(path, encoding="utf-8-sig")  # without the byte order mark that some programs write
     if not text.strip():
@@ -112,7 +117,7 @@ def _number_or_name(cell: str | None) -> str | int | float | None:
     return cell or None  # an empty cell is none
 
 
-def _saved_data_set(path: Path) -> tuple[_Located, str]:
+def _saved_data_set(path: Path, forms: Sequence[Form]) -> tuple[_Located, str]:
     """What `save_to_disk` wrote; of several splits `train`."""
     if not any((path / name).exists() for name in ("state.json", "dataset_dict.json")):
         message = f"the directory {path} is none that Dataset.save_to_disk wrote."
@@ -124,14 +129,23 @@ def _saved_data_set(path: Path) -> tuple[_Located, str]:
             message = f"the data set in {path} has no split named train, but {', '.join(data) or 'none at all'}."
             raise InputError(message, "Give the directory of one of them.")
         data = data["train"]
-    fields = {name for form in (LABELLED, COMPLETION, MESSAGES) for name in form}
+    fields = {name for form in forms for field in form for name in _names(field)}
     wanted = data.with_format(None).select_columns([name for name in data.column_names if name in fields])
     rows = ((f"{path}, row {number}", row) for number, row in enumerate(wanted, start=1))
     return rows, f"Its columns are {', '.join(data.column_names) or 'none'}."
 
 
 def _missing(row: Any, form: Form) -> list[str]:
-    return [name for name in form if not isinstance(row, Mapping) or row.get(name) is None]
+    absent = [name for name in form if not isinstance(row, Mapping) or _value(row, name) is None]
+    return [" or ".join(_names(name)) for name in absent]
+
+
+def _names(field: str) -> tuple[str, ...]:
+    return _NAMES.get(field, (field,))
+
+
+def _value(row: Mapping[str, Any], field: str) -> Any:
+    return next((row[name] for name in _names(field) if row.get(name) is not None), None)
 
 
 def _checked(value: Any, name: str, location: str) -> Any:

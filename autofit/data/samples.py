@@ -46,10 +46,11 @@ class Stacked:
 class Ragged:
     """Sequences of different lengths, one after the other; a batch is padded to its longest one."""
 
-    tokens: Mapping[str, torch.Tensor]  # `input_ids`, and `labels` where they are per token, [all tokens]
+    tokens: Mapping[str, torch.Tensor]  # `input_ids`, and `labels` where they are tokens, [all tokens]
     spans: torch.Tensor  # where each sample begins and ends in them, [samples, 2]
     pad_id: int  # pads input ids; labels are padded with the ignored label
     per_sample: Mapping[str, torch.Tensor] = field(default_factory=dict)  # tensors of one value per sample, [samples]
+    label_spans: torch.Tensor | None = None  # of labels that are a text of their own
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -60,17 +61,18 @@ class Ragged:
         mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(1)).long()
         padded = {}
         for name, tokens in self.tokens.items():
-            sequences = [tokens[start:stop] for start, stop in spans.tolist()]
+            own = self.label_spans if name == "labels" else None
+            sequences = [tokens[start:stop] for start, stop in (spans if own is None else own[chosen]).tolist()]
             padding = self.pad_id if name == "input_ids" else IGNORED_LABEL
             padded[name] = pad_sequence(sequences, batch_first=True, padding_value=padding).long()
         per_sample = {name: tensor[chosen] for name, tensor in self.per_sample.items()}
         return {"input_ids": padded.pop("input_ids"), "attention_mask": mask, **padded, **per_sample}
 
     def largest_id(self) -> int:
-        return max(self.pad_id, int(self.tokens["input_ids"].max()))
+        return max(self.pad_id, *(int(tokens.max()) for tokens in self.tokens.values() if len(tokens)))
 
     def has_labels(self, *, shifted: bool) -> torch.Tensor:
-        starts, ends = self.spans.unbind(dim=1)
+        starts, ends = (self.spans if self.label_spans is None else self.label_spans).unbind(dim=1)
         if "labels" not in self.tokens:
             return ends > starts
         counts = (self.tokens["labels"] != IGNORED_LABEL).cumsum(dim=0)
@@ -79,7 +81,8 @@ class Ragged:
 
     def only(self, mask: torch.Tensor) -> "Ragged":
         per_sample = {name: tensor[mask] for name, tensor in self.per_sample.items()}
-        return Ragged(self.tokens, self.spans[mask], self.pad_id, per_sample)
+        label_spans = None if self.label_spans is None else self.label_spans[mask]
+        return Ragged(self.tokens, self.spans[mask], self.pad_id, per_sample, label_spans)
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,16 @@ from autofit.core.workload import Workload
 from autofit.data.byte_tokenizer import CHAT_TEMPLATE
 from autofit.data.labels import labels_from
 from autofit.data.options import DataOptions
-from autofit.data.rows import COMPLETION, LABELLED, MESSAGES, TEXT, read_rows
+from autofit.data.rows import COMPLETION, LABELLED, MESSAGES, PAIR, TEXT, read_rows
 from autofit.data.samples import FileLoader, Ragged, Stacked
 from autofit.data.tokens import Encoding, encode, marks_assistant_turns
 
-FORMS = {"causal-lm": (TEXT, COMPLETION, MESSAGES), "masked-lm": (TEXT,), "sequence-classification": (LABELLED,)}
+FORMS = {
+    "causal-lm": (TEXT, COMPLETION, MESSAGES),
+    "masked-lm": (TEXT,),
+    "sequence-classification": (LABELLED,),
+    "seq2seq": (PAIR,),
+}
 
 
 def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOptions) -> FileLoader:
@@ -43,7 +48,8 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
     else:
         by_token = {"input_ids": ids} if classes else {"input_ids": ids, "labels": labels if len(labels) else ids}
         per_sample = {"labels": classes.numbers} if classes else {}
-        samples = Ragged(by_token, _spans(encoded), tokenizer.pad_token_id or 0, per_sample)
+        label_spans = _spans(encoded, "labels") if rows.form == PAIR else None
+        samples = Ragged(by_token, _spans(encoded, "input_ids"), tokenizer.pad_token_id or 0, per_sample, label_spans)
     has_labels = samples.has_labels(shifted=workload.task == "causal-lm")
     if not has_labels.any():
         remedy = "Search with a longer sequence length, or check what is to be learnt."
@@ -74,9 +80,9 @@ def _flat(encoded: Any, name: str) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([chunk.flatten().to_numpy() for chunk in encoded.data.column(name).chunks]))
 
 
-def _spans(encoded: Any) -> torch.Tensor:
-    """Where each row begins and ends among all tokens, [rows, 2]."""
-    lengths = [chunk.value_lengths().to_numpy() for chunk in encoded.data.column("input_ids").chunks]
+def _spans(encoded: Any, name: str) -> torch.Tensor:
+    """Where each row begins and ends among all tokens of a column, [rows, 2]."""
+    lengths = [chunk.value_lengths().to_numpy() for chunk in encoded.data.column(name).chunks]
     ends = np.cumsum(np.concatenate(lengths), dtype=np.int64)
     return torch.from_numpy(np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1))
 

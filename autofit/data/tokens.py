@@ -20,7 +20,7 @@ from datasets.fingerprint import Hasher
 from autofit.core.errors import InputError, sentence
 from autofit.data.batch import IGNORED_LABEL
 from autofit.data.byte_tokenizer import byte_ids, is_byte_tokenizer
-from autofit.data.rows import COMPLETION, LABELLED, MESSAGES, Rows
+from autofit.data.rows import COMPLETION, LABELLED, MESSAGES, PAIR, Rows
 
 Columns = dict[str, list[Any]]
 _FEATURES = {
@@ -41,11 +41,9 @@ class Encoding:
 
 def encode(rows: Rows, encoding: Encoding, *, progress: bool) -> datasets.Dataset:
     """A data set with `input_ids`, `labels` (empty where they are the ids) and whether a row was `cut`."""
-    if rows.form in (COMPLETION, MESSAGES):
-        encoder = _completions if rows.form == COMPLETION else _chats
-    else:
-        is_framed = rows.form == LABELLED or (encoding.masked and encoding.length is not None)
-        encoder = _framed if is_framed else _texts
+    is_framed = rows.form == LABELLED or (encoding.masked and encoding.length is not None)
+    encoders = {COMPLETION: _completions, MESSAGES: _chats, PAIR: _pairs}
+    encoder = encoders.get(rows.form, _framed if is_framed else _texts)
     return cached_map(
         {**{name: rows.columns[name] for name in rows.form if name != "label"}, "location": rows.locations},
         lambda batch: encoder(encoding, batch),
@@ -137,23 +135,42 @@ def _chats(encoding: Encoding, rows: Columns) -> Columns:
 
 def _framed(encoding: Encoding, rows: Columns) -> Columns:
     """Text within the tokens that the tokenizer puts around it, which are never masked."""
+    samples, is_cut = _within(encoding, "text", [text or " " for text in rows["text"]])  # no tokens have no class
+    labels: list[Any] = [[] for _ in samples]
+    if encoding.masked:
+        labels = [np.where(np.array(special, bool), IGNORED_LABEL, ids) for ids, special in samples]
+    return {"input_ids": [ids for ids, _ in samples], "labels": labels, "cut": is_cut}
+
+
+def _pairs(encoding: Encoding, rows: Columns) -> Columns:
+    """What is read, and what is to be written, each within the tokens that the tokenizer puts around it."""
+    sources, is_cut = _within(encoding, "text", [text or " " for text in rows["source"]])
+    targets, is_cut_too = _within(encoding, "text_target", rows["target"])
+    return {
+        "input_ids": [ids for ids, _ in sources],
+        "labels": [ids for ids, _ in targets],
+        "cut": [any(both) for both in zip(is_cut, is_cut_too, strict=True)],
+    }
+
+
+def _within(
+    encoding: Encoding, argument: str, texts: list[str]
+) -> tuple[list[tuple[list[int], list[int]]], list[bool]]:
+    """The ids of texts and which of them are the tokenizer's own, cut to the length; and which texts were cut."""
     length = encoding.length or 0
 
     def tokenized(texts: list[str], **options: Any) -> list[tuple[list[int], list[int]]]:
         if not texts:
             return []
-        output = encoding.tokenizer(texts, return_special_tokens_mask=True, verbose=False, **options)
+        options |= {argument: texts, "return_special_tokens_mask": True, "verbose": False}
+        output = encoding.tokenizer(**options)
         return list(zip(output["input_ids"], output["special_tokens_mask"], strict=True))
 
-    whole = tokenized([text or " " for text in rows["text"]])  # a sample of no tokens has no class
+    whole = tokenized(texts)
     is_cut = [len(ids) > length for ids, _ in whole]
-    too_long = [text for text, cut in zip(rows["text"], is_cut, strict=True) if cut]
+    too_long = [text for text, cut in zip(texts, is_cut, strict=True) if cut]
     truncated = iter(tokenized(too_long, truncation=True, max_length=length))
-    samples = [next(truncated) if cut else sample for sample, cut in zip(whole, is_cut, strict=True)]
-    labels: list[Any] = [[] for _ in samples]
-    if encoding.masked:
-        labels = [np.where(np.array(special, bool), IGNORED_LABEL, ids) for ids, special in samples]
-    return {"input_ids": [ids for ids, _ in samples], "labels": labels, "cut": is_cut}
+    return [next(truncated) if cut else sample for sample, cut in zip(whole, is_cut, strict=True)], is_cut
 
 
 def _plain_ids(tokenizer: Any, texts: list[str]) -> list[Any]:

@@ -15,7 +15,7 @@ from autofit.models.tasks.text import RandomTokens
 from tests import tiny
 
 DATA = Path(__file__).parents[2] / "examples" / "data"
-TASKS = ("causal-lm", "masked-lm", "sequence-classification", "image-classification")
+TASKS = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq", "image-classification")
 
 
 def loader(path: Path, *, task: str = "causal-lm", length: int | None = 64, **options: Any) -> FileLoader:
@@ -60,7 +60,7 @@ def test_a_directory_of_something_else(tmp_path: Path, task: str) -> None:
 
 
 @pytest.mark.parametrize("packing", [True, False])
-@pytest.mark.parametrize("task", ["sequence-classification", "image-classification"])
+@pytest.mark.parametrize("task", ["sequence-classification", "seq2seq", "image-classification"])
 def test_packing_is_for_language_models(task: str, packing: bool) -> None:
     with pytest.raises(InputError, match=f"packing and padding are for language models, and the task is {task}"):
         loader(DATA / "reviews.jsonl", task=task, packing=packing)
@@ -89,5 +89,5 @@ def test_what_a_forward_asks_for_beside_tokens_is_zero() -> None:
 
 
 def test_a_task_without_files_is_trained_in_python() -> None:
-    with pytest.raises(InputError, match=r"autofit train reads no files for seq2seq\. Train it in Python"):
-        loader(DATA / "alice.txt", task="seq2seq")
+    with pytest.raises(InputError, match=r"autofit train reads no files for object-detection\. Train it in Python"):
+        loader(DATA / "alice.txt", task="object-detection")

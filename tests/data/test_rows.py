@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from autofit.core.errors import InputError
-from autofit.data.rows import COMPLETION, LABELLED, MESSAGES, TEXT, Form, read_rows
+from autofit.data.rows import COMPLETION, LABELLED, MESSAGES, PAIR, TEXT, Form, read_rows
 from tests.data.letters import lines
 
 CAUSAL = (TEXT, COMPLETION, MESSAGES)
@@ -77,6 +77,26 @@ def test_keys_that_a_data_set_fills_up_are_left_out_of_messages(tmp_path: Path) 
     datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path))
     (found,) = columns(tmp_path)["messages"]
     assert json.loads(found) == rows[0]["messages"]
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("source", "target"),
+        ("prompt", "completion"),
+        ("text", "summary"),
+        ("document", "summary"),
+        ("article", "highlights"),
+        ("dialogue", "summary"),
+    ],
+)
+def test_the_names_that_pairs_of_texts_have(tmp_path: Path, source: str, target: str) -> None:
+    row = {"id": "1", source: "a", target: "b"}
+    assert columns(lines(tmp_path, row), PAIR) == {"source": ["a"], "target": ["b"]}
+    (tmp_path / "a.csv").write_text(f"id,{source},{target}\n1,a,b\n")
+    assert columns(tmp_path / "a.csv", PAIR) == {"source": ["a"], "target": ["b"]}
+    datasets.Dataset.from_list([row]).save_to_disk(str(tmp_path / "saved"))
+    assert columns(tmp_path / "saved", PAIR) == {"source": ["a"], "target": ["b"]}
 
 
 # What cannot be read
@@ -161,3 +181,8 @@ def test_data_sets_without_what_is_needed(tmp_path: Path) -> None:
         columns(tmp_path / "none")
     with pytest.raises(InputError, match=r"row 1 lacks label\. Its columns are text"):
         columns(tmp_path / "none", LABELLED)
+
+
+def test_a_pair_without_its_second_text(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="line 2 lacks target or completion or summary or highlights"):
+        read_rows(lines(tmp_path, {"text": "a", "summary": "b"}, {"text": "a"}), (PAIR,))

@@ -192,3 +192,30 @@ def test_labelled_bytes(tmp_path: Path) -> None:
 def test_nothing_to_learn(tmp_path: Path, row: dict[str, str], words: str) -> None:
     with pytest.raises(InputError, match=words):
         loader(lines(tmp_path, row))
+
+
+# Pairs of texts, of which the second is written
+
+
+def test_pairs_are_padded_apart(tmp_path: Path) -> None:
+    path = lines(tmp_path, {"source": "ab", "target": "cdef"}, {"source": "abcd", "target": "c"})
+    found = samples(path, task="seq2seq", tokenizer=letters(framed=True))
+    assert found["input_ids"].tolist() == [[4, 6, 7, 5, 3, 3], [4, 6, 7, 8, 9, 5]]
+    assert found["attention_mask"].tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6]
+    assert found["labels"].tolist() == [[4, 8, 9, 10, 11, 5], [4, 8, 5, NO, NO, NO]]
+
+
+def test_both_texts_of_a_pair_are_cut_within_their_frames(tmp_path: Path) -> None:
+    path = lines(tmp_path, {"source": "abcdefghij", "target": "a"}, {"source": "a", "target": "abcdefghij"})
+    found = loader(path, task="seq2seq", tokenizer=letters(framed=True))
+    assert found.notes == ("cut to 8 tokens: 2 of 2 samples.",)
+    batch = found.samples.batch(torch.tensor([1]))
+    assert batch["input_ids"].tolist() == [[4, 6, 5]]
+    assert batch["labels"].tolist() == [[4, 6, 7, 8, 9, 10, 11, 5]]
+
+
+def test_a_pair_without_a_token_to_write_is_left_out(tmp_path: Path) -> None:
+    rows = {"source": "ab", "target": "c"}, {"source": "ab", "target": ""}, {"source": "", "target": "d"}
+    found = loader(lines(tmp_path, *rows), task="seq2seq", tokenizer=letters())
+    assert found.notes == ("left out, without a label to learn within 8 tokens: 1 of 3 samples.",)
+    assert found.samples.batch(torch.arange(2))["labels"].tolist() == [[8], [9]]

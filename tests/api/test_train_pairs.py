@@ -1,0 +1,58 @@
+"""`autofit train` on pairs of texts: T5 and BART learn the second from the first."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from tests.api.trained_files import Run
+from tests.data.letters import letters
+
+T5 = {
+    "architectures": ["T5ForConditionalGeneration"],
+    "model_type": "t5",
+    "vocab_size": 40,
+    **dict.fromkeys(("d_model", "d_ff"), 32),
+    **dict.fromkeys(("d_kv", "num_layers", "num_heads"), 2),
+    "dropout_rate": 0.0,
+}
+BART = {
+    "architectures": ["BartForConditionalGeneration"],
+    "model_type": "bart",
+    "vocab_size": 40,
+    "max_position_embeddings": 16,
+    **dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 32),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"), 2),
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1),
+}
+PAIRS = [{"text": letter * length, "summary": letter} for length, letter in enumerate("abcdefgh", start=1)]
+
+
+@pytest.mark.parametrize("config", [T5, BART], ids=["t5", "bart"])
+def test_summaries_are_learnt(tmp_path: Path, config: dict[str, Any]) -> None:
+    run = Run(tmp_path, "seq2seq", config, length=16)
+    letters().save_pretrained(run.model)
+    seen = run.losses(run.data(*PAIRS), epochs=15)
+    assert seen[-1] < 0.7 * seen[0]
+
+
+def test_the_split_loss_is_that_of_whole_batches(tmp_path: Path) -> None:
+    run = Run(tmp_path, "seq2seq", T5, length=16)
+    letters().save_pretrained(run.model)
+    data = run.data(*PAIRS)
+    split = run.losses(data, steps=4)
+    run.content["config"] = {}
+    assert run.losses(data, steps=4) == pytest.approx(split, rel=1e-4)
+
+
+def test_what_was_trained_is_loaded_and_evaluated(tmp_path: Path) -> None:
+    run = Run(tmp_path, "seq2seq", T5, length=16)
+    letters().save_pretrained(run.model)
+    data = run.data(*PAIRS)
+    trained = run.train(data, steps=1, eval_data=data, output=tmp_path / "out")
+    assert len(trained.evaluations) == 1
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out" / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
+    inputs = tokenizer("abc", return_tensors="pt", return_token_type_ids=False)
+    assert model.generate(**inputs, max_new_tokens=2).shape[0] == 1
