@@ -1,6 +1,10 @@
 """Which processes live, asked of the system: for tests that nothing is left behind."""
 
+import os
+import shutil
+import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -40,3 +44,25 @@ def wait_until_gone(processes: Iterable[int]) -> None:
 def descendants(process: int) -> list[int]:
     """All children of a process and theirs, now."""
     return [each.pid for each in psutil.Process(process).children(recursive=True)]
+
+
+def as_ordinary_user(test: Callable[[Path], None]) -> None:
+    """Run a test in a forked process that has the rights of an ordinary user and a folder of its own, whoever runs the
+    tests: root may read and write everything, and the folders of pytest are root's alone."""
+    folder = Path(tempfile.mkdtemp())
+    if (child := os.fork()) == 0:
+        try:
+            if os.geteuid() == 0:
+                os.chown(folder, 65534, 65534)
+                os.setgroups([])
+                os.setresgid(65534, 65534, 65534)
+                os.setresuid(65534, 65534, 65534)
+            test(folder)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    ended = os.waitpid(child, 0)[1]
+    shutil.rmtree(folder, ignore_errors=True)
+    assert ended == 0, "see stderr"

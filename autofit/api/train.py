@@ -14,6 +14,7 @@ import transformers
 from autofit.api.fit import Trained, fit
 from autofit.core.errors import InputError, reported, sentence
 from autofit.core.events import Listener, Note
+from autofit.core.files import read_text
 from autofit.core.result import SavedResult
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.byte_tokenizer import byte_tokenizer
@@ -145,7 +146,7 @@ class _Reader:
         if self.weights is None or (file := _beside(self.weights, name)) is None:
             return default
         with _blaming(name, self.weights):
-            settings = json.loads(file.read_text(encoding="utf-8"))
+            settings = json.loads(read_text(file))
             if not settings.get("do_normalize", True):
                 return Normalisation((0.0,), (1.0,))
             given = settings.get("image_mean", default.mean), settings.get("image_std", default.deviation)

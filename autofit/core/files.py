@@ -4,12 +4,13 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from autofit.core.errors import InputError, shown
 
@@ -49,16 +50,21 @@ def write_atomically(path: Path, text: str) -> None:
             partial.unlink(missing_ok=True)  # there only after an error
 
 
-def read_text(path: Path, *, encoding: str = "utf-8", most: int = 2**34) -> str:
-    """The text of a regular file of at most so many bytes; an OSError also for a FIFO, which would block, and for a
-    device, which may never end."""
+def check_regular(path: Path, most: int = 2**63) -> Path:
+    """The path; an OSError for a FIFO, which would block, a device, which may never end, and more than `most` bytes."""
     with naming(path):
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
         if status.st_size > most:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-        return path.read_text(encoding=encoding)
+    return path
+
+
+def read_text(path: Path, *, encoding: str = "utf-8", most: int = 2**34) -> str:
+    """The text of a regular file of at most so many bytes; an OSError names the file."""
+    with naming(path):
+        return check_regular(path, most).read_text(encoding=encoding)
 
 
 def check_readable(path: Path, what: str) -> None:
@@ -118,7 +124,7 @@ def expanded(path: str | Path, what: str = "a path") -> Path:
 def locked(path: Path) -> Iterator[IO[str]]:
     """Hold the lock on a file, made where there is none; the system drops it however this process dies. Raises
     BlockingIOError where another process holds it, OSError where the file cannot be made."""
-    with path.open("a") as file:
+    with (check_regular(path) if path.exists() else path).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield file
 
@@ -133,7 +139,20 @@ def write_cache(path: Path, text: str) -> None:
     """Write a file of the cache; it holds only recomputable data, so write failures are ignored."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text)
+        write_atomically(check_regular(path) if path.exists() else path, text)
+
+
+def keep(path: Path, data: Any) -> None:
+    """Write plain data to a file of the cache, with its digest."""
+    write_cache(path, json.dumps({"digest": digest(json.dumps(data)), "data": data}))
+
+
+def kept(path: Path) -> Any:
+    """The data that `keep` wrote; None where there is none, or other than that."""
+    with contextlib.suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
+        written = json.loads(read_text(path))
+        return written["data"] if written["digest"] == digest(json.dumps(written["data"])) else None
+    return None
 
 
 def digest(text: str) -> str:

@@ -61,6 +61,8 @@ class RunDirectory:
         if self._resume and not self.path.exists():
             raise InputError(f"there is no search to resume in {self.path}.", "Leave out --resume, or check --out.")
         check_writable(self.path, folder=True, remedy=_OTHER)
+        if self.journal.exists() and not self.journal.is_file():
+            raise InputError(f"{self.journal} is no regular file.", _OTHER)
         if self.path.is_dir() and self._holds_something() and not (self._resume and self.journal.exists()):
             if self.journal.exists():
                 remedy = "Add --resume to continue it, or choose another --out."

@@ -7,7 +7,6 @@ the steadier they are, less with age, no day more than a few, and until such mea
 stands.
 """
 
-import json
 import math
 import statistics
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Self
 
 from autofit.core.config import Config
-from autofit.core.files import cache_file, digest, write_cache
+from autofit.core.files import cache_file, digest, keep, kept
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement
 
@@ -132,17 +131,13 @@ def learn(hardware: Hardware, comparisons: Sequence[Comparison]) -> None:
     """Store measurements of this device, at most those with the largest weights."""
     path, now = _path(hardware), time.time()
     ordered = sorted([*_read(path), *comparisons], key=lambda comparison: comparison.weight(now))
-    write_cache(path, json.dumps([vars(each) for each in ordered[-MOST_STORED:]]))
+    keep(path, [vars(each) for each in ordered[-MOST_STORED:]])
 
 
 def _read(path: Path) -> list[Comparison]:
     """What earlier versions did not store is None, and what later ones add is ignored."""
     names = [field.name for field in fields(Comparison)]
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        return [Comparison(**{name: data[name] for name in names if name in data}) for data in stored]
-    except (OSError, ValueError, TypeError):  # none yet, or of another version
-        return []
+    return [Comparison(**{name: data[name] for name in names if name in data}) for data in kept(path) or ()]
 
 
 def _path(hardware: Hardware) -> Path:

@@ -1,6 +1,5 @@
 """Rates: how fast a device computes, reads its memory and copies to its host; measured here or from the catalogue."""
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,7 @@ from functools import partial
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from autofit.core.files import cache_file, digest, write_cache
+from autofit.core.files import cache_file, digest, keep, kept
 from autofit.core.hardware import MIB, Hardware
 from autofit.hardware.catalogue import Card, card_like
 
@@ -164,9 +163,8 @@ def _cached(hardware: Hardware) -> Rates:
     """Measured once per machine, version of PyTorch and number of threads."""
     facts = (_FORM, hardware.name, hardware.cores, torch.get_num_threads(), torch.__version__)
     path = cache_file("rates", f"{digest(repr(facts))}.json")
-    try:
-        return Rates(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # none yet, or of another version
-        rates = measure()
-    write_cache(path, json.dumps(asdict(rates)))
+    if found := kept(path):
+        return Rates(**found)
+    rates = measure()
+    keep(path, asdict(rates))
     return rates

@@ -5,11 +5,9 @@ optimizer on the weights' shapes alone. So each is traced once, with primes for 
 Config is arithmetic on their segments.
 """
 
-import contextlib
 import copy
 import dataclasses
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +18,7 @@ import numpy as np
 from autofit.core.config import Config
 from autofit.core.environment import version_of
 from autofit.core.errors import AutofitError
-from autofit.core.files import cache_file, digest, write_cache
+from autofit.core.files import cache_file, digest, keep, kept
 from autofit.core.forks import forked
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
@@ -83,15 +81,13 @@ def predict_all(
     rates = (rates_for(hardware) if processes == 1 else forked(lambda: rates_for(hardware))()) or UNKNOWN
     key = cache_key_of(workload, hardware, rates, configs)
     path = cache_file("estimates", f"{key}.json")
-    if key:
-        with contextlib.suppress(OSError, ValueError):  # none yet, or truncated
-            nbytes, seconds = json.loads(path.read_text(encoding="utf-8"))
-            return nbytes, seconds
+    if key and (found := kept(path)):
+        return found[0], found[1]
     estimator = SpaceEstimator(workload, hardware, rates, configs, measuring=measuring, processes=processes)
     predictions = estimator.predict()
     figures = (predictions.allocated + workspace_bytes(hardware)).tolist(), predictions.seconds.tolist()
     if key:
-        write_cache(path, json.dumps(figures))
+        keep(path, figures)
     return figures
 
 

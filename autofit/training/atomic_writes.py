@@ -15,6 +15,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from autofit.core.errors import InputError
+from autofit.core.files import check_regular
 from autofit.core.hardware import GIB, MIB
 
 _PART, _FORMER, _GONE = ".part", ".former", ".gone"
@@ -125,7 +126,7 @@ def sync(path: Path) -> None:
 def checksum(path: Path) -> int:
     """The CRC-32 of a file: about half a second for each GiB."""
     crc = 0
-    with path.open("rb") as file:
+    with check_regular(path).open("rb") as file:
         while chunk := file.read(_CHUNK):
             crc = zlib.crc32(chunk, crc)
     return crc

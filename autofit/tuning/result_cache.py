@@ -3,6 +3,7 @@
 The parent of probes does not touch the device, so the operating system's facts stand for the machine.
 """
 
+import contextlib
 import os
 import platform
 from pathlib import Path
@@ -11,7 +12,7 @@ import psutil
 
 from autofit.core.environment import versions
 from autofit.core.errors import InputError
-from autofit.core.files import cache_file, write_cache
+from autofit.core.files import cache_file, read_text, write_cache
 from autofit.core.options import SearchOptions
 from autofit.core.result import SavedResult
 from autofit.core.workload import Workload
@@ -66,8 +67,9 @@ def describe(saved: SavedResult) -> str:
 def outdated_note() -> str | None:
     """What an older autofit left in the cache and this one does not read: a sentence the first time, then None."""
     marker = cache_file("", "layout")
-    if marker.exists() and marker.read_text(encoding="utf-8").strip() == str(LAYOUT):
-        return None
+    with contextlib.suppress(OSError, ValueError):
+        if read_text(marker).strip() == str(LAYOUT):
+            return None
     folders = {"results of searches": "results", "predictions": "estimates"}
     files = {what: cache_file(folder, "").glob("*.*") for what, folder in folders.items()}
     unread = [what for what in files if any(not file.name.startswith(f"v{LAYOUT}-") for file in files[what])]

@@ -19,10 +19,13 @@ from autofit.core.files import (
     check_writable,
     digest,
     expanded,
+    keep,
+    kept,
     locked,
     write_atomically,
     write_cache,
 )
+from tests.processes import as_ordinary_user
 
 
 def test_files_lie_where_the_user_wants_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +47,24 @@ def test_write_failures_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     write_cache(tmp_path / "file" / "below", "text")
     assert (tmp_path / "file").read_text(encoding="utf-8") == "in the way"
+
+
+def test_only_what_was_kept_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file.json"
+    assert kept(path) is None
+    keep(path, [1.5, {"a": None}])
+    assert kept(path) == [1.5, {"a": None}]
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert kept(path) is None
+    for text in ("", "[]", "3", "{}", '{"digest": 1, "data": 1}', "[" * 100_000, "\0"):
+        path.write_text(text)
+        assert kept(path) is None
+    path.unlink()
+    os.mkfifo(path)
+    keep(path, 1)
+    assert kept(path) is None
 
 
 def test_other_texts_have_other_names() -> None:
@@ -228,13 +249,17 @@ def test_what_utf_8_cannot_hold_is_written_as_an_escape(tmp_path: Path) -> None:
     assert (tmp_path / "file.py").read_text(encoding="utf-8") == "name = 'zoë \\udcff'\n"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may do everything")
-def test_permissions(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch(0)
-    with pytest.raises(InputError, match=r"the data .*file cannot be read: Permission denied\."):
-        check_readable(file, "the data")
-    with pytest.raises(InputError, match=r"file cannot be written: Permission denied\."):
-        check_writable(file, folder=False, remedy="")
-    with pytest.raises(InputError, match=r"/x/y cannot be written: Permission denied\."):
-        check_writable(Path("/x/y"), folder=True, remedy="")
+def test_permissions() -> None:
+    def test(folder: Path) -> None:
+        file = folder / "file"
+        file.touch(0)
+        with pytest.raises(InputError, match=r"the data .*file cannot be read: Permission denied\."):
+            check_readable(file, "the data")
+        with pytest.raises(InputError, match=r"file cannot be written: Permission denied\."):
+            check_writable(file, folder=False, remedy="")
+        with pytest.raises(InputError, match=r"/x/y cannot be written: Permission denied\."):
+            check_writable(Path("/x/y"), folder=True, remedy="")
+        write_atomically(Path("/dev/null"), "text")
+        assert Path("/dev/null").is_char_device()
+
+    as_ordinary_user(test)

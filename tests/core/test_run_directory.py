@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -145,6 +145,17 @@ def test_a_file_in_its_place_or_on_its_way(tmp_path: Path) -> None:
         RunDirectory(file).__enter__()
     with pytest.raises(InputError, match="file is a file, not a directory"):
         RunDirectory(file / "run").__enter__()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_a_journal_or_a_lock_that_is_no_file_is_not_opened(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    for name, message in (("journal.log", "journal.log is no regular file"), (".lock", "run cannot be written")):
+        run = tmp_path / name / "run"
+        run.mkdir(parents=True)
+        make(run / name)
+        with pytest.raises(InputError, match=message):
+            RunDirectory(run, resume=name != ".lock").__enter__()
+        assert [each.name for each in run.iterdir()] == [name]
 
 
 def fail(path: Path, *lines: bytes) -> None:

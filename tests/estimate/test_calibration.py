@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autofit.core.config import Config
+from autofit.core.files import keep
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.estimate.calibration import MOST_STORED, Calibration, Comparison, calibration_for, compare, learn
 from tests.tiny import CPU
@@ -96,7 +96,7 @@ def test_of_more_than_there_is_room_for_those_that_count_most_are_kept() -> None
     assert known.seconds == 1.1
 
 
-def kept(cache: Path) -> Path:
+def file_in(cache: Path) -> Path:
     (file,) = cache.glob("autofit/calibration/*.json")
     return file
 
@@ -110,7 +110,7 @@ def test_files_of_other_versions_are_read(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     learn(CPU, [seen(1.0)])
     data = {"predicted_bytes": 100, "measured_bytes": 120, "predicted_seconds": 1.0, "measured_seconds": 3.18}
-    kept(tmp_path).write_text(json.dumps([data | told] * 4), encoding="utf-8")
+    keep(file_in(tmp_path), [data | told] * 4)
     known = calibration_for(CPU)
     assert (known.memory, known.count, known.discounted) == (1.2, 4, 0 if told else 4)
     assert known.seconds == (3.18 if told else 1.0)  # nobody noted how busy the machine was
@@ -121,8 +121,9 @@ def test_files_of_other_versions_are_read(
 def test_a_broken_file_is_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     learn(CPU, [Comparison(1, 1)])
-    kept(tmp_path).write_text("[{", encoding="utf-8")
-    assert calibration_for(CPU).count == 0
+    for text in ("[{", '[{"predicted_bytes": "x", "measured_bytes": 1}]'):
+        file_in(tmp_path).write_text(text, encoding="utf-8")
+        assert calibration_for(CPU).count == 0
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from autofit.core.workload import Workload
 from autofit.models.config_json import check_directory, read_directory
 from autofit.models.huggingface import huggingface_workload
 from tests.models.test_config_json import BERT, LLAMA
+from tests.processes import as_ordinary_user
 
 VIT = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "image_size": 32, "num_hidden_layers": 1}
 BASES = [
@@ -98,15 +99,14 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
         check_directory("a\0b")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_permission(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "config.json").chmod(0)
-    with pytest.raises(InputError, match=r"config\.json cannot be read: Permission denied\."):
-        check_directory(tmp_path)
-    tmp_path.chmod(0)
-    try:
+def test_a_file_without_permission() -> None:
+    def test(folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+        (folder / "config.json").chmod(0)
+        with pytest.raises(InputError, match=r"config\.json cannot be read: Permission denied\."):
+            check_directory(folder)
+        folder.chmod(0)
         with pytest.raises(InputError, match=r"cannot be read: Permission denied|is not there"):
-            check_directory(tmp_path / "model")
-    finally:
-        tmp_path.chmod(0o700)
+            check_directory(folder / "model")
+
+    as_ordinary_user(test)

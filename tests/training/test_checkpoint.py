@@ -1,5 +1,6 @@
 """Checkpoints bring a run exactly to where it stood, and are refused where they do not belong."""
 
+import os
 import random
 import shutil
 from pathlib import Path
@@ -316,9 +317,15 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [(name, damage) for name in FILES for damage in (cut, Path.unlink)]
+    + [("checkpoint.yaml", pipe), ("state.pt", pipe)]
     + [(name, flip) for name in FILES if name != "checkpoint.yaml"],  # text for people, which has no sum of its own
 )
 def test_where_the_newest_is_damaged_the_one_before_it_is_taken(tmp_path: Path, name: str, damage: Any) -> None:

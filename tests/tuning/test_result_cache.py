@@ -191,6 +191,8 @@ def test_what_an_older_autofit_cached_is_not_used_and_that_is_said_once(
         f"{path.parents[1]} are not used: they are made anew."
     )
     assert result_cache.outdated_note() is None
+    cache_file("", "layout").write_bytes(b"\xff")
+    assert result_cache.outdated_note() == note
     assert all(cache_file(folder, name).exists() for folder, name in old.items())
 
 
