@@ -89,14 +89,13 @@ def computed(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> 
     return _call(func, args, kwargs, [functools.partial(value_of, each) for each in tensors_in(args, kwargs)])()
 
 
-def follow(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
-    """Give an operator's results their values, where those of its inputs are known."""
-    name, is_mutable, draws = _facts(func)
-    inputs = [_value(each) for each in tensors_in(args, kwargs)]
-    unknown = None in inputs or "empty" in name
+def follow(func: Any, args: Any, kwargs: Mapping[str, Any], given: Sequence[torch.Tensor], result: Any) -> None:
+    """Give an operator's results their values, where those of the given tensors, its inputs, are known."""
+    name, is_mutable, draws, is_empty = _facts(func)
+    unknown = is_empty or any(_value(each) is None for each in given)
     if unknown and not is_mutable and name not in _CHECKS:  # nearly every operator
         return
-    results = tensors_in(result)
+    inputs, results = [_value(each) for each in given], tensors_in(result)
     written = list(_written(func, args, kwargs)) if is_mutable else []
     values = [value for value in inputs if value]
     at_once = bool(written) or all(map(_is_small, results))
@@ -120,9 +119,10 @@ def follow(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None
 
 
 @functools.cache
-def _facts(func: Any) -> tuple[str, bool, bool]:
-    """An operator's name, whether it writes into its arguments, and whether it draws random numbers."""
-    return func._schema.name, func._schema.is_mutable, torch.Tag.nondeterministic_seeded in func.tags
+def _facts(func: Any) -> tuple[str, bool, bool, bool]:
+    """An operator's name, whether it writes into its arguments, draws random numbers, or leaves its result empty."""
+    name, draws = func._schema.name, torch.Tag.nondeterministic_seeded in func.tags
+    return name, func._schema.is_mutable, draws, "empty" in name
 
 
 def _value(tensor: torch.Tensor) -> _Value | None:

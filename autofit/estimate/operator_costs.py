@@ -71,12 +71,12 @@ def _kind(func: Any) -> str | None:
     return "memory"
 
 
-def cost_of(func: Any, args: Any, kwargs: Any, result: Any) -> Cost | None:
-    """The cost of one call; None for views."""
+def cost_of(func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], result: Any) -> Cost | None:
+    """The cost of one call, whose tensors are given; None for views."""
     kind = _kind(func)
     if kind is None:
         return None
-    tensors = tensors_in(args, kwargs, result)
+    tensors = given + tensors_in(result)
     if not tensors:
         return None
     sizes = tuple(tensor.numel() * tensor.itemsize for tensor in tensors)

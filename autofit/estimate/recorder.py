@@ -177,8 +177,9 @@ class Recorder(StorageTracker):
             except (DynamicOutputShapeException, DataDependentOutputException):
                 result = self._by_values(func, args, kwargs)
             self.see(result)
-        follow(func, args, kwargs, result)
-        cost = cost_of(func, args, kwargs, result)
+        given = tensors_in(args, kwargs)
+        follow(func, args, kwargs, given, result)
+        cost = cost_of(func, args, kwargs, given, result)
         if self._has_host:
             cost = self._with_host(func, (args, kwargs), result, cost)
         if cost is not None:

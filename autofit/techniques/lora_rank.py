@@ -11,6 +11,9 @@ from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Techniqu
 from autofit.setup.experts import adapts_parameter, add_adapters, expert_weights, reach
 from autofit.setup.layers import is_frozen, is_linear, output_heads
 
+# In which attributes PyTorch's encoders note whether they have a fast path.
+_FAST_PATHS = {nn.TransformerEncoderLayer: "activation_relu_or_gelu", nn.TransformerEncoder: "use_nested_tensor"}
+
 
 class LoraRank(Technique):
     """0 trains all weights; r > 0 trains two matrices of rank r per target (peft), with lora_alpha and lora_dropout.
@@ -86,13 +89,11 @@ class LoraRank(Technique):
 
 def _leave_fast_path(model: nn.Module) -> None:
     """Turn off the fast path of PyTorch's encoders, whose evaluation reads layers' weights and bypasses adapters. For
-    good, as the adapters stay too; by the attributes in which PyTorch notes whether a module has a fast path."""
+    good, as the adapters stay too."""
     for module in model.modules():
-        if any(hasattr(part, "lora_A") for part in module.modules()):
-            if isinstance(module, nn.TransformerEncoderLayer):
-                module.activation_relu_or_gelu = 0
-            elif isinstance(module, nn.TransformerEncoder):
-                module.use_nested_tensor = False
+        fast = next((name for kind, name in _FAST_PATHS.items() if isinstance(module, kind)), None)
+        if fast and any(hasattr(part, "lora_A") for part in module.modules()):
+            setattr(module, fast, 0)
 
 
 def adapter_targets(model: nn.Module, targets: str) -> tuple[list[str], list[str]]:

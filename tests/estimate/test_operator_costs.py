@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import flop_registry
 
-from autofit.estimate.operator_costs import cost_of
+from autofit.estimate.operator_costs import cost_of, tensors_in
 
 ATEN: Any = torch.ops.aten
 SIZES = st.integers(1, 9)
@@ -23,7 +23,7 @@ def attention(heads: int, key_heads: int, length: int, key_length: int, size: in
 
 
 def flops(func: Any, *args: Any) -> int:
-    cost = cost_of(func, args, {}, args[0])
+    cost = cost_of(func, args, {}, tensors_in(args), args[0])
     assert cost is not None
     return cost.flops
 
@@ -56,7 +56,7 @@ def test_a_product_added_to_a_wider_sum_is_one_in_its_own_format() -> None:
     total = torch.empty(8, 4, device="meta")
     left, right = (torch.empty(*size, dtype=torch.bfloat16, device="meta") for size in ((8, 16), (16, 4)))
     given = (total, left, right, torch.float32)
-    cost = cost_of(ATEN.addmm.dtype_out, given, {"out": total}, total)
+    cost = cost_of(ATEN.addmm.dtype_out, given, {"out": total}, tensors_in(given, total), total)
     assert cost is not None
     assert (cost.kind, cost.dtype, cost.flops) == ("matmul", "bfloat16", 2 * 8 * 16 * 4)
 

@@ -25,7 +25,7 @@ def _noted(*calls: tuple[object, torch.Size, dict[str, object]]) -> Calls:
         for func, shape, others in calls:
             given = torch.empty(shape)
             result = func(given, *others.values())  # type: ignore[operator]
-            cost = cost_of(func, (given,), {}, result)
+            cost = cost_of(func, (given,), {}, [given], result)
             assert cost is not None
             noted.note(func, (given, *others.values()), {}, cost)  # type: ignore[arg-type]
     return noted
@@ -56,7 +56,7 @@ def test_every_size_is_called_but_none_that_needs_much_memory(monkeypatch: pytes
 
 
 def test_a_call_that_made_up_values_forbid_has_no_factor() -> None:
-    noted, cost = Calls(), cost_of(EXP, (torch.ones(4),), {}, torch.ones(4))
+    noted, cost = Calls(), cost_of(EXP, (torch.ones(4),), {}, [torch.ones(4)], torch.ones(4))
     assert cost is not None
 
     def choosy(given: torch.Tensor) -> torch.Tensor:
@@ -70,7 +70,7 @@ def test_what_does_not_grow_with_the_samples_is_told_from_what_does(monkeypatch:
     # 1 ms, and 1 ns for each of the elements: 13 samples of 1000.
     monkeypatch.setattr(operators, "_seconds", lambda call: 1e-3 + 1e-9 * call.args[0].shape.numel())
     noted, given = Calls(Symbols(13, 11, 17)), torch.empty(13, 1000)
-    cost = cost_of(EXP, (given,), {}, given)
+    cost = cost_of(EXP, (given,), {}, [given], given)
     assert cost is not None
     noted.note(EXP, (given,), {}, cost)
     fixed, factor = noted.measured(RATES)["aten::exp float32"]
