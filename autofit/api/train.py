@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from autofit.core.files import read_text
 from autofit.core.result import SavedResult
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.byte_tokenizer import byte_tokenizer
-from autofit.data.file_loader import file_loader
+from autofit.data.file_loader import PROCESSED, file_loader
 from autofit.data.options import DataOptions, LabelRule, Normalisation
+from autofit.data.processors import CHAT_TEMPLATE_FILES, PROCESSOR_FILES, load_processor
 from autofit.data.samples import FileLoader, Ragged, Stacked
 from autofit.export.source import NOTHING_MEASURED
 from autofit.models import HuggingFaceModel, workload_from_source
@@ -85,14 +87,14 @@ def train(
         trained = fit(model, loader, config=saved.config, **training)
     if step_trace and recorder:
         listener(Note(step_trace.message if recorder.done else "no step was recorded: fewer than three were trained."))
-    if output and reader.tokenizer is not None:
-        reader.tokenizer.save_pretrained(output / "model")
+    if output:
+        reader.save(output / "model")
     return trained
 
 
 @dataclass
 class _Reader:
-    """Reads data files for one model: with its tokenizer, its classes and the normalisation of its images."""
+    """Reads data files for one model: with its tokenizer or processor, its classes, its images' normalisation."""
 
     workload: Workload
     factory: HuggingFaceModel
@@ -102,13 +104,20 @@ class _Reader:
     listener: Listener
 
     def __post_init__(self) -> None:
-        self.tokenizer: Any = None if self.workload.task == "image-classification" else self._tokenizer()
+        source = self.factory.source
+        folders = (self.weights, source.get("path") if source.get("kind") == "directory" else None)
+        self.folders = [folder for folder in folders if folder is not None]  # the first before the next
+        self.processor: Any = self._processor() if self.workload.task in PROCESSED else None
+        self.tokenizer: Any = getattr(self.processor, "tokenizer", None)
+        if self.processor is None and self.workload.task != "image-classification":
+            self.tokenizer = self._tokenizer()
 
     def loader(self, path: Path, *, names: Mapping[str, int] | None = None) -> FileLoader:
         """The loader of a file; `names` are the classes of the training data, to which evaluation data keeps."""
         normalisation = self._normalisation() if self.tokenizer is None else Normalisation()
         options = dataclasses.replace(self.options, labels=self._labels(names), normalisation=normalisation)
-        loader = file_loader(self.workload, path, tokenizer=self.tokenizer, options=options)
+        given = {"tokenizer": self.tokenizer, "processor": self.processor, "arguments": self.factory.arguments()}
+        loader = file_loader(self.workload, path, options=options, **given)
         for note in loader.notes:
             self.listener(Note(note))
         if isinstance(loader.samples, Stacked | Ragged) and self.tokenizer is not None:
@@ -132,13 +141,33 @@ class _Reader:
 
     def _tokenizer(self) -> Any:
         """The tokenizer beside the weights or, for a directory, beside the model's config; else one of bytes."""
-        source = self.factory.source
-        for folder in (self.weights, source.get("path") if source.get("kind") == "directory" else None):
-            if folder is not None and any(_beside(folder, f"tokenizer{end}.json") for end in ("_config", "")):
+        for folder in self.folders:
+            if any(_beside(folder, f"tokenizer{end}.json") for end in ("_config", "")):
                 with _blaming("tokenizer", folder):
                     return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=self.trusted)
         self.listener(Note("no tokenizer beside the weights: the bytes of the text are its token ids."))
         return byte_tokenizer()
+
+    def _processor(self) -> Any:
+        """The processor beside the weights or, for a directory, beside the model's config."""
+        for folder in self.folders:
+            if any(_beside(folder, name) for name in PROCESSOR_FILES):
+                with _blaming("processor", folder):
+                    found = load_processor(folder, str(self.factory.config.get("model_type")))
+                if hasattr(found, "tokenizer"):
+                    return found
+        message = f"{self.factory.name} is trained on what its own processor makes of a file, and none is there."
+        remedy = f"Give --weights with {' or '.join(PROCESSOR_FILES[:2])} and the tokenizer beside them."
+        raise InputError(message, remedy)
+
+    def save(self, folder: Path) -> None:
+        """Leave the tokenizer beside a trained model, and what says how its processor works."""
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
+        names = (*PROCESSOR_FILES, *CHAT_TEMPLATE_FILES) if self.processor is not None else ()
+        for name in names:
+            if found := next((file for each in self.folders if (file := _beside(each, name))), None):
+                shutil.copyfile(found, folder / name)
 
     def _normalisation(self) -> Normalisation:
         """What the weights were trained with; where nothing says it, half and half, as for ViT."""

@@ -1,5 +1,6 @@
 """A path and a task become a FileLoader."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,15 +8,26 @@ from autofit.core.errors import InputError
 from autofit.core.files import check_readable
 from autofit.core.workload import Workload
 from autofit.data.byte_tokenizer import byte_tokenizer
+from autofit.data.image_text import image_text_loader
 from autofit.data.images import image_loader
 from autofit.data.options import DataOptions
 from autofit.data.samples import FileLoader
 from autofit.data.text import FORMS, text_loader
 
+PROCESSED = ("image-text-to-text",)  # tasks whose batches the model's own processor makes
 
-def file_loader(workload: Workload, path: Path, *, tokenizer: Any, options: DataOptions) -> FileLoader:
+
+def file_loader(
+    workload: Workload,
+    path: Path,
+    *,
+    tokenizer: Any,
+    options: DataOptions,
+    processor: Any = None,
+    arguments: Sequence[str] = (),  # of the model's forward
+) -> FileLoader:
     """The loader of data for a named model's task; without a tokenizer, the bytes of the text are its token ids."""
-    if workload.task not in (*FORMS, "image-classification"):
+    if workload.task not in (*FORMS, *PROCESSED, "image-classification"):
         message = f"autofit train reads no files for {workload.task}."
         raise InputError(message, "Train it in Python: autofit.fit(model, loader, config=...).")
     if options.packing is not None and workload.task not in ("causal-lm", "masked-lm"):
@@ -24,4 +36,6 @@ def file_loader(workload: Workload, path: Path, *, tokenizer: Any, options: Data
     check_readable(path, "the data file")
     if workload.task == "image-classification":
         return image_loader(workload, path, options)
+    if workload.task in PROCESSED:
+        return image_text_loader(workload, path, processor, options, arguments)
     return text_loader(workload, path, byte_tokenizer() if tokenizer is None else tokenizer, options)

@@ -1,7 +1,8 @@
 """Images as training data: a saved .pt of tensors, or a folder with one directory of image files per class."""
 
+import contextlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,7 @@ def read_tensors(path: Path, shape: Sequence[int], rule: LabelRule) -> Stacked:
 
 def read_folder(path: Path, shape: Sequence[int], options: DataOptions) -> tuple[Pictures, Labels]:
     """The images of a folder whose directories are the classes, resized to the shape that the model takes."""
-    if importlib.util.find_spec("PIL") is None:
-        message = f"{path} holds image files, which Pillow reads, and it is not installed."
-        raise InputError(message, "Install it (pip install pillow), or save the images as tensors in a .pt file.")
+    check_pillow(path)
     channels, height, width = shape
     if channels not in _MODES:
         message = f"the model takes images of {channels} channels, which image files do not have."
@@ -82,13 +81,34 @@ def read_folder(path: Path, shape: Sequence[int], options: DataOptions) -> tuple
     return Pictures(pixels, labels.numbers, (channels, height, width), mean, deviation), labels
 
 
+def check_pillow(path: Path) -> None:
+    """Raise InputError where image files cannot be read."""
+    if importlib.util.find_spec("PIL") is None:
+        message = f"{path} holds image files, which Pillow reads, and it is not installed."
+        raise InputError(message, "Install it (pip install pillow), or save the images as tensors in a .pt file.")
+
+
+@contextlib.contextmanager
+def opened_image(file: str | Path, *, where: str = "") -> Iterator[Any]:
+    """An image file, of which only the head is read; `where` in the data it is named, for messages."""
+    from PIL import Image
+
+    message = f"{where}the image {file} cannot be read: {{}}.".format
+    with reported(lambda error: message(type(error).__name__), "Repair or remove it."), Image.open(file) as image:
+        yield image
+
+
+def read_image(file: str | Path, mode: str, *, where: str = "") -> Any:
+    """An image, upright, with the channels of one of Pillow's modes."""
+    from PIL import ImageOps
+
+    with opened_image(file, where=where) as image:
+        return ImageOps.exif_transpose(image).convert(mode)
+
+
 def _pixels(file: str, mode: str, height: int, width: int) -> bytes:
     """A resized image, [channels, height, width]."""
-    from PIL import Image, ImageOps
+    from PIL.Image import Resampling
 
-    message = "the image {} cannot be read: {}.".format
-    with reported(lambda error: message(file, type(error).__name__), "Repair or remove it."), Image.open(file) as image:
-        upright = ImageOps.exif_transpose(image).convert(mode)
-        resized = upright.resize((width, height), Image.Resampling.BILINEAR)
-    pixels = np.asarray(resized).reshape(height, width, -1)
-    return pixels.transpose(2, 0, 1).tobytes()
+    resized = read_image(file, mode).resize((width, height), Resampling.BILINEAR)
+    return np.asarray(resized).reshape(height, width, -1).transpose(2, 0, 1).tobytes()

@@ -24,7 +24,9 @@ Form = tuple[str, ...]  # the fields that every row has
 _NAMES = {  # what a field may be called, the first before the next: as in public data sets
     "source": ("source", "prompt", "text", "document", "article", "dialogue"),
     "target": ("target", "completion", "summary", "highlights"),
+    "image": ("image", "images", "file_name"),
 }
+_ROLES = {"human": "user", "gpt": "assistant"}  # LLaVA's words
 _Located = Iterable[tuple[str, Any]]  # rows before they are checked, each with its location
 
 
@@ -150,10 +152,13 @@ def _value(row: Mapping[str, Any], field: str) -> Any:
 
 def _checked(value: Any, name: str, location: str) -> Any:
     """The checked value; messages become JSON, because their keys differ from row to row."""
-    if name == "label":
+    if name in ("label", "image"):
         return value
     if name == "messages":
         return _checked_messages(value, location)
+    if name == "conversations":
+        turns = value if isinstance(value, list) else []
+        return _checked_messages([_message(turn) for turn in turns if isinstance(turn, Mapping)], location)
     if not isinstance(value, str):
         given = type(value).__name__
         raise InputError(f"{location}: {name} must be text, not {given}.", "Put it in quotation marks.")
@@ -163,6 +168,11 @@ def _checked(value: Any, name: str, location: str) -> Any:
         message = f"{location}: {name} holds half of a surrogate pair, which is no character."
         raise InputError(message, "Correct the escape sequence.") from error
     return value
+
+
+def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """LLaVA's form of a message in that of chat templates."""
+    return {"role": _ROLES.get(turn.get("from", ""), turn.get("from")), "content": turn.get("value")}
 
 
 def _checked_messages(messages: Any, location: str) -> str:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,15 @@ _HIDDEN, _HIDDEN_OR_UNCHANGED = 0.8, 0.9  # of those: 80 % hidden, 10 % unchange
 _EVALUATION_SEED = 0  # the same tokens are hidden each time, so that evaluation losses can be compared
 
 
+class Samples(Protocol):
+    """What a loader batches."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The samples of these indices, as a batch."""
+
+
 @dataclass(frozen=True)
 class Stacked:
     """Samples of one size, in tensors with the samples along dim 0."""
@@ -26,7 +35,6 @@ class Stacked:
         return sample_count(self.tensors)
 
     def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The samples of these indices, as a batch."""
         return {name: tensor[chosen] for name, tensor in self.tensors.items()}
 
     def largest_id(self) -> int:
@@ -110,7 +118,7 @@ class FileLoader:
     """Batches of the effective size, each pass in a new order; can be read again and again. A pass draws its order from
     torch's global random numbers, as a DataLoader's. Its front fills up the last batch."""
 
-    samples: Stacked | Ragged | Pictures
+    samples: Samples
     batch_size: int
     mask_id: int | None = None  # hides tokens at random, which become labels (masked language models)
     notes: tuple[str, ...] = ()  # what the user should know about how the samples were made, a sentence each

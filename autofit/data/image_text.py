@@ -1,0 +1,249 @@
+"""Images beside texts as training data, which the model's own processor makes batches of, one when it is taken.
+
+What is written before training are the texts, by the processor's chat template, and which of their tokens are learnt:
+those of the assistant's turns. How many tokens an image takes only the processor knows, so learnt tokens are counted
+from the end of a text.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+
+from autofit.core.errors import InputError, reported, sentence
+from autofit.core.workload import Workload
+from autofit.data.batch import IGNORED_LABEL
+from autofit.data.images import check_pillow, opened_image, read_image
+from autofit.data.options import DataOptions
+from autofit.data.rows import read_rows
+from autofit.data.samples import FileLoader
+from autofit.data.tokens import cached_map
+
+_FORMS = (
+    ("image", "prompt", "completion"),
+    ("image", "messages"),
+    ("image", "conversations"),
+    ("image", "text"),
+    ("messages",),
+)
+_MARK = "<image>"  # where in a text an image is, in LLaVA's data
+_FEATURES = {
+    "text": datasets.Value("string"),
+    "learnt": datasets.List(datasets.Value("int32")),  # the ids of all spans, one after the other
+    # Of each learnt span: its tokens, those behind it, the images before its end, and its end among the characters.
+    "spans": datasets.List(datasets.List(datasets.Value("int32"))),
+}
+
+
+@dataclass(frozen=True)
+class SeenTexts:
+    """Texts beside images; the processor is asked for a batch when it is taken."""
+
+    written: Any  # rows of _FEATURES, in a cache file
+    images: Sequence[Sequence[str]]
+    locations: Sequence[str]
+    processor: Any
+    length: int
+    arguments: frozenset[str]  # of the model's forward; what else a processor makes is left out
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+        rows = [self.written[index] for index in chosen.tolist()]
+        inputs = self._processed([row["text"] for row in rows], chosen.tolist())
+        ids, counts = inputs["input_ids"], inputs["attention_mask"].sum(-1).tolist()
+        labels = torch.full_like(ids, IGNORED_LABEL)
+        for number, (row, index, count) in enumerate(zip(rows, chosen.tolist(), counts, strict=True)):
+            learnt = torch.tensor(row["learnt"])
+            for size, behind, images, end in row["spans"]:
+                stop = count - behind
+                if images < len(self.images[index]):  # how many tokens follow is not known
+                    stop = self._processed([row["text"][:end]], [index], images)["input_ids"].shape[1]
+                span, learnt = learnt[:size], learnt[size:]
+                self._check(ids[number, stop - size : stop], span, index)
+                labels[number, stop - size : stop] = span
+            if bool((labels[number, 1 : self.length] == IGNORED_LABEL).all()):
+                message = f"{self.locations[index]}: of {count} tokens, nothing that is learnt is among the first"
+                raise InputError(
+                    f"{message} {self.length}.", "Search with a longer sequence length, or give smaller images."
+                )
+        batch = {**inputs, "labels": labels}
+        cut = {name: part[:, : self.length] for name, part in batch.items() if part.shape[:2] == ids.shape}
+        return {**batch, **cut}
+
+    def _processed(self, texts: list[str], chosen: list[int], images: int | None = None) -> dict[str, torch.Tensor]:
+        """What the processor makes of texts and the first images of each."""
+        opened = [
+            [read_image(file, "RGB", where=f"{self.locations[index]}: ") for file in self.images[index][:images]]
+            for index in chosen
+        ]
+        where = ", ".join(self.locations[index] for index in chosen)
+        with _blaming(where, "does not take"):
+            options = {"add_special_tokens": not _begins_with_bos(self.processor.tokenizer, texts[0])}
+            made = self.processor(text=texts, images=opened, padding=True, return_tensors="pt", **options)
+        wanted = self.arguments | {"input_ids", "attention_mask"}
+        return {name: part for name, part in made.items() if name in wanted}
+
+    def _check(self, found: torch.Tensor, expected: torch.Tensor, index: int) -> None:
+        if not torch.equal(found, expected):
+            name = type(self.processor).__name__
+            message = f"{self.locations[index]}: {name} adds tokens to a text in a way that autofit does not know."
+            raise InputError(message, "Train it in Python: autofit.fit(model, loader, config=...).")
+
+
+def image_text_loader(
+    workload: Workload, path: Path, processor: Any, options: DataOptions, arguments: Sequence[str]
+) -> FileLoader:
+    """The loader of a file whose rows name images and have texts, for a model with that processor."""
+    check_pillow(path)
+    assert workload.sequence_length is not None, "models/ gives it one"
+    processor.tokenizer.padding_side = "right"  # labels are counted from there
+    rows = read_rows(path, _FORMS)
+    folder = path if path.is_dir() else path.parent
+    columns = (rows.columns[name] for name in rows.form)
+    samples = [
+        _sample(dict(zip(rows.form, row, strict=True)), folder, location)
+        for *row, location in zip(*columns, rows.locations, strict=True)
+    ]
+    images = [files for _, files in samples]
+    template = processor.chat_template or processor.tokenizer.chat_template
+    if template is None:
+        message = "the model's processor has no chat template, which says how images and texts are put together."
+        raise InputError(message, "Give weights that were tuned to instructions, or chat_template.jinja beside them.")
+    written = cached_map(
+        {"chat": [chat for chat, _ in samples], "location": list(rows.locations)},
+        lambda batch: _written(processor, batch),
+        features=_FEATURES,
+        key=(template, type(processor).__name__, processor.tokenizer),
+        progress="Tokenising" if options.progress else None,
+    )
+    size = workload.effective_batch_size
+    kept = frozenset(arguments)
+    return FileLoader(SeenTexts(written, images, rows.locations, processor, workload.sequence_length, kept), size)
+
+
+def _sample(row: Mapping[str, Any], folder: Path, location: str) -> tuple[str, list[str]]:
+    """A row's messages, as JSON, and its images' files."""
+    given = row.get("image", [])
+    named = list(given) if isinstance(given, list | tuple) else [given]
+    if "prompt" in row or "text" in row:
+        answer = row["completion"] if "prompt" in row else row["text"]
+        asked = [{"role": "user", "content": row["prompt"]}] if "prompt" in row else [{"role": "user", "content": ""}]
+        messages = [*asked, {"role": "assistant", "content": answer}]
+    else:
+        messages = json.loads(row["messages"] if "messages" in row else row["conversations"])
+    marked = sum(_texts(message["content"]).count(_MARK) for message in messages) == len(named)
+    messages = [{**each, "content": _parts(each["content"], location, marked=marked)} for each in messages]
+    parts = [part for message in messages for part in message["content"] if part["type"] == "image"]
+    named = named or [part.get("image") or part.get("path") for part in parts]
+    if named and not parts:
+        asker = next((each for each in messages if each["role"] == "user"), messages[0])
+        asker["content"] = [*({"type": "image"} for _ in named), *asker["content"]]
+    elif len(parts) != len(named):
+        raise InputError(f"{location}: {len(parts)} places for {len(named)} images.", "Give one place for each image.")
+    if not named:
+        raise InputError(f"{location} names no image.", "Every row needs one.")
+    if not any(message["role"] == "assistant" for message in messages):
+        raise InputError(f"{location} has no message of the assistant, which is what is learnt.", "Add one.")
+    chat = [{**each, "content": [_plain(part) for part in each["content"]]} for each in messages]
+    return json.dumps(chat, ensure_ascii=False), [_file(name, folder, location) for name in named]
+
+
+def _texts(content: Any) -> str:
+    return content if isinstance(content, str) else ""
+
+
+def _parts(content: Any, location: str, *, marked: bool) -> list[Any]:
+    """A message's content as a list of texts and images."""
+    if isinstance(content, str):
+        texts = [text.strip("\n") for text in content.split(_MARK)] if marked and _MARK in content else [content]
+        parts = [part for text in texts for part in ({"type": "image"}, {"type": "text", "text": text})]
+        return [part for part in parts[1:] if part.get("text") != ""]
+    known = isinstance(content, list) and all(
+        isinstance(part, Mapping)
+        and (part.get("type") == "image" or (part.get("type") == "text" and isinstance(part.get("text"), str)))
+        for part in content
+    )
+    if not known:
+        message = f"{location}: the content of a message must be text, or a list of texts and images."
+        raise InputError(message, 'For example [{"type": "image"}, {"type": "text", "text": "What is this?"}].')
+    return list(content)
+
+
+def _plain(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part without the name of its file, which the template would write nothing of."""
+    return {"type": "image"} if part["type"] == "image" else {"type": "text", "text": part["text"]}
+
+
+def _file(name: Any, folder: Path, location: str) -> str:
+    """The file of an image, as named in the data or relative to it."""
+    if not isinstance(name, str) or "://" in name:
+        message = f"{location}: an image must be named by its file, not {name!r:.100}."
+        raise InputError(message, "Give its path, relative to the data file.")
+    file = folder / name
+    if not file.is_file():
+        raise InputError(f"{location}: the image {file} is not there.", "Give its path, relative to the data file.")
+    with opened_image(file, where=f"{location}: "):
+        return str(file)
+
+
+def _written(processor: Any, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The texts of messages, and what of them is learnt."""
+    columns: dict[str, list[Any]] = {name: [] for name in _FEATURES}
+    for chat, location in zip(rows["chat"], rows["location"], strict=True):
+        with _blaming(location, "cannot write"):
+            text, spans = _text_of(processor, json.loads(chat), location)
+            options = {"add_special_tokens": not _begins_with_bos(processor.tokenizer, text)}
+            encoded = processor.tokenizer(text, return_offsets_mapping=True, verbose=False, **options)
+        ids, offsets = np.array(encoded["input_ids"]), np.array(encoded["offset_mapping"]).reshape(-1, 2)
+        starts = np.where(offsets[:, 1] > offsets[:, 0], offsets[:, 0], -1)  # not of tokens that are added
+        inside = [np.flatnonzero((starts >= start) & (starts < end)) for start, end, _ in spans]
+        columns["text"].append(text)
+        columns["learnt"].append([int(ids[token]) for tokens in inside for token in tokens])
+        columns["spans"].append(
+            [
+                [len(tokens), len(ids) - int(tokens[-1]) - 1, images, end]
+                for tokens, (_, end, images) in zip(inside, spans, strict=True)
+                if len(tokens)
+            ]
+        )
+    return columns
+
+
+def _text_of(processor: Any, chat: list[Any], location: str) -> tuple[str, list[tuple[int, int, int]]]:
+    """A chat in the processor's template; and of each turn of the assistant its start and end among the characters, and
+    the images before its end. Of a turn that a template writes otherwise once more follow, what stays is learnt."""
+
+    def render(turns: int, **options: Any) -> str:
+        return str(processor.apply_chat_template(chat[:turns], tokenize=False, **options))
+
+    text, spans = render(len(chat)), []
+    for number, message in enumerate(chat):
+        if message["role"] == "assistant":
+            asked = render(number, add_generation_prompt=True) if number else ""
+            start, end = (_alike(text, each) for each in (asked, render(number + 1)))
+            images = sum(part["type"] == "image" for each in chat[: number + 1] for part in each["content"])
+            spans.append((start, end, images))
+    return text, spans
+
+
+def _alike(text: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    different = (place for place, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1])
+    return next(different, min(len(text), len(other)))
+
+
+def _begins_with_bos(tokenizer: Any, text: str) -> bool:
+    """Whether a template wrote the beginning of text, which a tokenizer would add again."""
+    return tokenizer.bos_token is not None and text.startswith(tokenizer.bos_token)
+
+
+def _blaming(location: str, what: str) -> Any:
+    message = f"{location}: the model's processor {what} this: {{}}.".format
+    return reported(lambda error: message(sentence(error)), "Correct the data, or the processor's files.")

@@ -1,0 +1,46 @@
+"""The processor beside a model's weights: its own way from images or sound, and texts, to what its forward takes."""
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+# What says how a processor works, beside the files of its tokenizer.
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+CHAT_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+_PARTS = {
+    "tokenizer": transformers.AutoTokenizer,
+    "image_processor": transformers.AutoImageProcessor,
+    "feature_extractor": transformers.AutoFeatureExtractor,
+}
+
+
+def load_processor(folder: str | Path, kind: str) -> Any:
+    """The processor in a directory or under a hub id, of a model_type. Code that comes with it is never run."""
+    try:
+        found = transformers.AutoProcessor.from_pretrained(folder, trust_remote_code=False)
+    except ImportError:
+        if kind not in PROCESSOR_MAPPING_NAMES:
+            raise
+    else:  # it may be a tokenizer, where no file names the processor
+        if isinstance(found, transformers.ProcessorMixin) or kind not in PROCESSOR_MAPPING_NAMES:
+            return found
+    return _without_video(folder, PROCESSOR_MAPPING_NAMES[kind])
+
+
+class _NoVideo:
+    """Lets a processor have no video processor."""
+
+    def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
+        return argument and super().check_argument_for_proper_class(name, argument)  # type: ignore[misc]
+
+
+def _without_video(folder: str | Path, name: str) -> Any:
+    """The processor of that class from its parts without the one for videos, which needs torchvision."""
+    made: Any = type(name, (_NoVideo, getattr(transformers, name)), {})
+    parts = [
+        _PARTS[part].from_pretrained(folder, trust_remote_code=False) if part in _PARTS else None
+        for part in made.get_attributes()
+    ]
+    return made.from_args_and_dict(parts, made.get_processor_dict(folder)[0])

@@ -1,0 +1,179 @@
+"""Rows of images and texts become batches of the model's own processor; the assistant's turns are learnt, no more."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autofit.core.errors import InputError
+from autofit.core.workload import Workload
+from autofit.data.batch import split
+from autofit.data.file_loader import file_loader
+from autofit.data.options import DataOptions
+from autofit.data.processors import load_processor
+from autofit.data.samples import FileLoader
+from tests.data import pictures
+from tests.data.letters import lines
+
+ARGUMENTS = ("input_ids", "attention_mask", "pixel_values", "image_grid_thw", "mm_token_type_ids", "labels")
+ASKED = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}
+TURNS = [ASKED, {"role": "assistant", "content": "red"}]
+
+
+@pytest.fixture(scope="module")
+def processor(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("processor")
+    pictures.save_qwen(folder)
+    return load_processor(folder, "qwen2_5_vl")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    pictures.draw(tmp_path / "a.png", "red")
+    pictures.draw(tmp_path / "wide.png", "blue", (120, 60))
+    return tmp_path
+
+
+def loader(processor: Any, path: Path, length: int = 128, batch: int = 4) -> FileLoader:
+    workload = Workload(
+        model=torch.nn.Identity,
+        batch=lambda n: None,
+        task="image-text-to-text",
+        sequence_length=length,
+        effective_batch_size=batch,
+    )
+    return file_loader(workload, path, tokenizer=None, options=DataOptions(), processor=processor, arguments=ARGUMENTS)
+
+
+def whole(processor: Any, folder: Path, *rows: Any, **given: Any) -> dict[str, torch.Tensor]:
+    """All rows as one batch, in the order of the file."""
+    samples = loader(processor, lines(folder, *rows), **given).samples
+    return samples.batch(torch.arange(len(samples)))
+
+
+def learnt(processor: Any, batch: dict[str, torch.Tensor], row: int = 0) -> str:
+    labels = batch["labels"][row]
+    assert torch.equal(labels[labels != -100], batch["input_ids"][row][labels != -100])
+    return str(processor.tokenizer.decode(labels[labels != -100]))
+
+
+def written(processor: Any, batch: dict[str, torch.Tensor], row: int = 0) -> str:
+    return str(processor.tokenizer.decode(batch["input_ids"][row][batch["attention_mask"][row].bool()]))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"image": "a.png", "prompt": "what?", "completion": "red"},
+        {"images": ["a.png"], "prompt": "what?", "completion": "red"},
+        {"images": ["a.png"], "messages": TURNS},
+        {"image": "a.png", "messages": [{"role": "user", "content": "what?"}, TURNS[1]]},
+        {
+            "id": 7,
+            "image": "a.png",
+            "conversations": [{"from": "human", "value": "<image>\nwhat?"}, {"from": "gpt", "value": "red"}],
+        },
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "what?"}]},
+                TURNS[1],
+            ]
+        },
+    ],
+)
+def test_the_forms_that_people_have(processor: Any, folder: Path, row: Any) -> None:
+    batch = whole(processor, folder, row)
+    image = "<|vision_start|><|image_pad|><|vision_end|>"
+    asked = f"<|im_start|>user\n{image}what?<|im_end|>\n<|im_start|>assistant\n"
+    assert written(processor, batch) == f"{asked}red<|im_end|>\n"
+    assert learnt(processor, batch) == "red<|im_end|>\n"
+    assert batch["image_grid_thw"].tolist() == [[1, 2, 2]]
+
+
+def test_captions(processor: Any, folder: Path) -> None:
+    batch = whole(processor, folder, {"file_name": "a.png", "text": "a disc"})
+    assert learnt(processor, batch) == "a disc<|im_end|>\n"
+
+
+def test_every_turn_of_the_assistant_is_learnt_also_before_images(processor: Any, folder: Path) -> None:
+    turns = [*TURNS, ASKED, {"role": "assistant", "content": "blue"}]
+    batch = whole(processor, folder, {"images": ["a.png", "wide.png"], "messages": turns})
+    assert learnt(processor, batch) == "red<|im_end|>\nblue<|im_end|>\n"
+    assert batch["image_grid_thw"].tolist() == [[1, 2, 2], [1, 2, 4]]
+
+
+def test_samples_of_different_lengths_and_images_are_split(processor: Any, folder: Path) -> None:
+    one = {"images": ["a.png"], "messages": TURNS}
+    two = {"images": ["wide.png", "a.png"], "messages": [{"role": "user", "content": "which?"}, TURNS[1]]}
+    batch = whole(processor, folder, one, two, one)
+    parts = list(split(batch, 1))
+    assert [part["image_grid_thw"].tolist() for part in parts] == [[[1, 2, 2]], [[1, 2, 4], [1, 2, 2]], [[1, 2, 2]]]
+    assert [len(part["pixel_values"]) for part in parts] == [4, 12, 4]
+    assert [learnt(processor, part) for part in parts] == ["red<|im_end|>\n"] * 3
+
+
+def test_what_the_forward_does_not_take_is_left_out(processor: Any, folder: Path) -> None:
+    samples = loader(processor, lines(folder, {"image": "a.png", "text": "a"})).samples
+    kept = type(samples)(**{**vars(samples), "arguments": frozenset({"pixel_values"})})
+    assert set(kept.batch(torch.tensor([0]))) == {"input_ids", "attention_mask", "pixel_values", "labels"}
+
+
+def test_answers_are_cut_to_the_length(processor: Any, folder: Path) -> None:
+    row = {"image": "a.png", "prompt": "what?", "completion": "red" * 50}
+    batch = whole(processor, folder, row, length=60)
+    assert {name: tensor.shape[1] for name, tensor in batch.items() if "pixel" not in name} == {
+        **dict.fromkeys(("input_ids", "attention_mask", "mm_token_type_ids", "labels"), 60),
+        "image_grid_thw": 3,
+    }
+    assert learnt(processor, batch).startswith("redred")
+
+
+def test_a_sample_of_which_nothing_to_learn_is_left(processor: Any, folder: Path) -> None:
+    row = {"image": "a.png", "prompt": "what?", "completion": "red"}
+    with pytest.raises(InputError, match=r"a\.jsonl, line 1: of \d+ tokens, nothing that is learnt .* first 26\."):
+        whole(processor, folder, row, length=26)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "a", "completion": "b"}, "line 2 lacks image or images or file_name"),
+        ({"image": "b.png", "text": "a"}, r"line 2: the image .*b\.png is not there"),
+        ({"image": "a.jsonl", "text": "a"}, r"line 2: the image .*a\.jsonl cannot be read: UnidentifiedImageError"),
+        ({"image": "https://a.b/c.png", "text": "a"}, "line 2: an image must be named by its file, not 'https"),
+        ({"image": [], "text": "a"}, "line 2 names no image"),
+        ({"image": "a.png", "text": 1}, "line 2: text must be text, not int"),
+    ],
+)
+def test_wrong_rows(processor: Any, folder: Path, row: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        whole(processor, folder, {"image": "a.png", "text": "a"}, row)
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([ASKED, TURNS[0], TURNS[1]], "line 1: 2 places for 1 images"),
+        ([ASKED], "line 1 has no message of the assistant"),
+        ([{"role": "user", "content": [{"type": "video"}]}, TURNS[1]], "must be text, or a list of texts and images"),
+        ([], "messages must be a list of at least one message"),
+    ],
+)
+def test_wrong_messages(processor: Any, folder: Path, messages: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        whole(processor, folder, {"image": "a.png", "messages": messages})
+
+
+def test_an_image_that_breaks_off_is_told_with_its_line(processor: Any, folder: Path) -> None:
+    (folder / "half.png").write_bytes((folder / "a.png").read_bytes()[:100])
+    with pytest.raises(InputError, match=r"line 1: the image .*half\.png cannot be read"):
+        whole(processor, folder, {"image": "half.png", "text": "a"})
+
+
+def test_a_processor_without_a_chat_template(folder: Path) -> None:
+    pictures.save_qwen(folder)
+    bare = load_processor(folder, "qwen2_5_vl")
+    bare.chat_template = bare.tokenizer.chat_template = None
+    with pytest.raises(InputError, match="no chat template"):
+        whole(bare, folder, {"image": "a.png", "text": "a"})
