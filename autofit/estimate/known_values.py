@@ -21,7 +21,9 @@ from autofit.estimate.operator_costs import tensors_in
 _SMALL, _FEW = 2**20, 16  # elements that are computed at once: of whole numbers, and of floats
 _LARGEST_DRAW = 1 - 2**-24  # layers are dropped by small numbers: none is, which takes the most memory
 _UNIFORM = ("aten::rand", "aten::rand_like", "aten::uniform", "aten::uniform_")
-_CHECKS = {"aten::all": True, "aten::any": False}  # that all numbers are finite, or any is none: nothing is wrong
+# That all numbers are finite, or any is none: nothing is wrong.
+_CHECKS = {"aten::all": True, "aten::any": False, "aten::isnan": False, "aten::isinf": False}
+_CHOICES = ("aten::topk", "aten::argmax", "aten::max")
 on_real_tensors = _disable_current_modes  # a context in which operators compute real values
 
 _Read = Callable[[], torch.Tensor | None]
@@ -41,10 +43,10 @@ class _Memory:
 
 
 class _Value:
-    """A value, computed when it is first read."""
+    """A value, computed when it is first read; `assumed` where it follows from what was taken for granted."""
 
-    def __init__(self, compute: _Read, memory: _Memory) -> None:
-        self._compute, self.memory = compute, memory
+    def __init__(self, compute: _Read, memory: _Memory, *, assumed: bool = False) -> None:
+        self._compute, self.memory, self.assumed = compute, memory, assumed
         self.real: torch.Tensor | None = None
         self._version = 0  # of the real one, when it was computed
 
@@ -84,6 +86,11 @@ def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return value.read() if value else None
 
 
+def is_assumed(value: Any) -> bool:
+    """Whether the values of a tensor, or of one among arguments, follow from what was taken for granted."""
+    return any(known.assumed for each in tensors_in(value) if (known := _value(each)))
+
+
 def computed(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
     """What an operator makes of known values; None where one of them is not."""
     return _call(func, args, kwargs, [functools.partial(value_of, each) for each in tensors_in(args, kwargs)])()
@@ -105,14 +112,15 @@ def follow(func: Any, args: Any, kwargs: Mapping[str, Any], given: Sequence[torc
             value.memory.lost = True
         if name in _CHECKS and results[0].numel() == 1:
             with on_real_tensors():
-                know(results[0], torch.tensor(_CHECKS[name]))
+                know(results[0], torch.full(results[0].shape, _CHECKS[name]))
         return
     shared = values[0].memory if values and (written or func.is_view) else None
     call = functools.cache(_call(_drawn(func) if draws else func, args, kwargs, [each.as_of_now() for each in values]))
     if at_once:
         call()
     for position, fake in enumerate(results):
-        value = _Value(functools.partial(_part, call, position), shared or _Memory())
+        assumed = any(each.assumed for each in values)
+        value = _Value(functools.partial(_part, call, position), shared or _Memory(), assumed=assumed)
         fake.known_value = value  # type: ignore[attr-defined]
         if at_once:
             value.read()
@@ -123,6 +131,26 @@ def _facts(func: Any) -> tuple[str, bool, bool, bool]:
     """An operator's name, whether it writes into its arguments, draws random numbers, or leaves its result empty."""
     name, draws = func._schema.name, torch.Tag.nondeterministic_seeded in func.tags
     return name, func._schema.is_mutable, draws, "empty" in name
+
+
+def spread_evenly(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, samples: int) -> None:
+    """Let what unknown scores choose, as the experts of a token, be all choices equally often. `samples`: whose rows
+    choose alike, so that counts grow with them."""
+    if _facts(func)[0] not in _CHOICES:
+        return
+    chosen = tensors_in(result)[-1]
+    given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | dict(kwargs)
+    dim = given.get("dim", -1)
+    if dim is None or not chosen.dim() or chosen.dtype.is_floating_point or chosen.numel() > _SMALL or _value(chosen):
+        return
+    keeps = given["self"].dim() == chosen.dim()
+    shape = (chosen if keeps else chosen.unsqueeze(dim)).movedim(dim, -1).shape
+    with on_real_tensors():
+        rows = torch.arange(shape[:-1].numel())
+        rows = rows.div(samples if not len(rows) % samples else 1, rounding_mode="floor")
+        numbers = (rows[:, None] * shape[-1] + torch.arange(shape[-1])) % given["self"].shape[dim]
+        real = numbers.reshape(shape).movedim(-1, dim)
+        know(chosen, real.contiguous() if keeps else real.squeeze(dim)).known_value.assumed = True  # type: ignore[attr-defined]
 
 
 def _value(tensor: torch.Tensor) -> _Value | None:

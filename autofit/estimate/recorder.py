@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 from autofit.core.errors import UntraceableError
 from autofit.core.hardware import Hardware
-from autofit.estimate.known_values import computed, follow, on_real_tensors, value_of
+from autofit.estimate.known_values import computed, follow, is_assumed, on_real_tensors, spread_evenly, value_of
 from autofit.estimate.library_kernels import library_kernels
 from autofit.estimate.operator_costs import MATMUL, Cost, cost_of, tensors_in
 from autofit.hardware.tracker import StorageTracker
@@ -34,6 +34,8 @@ _LIFT = torch.ops.aten.lift_fresh.default
 _ADD = torch.ops.aten.add.Tensor
 _COPIES = ("aten::copy_",)
 _SHAPED_BY_LENGTHS = ("aten::_ctc_loss",)  # whatever the numbers
+_SPREAD = "what the model's own scores choose, as the experts of a token, was taken to be spread evenly."
+_ALL = "where values choose rows, all were taken to be chosen, the most there can be."
 _MASKED, _MASKS = ("aten::index", "aten::masked_select"), (torch.bool, torch.uint8)
 HOST = "host"
 _DEVICE = torch.ops.prim.device.default
@@ -74,6 +76,8 @@ class Recorder(StorageTracker):
         products: by phase, the number of events before its first matrix product ended.
         before_each: called before each operator.
         called: called with each operator that costs something, its arguments and its cost.
+        alike: the samples whose rows choose alike, among experts for example.
+        assumptions: what was taken for granted of values, in sentences.
     """
 
     def __init__(self, hardware: Hardware) -> None:
@@ -93,6 +97,8 @@ class Recorder(StorageTracker):
         self.phase: Callable[[], str] | None = None
         self.before_each: Callable[[], None] | None = None
         self.called: Callable[[Any, tuple[Any, ...], Mapping[str, Any], Cost], None] | None = None
+        self.alike = 1
+        self.assumptions: dict[str, None] = {}
         self._dispatched = 0
         self._numbers: dict[int, int] = {}
         self.living: set[int] = set()
@@ -179,6 +185,7 @@ class Recorder(StorageTracker):
             self.see(result)
         given = tensors_in(args, kwargs)
         follow(func, args, kwargs, given, result)
+        spread_evenly(func, args, kwargs, result, self.alike)
         cost = cost_of(func, args, kwargs, given, result)
         if self._has_host:
             cost = self._with_host(func, (args, kwargs), result, cost)
@@ -192,6 +199,7 @@ class Recorder(StorageTracker):
 
     def _read(self, tensor: torch.Tensor) -> Any:
         if (known := value_of(tensor)) is not None:
+            self._note_assumed(tensor)
             with on_real_tensors():
                 return known.item()
         if self.phase is not None and self.phase() == "forward":
@@ -212,9 +220,18 @@ class Recorder(StorageTracker):
         if _name(func) in _SHAPED_BY_LENGTHS:
             args = tree_map_only(torch.Tensor, lambda each: each if value_of(each) is not None else _zeros(each), args)
         made = computed(func, args, kwargs)
+        self._note_assumed((args, kwargs))
+        if made is None and _name(func) == "aten::nonzero":
+            self.assumptions[_ALL] = None
+            (mask,) = args
+            return mask.new_empty_strided((mask.numel(), mask.dim()), (1, mask.numel()), dtype=torch.int64)
         if made is None:
             return func(*args, **kwargs)
         return tree_map_only(torch.Tensor, _fake_like, made)
+
+    def _note_assumed(self, read: Any) -> None:
+        if is_assumed(read):
+            self.assumptions[_SPREAD] = None
 
     def _with_host(self, func: Any, given: Any, result: Any, cost: Cost | None) -> Cost | None:
         """The cost, where what the host computes is not the device's work, and a copy between them is a transfer."""

@@ -160,6 +160,7 @@ def trace(
     if hardware.device == "cpu":  # models are made in the host's memory
         recorder.events += [Event(_MAKING, skeleton.made_with), Event(_MAKING, 0)]
     setup = fake_setup(workload, canonical, hardware, skeleton.model, recorder)
+    recorder.alike = setup.micro_batch_size if rows else 1
     chunks = SampledChunks(rows, recorder, str(canonical["loss"])) if rows else None
     setup.slices = chunks
     saved: SavedTensors | None = None
@@ -199,7 +200,7 @@ def trace(
         calls=calls,
         depth=skeleton.depth,
         packed=packed,
-        assumptions=(*setup.assumptions, *_of_recurrent(setup.model, hardware)),
+        assumptions=(*setup.assumptions, *recorder.assumptions, *_of_recurrent(setup.model, hardware)),
     )
 
 

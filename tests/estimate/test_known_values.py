@@ -127,8 +127,50 @@ def _unknown(out: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def test_what_depends_on_weights_stays_unknown() -> None:
     with pytest.raises(UntraceableError, match="reads a number that depends on its weights"):
         traced(_workload(_unknown))
-    with pytest.raises(UntraceableError, match="nonzero"):
-        traced(_workload(lambda out, mask: out[out > 0]))
+    with pytest.raises(UntraceableError, match="unique"):
+        traced(_workload(lambda out, mask: out * len(out.unique())))
+
+
+def _routed(out: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """As people write mixtures of experts: each of eight gets the rows that chose it."""
+    flat = out.flatten(0, 1)
+    weights, chosen = flat.topk(2)
+    mixed = torch.zeros_like(flat)
+    for number in range(8):
+        rows, place = torch.where(chosen == number)
+        mixed = mixed.index_add(0, rows, flat[rows].exp() * weights[rows, place, None])
+    return mixed
+
+
+def _sized(out: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Rows sorted by the expert that they chose, and cut by how many chose each."""
+    flat = out.flatten(0, 1)
+    chosen = flat.argmax(-1)
+    counts = functional.one_hot(chosen, 8).sum(0).tolist()
+    return torch.cat([rows.exp() for rows in flat[chosen.argsort()].split(counts)])
+
+
+@pytest.mark.parametrize("function", [_routed, _sized])
+def test_what_scores_choose_is_taken_to_be_spread_evenly(function: Any) -> None:
+    def batch(samples: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.randn(samples, 16, 8), "mask": torch.ones(samples, 1)}
+
+    workload = Workload(lambda: Computes(function), batch, effective_batch_size=4)
+    prediction = traced(workload)
+    assert prediction.assumptions == (
+        "what the model's own scores choose, as the experts of a token, was taken to be spread evenly.",
+    )
+    assert peak(prediction) == pytest.approx(tracked(workload, {}), rel=0.1)
+    configs = [canonicalize({"micro_batch_size": size}, workload, CPU) for size in (1, 2)]
+    nbytes, _ = predict_all(workload, CPU, configs, measuring=0)
+    assert nbytes == pytest.approx([peak(traced(workload, micro_batch_size=size)) for size in (1, 2)], rel=0.02)
+
+
+def test_all_rows_are_taken_to_be_chosen_where_values_choose_them() -> None:
+    workload = _workload(lambda out, mask: out[out > 0])
+    prediction = traced(workload)
+    assert prediction.assumptions == ("where values choose rows, all were taken to be chosen, the most there can be.",)
+    assert peak(prediction) >= tracked(workload, {})
 
 
 class Drops(nn.Module):
