@@ -60,7 +60,7 @@ class SeenTexts:
         ids, counts = inputs["input_ids"], inputs["attention_mask"].sum(-1).tolist()
         labels = torch.full_like(ids, IGNORED_LABEL)
         for number, (row, index, count) in enumerate(zip(rows, chosen.tolist(), counts, strict=True)):
-            learnt = torch.tensor(row["learnt"])
+            learnt, last_image = torch.tensor(row["learnt"]), count
             for size, behind, images, end in row["spans"]:
                 stop = count - behind
                 if images < len(self.images[index]):  # how many tokens follow is not known
@@ -68,11 +68,12 @@ class SeenTexts:
                 span, learnt = learnt[:size], learnt[size:]
                 self._check(ids[number, stop - size : stop], span, index)
                 labels[number, stop - size : stop] = span
-            if bool((labels[number, 1 : self.length] == IGNORED_LABEL).all()):
-                message = f"{self.locations[index]}: of {count} tokens, nothing that is learnt is among the first"
-                raise InputError(
-                    f"{message} {self.length}.", "Search with a longer sequence length, or give smaller images."
-                )
+                if images == len(self.images[index]):
+                    last_image = min(last_image, stop - size)
+            if last_image >= self.length or not row["spans"]:  # cutting would cut an image, or leave nothing to learn
+                message = f"{self.locations[index]} has {count} tokens, and none to learn behind all images among the"
+                remedy = "Search with a longer sequence length, or give smaller images."
+                raise InputError(f"{message} first {self.length}.", remedy)
         batch = {**inputs, "labels": labels}
         cut = {name: part[:, : self.length] for name, part in batch.items() if part.shape[:2] == ids.shape}
         return {**batch, **cut}
@@ -103,7 +104,6 @@ def image_text_loader(
     """The loader of a file whose rows name images and have texts, for a model with that processor."""
     check_pillow(path)
     assert workload.sequence_length is not None, "models/ gives it one"
-    processor.tokenizer.padding_side = "right"  # labels are counted from there
     rows = read_rows(path, _FORMS)
     folder = path if path.is_dir() else path.parent
     columns = (rows.columns[name] for name in rows.form)
@@ -112,15 +112,18 @@ def image_text_loader(
         for *row, location in zip(*columns, rows.locations, strict=True)
     ]
     images = [files for _, files in samples]
-    template = processor.chat_template or processor.tokenizer.chat_template
-    if template is None:
+    tokenizer = processor.tokenizer
+    tokenizer.padding_side = "right"  # labels are counted from there
+    # The tokenizer writes it: some processors ask their video processor for more, which may not be there.
+    tokenizer.chat_template = processor.chat_template or tokenizer.chat_template
+    if tokenizer.chat_template is None:
         message = "the model's processor has no chat template, which says how images and texts are put together."
         raise InputError(message, "Give weights that were tuned to instructions, or chat_template.jinja beside them.")
     written = cached_map(
         {"chat": [chat for chat, _ in samples], "location": list(rows.locations)},
-        lambda batch: _written(processor, batch),
+        lambda batch: _written(tokenizer, batch),
         features=_FEATURES,
-        key=(template, type(processor).__name__, processor.tokenizer),
+        key=(tokenizer.chat_template, tokenizer),
         progress="Tokenising" if options.progress else None,
     )
     size = workload.effective_batch_size
@@ -193,14 +196,14 @@ def _file(name: Any, folder: Path, location: str) -> str:
         return str(file)
 
 
-def _written(processor: Any, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+def _written(tokenizer: Any, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """The texts of messages, and what of them is learnt."""
     columns: dict[str, list[Any]] = {name: [] for name in _FEATURES}
     for chat, location in zip(rows["chat"], rows["location"], strict=True):
         with _blaming(location, "cannot write"):
-            text, spans = _text_of(processor, json.loads(chat), location)
-            options = {"add_special_tokens": not _begins_with_bos(processor.tokenizer, text)}
-            encoded = processor.tokenizer(text, return_offsets_mapping=True, verbose=False, **options)
+            text, spans = _text_of(tokenizer, json.loads(chat))
+            options = {"add_special_tokens": not _begins_with_bos(tokenizer, text)}
+            encoded = tokenizer(text, return_offsets_mapping=True, verbose=False, **options)
         ids, offsets = np.array(encoded["input_ids"]), np.array(encoded["offset_mapping"]).reshape(-1, 2)
         starts = np.where(offsets[:, 1] > offsets[:, 0], offsets[:, 0], -1)  # not of tokens that are added
         inside = [np.flatnonzero((starts >= start) & (starts < end)) for start, end, _ in spans]
@@ -216,12 +219,12 @@ def _written(processor: Any, rows: dict[str, list[Any]]) -> dict[str, list[Any]]
     return columns
 
 
-def _text_of(processor: Any, chat: list[Any], location: str) -> tuple[str, list[tuple[int, int, int]]]:
-    """A chat in the processor's template; and of each turn of the assistant its start and end among the characters, and
+def _text_of(tokenizer: Any, chat: list[Any]) -> tuple[str, list[tuple[int, int, int]]]:
+    """A chat in the template; and of each turn of the assistant its start and end among the characters, and
     the images before its end. Of a turn that a template writes otherwise once more follow, what stays is learnt."""
 
     def render(turns: int, **options: Any) -> str:
-        return str(processor.apply_chat_template(chat[:turns], tokenize=False, **options))
+        return str(tokenizer.apply_chat_template(chat[:turns], tokenize=False, **options))
 
     text, spans = render(len(chat)), []
     for number, message in enumerate(chat):

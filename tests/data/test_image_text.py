@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.smolvlm import processing_smolvlm
 
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload
@@ -17,6 +18,7 @@ from tests.data import pictures
 from tests.data.letters import lines
 
 ARGUMENTS = ("input_ids", "attention_mask", "pixel_values", "image_grid_thw", "mm_token_type_ids", "labels")
+ARGUMENTS += ("token_type_ids", "pixel_attention_mask")
 ASKED = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}
 TURNS = [ASKED, {"role": "assistant", "content": "red"}]
 
@@ -91,6 +93,34 @@ def test_the_forms_that_people_have(processor: Any, folder: Path, row: Any) -> N
     assert batch["image_grid_thw"].tolist() == [[1, 2, 2]]
 
 
+@pytest.mark.parametrize(
+    ("kind", "save", "end", "arguments"),
+    [
+        ("gemma3", pictures.save_gemma, "<end_of_turn>\n", {"token_type_ids", "pixel_values"}),
+        ("smolvlm", pictures.save_smol, "<end_of_utterance>\n", {"pixel_attention_mask", "pixel_values"}),
+    ],
+)
+def test_other_processors(
+    folder: Path, kind: str, save: Any, end: str, arguments: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processing_smolvlm, "num2words", str)  # a package that only its videos need
+    save(folder)
+    made = load_processor(folder, kind)
+    one, two = {"images": ["a.png"], "messages": TURNS}, {"images": ["a.png", "wide.png"], "messages": [*TURNS, *TURNS]}
+    batch = whole(made, folder, one, two, length=192)
+    assert arguments < set(batch) <= arguments | set(ARGUMENTS)
+    assert [learnt(made, batch, row).replace(" ", "") for row in (0, 1)] == [f"red{end}", f"red{end}red{end}"]
+    assert [learnt(made, part).replace(" ", "") for part in split(batch, 1)] == [f"red{end}", f"red{end}red{end}"]
+
+
+def test_the_name_that_fast_image_processors_had(folder: Path) -> None:
+    pictures.save_qwen(folder)
+    settings = (folder / "preprocessor_config.json").read_text()
+    (folder / "preprocessor_config.json").write_text(settings.replace('ImageProcessor"', 'ImageProcessorFast"'))
+    made = load_processor(folder, "qwen2_5_vl")
+    assert learnt(made, whole(made, folder, {"image": "a.png", "text": "red"})) == "red<|im_end|>\n"
+
+
 def test_captions(processor: Any, folder: Path) -> None:
     batch = whole(processor, folder, {"file_name": "a.png", "text": "a disc"})
     assert learnt(processor, batch) == "a disc<|im_end|>\n"
@@ -129,9 +159,12 @@ def test_answers_are_cut_to_the_length(processor: Any, folder: Path) -> None:
     assert learnt(processor, batch).startswith("redred")
 
 
-def test_a_sample_of_which_nothing_to_learn_is_left(processor: Any, folder: Path) -> None:
+def test_a_sample_that_cannot_be_cut(processor: Any, folder: Path) -> None:
     row = {"image": "a.png", "prompt": "what?", "completion": "red"}
-    with pytest.raises(InputError, match=r"a\.jsonl, line 1: of \d+ tokens, nothing that is learnt .* first 26\."):
+    turns = [*TURNS, ASKED, TURNS[1]]
+    with pytest.raises(InputError, match=r"line 1 has \d+ tokens, and none to learn behind all images"):
+        whole(processor, folder, {"images": ["a.png", "a.png"], "messages": turns}, length=50)
+    with pytest.raises(InputError, match=r"a\.jsonl, line 1 has 32 tokens, and none to learn .* the first 26\."):
         whole(processor, folder, row, length=26)
 
 
