@@ -5,25 +5,52 @@ import inspect
 import re
 from collections.abc import Set
 
+import torch
 from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.utils._python_dispatch import _disable_current_modes
 
 from autofit.core.workload import CLASSIFICATION_TASKS, task_of
 
 _READ = re.compile(r"self\.(\w+)\.weight\b")
 _MAKING = ("__init__", "_init_weights", "init_weights", "reset_parameters")  # before weights are quantised
 _reads: dict[type, set[str]] = {}  # by class
+_multiply: dict[type, bool] = {}  # by class of a forward of its own
 _LIBRARIES = ("bitsandbytes.", "torchao.")  # whose layers take the place of plain ones
 
 
 def is_linear(module: nn.Module) -> bool:
-    """A linear layer that is called, including GPT-2's transposed ones and the quantised. Not the last layer of an
-    nn.MultiheadAttention, whose weight is read without a call, so a replacement has no effect; not a subclass with a
-    forward of its own, such as a router of experts, which returns more than a tensor."""
-    kind = type(module)
-    plain = getattr(kind, "forward", None) is nn.Linear.forward or kind.__module__.startswith(_LIBRARIES)
-    linear = (isinstance(module, nn.Linear) and plain) or is_transposed_linear(module)
-    return linear and not isinstance(module, NonDynamicallyQuantizableLinear)
+    """A plain linear layer, or a quantised one."""
+    return is_plain_linear(module) or (isinstance(module, nn.Linear) and type(module).__module__.startswith(_LIBRARIES))
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """A linear layer that is called, including GPT-2's transposed ones. Not the last layer of an nn.MultiheadAttention,
+    whose weight is read without a call, so a replacement has no effect; not a subclass whose forward computes something
+    else, such as a router of experts, which returns more than a tensor."""
+    if isinstance(module, NonDynamicallyQuantizableLinear):
+        return False
+    return (isinstance(module, nn.Linear) and _multiplies(module)) or is_transposed_linear(module)
+
+
+def _multiplies(layer: nn.Linear) -> bool:
+    """Whether a layer's forward is that of nn.Linear, or gives the same of a weight of two rows and three columns."""
+    kind = type(layer)
+    if kind.__module__.startswith(_LIBRARIES):
+        return False
+    if kind.forward is not nn.Linear.forward and kind not in _multiply:
+        with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            tensors = {"weight": torch.randn(2, 3, device="cpu")}
+            if layer.bias is not None:
+                tensors["bias"] = torch.randn(2, device="cpu")
+            inputs = torch.randn(4, 3, device="cpu")
+            _multiply[kind] = False
+            with contextlib.suppress(Exception):  # whatever code raises that was written for its own weight
+                made = functional_call(layer, tensors, (inputs,))
+                _multiply[kind] = torch.allclose(made, functional.linear(inputs, **tensors), atol=1e-4)
+    return _multiply.get(kind, True)
 
 
 def is_transposed_linear(module: nn.Module) -> bool:

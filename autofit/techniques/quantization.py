@@ -21,7 +21,7 @@ from torch import nn
 from autofit.core.errors import told
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.experts import Dequantised, expert_weights
-from autofit.setup.layers import is_frozen, is_transposed_linear, output_heads, weights_read_by
+from autofit.setup.layers import is_frozen, is_plain_linear, is_transposed_linear, output_heads, weights_read_by
 
 _OUTLIERS = 6.0  # larger activations are multiplied unquantised: LLM.int8()'s threshold, and transformers'
 _COMPUTE = {"bf16": torch.bfloat16, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
@@ -130,7 +130,7 @@ def _quantisable(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     return [
         (parent, name, layer)
         for parent, name, layer in layers
-        if (type(layer) is nn.Linear or is_transposed_linear(layer))
+        if is_plain_linear(layer)
         and layer not in heads
         and name not in weights_read_by(parent)
         and weights[id(layer.weight)] == parents[layer] == 1
@@ -228,7 +228,7 @@ def dequantised(layer: Any, dtype: torch.dtype, delta: torch.Tensor | None = Non
         values += delta
     inputs, outputs, kind = layer.in_features, layer.out_features, layer.stands_for
     with torch.device("meta"):
-        plain: Any = kind(inputs, outputs) if kind is nn.Linear else kind(outputs, inputs)
+        plain: Any = nn.Linear(inputs, outputs) if issubclass(kind, nn.Linear) else kind(outputs, inputs)
     transposed = is_transposed_linear(plain)
     plain.weight = nn.Parameter((values.t() if transposed else values).to(dtype).contiguous(), requires_grad=False)
     plain.bias = layer.bias

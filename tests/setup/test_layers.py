@@ -1,9 +1,12 @@
 """Repeated blocks are found in the ways people stack layers, and nothing else is taken for one."""
 
+import pytest
+import torch
 from torch import nn
+from torch.nn import functional
 
 from autofit.models.huggingface import HuggingFaceModel
-from autofit.setup.layers import repeated_blocks
+from autofit.setup.layers import is_linear, is_plain_linear, repeated_blocks
 from tests import tiny
 
 
@@ -68,3 +71,44 @@ def test_the_stages_of_a_residual_network() -> None:
     blocks = repeated_blocks(HuggingFaceModel("resnet", "image-classification", config)())
     assert len(blocks) >= 2
     assert not any(inner in blocks for block in blocks for inner in block.modules() if inner is not block)
+
+
+class Written(nn.Linear):
+    """A linear layer written out, as Falcon's."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        out = input @ self.weight.T
+        return out if self.bias is None else out + self.bias
+
+
+class Routing(nn.Linear):
+    """Returns more than a tensor."""
+
+    def forward(self, input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        scores = super().forward(input)
+        return scores, scores.argmax(-1)
+
+
+class Rectified(nn.Linear):
+    """Returns something else than a linear layer."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return functional.linear(input, self.weight.relu(), self.bias)
+
+
+class Grouped(nn.Linear):
+    """Works with its own sizes alone."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return functional.linear(input.unflatten(-1, (4, -1)), self.weight.unflatten(0, (4, -1))[0])
+
+
+@pytest.mark.parametrize(("kind", "plain"), [(Written, True), (Routing, False), (Rectified, False), (Grouped, False)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_layer_is_linear_if_its_forward_computes_what_a_linear_layer_does(
+    kind: type[nn.Linear], plain: bool, bias: bool
+) -> None:
+    layer = kind(8, 8, bias=bias, device="meta")
+    before = torch.random.get_rng_state()
+    assert is_linear(layer) is is_plain_linear(layer) is plain
+    assert torch.equal(torch.random.get_rng_state(), before)

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from autofit.core.workload import Hyperparameters, Traits, Workload
 from autofit.hardware.tracker import StorageTracker
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.techniques import canonicalize, refuse, technique_named
+from autofit.techniques.quantization import dequantised
 from autofit.training.build import build
 from autofit.training.evaluation import evaluate
 from autofit.training.step import train_step
@@ -27,6 +29,7 @@ QUANTIZATION = technique_named("quantization")
 CHANGES = QUANTIZATION.values[1:]
 NO_LINEARS = Traits(parameters=1, blocks=0, linears=0, attention=False, sdpa=False, batch_norm=False, dropout=False)
 GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32}
+FALCON = {"model_type": "falcon", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 WORST = {"int8": 0.5 / 127, "nf4": 0.16, "nf4-dq": 0.17}  # rounding error, relative to the largest weight of a block
 
 
@@ -115,9 +118,10 @@ def test_building_never_holds_the_whole_model_unquantised(value: str, from_livin
         assert tracker.peak < count * one + 4 * one  # no second copy of the model
 
 
+@pytest.mark.parametrize("config_json", [GPT2, FALCON], ids=lambda config_json: config_json["model_type"])
 @pytest.mark.parametrize("value", CHANGES)
-def test_gpt2s_transposed_layers_too(value: str) -> None:
-    model = HuggingFaceModel("gpt2", "causal-lm", GPT2, {"kind": "directory", "path": "tiny"})
+def test_gpt2s_transposed_and_falcons_own_layers_too(value: str, config_json: dict[str, Any]) -> None:
+    model = HuggingFaceModel("it", "causal-lm", config_json, {"kind": "directory", "path": "tiny"})
     workload = huggingface_workload(model, sequence_length=16, effective_batch_size=4)
     losses = {}
     for each in ("none", value):
@@ -129,6 +133,9 @@ def test_gpt2s_transposed_layers_too(value: str) -> None:
         losses[each] = float(setup.model(**workload.batch(4)).loss.detach())
     assert losses[value] != losses["none"]
     assert losses[value] == pytest.approx(losses["none"], rel=0.01)
+    plain = dict(workload.model().named_modules())
+    for name, layer in quantised(setup.model).items():
+        assert dequantised(layer, torch.float32).weight.shape == plain[name].weight.shape
 
 
 @pytest.mark.parametrize("value", CHANGES)
