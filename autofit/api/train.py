@@ -21,8 +21,15 @@ from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.byte_tokenizer import byte_tokenizer
 from autofit.data.file_loader import PROCESSED, file_loader
 from autofit.data.options import DataOptions, LabelRule, Normalisation
-from autofit.data.processors import CHAT_TEMPLATE_FILES, PROCESSOR_FILES, load_processor
-from autofit.data.samples import FileLoader, Ragged, Stacked
+from autofit.data.processors import (
+    CHAT_TEMPLATE_FILES,
+    PROCESSOR_FILES,
+    Processing,
+    load_extractor,
+    load_processor,
+)
+from autofit.data.samples import FileLoader
+from autofit.data.sound import SOUND
 from autofit.export.source import NOTHING_MEASURED
 from autofit.models import HuggingFaceModel, workload_from_source
 from autofit.training.loop import Callback
@@ -107,21 +114,21 @@ class _Reader:
         source = self.factory.source
         folders = (self.weights, source.get("path") if source.get("kind") == "directory" else None)
         self.folders = [folder for folder in folders if folder is not None]  # the first before the next
-        self.processor: Any = self._processor() if self.workload.task in PROCESSED else None
-        self.tokenizer: Any = getattr(self.processor, "tokenizer", None)
-        if self.processor is None and self.workload.task != "image-classification":
+        task = self.workload.task
+        self.processing = self._processing() if task in PROCESSED else None
+        self.tokenizer: Any = getattr(self.processing and self.processing.processor, "tokenizer", None)
+        if self.tokenizer is None and task not in ("image-classification", "audio-classification"):
             self.tokenizer = self._tokenizer()
 
     def loader(self, path: Path, *, names: Mapping[str, int] | None = None) -> FileLoader:
         """The loader of a file; `names` are the classes of the training data, to which evaluation data keeps."""
         normalisation = self._normalisation() if self.tokenizer is None else Normalisation()
         options = dataclasses.replace(self.options, labels=self._labels(names), normalisation=normalisation)
-        given = {"tokenizer": self.tokenizer, "processor": self.processor, "arguments": self.factory.arguments()}
+        given: Any = {"tokenizer": self.tokenizer, "processing": self.processing}
         loader = file_loader(self.workload, path, options=options, **given)
         for note in loader.notes:
             self.listener(Note(note))
-        if isinstance(loader.samples, Stacked | Ragged) and self.tokenizer is not None:
-            # An id beyond the vocabulary would end the first step with an index error.
+        if self.tokenizer is not None:  # an id beyond the vocabulary would end the first step with an index error
             largest = max(loader.samples.largest_id(), loader.mask_id or 0)
             vocabulary = int(self.factory.transformers_config().get_text_config().vocab_size)
             if largest >= vocabulary:
@@ -148,14 +155,17 @@ class _Reader:
         self.listener(Note("no tokenizer beside the weights: the bytes of the text are its token ids."))
         return byte_tokenizer()
 
-    def _processor(self) -> Any:
+    def _processing(self) -> Processing:
         """The processor beside the weights or, for a directory, beside the model's config."""
+        config, task = self.factory.transformers_config(), self.workload.task
         for folder in self.folders:
             if any(_beside(folder, name) for name in PROCESSOR_FILES):
                 with _blaming("processor", folder):
-                    found = load_processor(folder, str(self.factory.config.get("model_type")))
-                if hasattr(found, "tokenizer"):
-                    return found
+                    found = load_extractor(folder) if task in SOUND else load_processor(folder, config.model_type)
+                if task in SOUND or hasattr(found, "tokenizer"):
+                    start = getattr(config, "decoder_start_token_id", None)
+                    ratio = getattr(config, "inputs_to_logits_ratio", None) if task == "ctc" else None
+                    return Processing(found, frozenset(self.factory.arguments()), start, ratio)
         message = f"{self.factory.name} is trained on what its own processor makes of a file, and none is there."
         remedy = f"Give --weights with {' or '.join(PROCESSOR_FILES[:2])} and the tokenizer beside them."
         raise InputError(message, remedy)
@@ -164,7 +174,7 @@ class _Reader:
         """Leave the tokenizer beside a trained model, and what says how its processor works."""
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
-        names = (*PROCESSOR_FILES, *CHAT_TEMPLATE_FILES) if self.processor is not None else ()
+        names = (*PROCESSOR_FILES, *CHAT_TEMPLATE_FILES) if self.processing is not None else ()
         for name in names:
             if found := next((file for each in self.folders if (file := _beside(each, name))), None):
                 shutil.copyfile(found, folder / name)

@@ -66,7 +66,7 @@ ResumeSearch = Annotated[bool, _option(_SEARCH, "Resume the search in --out.", N
 NoStore = Annotated[bool, _option(_SEARCH, _no_store, None, "--no-store")]
 
 # What to train with
-_data = "Text, .jsonl, .csv, .pt of images, an image folder, or a saved Dataset."
+_data = "Text, .jsonl or .csv (also of images or sound), .pt or folder of images, saved Dataset."
 _packing = "Pack samples into full sequences, or pad each; default: pack plain text, else pad."
 _train_seed = "Seed of everything random: samples' order, dropout, new weights."
 Data = Annotated[Path, _option(_DATA, _data, "PATH", "--data")]

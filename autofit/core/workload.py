@@ -44,6 +44,11 @@ def task_of(model: object) -> str | None:
     return next((task for suffix, task in CLASS_SUFFIXES.items() if name.endswith(suffix)), None)
 
 
+def reduction_of(task: str, config: object) -> str:
+    """Whether the loss of a transformers model is a mean or a sum, which those of CTC have in their config."""
+    return str(getattr(config, "ctc_loss_reduction", "mean")) if task == "ctc" else "mean"
+
+
 @dataclass(frozen=True)
 class Traits:
     """Properties of a model and its loss (made by `training.inspect`, in a probe process)."""

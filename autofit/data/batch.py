@@ -161,14 +161,14 @@ def loss_count(workload: Workload, batch: Any) -> int:
     """The number of terms in the mean loss of a batch, its weight among the slices of a larger batch. Causal language
     models predict the *next* token, so the first label of each row is never used: counting it puts the gradient 8 % off
     with uneven padding (measured). Other integer labels per token count where they are valid; anything else counts
-    samples."""
+    samples, also CTC: its loss is divided by each sample's own number of labels."""
     if workload.count is not None:
         return int(workload.count(batch))
     shifted = labels_of(batch, "shift_labels")
     if shifted is not None and workload.task in NEXT_TOKEN_TASKS:  # transformers' loss uses them where they are given
         return int((shifted != IGNORED_LABEL).sum())
     labels = labels_of(batch)
-    if labels is None or labels.is_floating_point():
+    if labels is None or labels.is_floating_point() or workload.task == "ctc":
         return sample_count(batch, workload.split)
     if workload.task in NEXT_TOKEN_TASKS and labels.dim() >= 2:
         labels = labels[:, 1:]

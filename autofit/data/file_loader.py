@@ -1,6 +1,5 @@
 """A path and a task become a FileLoader."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,12 @@ from autofit.data.byte_tokenizer import byte_tokenizer
 from autofit.data.image_text import image_text_loader
 from autofit.data.images import image_loader
 from autofit.data.options import DataOptions
+from autofit.data.processors import Processing
 from autofit.data.samples import FileLoader
+from autofit.data.sound import SOUND, sound_loader
 from autofit.data.text import FORMS, text_loader
 
-PROCESSED = ("image-text-to-text",)  # tasks whose batches the model's own processor makes
+PROCESSED = ("image-text-to-text", *SOUND)  # tasks whose batches the model's own processor makes
 
 
 def file_loader(
@@ -23,8 +24,7 @@ def file_loader(
     *,
     tokenizer: Any,
     options: DataOptions,
-    processor: Any = None,
-    arguments: Sequence[str] = (),  # of the model's forward
+    processing: Processing | None = None,  # for the tasks of PROCESSED
 ) -> FileLoader:
     """The loader of data for a named model's task; without a tokenizer, the bytes of the text are its token ids."""
     if workload.task not in (*FORMS, *PROCESSED, "image-classification"):
@@ -36,6 +36,9 @@ def file_loader(
     check_readable(path, "the data file")
     if workload.task == "image-classification":
         return image_loader(workload, path, options)
-    if workload.task in PROCESSED:
-        return image_text_loader(workload, path, processor, options, arguments)
-    return text_loader(workload, path, byte_tokenizer() if tokenizer is None else tokenizer, options)
+    tokenizer = byte_tokenizer() if tokenizer is None else tokenizer
+    if processing is None:
+        return text_loader(workload, path, tokenizer, options)
+    if workload.task in SOUND:
+        return sound_loader(workload, path, tokenizer, processing, options)
+    return image_text_loader(workload, path, processing, options)

@@ -20,7 +20,8 @@ from autofit.core.workload import Workload
 from autofit.data.batch import IGNORED_LABEL
 from autofit.data.images import check_pillow, opened_image, read_image
 from autofit.data.options import DataOptions
-from autofit.data.rows import read_rows
+from autofit.data.processors import Processing
+from autofit.data.rows import named_file, read_rows
 from autofit.data.samples import FileLoader
 from autofit.data.tokens import cached_map
 
@@ -37,6 +38,7 @@ _FEATURES = {
     "learnt": datasets.List(datasets.Value("int32")),  # the ids of all spans, one after the other
     # Of each learnt span: its tokens, those behind it, the images before its end, and its end among the characters.
     "spans": datasets.List(datasets.List(datasets.Value("int32"))),
+    "largest": datasets.Value("int32"),  # id of a token
 }
 
 
@@ -47,9 +49,8 @@ class SeenTexts:
     written: Any  # rows of _FEATURES, in a cache file
     images: Sequence[Sequence[str]]
     locations: Sequence[str]
-    processor: Any
+    processing: Processing
     length: int
-    arguments: frozenset[str]  # of the model's forward; what else a processor makes is left out
 
     def __len__(self) -> int:
         return len(self.images)
@@ -78,6 +79,9 @@ class SeenTexts:
         cut = {name: part[:, : self.length] for name, part in batch.items() if part.shape[:2] == ids.shape}
         return {**batch, **cut}
 
+    def largest_id(self) -> int:
+        return int(max(self.written["largest"]))
+
     def _processed(self, texts: list[str], chosen: list[int], images: int | None = None) -> dict[str, torch.Tensor]:
         """What the processor makes of texts and the first images of each."""
         opened = [
@@ -86,21 +90,20 @@ class SeenTexts:
         ]
         where = ", ".join(self.locations[index] for index in chosen)
         with _blaming(where, "does not take"):
-            options = {"add_special_tokens": not _begins_with_bos(self.processor.tokenizer, texts[0])}
-            made = self.processor(text=texts, images=opened, padding=True, return_tensors="pt", **options)
-        wanted = self.arguments | {"input_ids", "attention_mask"}
+            processor = self.processing.processor
+            options = {"add_special_tokens": not _begins_with_bos(processor.tokenizer, texts[0])}
+            made = processor(text=texts, images=opened, padding=True, return_tensors="pt", **options)
+        wanted = self.processing.arguments | {"input_ids", "attention_mask"}
         return {name: part for name, part in made.items() if name in wanted}
 
     def _check(self, found: torch.Tensor, expected: torch.Tensor, index: int) -> None:
         if not torch.equal(found, expected):
-            name = type(self.processor).__name__
+            name = type(self.processing.processor).__name__
             message = f"{self.locations[index]}: {name} adds tokens to a text in a way that autofit does not know."
             raise InputError(message, "Train it in Python: autofit.fit(model, loader, config=...).")
 
 
-def image_text_loader(
-    workload: Workload, path: Path, processor: Any, options: DataOptions, arguments: Sequence[str]
-) -> FileLoader:
+def image_text_loader(workload: Workload, path: Path, processing: Processing, options: DataOptions) -> FileLoader:
     """The loader of a file whose rows name images and have texts, for a model with that processor."""
     check_pillow(path)
     assert workload.sequence_length is not None, "models/ gives it one"
@@ -112,10 +115,10 @@ def image_text_loader(
         for *row, location in zip(*columns, rows.locations, strict=True)
     ]
     images = [files for _, files in samples]
-    tokenizer = processor.tokenizer
+    tokenizer = processing.processor.tokenizer
     tokenizer.padding_side = "right"  # labels are counted from there
     # The tokenizer writes it: some processors ask their video processor for more, which may not be there.
-    tokenizer.chat_template = processor.chat_template or tokenizer.chat_template
+    tokenizer.chat_template = processing.processor.chat_template or tokenizer.chat_template
     if tokenizer.chat_template is None:
         message = "the model's processor has no chat template, which says how images and texts are put together."
         raise InputError(message, "Give weights that were tuned to instructions, or chat_template.jinja beside them.")
@@ -126,9 +129,8 @@ def image_text_loader(
         key=(tokenizer.chat_template, tokenizer),
         progress="Tokenising" if options.progress else None,
     )
-    size = workload.effective_batch_size
-    kept = frozenset(arguments)
-    return FileLoader(SeenTexts(written, images, rows.locations, processor, workload.sequence_length, kept), size)
+    seen = SeenTexts(written, images, rows.locations, processing, workload.sequence_length)
+    return FileLoader(seen, workload.effective_batch_size)
 
 
 def _sample(row: Mapping[str, Any], folder: Path, location: str) -> tuple[str, list[str]]:
@@ -155,7 +157,11 @@ def _sample(row: Mapping[str, Any], folder: Path, location: str) -> tuple[str, l
     if not any(message["role"] == "assistant" for message in messages):
         raise InputError(f"{location} has no message of the assistant, which is what is learnt.", "Add one.")
     chat = [{**each, "content": [_plain(part) for part in each["content"]]} for each in messages]
-    return json.dumps(chat, ensure_ascii=False), [_file(name, folder, location) for name in named]
+    files = [named_file(name, folder, location, "image") for name in named]
+    for file in files:
+        with opened_image(file, where=f"{location}: "):
+            pass
+    return json.dumps(chat, ensure_ascii=False), files
 
 
 def _texts(content: Any) -> str:
@@ -184,18 +190,6 @@ def _plain(part: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "image"} if part["type"] == "image" else {"type": "text", "text": part["text"]}
 
 
-def _file(name: Any, folder: Path, location: str) -> str:
-    """The file of an image, as named in the data or relative to it."""
-    if not isinstance(name, str) or "://" in name:
-        message = f"{location}: an image must be named by its file, not {name!r:.100}."
-        raise InputError(message, "Give its path, relative to the data file.")
-    file = folder / name
-    if not file.is_file():
-        raise InputError(f"{location}: the image {file} is not there.", "Give its path, relative to the data file.")
-    with opened_image(file, where=f"{location}: "):
-        return str(file)
-
-
 def _written(tokenizer: Any, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """The texts of messages, and what of them is learnt."""
     columns: dict[str, list[Any]] = {name: [] for name in _FEATURES}
@@ -208,6 +202,7 @@ def _written(tokenizer: Any, rows: dict[str, list[Any]]) -> dict[str, list[Any]]
         starts = np.where(offsets[:, 1] > offsets[:, 0], offsets[:, 0], -1)  # not of tokens that are added
         inside = [np.flatnonzero((starts >= start) & (starts < end)) for start, end, _ in spans]
         columns["text"].append(text)
+        columns["largest"].append(int(ids.max()))
         columns["learnt"].append([int(ids[token]) for tokens in inside for token in tokens])
         columns["spans"].append(
             [

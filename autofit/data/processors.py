@@ -1,5 +1,6 @@
 """The processor beside a model's weights: its own way from images or sound, and texts, to what its forward takes."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,16 @@ _PARTS = {
 }
 
 
+@dataclass(frozen=True)
+class Processing:
+    """What makes a model's batches of images or sound."""
+
+    processor: Any  # or the feature extractor
+    arguments: frozenset[str] = frozenset()  # of the model's forward; what else a processor makes is left out
+    start: int | None = None  # the token that the model itself puts before the labels
+    samples_a_label: int | None = None  # of a wave, at least, where a loss aligns them
+
+
 def load_processor(folder: str | Path, kind: str) -> Any:
     """The processor in a directory or under a hub id, of a model_type. Code that comes with it is never run."""
     try:
@@ -27,6 +38,11 @@ def load_processor(folder: str | Path, kind: str) -> Any:
         if isinstance(found, transformers.ProcessorMixin) or kind not in PROCESSOR_MAPPING_NAMES:
             return found
     return _without_video(folder, PROCESSOR_MAPPING_NAMES[kind])
+
+
+def load_extractor(folder: str | Path) -> Any:
+    """The feature extractor of sound in a directory or under a hub id."""
+    return transformers.AutoFeatureExtractor.from_pretrained(folder, trust_remote_code=False)
 
 
 class _NoVideo:

@@ -15,7 +15,7 @@ from typing import Any
 
 import datasets
 
-from autofit.core.errors import InputError, reported, sentence
+from autofit.core.errors import InputError, reported, sentence, shown
 from autofit.core.files import read_text
 
 TEXT, COMPLETION, MESSAGES, LABELLED = ("text",), ("prompt", "completion"), ("messages",), ("text", "label")
@@ -25,6 +25,8 @@ _NAMES = {  # what a field may be called, the first before the next: as in publi
     "source": ("source", "prompt", "text", "document", "article", "dialogue"),
     "target": ("target", "completion", "summary", "highlights"),
     "image": ("image", "images", "file_name"),
+    "audio": ("audio", "file_name"),
+    "transcript": ("text", "sentence", "transcription", "transcript"),
 }
 _ROLES = {"human": "user", "gpt": "assistant"}  # LLaVA's words
 _Located = Iterable[tuple[str, Any]]  # rows before they are checked, each with its location
@@ -61,6 +63,17 @@ def read_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Ro
     if form is None:
         raise InputError(f"the data in {path} is empty.", "Give at least one row.")
     return Rows(form, columns, locations)
+
+
+def named_file(name: Any, folder: Path, location: str, what: str) -> str:
+    """A file that a row names, relative to the folder of the data."""
+    remedy = "Give its path, relative to the data file."
+    if not isinstance(name, str) or "://" in name:
+        raise InputError(f"{location}: the {what} must be named by its file, not {shown(name)}.", remedy)
+    file = folder / name
+    if not file.is_file():
+        raise InputError(f"{location}: the {what} {file} is not there.", remedy)
+    return str(file)
 
 
 def _read(path: Path, forms: Sequence[Form], by_line: bool) -> tuple[_Located, str]:
@@ -152,7 +165,7 @@ def _value(row: Mapping[str, Any], field: str) -> Any:
 
 def _checked(value: Any, name: str, location: str) -> Any:
     """The checked value; messages become JSON, because their keys differ from row to row."""
-    if name in ("label", "image"):
+    if name in ("label", "image", "audio"):
         return value
     if name == "messages":
         return _checked_messages(value, location)

@@ -24,6 +24,9 @@ class Samples(Protocol):
     def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
         """The samples of these indices, as a batch."""
 
+    def largest_id(self) -> int:
+        """The largest token id; 0 where there are no tokens."""
+
 
 @dataclass(frozen=True)
 class Stacked:
@@ -38,7 +41,6 @@ class Stacked:
         return {name: tensor[chosen] for name, tensor in self.tensors.items()}
 
     def largest_id(self) -> int:
-        """The largest token id."""
         return int(self.tensors["input_ids"].max())
 
     def has_labels(self, *, shifted: bool) -> torch.Tensor:
@@ -111,6 +113,9 @@ class Pictures:
         values = torch.from_numpy(np.stack(images)).view(-1, *self.shape).float() / 255
         normalised = (values - self.mean.view(-1, 1, 1)) / self.deviation.view(-1, 1, 1)
         return {"pixel_values": normalised, "labels": self.labels[chosen]}
+
+    def largest_id(self) -> int:
+        return 0
 
 
 @dataclass(frozen=True)

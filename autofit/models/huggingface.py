@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autofit.core.errors import InputError, sentence
-from autofit.core.workload import Workload
+from autofit.core.workload import Workload, reduction_of
 from autofit.models.tasks import MULTIMODAL, TASKS, auto_class, forward_arguments, model_classes
 from autofit.models.tasks.sizes import Asked, padding, positions
 from autofit.models.tasks.text import text_batches
@@ -125,7 +125,7 @@ def huggingface_workload(
         sequence_length=length,
         task=model.task,
         name=model.name,
-        reduction=getattr(config, "ctc_loss_reduction", "mean") if model.task == "ctc" else "mean",
+        reduction=reduction_of(model.task, config),
         count=task.count,
         source=dict(model.source),
         notes=notes,

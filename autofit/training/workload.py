@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from autofit.core.errors import InputError, is_whole, require
-from autofit.core.workload import Workload, task_of
+from autofit.core.workload import Workload, reduction_of, task_of
 from autofit.data.batch import Cut, labels_of, map_tensors, repeat_to, sample_count, tensors
 from autofit.data.layouts import layout_of
 from autofit.training.default_loss import check_call, check_loss_function
@@ -83,6 +83,7 @@ def training_workload(
         sequence_length=sequence_length,
         task=task,
         name=type(model).__name__,
+        reduction="mean" if loss else reduction_of(task, getattr(model, "config", None)),
     )
 
 

@@ -12,7 +12,7 @@ from autofit.core.workload import Workload
 from autofit.data.batch import split
 from autofit.data.file_loader import file_loader
 from autofit.data.options import DataOptions
-from autofit.data.processors import load_processor
+from autofit.data.processors import Processing, load_processor
 from autofit.data.samples import FileLoader
 from tests.data import pictures
 from tests.data.letters import lines
@@ -45,7 +45,9 @@ def loader(processor: Any, path: Path, length: int = 128, batch: int = 4) -> Fil
         sequence_length=length,
         effective_batch_size=batch,
     )
-    return file_loader(workload, path, tokenizer=None, options=DataOptions(), processor=processor, arguments=ARGUMENTS)
+    return file_loader(
+        workload, path, tokenizer=None, options=DataOptions(), processing=Processing(processor, frozenset(ARGUMENTS))
+    )
 
 
 def whole(processor: Any, folder: Path, *rows: Any, **given: Any) -> dict[str, torch.Tensor]:
@@ -145,7 +147,7 @@ def test_samples_of_different_lengths_and_images_are_split(processor: Any, folde
 
 def test_what_the_forward_does_not_take_is_left_out(processor: Any, folder: Path) -> None:
     samples = loader(processor, lines(folder, {"image": "a.png", "text": "a"})).samples
-    kept = type(samples)(**{**vars(samples), "arguments": frozenset({"pixel_values"})})
+    kept = type(samples)(**{**vars(samples), "processing": Processing(processor, frozenset({"pixel_values"}))})
     assert set(kept.batch(torch.tensor([0]))) == {"input_ids", "attention_mask", "pixel_values", "labels"}
 
 
@@ -174,7 +176,7 @@ def test_a_sample_that_cannot_be_cut(processor: Any, folder: Path) -> None:
         ({"prompt": "a", "completion": "b"}, "line 2 lacks image or images or file_name"),
         ({"image": "b.png", "text": "a"}, r"line 2: the image .*b\.png is not there"),
         ({"image": "a.jsonl", "text": "a"}, r"line 2: the image .*a\.jsonl cannot be read: UnidentifiedImageError"),
-        ({"image": "https://a.b/c.png", "text": "a"}, "line 2: an image must be named by its file, not 'https"),
+        ({"image": "https://a.b/c.png", "text": "a"}, "line 2: the image must be named by its file, not 'https"),
         ({"image": [], "text": "a"}, "line 2 names no image"),
         ({"image": "a.png", "text": 1}, "line 2: text must be text, not int"),
     ],

@@ -14,7 +14,7 @@ from autofit.models.tasks.embeddings import pair_batches, pair_loss
 from autofit.models.tasks.image_text import image_text_batches
 from autofit.models.tasks.images import boxes, image_batches
 from autofit.models.tasks.sizes import Asked
-from autofit.models.tasks.sound import label_rows, sound_batches
+from autofit.models.tasks.sound import sound_batches
 from autofit.models.tasks.text import text_batches
 
 
@@ -45,7 +45,7 @@ TASKS = {
     "object-detection": Task(("AutoModelForObjectDetection",), image_batches, count=boxes),
     "video-classification": Task(("AutoModelForVideoClassification",), image_batches),
     "audio-classification": Task(("AutoModelForAudioClassification",), sound_batches),
-    "ctc": Task(("AutoModelForCTC",), sound_batches, count=label_rows),
+    "ctc": Task(("AutoModelForCTC",), sound_batches),
     "image-text-to-text": Task(MULTIMODAL, image_text_batches),
     "embeddings": Task(("AutoModel",), pair_batches, pair_loss),
 }

@@ -43,11 +43,6 @@ class RandomSound:
         return {self.argument: sound, "labels": labels}
 
 
-def label_rows(batch: Any) -> int:
-    """The samples of a batch: a CTC loss is divided by each sample's own number of labels, then a mean over samples."""
-    return len(batch["labels"])
-
-
 def sound_batches(asked: Asked) -> RandomSound:
     """The batches of a model of sound, by its config. Raises InputError: its forward takes none."""
     argument = next((name for name in asked.arguments if name in ("input_features", "input_values")), None)
