@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
 
 from autofit.core.hardware import Hardware
+from autofit.estimate.packed_sequences import packed_operators
 
 _AMPERE = (8, 0)
 _HOPPER = (9, 0)
@@ -44,6 +45,8 @@ def fake_device(hardware: Hardware) -> Iterator[FakeTensorMode]:
         for module in list(sys.modules.values()):
             if matching and vars(module).get("linear_sum_assignment") is matching:
                 patch(module, "linear_sum_assignment", _matching_in_order(matching))
+        for name, operator in packed_operators():
+            patch(torch._VF, name, operator)
         masks: Any = sys.modules.get("transformers.masking_utils")
         if masks is not None:
             # transformers mistakes fake tensors for an export, and would make masks that a run does not have.
