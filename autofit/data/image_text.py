@@ -21,7 +21,7 @@ from autofit.data.batch import IGNORED_LABEL
 from autofit.data.images import check_pillow, opened_image, read_image
 from autofit.data.options import DataOptions
 from autofit.data.processors import Processing
-from autofit.data.rows import named_file, read_rows
+from autofit.data.rows import Stored, named_file, read_rows
 from autofit.data.samples import FileLoader
 from autofit.data.tokens import cached_map
 
@@ -47,7 +47,7 @@ class SeenTexts:
     """Texts beside images; the processor is asked for a batch when it is taken."""
 
     written: Any  # rows of _FEATURES, in a cache file
-    images: Sequence[Sequence[str]]
+    images: Sequence[Sequence[str | Stored]]
     locations: Sequence[str]
     processing: Processing
     length: int
@@ -133,7 +133,7 @@ def image_text_loader(workload: Workload, path: Path, processing: Processing, op
     return FileLoader(seen, workload.effective_batch_size)
 
 
-def _sample(row: Mapping[str, Any], folder: Path, location: str) -> tuple[str, list[str]]:
+def _sample(row: Mapping[str, Any], folder: Path, location: str) -> tuple[str, list[str | Stored]]:
     """A row's messages, as JSON, and its images' files."""
     given = row.get("image", [])
     named = list(given) if isinstance(given, list | tuple) else [given]

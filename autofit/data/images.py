@@ -14,6 +14,7 @@ from autofit.core.errors import InputError, reported
 from autofit.core.workload import Workload
 from autofit.data.labels import Labels, labels_from
 from autofit.data.options import DataOptions, LabelRule
+from autofit.data.rows import Stored
 from autofit.data.samples import FileLoader, Pictures, Stacked
 from autofit.data.tokens import cached_map
 
@@ -89,16 +90,17 @@ def check_pillow(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def opened_image(file: str | Path, *, where: str = "") -> Iterator[Any]:
+def opened_image(file: str | Stored, *, where: str = "") -> Iterator[Any]:
     """An image file, of which only the head is read; `where` in the data it is named, for messages."""
     from PIL import Image
 
+    source = file.source() if isinstance(file, Stored) else file
     message = f"{where}the image {file} cannot be read: {{}}.".format
-    with reported(lambda error: message(type(error).__name__), "Repair or remove it."), Image.open(file) as image:
+    with reported(lambda error: message(type(error).__name__), "Repair or remove it."), Image.open(source) as image:
         yield image
 
 
-def read_image(file: str | Path, mode: str, *, where: str = "") -> Any:
+def read_image(file: str | Stored, mode: str, *, where: str = "") -> Any:
     """An image, upright, with the channels of one of Pillow's modes."""
     from PIL import ImageOps
 

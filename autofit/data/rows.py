@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import datasets
 
@@ -41,6 +41,24 @@ class Rows:
     locations: Sequence[str]
 
 
+@dataclass(frozen=True)
+class Stored:
+    """An image or sound within a saved data set, read when it is needed."""
+
+    cells: Any  # of its column, as Arrow has them
+    row: int
+    number: int | None = None  # among those of the row
+
+    def source(self) -> str | BinaryIO:
+        """Its bytes, or the file that the data set names."""
+        cell = self.cells[self.row]
+        value = (cell if self.number is None else cell[self.number]).as_py()
+        return str(value["path"]) if value["bytes"] is None else io.BytesIO(value["bytes"])
+
+    def __str__(self) -> str:
+        return f"number {(self.number or 0) + 1}"
+
+
 def read_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Rows:
     """Read rows of the first of `forms` that fits the first row; `by_line`: every line of a plain text is one."""
     rows, remedy = _read(path, forms, by_line)
@@ -65,8 +83,10 @@ def read_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Ro
     return Rows(form, columns, locations)
 
 
-def named_file(name: Any, folder: Path, location: str, what: str) -> str:
-    """A file that a row names, relative to the folder of the data."""
+def named_file(name: Any, folder: Path, location: str, what: str) -> str | Stored:
+    """A file that a row names, relative to the folder of the data, or what is stored in its place."""
+    if isinstance(name, Stored):
+        return name
     remedy = "Give its path, relative to the data file."
     if not isinstance(name, str) or "://" in name:
         raise InputError(f"{location}: the {what} must be named by its file, not {shown(name)}.", remedy)
@@ -144,10 +164,29 @@ def _saved_data_set(path: Path, forms: Sequence[Form]) -> tuple[_Located, str]:
             message = f"the data set in {path} has no split named train, but {', '.join(data) or 'none at all'}."
             raise InputError(message, "Give the directory of one of them.")
         data = data["train"]
-    fields = {name for form in forms for field in form for name in _names(field)}
-    wanted = data.with_format(None).select_columns([name for name in data.column_names if name in fields])
-    rows = ((f"{path}, row {number}", row) for number, row in enumerate(wanted, start=1))
-    return rows, f"Its columns are {', '.join(data.column_names) or 'none'}."
+    fields, names = {name for form in forms for field in form for name in _names(field)}, data.column_names
+    data = data.with_format(None).select_columns([name for name in names if name in fields])
+    media = {name: data.data.column(name) for name, feature in data.features.items() if _media(feature)}
+    plain = data.remove_columns(list(media))
+
+    def rows() -> Iterator[tuple[str, Any]]:
+        for number, row in enumerate(plain if plain.column_names else ({} for _ in range(len(data)))):
+            stored = {name: _stored(cells, number) for name, cells in media.items()}
+            yield f"{path}, row {number + 1}", {**row, **stored}
+
+    return rows(), f"Its columns are {', '.join(names) or 'none'}."
+
+
+def _media(feature: Any) -> bool:
+    """Whether a column holds images or sound, or a list of them in each row."""
+    return isinstance(getattr(feature, "feature", feature), datasets.Image | datasets.Audio)
+
+
+def _stored(cells: Any, row: int) -> Stored | list[Stored] | None:
+    cell = cells[row]
+    if not cell.is_valid:
+        return None
+    return Stored(cells, row) if hasattr(cell, "keys") else [Stored(cells, row, number) for number in range(len(cell))]
 
 
 def _missing(row: Any, form: Form) -> list[str]:

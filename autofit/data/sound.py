@@ -17,7 +17,7 @@ from autofit.data.batch import IGNORED_LABEL
 from autofit.data.labels import Labels, labels_from
 from autofit.data.options import DataOptions
 from autofit.data.processors import Processing
-from autofit.data.rows import named_file, read_rows
+from autofit.data.rows import Stored, named_file, read_rows
 from autofit.data.samples import FileLoader
 
 SOUND = ("speech-seq2seq", "ctc", "audio-classification")
@@ -28,7 +28,7 @@ _SAID, _CLASS = ("audio", "transcript"), ("audio", "label")
 class Recordings:
     """Files of sound; the feature extractor is asked for a batch when it is taken."""
 
-    files: Sequence[str]
+    files: Sequence[str | Stored]
     locations: Sequence[str]
     labels: torch.Tensor | Sequence[torch.Tensor]  # the class of each, or the tokens that are said
     processing: Processing
@@ -120,28 +120,32 @@ def _long_enough(samples: Recordings, seconds: list[float], samples_a_label: int
     return Recordings(*parts, samples.processing), [note]
 
 
-def _seconds(file: str, location: str) -> float:
+def _seconds(file: str | Stored, location: str) -> float:
     """How long a file of sound is, by its head."""
     import soundfile
 
     with _readable(file, location):
-        seconds = float(soundfile.info(file).duration)
+        seconds = float(soundfile.info(_opened(file)).duration)
     if not seconds:
         raise InputError(f"{location}: {file} holds no sound.", "Remove it.")
     return seconds
 
 
-def _wave(file: str, rate: int, location: str) -> Any:
+def _wave(file: str | Stored, rate: int, location: str) -> Any:
     """The mean of a file's channels at a rate."""
     import soundfile
     import soxr
 
     with _readable(file, location):
-        wave, found = soundfile.read(file, dtype="float32", always_2d=True)
+        wave, found = soundfile.read(_opened(file), dtype="float32", always_2d=True)
         return soxr.resample(wave.mean(axis=1), found, rate)
 
 
-def _readable(file: str, location: str) -> Any:
+def _opened(file: str | Stored) -> Any:
+    return file.source() if isinstance(file, Stored) else file
+
+
+def _readable(file: str | Stored, location: str) -> Any:
     message = f"{location}: the sound {file} cannot be read: {{}}.".format
     return reported(
         lambda error: message(type(error).__name__), "Repair or remove it; WAV, FLAC, Ogg and MP3 are read."

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from transformers.models.smolvlm import processing_smolvlm
@@ -121,6 +122,23 @@ def test_the_name_that_fast_image_processors_had(folder: Path) -> None:
     (folder / "preprocessor_config.json").write_text(settings.replace('ImageProcessor"', 'ImageProcessorFast"'))
     made = load_processor(folder, "qwen2_5_vl")
     assert learnt(made, whole(made, folder, {"image": "a.png", "text": "red"})) == "red<|im_end|>\n"
+
+
+def test_a_saved_data_set_of_images(processor: Any, folder: Path) -> None:
+    files = [str(folder / "a.png"), str(folder / "wide.png")]
+    one = datasets.Dataset.from_dict({"image": files, "n": [1, 2], "text": ["red", "blue"]})
+    one.cast_column("image", datasets.Image()).save_to_disk(str(folder / "one"))
+    samples = loader(processor, folder / "one").samples
+    batch = samples.batch(torch.arange(2))
+    assert [learnt(processor, batch, row) for row in (0, 1)] == ["red<|im_end|>\n", "blue<|im_end|>\n"]
+    assert batch["image_grid_thw"].tolist() == [[1, 2, 2], [1, 2, 4]]
+    turn = {"role": datasets.Value("string"), "content": datasets.Value("string")}
+    features = datasets.Features({"images": datasets.List(datasets.Image()), "messages": [turn]})
+    rows = [{"images": files[::step], "messages": [{"role": "user", "content": "a"}, TURNS[1]]} for step in (-1, 1)]
+    several = datasets.Dataset.from_list(rows, features=features).select([1])
+    several.save_to_disk(str(folder / "several"))
+    batch = loader(processor, folder / "several").samples.batch(torch.arange(1))
+    assert batch["image_grid_thw"].tolist() == [[1, 2, 2], [1, 2, 4]]
 
 
 def test_captions(processor: Any, folder: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from transformers import Wav2Vec2FeatureExtractor, WhisperFeatureExtractor
@@ -58,6 +59,17 @@ def test_classes(folder: Path) -> None:
     )
     assert found.samples.batch(torch.arange(2))["labels"].tolist() == [1, 0]
     assert found.label_names == {"high": 0, "low": 1}
+
+
+def test_a_saved_data_set_of_sound(folder: Path) -> None:
+    data = datasets.Dataset.from_dict({"audio": [str(folder / "low.wav")], "text": ["abc"]})
+    data = data.cast_column("audio", datasets.Audio(decode=False))
+    data.map(lambda row: {"audio": {"bytes": Path(row["audio"]["path"]).read_bytes(), "path": None}}).cast_column(
+        "audio", datasets.Audio()
+    ).save_to_disk(str(folder / "saved"))
+    batch = whole(folder / "saved")
+    assert batch["input_values"].shape == (1, 3200)
+    assert batch["labels"].tolist() == [[6, 7, 8]]
 
 
 def test_sound_is_resampled_and_its_channels_are_mixed(folder: Path) -> None:
