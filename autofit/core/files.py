@@ -84,10 +84,13 @@ def check_readable(path: Path, what: str) -> None:
 def check_writable(path: Path, *, folder: bool, remedy: str) -> None:
     """Raise an InputError where a file, or a folder for files, surely cannot be made or written."""
     path = path.absolute()
+    if not folder and not path.exists():  # what a link names need not be there yet
+        path = Path(os.path.realpath(path))
     there = next(each for each in (path, *path.parents) if os.path.lexists(each))
     if (there != path or folder) and not there.is_dir():
         raise InputError(f"{there} is a file, not a directory.", remedy)
     wrong = errno.EISDIR if there.is_dir() and there == path and not folder else errno.EACCES
+    wrong = errno.ELOOP if there.is_symlink() and not there.exists() else wrong
     if wrong == errno.EISDIR or not os.access(there, os.W_OK):
         raise InputError(f"{path} cannot be written: {os.strerror(wrong)}.", remedy)
 
@@ -131,8 +134,10 @@ def locked(path: Path) -> Iterator[IO[str]]:
 
 def cache_file(kind: str, name: str) -> Path:
     """The path of a file in the user's cache, by the XDG base directory specification."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "autofit" / kind / name
+    home = expanded("~/.cache")
+    if not home.is_absolute():  # a user without a home, as in a container: nothing can be kept
+        home = Path("/nonexistent")
+    return Path(os.environ.get("XDG_CACHE_HOME") or home) / "autofit" / kind / name
 
 
 def write_cache(path: Path, text: str) -> None:

@@ -33,6 +33,9 @@ def test_files_lie_where_the_user_wants_caches(tmp_path: Path, monkeypatch: pyte
     assert cache_file("rates", "a.json") == tmp_path / "autofit" / "rates" / "a.json"
     monkeypatch.setenv("XDG_CACHE_HOME", "")  # which the specification treats as unset
     assert cache_file("rates", "a.json") == Path.home() / ".cache" / "autofit" / "rates" / "a.json"
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 54321)  # of no user that the system knows
+    assert cache_file("rates", "a.json") == Path("/nonexistent/autofit/rates/a.json")
 
 
 def test_the_cache_holds_the_latest_text(tmp_path: Path) -> None:
@@ -228,10 +231,14 @@ def test_what_can_be_written(tmp_path: Path) -> None:
     check_writable(file, folder=False, remedy="")
     check_writable(tmp_path / "new" / "run", folder=True, remedy="")
     check_writable(Path("/dev/null"), folder=False, remedy="")
+    (tmp_path / "link").symlink_to("new/file")
+    check_writable(tmp_path / "link", folder=False, remedy="")
+    (tmp_path / "loop").symlink_to("loop")
     for path, folder, reason in (
         (file, True, "file is a file, not a directory. Choose"),
         (file / "x", False, "file is a file, not a directory. Choose"),
         (tmp_path, False, "cannot be written: Is a directory. Choose"),
+        (tmp_path / "loop", False, "cannot be written: Too many levels of symbolic links. Choose"),
     ):
         with pytest.raises(InputError, match=reason):
             check_writable(path, folder=folder, remedy="Choose another.")
