@@ -13,6 +13,17 @@ from rich.console import Console
 INTERRUPTED = 130  # the exit code
 
 
+class _Stderr(io.FileIO):
+    """What it cannot print, on a full disk or to a reader that has gone, ends no search and no training."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            drop_rest(self.fileno())
+            return len(data)
+
+
 def open_streams() -> None:
     """Make stdout and stderr print any character. One that was closed must not be the first file that is opened: stderr
     goes nowhere, and stdout is an OSError, before a command works for nothing."""
@@ -21,6 +32,9 @@ def open_streams() -> None:
     os.close(number)
     if sys.stderr is None:
         sys.stderr = io.StringIO()
+    elif (stream := sys.__stderr__) is not None and stream is sys.stderr:
+        raw = io.BufferedWriter(_Stderr(stream.fileno(), "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=True)
     if sys.stdout is None:
         raise OSError(errno.EBADF, "it is closed")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -53,7 +67,4 @@ def print_error(message: str, remedy: str, as_json: bool) -> None:
     if as_json:
         print_json({"schema": 1, "error": {"message": message, "remedy": remedy}})
     sentence = "".join(c if c.isprintable() else repr(c)[1:-1] for c in f"autofit: {message} {remedy}".strip())
-    try:
-        Console(stderr=True, soft_wrap=True).print(sentence, markup=False, highlight=False)
-    except OSError:  # a full disk: the exit code still says it
-        drop_rest(2)
+    Console(stderr=True, soft_wrap=True).print(sentence, markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a training: it stops after the step that runs, when its weights are whole."""
+"""Ctrl-C, SIGTERM and a lost terminal during a training: it stops after the step that runs, with whole weights."""
 
 import signal
 import threading
@@ -7,8 +7,8 @@ from typing import Any
 
 
 class Interrupts:
-    """While it is entered, the first SIGINT or SIGTERM is noted in `received`; the second one acts at once. Only in the
-    main thread, where Python delivers signals, and only where nobody else handles them."""
+    """While it is entered, the first SIGINT, SIGTERM or SIGHUP is noted in `received`; the second acts at once. Only in
+    the main thread, where Python delivers signals, and only where nobody else handles or ignores them."""
 
     def __init__(self, notify: Callable[[str], None]) -> None:
         self.received: int | None = None
@@ -17,8 +17,8 @@ class Interrupts:
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
-            for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
-                if signal.getsignal(number) == default:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                     self._before[number] = signal.signal(number, self._note)
         return self
 

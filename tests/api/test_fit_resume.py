@@ -152,9 +152,9 @@ def test_two_trainings_do_not_share_a_directory(tmp_path: Path) -> None:
     assert len(fitted(output_dir=tmp_path, callbacks=(second,)).history) == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_a_checkpoint_before_it_acts(tmp_path: Path, number: signal.Signals) -> None:
-    """SIGTERM would end the tests: what is done by default stands in for it."""
+    """But for SIGINT it would end the tests: what is done by default stands in for it."""
     whole, said, ended = fitted(), list[Any](), list[int]()
 
     def send(report: StepReport) -> None:
@@ -162,7 +162,7 @@ def test_a_signal_saves_a_checkpoint_before_it_acts(tmp_path: Path, number: sign
             os.kill(os.getpid(), number)
 
     with pytest.MonkeyPatch.context() as patch, signals_by_default():
-        if number == signal.SIGTERM:
+        if number != signal.SIGINT:
             patch.setattr("autofit.training.interrupts.signal.raise_signal", stop_instead(ended))
         with pytest.raises(KeyboardInterrupt):
             fitted(output_dir=tmp_path, checkpoint_every=1000, callbacks=(send,), listener=said.append)
@@ -185,9 +185,11 @@ def stop_instead(ended: list[int]) -> Any:
 @contextlib.contextmanager
 def signals_by_default() -> Iterator[None]:
     """Whatever runs the tests may have handlers of its own."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    defaults = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.SIG_DFL)
+    before: dict[int, Any] = {number: signal.signal(number, handler) for number, handler in defaults.items()}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+    for number, handler in before.items():
         signal.signal(number, handler)
 
 
