@@ -91,7 +91,7 @@ def train(
         callbacks = (*callbacks, recorder) if recorder else callbacks
         training |= {"eval_loader": eval_loader.in_order if eval_loader else None, "seed": seed, "output_dir": output}
         training |= {"callbacks": callbacks, "listener": listener, "progress": progress, "device": device}
-        trained = fit(model, loader, config=saved.config, **training)
+        trained = fit(model, loader, loss=workload.loss, config=saved.config, **training)
     if step_trace and recorder:
         listener(Note(step_trace.message if recorder.done else "no step was recorded: fewer than three were trained."))
     if output:

@@ -19,11 +19,14 @@ from autofit.core.errors import InputError, reported, sentence, shown
 from autofit.core.files import read_text
 
 TEXT, COMPLETION, MESSAGES, LABELLED = ("text",), ("prompt", "completion"), ("messages",), ("text", "label")
-PAIR = ("source", "target")
+PAIR, TWINS, TAGGED = ("source", "target"), ("anchor", "positive"), ("tokens", "tags")
 Form = tuple[str, ...]  # the fields that every row has
 _NAMES = {  # what a field may be called, the first before the next: as in public data sets
     "source": ("source", "prompt", "text", "document", "article", "dialogue"),
     "target": ("target", "completion", "summary", "highlights"),
+    "anchor": ("anchor", "query", "question"),
+    "positive": ("positive", "answer", "passage", "document"),
+    "tags": ("tags", "ner_tags", "pos_tags", "labels"),
     "image": ("image", "images", "file_name"),
     "audio": ("audio", "file_name"),
     "transcript": ("text", "sentence", "transcription", "transcript"),
@@ -206,6 +209,11 @@ def _checked(value: Any, name: str, location: str) -> Any:
     """The checked value; messages become JSON, because their keys differ from row to row."""
     if name in ("label", "image", "audio"):
         return value
+    if name in TAGGED:
+        if not isinstance(value, list):
+            message = f"{location}: {name} must be a list with an entry for each word, not {type(value).__name__}."
+            raise InputError(message, 'For example {"tokens": ["In", "Oslo"], "tags": ["O", "B-LOC"]}.')
+        return value if name == "tags" else [_checked(word, "a word of tokens", location) for word in value]
     if name == "messages":
         return _checked_messages(value, location)
     if name == "conversations":

@@ -96,6 +96,23 @@ class Ragged:
 
 
 @dataclass(frozen=True)
+class Twins:
+    """Two texts to a sample, side by side: [samples, 2, tokens]."""
+
+    texts: Ragged  # the first text of every sample, then the second of every one
+
+    def __len__(self) -> int:
+        return len(self.texts) // 2
+
+    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+        both = torch.stack([chosen, chosen + len(self)], dim=1)
+        return {name: part.unflatten(0, (-1, 2)) for name, part in self.texts.batch(both.flatten()).items()}
+
+    def largest_id(self) -> int:
+        return self.texts.largest_id()
+
+
+@dataclass(frozen=True)
 class Pictures:
     """Pixels as bytes of each image, [channels, height, width], in a cache file; normalised when a batch is taken."""
 

@@ -1,6 +1,7 @@
 """Text as training data: rows become samples, packed into whole sequences or padded within a batch."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import torch
 from autofit.core.errors import InputError, counted
 from autofit.core.workload import Workload
 from autofit.data.byte_tokenizer import CHAT_TEMPLATE
-from autofit.data.labels import labels_from
-from autofit.data.options import DataOptions
-from autofit.data.rows import COMPLETION, LABELLED, MESSAGES, PAIR, TEXT, read_rows
-from autofit.data.samples import FileLoader, Ragged, Stacked
+from autofit.data.labels import Labels, labels_from
+from autofit.data.options import DataOptions, LabelRule
+from autofit.data.rows import COMPLETION, LABELLED, MESSAGES, PAIR, TAGGED, TEXT, TWINS, Rows, read_rows
+from autofit.data.samples import FileLoader, Ragged, Stacked, Twins
 from autofit.data.tokens import Encoding, encode, marks_assistant_turns
 
 FORMS = {
@@ -21,6 +22,8 @@ FORMS = {
     "masked-lm": (TEXT,),
     "sequence-classification": (LABELLED,),
     "seq2seq": (PAIR,),
+    "token-classification": (TAGGED,),
+    "embeddings": (TWINS,),
 }
 
 
@@ -34,20 +37,27 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
     rows = read_rows(path, FORMS[workload.task], by_line=options.packing is False)
     packing = rows.form == TEXT if options.packing is None else options.packing
     notes = _prepare_chat_template(tokenizer) if rows.form == MESSAGES else []
-    classes = labels_from(rows.columns["label"], rows.locations, options.labels) if rows.form == LABELLED else None
+    rows, classes = _classes(rows, options.labels)
     encoded = encode(rows, Encoding(tokenizer, None if packing else length, is_masked), progress=options.progress)
     ids, labels = _flat(encoded, "input_ids"), _flat(encoded, "labels")
     if not len(ids):
         raise InputError(f"the data in {path} holds no text.", "Give at least one line that has some.")
     if cut := sum(encoded["cut"]):
         notes.append(f"cut to {length} tokens: {cut} of {counted(len(encoded), 'sample')}.")
+    size, zeros = workload.effective_batch_size, getattr(workload.batch, "zeros", ())
+    if rows.form == TWINS:
+        spans = torch.cat([_spans(encoded, "input_ids"), _spans(encoded, "labels") + len(ids)])
+        texts = Ragged({"input_ids": torch.cat([ids, labels])}, spans, tokenizer.pad_token_id or 0)
+        return FileLoader(Twins(texts), size, notes=tuple(notes))
     samples: Stacked | Ragged
     if packing:
         inputs = _packed(ids, length)
         samples = Stacked({"input_ids": inputs, "labels": _packed(labels, length) if len(labels) else inputs})
     else:
-        by_token = {"input_ids": ids} if classes else {"input_ids": ids, "labels": labels if len(labels) else ids}
-        per_sample = {"labels": classes.numbers} if classes else {}
+        by_token = {"input_ids": ids, "labels": labels if len(labels) else ids}
+        per_sample = {}
+        if classes and rows.form == LABELLED:
+            by_token, per_sample = {"input_ids": ids}, {"labels": classes.numbers}
         label_spans = _spans(encoded, "labels") if rows.form == PAIR else None
         samples = Ragged(by_token, _spans(encoded, "input_ids"), tokenizer.pad_token_id or 0, per_sample, label_spans)
     has_labels = samples.has_labels(shifted=workload.task == "causal-lm")
@@ -60,8 +70,23 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
         samples = samples.only(has_labels)
     mask_id = int(tokenizer.mask_token_id) if is_masked else None
     label_names = classes.names if classes else {}
-    size, zeros = workload.effective_batch_size, getattr(workload.batch, "zeros", ())
     return FileLoader(samples, size, mask_id, notes=tuple(notes), label_names=label_names, zeros=zeros)
+
+
+def _classes(rows: Rows, rule: LabelRule) -> tuple[Rows, Labels | None]:
+    """The classes of samples, or of words, whose tags become their numbers."""
+    if rows.form == LABELLED:
+        return rows, labels_from(rows.columns["label"], rows.locations, rule)
+    if rows.form != TAGGED:
+        return rows, None
+    words, tags = rows.columns["tokens"], rows.columns["tags"]
+    for given, tagged, location in zip(words, tags, rows.locations, strict=True):
+        if len(given) != len(tagged):
+            raise InputError(f"{location}: {len(given)} words have {len(tagged)} tags.", "Give each word one tag.")
+    located = [location for row, location in zip(tags, rows.locations, strict=True) for _ in row]
+    classes = labels_from([tag for row in tags for tag in row], located, rule)
+    numbers = [part.tolist() for part in classes.numbers.split([len(row) for row in tags])]
+    return replace(rows, columns={"tokens": words, "tags": numbers}), classes
 
 
 def _prepare_chat_template(tokenizer: Any) -> list[str]:

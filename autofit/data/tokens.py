@@ -17,10 +17,10 @@ import datasets
 import numpy as np
 from datasets.fingerprint import Hasher
 
-from autofit.core.errors import InputError, sentence
+from autofit.core.errors import InputError, reported, sentence
 from autofit.data.batch import IGNORED_LABEL
 from autofit.data.byte_tokenizer import byte_ids, is_byte_tokenizer
-from autofit.data.rows import COMPLETION, LABELLED, MESSAGES, PAIR, Rows
+from autofit.data.rows import COMPLETION, LABELLED, MESSAGES, PAIR, TAGGED, TWINS, Rows
 
 Columns = dict[str, list[Any]]
 _FEATURES = {
@@ -42,7 +42,7 @@ class Encoding:
 def encode(rows: Rows, encoding: Encoding, *, progress: bool) -> datasets.Dataset:
     """A data set with `input_ids`, `labels` (empty where they are the ids) and whether a row was `cut`."""
     is_framed = rows.form == LABELLED or (encoding.masked and encoding.length is not None)
-    encoders = {COMPLETION: _completions, MESSAGES: _chats, PAIR: _pairs}
+    encoders = {COMPLETION: _completions, MESSAGES: _chats, PAIR: _pairs, TWINS: _pairs, TAGGED: _tagged}
     encoder = encoders.get(rows.form, _framed if is_framed else _texts)
     return cached_map(
         {**{name: rows.columns[name] for name in rows.form if name != "label"}, "location": rows.locations},
@@ -143,14 +143,31 @@ def _framed(encoding: Encoding, rows: Columns) -> Columns:
 
 
 def _pairs(encoding: Encoding, rows: Columns) -> Columns:
-    """What is read, and what is to be written, each within the tokens that the tokenizer puts around it."""
-    sources, is_cut = _within(encoding, "text", [text or " " for text in rows["source"]])
-    targets, is_cut_too = _within(encoding, "text_target", rows["target"])
+    """Two texts, each within the tokens that the tokenizer puts around it; the second one, as `labels`, is to be
+    written, or is of the same kind as the first."""
+    (first, second), argument = (PAIR, "text_target") if "target" in rows else (TWINS, "text")
+    sources, is_cut = _within(encoding, "text", [text or " " for text in rows[first]])
+    targets, is_cut_too = _within(encoding, argument, rows[second])
     return {
         "input_ids": [ids for ids, _ in sources],
         "labels": [ids for ids, _ in targets],
         "cut": [any(both) for both in zip(is_cut, is_cut_too, strict=True)],
     }
+
+
+def _tagged(encoding: Encoding, rows: Columns) -> Columns:
+    """Words, of which the first token has the number of the word's tag; no other token counts."""
+    options = {"is_split_into_words": True, "truncation": True, "max_length": encoding.length, "verbose": False}
+    remedy = 'Set "add_prefix_space": true in its tokenizer_config.json where that is what is missing.'
+    with reported(lambda error: f"the tokenizer does not take words one by one: {sentence(error)}.", remedy):
+        output = encoding.tokenizer(rows["tokens"], **options)
+    columns: Columns = {"input_ids": output["input_ids"], "labels": [], "cut": []}
+    for number, tags in enumerate(rows["tags"]):
+        words = output.word_ids(number)
+        pairs = zip([None, *words], words, strict=False)
+        columns["labels"].append([IGNORED_LABEL if word in (None, before) else tags[word] for before, word in pairs])
+        columns["cut"].append(max((word for word in words if word is not None), default=-1) < len(tags) - 1)
+    return columns
 
 
 def _within(

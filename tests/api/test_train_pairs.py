@@ -1,4 +1,4 @@
-"""`autofit train` on pairs of texts: T5 and BART learn the second from the first."""
+"""`autofit train` on pairs of texts, of which T5 and BART write the second and BERT unites both; and on words."""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from autofit.core.errors import InputError
 from tests.api.trained_files import Run
 from tests.data.letters import letters
 
@@ -56,3 +57,31 @@ def test_what_was_trained_is_loaded_and_evaluated(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
     inputs = tokenizer("abc", return_tensors="pt", return_token_type_ids=False)
     assert model.generate(**inputs, max_new_tokens=2).shape[0] == 1
+
+
+BERT = {"model_type": "bert", "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 16}
+BERT |= {"vocab_size": 40, **dict.fromkeys(("hidden_size", "intermediate_size"), 32)}
+
+
+def test_embeddings(tmp_path: Path) -> None:
+    run = Run(tmp_path, "embeddings", {**BERT, "architectures": ["BertModel"]}, length=16)
+    run.content["config"] = {}
+    letters(framed=True).save_pretrained(run.model)
+    rows = [{"anchor": letter * length, "positive": letter} for length, letter in enumerate("abcdefgh", start=1)]
+    data = run.data(*rows)
+    trained = run.train(data, epochs=15, lr=1e-3, eval_data=data)
+    assert trained.history[-1].loss < 0.5 * trained.history[0].loss
+    assert trained.evaluations[-1] < trained.evaluations[0]
+    run.content["config"] = {"micro_batch_size": 2}
+    with pytest.raises(InputError, match="it cannot be split"):  # each pair is told from all others of its batch
+        run.train(data, steps=1)
+
+
+def test_tags_of_words(tmp_path: Path) -> None:
+    config = {**BERT, "architectures": ["BertForTokenClassification"], "id2label": {"0": "x", "1": "y"}}
+    run = Run(tmp_path, "token-classification", config, length=16)
+    letters(framed=True).save_pretrained(run.model)
+    rows = [{"tokens": ["ab", letter], "tags": ["O", "B"]} for letter in "cdefghij"]
+    trained = run.train(run.data(*rows), epochs=10, output=tmp_path / "out")
+    assert trained.history[-1].loss < 0.3 * trained.history[0].loss
+    assert trained.model.config.id2label == {0: "B", 1: "O"}

@@ -219,3 +219,46 @@ def test_a_pair_without_a_token_to_write_is_left_out(tmp_path: Path) -> None:
     found = loader(lines(tmp_path, *rows), task="seq2seq", tokenizer=letters())
     assert found.notes == ("left out, without a label to learn within 8 tokens: 1 of 3 samples.",)
     assert found.samples.batch(torch.arange(2))["labels"].tolist() == [[8], [9]]
+
+
+# Words with tags, and pairs of texts that mean the same
+
+
+def test_the_first_token_of_each_word_has_its_tag(tmp_path: Path) -> None:
+    rows = {"tokens": ["ab", "c"], "ner_tags": ["LOC", "O"]}, {"tokens": ["d"], "ner_tags": ["O"]}
+    found = loader(lines(tmp_path, *rows), task="token-classification", tokenizer=letters(framed=True))
+    assert found.label_names == {"LOC": 0, "O": 1}
+    batch = found.samples.batch(torch.arange(2))
+    assert batch["input_ids"].tolist() == [[4, 6, 7, 8, 5], [4, 9, 5, 3, 3]]
+    assert batch["labels"].tolist() == [[NO, 0, NO, 1, NO], [NO, 1, NO, NO, NO]]
+
+
+def test_words_beyond_the_length_are_cut(tmp_path: Path) -> None:
+    found = loader(lines(tmp_path, {"tokens": [*"abcdefgh"], "tags": [0] * 8}), task="token-classification")
+    assert found.notes == ()
+    path = lines(tmp_path, {"tokens": [*"abcdefghi"], "tags": [0] * 9}, {"tokens": [*"abcde"], "tags": [1] * 5})
+    assert loader(path, task="token-classification").notes == ("cut to 8 tokens: 1 of 2 samples.",)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"tokens": ["a", "b"], "tags": [0]}, "line 1: 2 words have 1 tags"),
+        ({"tokens": "ab", "tags": [0]}, "line 1: tokens must be a list with an entry for each word, not str"),
+        ({"tokens": [1], "tags": [0]}, "line 1: a word of tokens must be text, not int"),
+        ({"tokens": ["a"], "tags": [2]}, "line 1: label 2, but the model has classes 0 to 1"),
+        ({"tokens": ["a"]}, "line 1 lacks tags or ner_tags or pos_tags or labels"),
+    ],
+)
+def test_wrong_tags(tmp_path: Path, row: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        loader(lines(tmp_path, row), task="token-classification")
+
+
+def test_twins_stand_side_by_side(tmp_path: Path) -> None:
+    rows = {"anchor": "ab", "positive": "c"}, {"query": "d", "answer": "efg"}
+    found = loader(lines(tmp_path, *rows), task="embeddings", tokenizer=letters(framed=True))
+    assert len(found) == 1
+    batch = found.samples.batch(torch.tensor([1, 0]))
+    assert batch["input_ids"].tolist() == [[[4, 9, 5, 3, 3], [4, 10, 11, 12, 5]], [[4, 6, 7, 5, 3], [4, 8, 5, 3, 3]]]
+    assert batch["attention_mask"].sum(-1).tolist() == [[3, 5], [4, 3]]
