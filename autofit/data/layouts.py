@@ -51,7 +51,7 @@ def _of_lists(parts: Mapping[Any, Any]) -> Layout | None:
     counts = rows or {len(lists[name]) for name in dicts or lists}
     if len(counts) != 1:
         return None
-    samples, certain = counts.pop(), bool(dicts) and (bool(rows) or len(lists) > 1)
+    (samples,), certain = counts, bool(dicts) and (bool(rows) or len(lists) > 1)
     sizes, own = [0] * samples, set()
     for name, part in lists.items():
         items = [_tensors(item) for item in part]

@@ -90,6 +90,7 @@ DETECTION: dict[str, Any] = {
     "as many boxes as images": {"pixel_values": torch.zeros(3, 1, 2, 2), "labels": boxes(3, 3, 3)},
     "images and targets": ([torch.zeros(3, 4 + i, 4) for i in range(3)], boxes(1, 2, 3)),
     "samples": [{"image_id": torch.tensor(i), **each} for i, each in enumerate(boxes(1, 2, 2))],
+    "under a name of one's own": {"x": torch.zeros(3, 1, 2, 2), "y": [{"boxes": torch.ones(2, 4)} for _ in range(3)]},
     "masks": {"pixel_values": torch.zeros(3, 1, 2, 2), "mask_labels": [torch.ones(n, 2, 2) for n in (3, 3, 3)]},
 }
 
