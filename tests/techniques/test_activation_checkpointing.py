@@ -390,3 +390,27 @@ def test_a_decoder_beside_an_encoder_caches_nothing_either(value: str) -> None:
     torch.testing.assert_close(accumulate(setup, batch(2)), plain)
     setup.close()
     assert living.config.use_cache and living.decoder.config.use_cache
+
+
+@pytest.mark.parametrize("value", ["full", "selective", "alternate"])
+def test_a_model_that_caches_whatever_its_config_says_is_recomputed_without(value: str) -> None:
+    from transformers import DynamicCache, EncoderDecoderCache, XLMConfig, XLMWithLMHeadModel
+
+    config = XLMConfig(vocab_size=64, emb_dim=32, n_layers=3, n_heads=2, dropout=0.0, attention_dropout=0.0)
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return XLMWithLMHeadModel(config)
+
+    def batch(n: int) -> dict[str, torch.Tensor]:
+        return {name: torch.arange(8 * n).view(n, 8) % 64 for name in ("input_ids", "labels")}
+
+    workload = Workload(model=model, batch=batch, effective_batch_size=2)
+    plain = accumulate(build(workload, {}, tiny.CPU, model=model()), batch(2))
+    setup = build(workload, {"activation_checkpointing": value}, tiny.CPU, model=model())
+    torch.testing.assert_close(accumulate(setup, batch(2)), plain)
+    cache = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
+    with torch.no_grad():  # as a generation within the run
+        setup.model.transformer(batch(2)["input_ids"], cache=cache)
+    assert cache.get_seq_length() == 8
+    setup.close()
