@@ -32,7 +32,7 @@ class RandomImageText:
     vocab_size: int
     avoided: tuple[int, ...]  # tokens that mean something else than text
     before: tuple[int, ...]  # the image's tokens
-    image_token: int
+    image_token: int  # -1 where images are no tokens
     image_tokens: int
     after: tuple[int, ...]
     pixels: tuple[int, ...]
@@ -70,7 +70,8 @@ def image_text_batches(asked: Asked) -> RandomImageText:
     config, text = asked.config, asked.config.get_text_config()
     vision = getattr(config, "vision_config", None)
     token = next((n for key in _IMAGE_TOKEN if isinstance(n := getattr(config, key, None), int)), None)
-    if vision is None or token is None or "pixel_values" not in asked.arguments:
+    beside = token is None and not any(hasattr(config, key) for key in _IMAGE_TOKEN)  # BLIP attends to images apart
+    if vision is None or (token is None and not beside) or "pixel_values" not in asked.arguments:
         raise InputError(f"autofit knows no batches of images and text for {asked.name}.", YOUR_FUNCTION)
     images_of_sample = "pixel_attention_mask" in asked.arguments
     channels, sizes = image_channels(asked, vision), None
@@ -82,7 +83,7 @@ def image_text_batches(asked: Asked) -> RandomImageText:
         sides = image_sides(asked, vision)
         pixels = (channels, *sides)
         sizes = sides if asked.config.model_type in _SIZED else None
-        tokens = _counted_tokens(asked, vision, pixels)
+        tokens = 0 if token is None else _counted_tokens(asked, vision, pixels)
     before, after = ([t for key in keys if isinstance(t := getattr(config, key, None), int)] for keys in _AROUND)
     length = asked.length(positions(text))
     if length < len(before) + tokens + len(after) + 2:
@@ -90,7 +91,7 @@ def image_text_batches(asked: Asked) -> RandomImageText:
         raise InputError(message, f"Give at least {len(before) + tokens + len(after) + 2}.")
     vocabulary, pad = asked.size(text, "vocab_size"), padding(text)
     rule = f"the image token of {asked.name} must be from 0 to below vocab_size {vocabulary}"
-    require(0 <= token < vocabulary, rule, token)
+    require(token is None or 0 <= token < vocabulary, rule, token)
     others = (getattr(config, key, None) for key in (*_IMAGE_TOKEN, *_VIDEO_TOKEN, *_AROUND[0], *_AROUND[1]))
     avoided = {t for t in (pad, *others) if isinstance(t, int) and 0 <= t < vocabulary}
     return RandomImageText(
@@ -98,7 +99,7 @@ def image_text_batches(asked: Asked) -> RandomImageText:
         vocab_size=vocabulary,
         avoided=tuple(sorted(avoided)),
         before=tuple(before),
-        image_token=token,
+        image_token=-1 if token is None else token,
         image_tokens=tokens,
         after=tuple(after),
         pixels=pixels,
@@ -124,6 +125,9 @@ def _counted_tokens(asked: Asked, vision: Any, pixels: tuple[int, ...]) -> int:
     import transformers
 
     patch, config = getattr(vision, "patch_size", None), asked.config
+    queries = getattr(config, "num_query_tokens", None)  # BLIP-2's
+    if isinstance(queries, int):
+        return queries
     merged = getattr(config, "scale_factor", None) or getattr(config, "spatial_merge_size", None)
     if isinstance(patch, int) and isinstance(merged, int):
         return (pixels[1] // patch // merged) * (pixels[2] // patch // merged)

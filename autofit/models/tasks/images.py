@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from autofit.core.errors import InputError, shown
 from autofit.models.tasks.sizes import Asked
-from autofit.models.tasks.text import SEED, ClassLabels, class_labels
+from autofit.models.tasks.text import SEED, ClassLabels, RandomTokens, class_labels, text_batches
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +70,27 @@ class RandomBoxes(RandomImages):
 
 
 @dataclass(frozen=True)
+class RandomPatches(RandomImages):
+    """n -> a square of patches of images, in rows: [n, patches, values of a patch], and how many a side has."""
+
+    side: int = 1  # patches in a row; height and width are those of a patch
+
+    def __call__(self, n: int) -> dict[str, torch.Tensor]:
+        import torch
+
+        patches, values = self.side * self.side, self.channels * self.height * self.width
+        generator, pixels = _pixels(n, patches, values)
+        shapes = torch.full((n, 2), self.side, device="cpu")
+        mask = torch.ones((n, patches), dtype=torch.long, device="cpu")
+        return {
+            "pixel_values": pixels,
+            "pixel_attention_mask": mask,
+            "spatial_shapes": shapes,
+            "labels": self.labels(n, generator),
+        }
+
+
+@dataclass(frozen=True)
 class RandomVideos(RandomImages):
     """n -> normally distributed pixels [n, frames, channels, height, width] and class labels."""
 
@@ -92,10 +114,16 @@ def _pixels(*shape: int) -> tuple[torch.Generator, torch.Tensor]:
     return generator, torch.randn(shape, generator=generator, device="cpu")
 
 
-def image_batches(asked: Asked) -> RandomImages:
+def image_batches(asked: Asked) -> RandomImages | RandomTokens:
     """The batches of a model of images, by its config."""
     asked.no_length("images")
+    if "input_ids" in asked.arguments and "pixel_values" not in asked.arguments:  # ImageGPT reads colours as words
+        return text_batches(replace(asked, task="sequence-classification", arguments=()))
     vision = getattr(asked.config, "vision_config", asked.config)  # of models of images and text
+    if "spatial_shapes" in asked.arguments:
+        size, channels = asked.size(vision, "patch_size"), image_channels(asked, vision)
+        side = math.isqrt(asked.size(vision, "num_patches"))
+        return RandomPatches(channels, size, size, class_labels(asked.config), side)
     (height, width), channels = image_sides(asked, vision), image_channels(asked, vision)
     labels = class_labels(asked.config)
     if asked.task == "video-classification":

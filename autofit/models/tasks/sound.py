@@ -31,6 +31,7 @@ class RandomSound:
     vocab_size: int = 0
     pad_token_id: int | None = None
     sequence_length: int | None = None  # the tokens, where they are what is asked for
+    masked: bool = False  # whether the forward counts the frames in a mask
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
         import torch
@@ -40,6 +41,9 @@ class RandomSound:
         if self.classes is not None:
             return {self.argument: sound, "labels": self.classes(n, generator)}
         labels = random_ids((n, self.tokens), self.vocab_size, self.pad_token_id, generator)
+        if self.masked:
+            mask = torch.ones(sound.shape[:2], dtype=torch.long, device="cpu")
+            return {self.argument: sound, "attention_mask": mask, "labels": labels}
         return {self.argument: sound, "labels": labels}
 
 
@@ -58,7 +62,8 @@ def sound_batches(asked: Asked) -> RandomSound:
     pad = pad if pad is not None and pad < vocabulary else None
     if asked.task == "ctc":
         asked.no_length("sound")
-        return RandomSound(argument, shape, None, _TOKENS_A_SECOND * _SECONDS, vocabulary, pad)
+        masked = argument == "input_features" and "attention_mask" in asked.arguments
+        return RandomSound(argument, shape, None, _TOKENS_A_SECOND * _SECONDS, vocabulary, pad, masked=masked)
     most = next((n for key in _MOST_TOKENS if isinstance(n := getattr(text, key, None), int)), None)
     length = asked.length(min(most or _USUAL_TOKENS, _USUAL_TOKENS) if asked.sequence_length is None else most)
     return RandomSound(argument, shape, None, length, vocabulary, pad, length)

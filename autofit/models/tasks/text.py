@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 SEED = 0
+_CHARACTERS = 0x110000  # of Unicode
 MASKED_FRACTION = 0.15  # of the tokens in masked-language modelling: BERT, arXiv:1810.04805, section 3.1
 
 
@@ -42,7 +43,8 @@ class RandomTokens:
     """n -> random token ids [n, sequence_length] and the labels of the task. No attention mask: every position counts,
     which is the worst case and what transformers assumes without one. The padding token is never drawn, because some
     models take it out of the count of positions. In masked-language modelling the first position is always predicted,
-    so no sample is empty. `zeros` are further arguments of that shape that a forward asks for."""
+    so no sample is empty. `zeros` are further arguments of that shape that a forward asks for, `boxes` whether it takes
+    the place of each token on its page."""
 
     task: str
     sequence_length: int
@@ -50,6 +52,7 @@ class RandomTokens:
     pad_token_id: int | None = None
     labels: ClassLabels | None = None
     zeros: tuple[str, ...] = ()
+    boxes: bool = False
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
         import torch
@@ -57,6 +60,8 @@ class RandomTokens:
         generator = torch.Generator(device="cpu").manual_seed(SEED)
         ids = random_ids((n, self.sequence_length), self.vocab_size, self.pad_token_id, generator)
         batch = {"input_ids": ids, **{name: torch.zeros_like(ids) for name in self.zeros}}
+        if self.boxes:
+            batch["bbox"] = torch.zeros((*ids.shape, 4), dtype=torch.long, device="cpu")
         return batch | self._targets(ids, generator)
 
     def _targets(self, ids: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -99,7 +104,8 @@ def class_labels(config: Any) -> ClassLabels:
 def text_batches(asked: Asked) -> RandomTokens:
     """The batches of a model of text, by its config."""
     text = asked.config.get_text_config()
-    vocabulary, pad = asked.size(text, "vocab_size"), padding(text)
+    by_characters = not hasattr(text, "vocab_size")  # CANINE hashes them
+    vocabulary, pad = _CHARACTERS if by_characters else asked.size(text, "vocab_size"), padding(text)
     shortest = 2 if asked.task == "causal-lm" else 1  # the first token of a sample is never predicted
     with_classes = asked.task in ("sequence-classification", "token-classification")
     return RandomTokens(
@@ -110,4 +116,5 @@ def text_batches(asked: Asked) -> RandomTokens:
         labels=class_labels(asked.config) if with_classes else None,
         # Gemma's models of images want to be told, in training, that no token is of an image.
         zeros=tuple(name for name in ("token_type_ids", "mm_token_type_ids") if name in asked.arguments),
+        boxes=any(hasattr(text, key) for key in ("max_2d_position_embeddings", "dim_bbox")),
     )

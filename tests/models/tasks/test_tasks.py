@@ -79,6 +79,7 @@ SMOL = {
     "image_token_id": 299,
 }
 BERT = {"model_type": "bert", **TEXT}
+CANINE = {key: value for key, value in TEXT.items() if key != "vocab_size"}
 
 # What a class is trained for, and the shapes of two samples: (model_type, class, config, --task, length), task, shapes
 Family = tuple[str, str, dict[str, Any], str | None, int | None]
@@ -92,6 +93,10 @@ FAMILIES: list[tuple[Family, str, dict[str, tuple[int, ...]]]] = [
       {**ENCODER_DECODER, "num_mel_bins": 16, "max_source_positions": 50, "max_target_positions": 40}, None, 8),
      "speech-seq2seq", {"input_features": (2, 16, 100), "labels": (2, 8)}),
     (("wav2vec2", "Wav2Vec2ForCTC", SPEECH, None, None), "ctc", {"input_values": (2, 160000), "labels": (2, 80)}),
+    (("parakeet_ctc", "ParakeetForCTC",
+      {"vocab_size": 300, "pad_token_id": 0,
+       "encoder_config": {**VISION, "num_mel_bins": 16, "subsampling_conv_channels": 8}}, None, None),
+     "ctc", {"input_features": (2, 1000, 16), "attention_mask": (2, 1000), "labels": (2, 80)}),
     (("hubert", "HubertForSequenceClassification", SPEECH, None, None),
      "audio-classification", {"input_values": (2, 160000), "labels": (2,)}),
     (("audio-spectrogram-transformer", "ASTForAudioClassification",
@@ -99,6 +104,10 @@ FAMILIES: list[tuple[Family, str, dict[str, tuple[int, ...]]]] = [
      "audio-classification", {"input_values": (2, 64, 32), "labels": (2,)}),
     (("bert", "BertForTokenClassification", TEXT, None, 8),
      "token-classification", {"input_ids": (2, 8), "labels": (2, 8)}),
+    (("bros", "BrosForTokenClassification", {**TEXT, "hidden_size": 64}, None, 8),
+     "token-classification", {"input_ids": (2, 8), "labels": (2, 8), "bbox": (2, 8, 4)}),
+    (("canine", "CanineForSequenceClassification", {**CANINE, "num_hash_buckets": 64, "downsampling_rate": 4}, None, 8),
+     "sequence-classification", {"input_ids": (2, 8), "labels": (2,)}),
     (("bert", "BertForQuestionAnswering", TEXT, None, 8),
      "question-answering", {"input_ids": (2, 8), "start_positions": (2,), "end_positions": (2,)}),
     (("bert", "BertModel", TEXT, "embeddings", 8), "embeddings", {"input_ids": (2, 2, 8)}),
@@ -106,6 +115,13 @@ FAMILIES: list[tuple[Family, str, dict[str, tuple[int, ...]]]] = [
       {"hidden_sizes": [16, 16, 16, 16], "depths": [1, 1, 1, 1], "decoder_hidden_size": 16, "image_size": 64,
        "num_attention_heads": [1, 1, 1, 1]}, None, None),
      "semantic-segmentation", {"pixel_values": (2, 3, 64, 64), "labels": (2, 64, 64)}),
+    (("imagegpt", "ImageGPTForImageClassification",
+      {"vocab_size": 64, "n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2}, None, None),
+     "image-classification", {"input_ids": (2, 16), "labels": (2,)}),
+    (("siglip2", "Siglip2ForImageClassification",
+      {"vision_config": {**VISION, "num_patches": 16, "num_labels": 3}, "text_config": TEXT}, None, None),
+     "image-classification",
+     {"pixel_values": (2, 16, 588), "pixel_attention_mask": (2, 16), "spatial_shapes": (2, 2), "labels": (2,)}),
     (("videomae", "VideoMAEForVideoClassification", {**VISION, "image_size": 32, "patch_size": 16, "num_frames": 4},
       None, None), "video-classification", {"pixel_values": (2, 4, 3, 32, 32), "labels": (2,)}),
     (("yolos", "YolosForObjectDetection",
@@ -116,6 +132,13 @@ FAMILIES: list[tuple[Family, str, dict[str, tuple[int, ...]]]] = [
     (("gemma3", "Gemma3ForConditionalGeneration", GEMMA3, "image-text-to-text", 16),
      "image-text-to-text",
      {"input_ids": (2, 16), "labels": (2, 16), "token_type_ids": (2, 16), "pixel_values": (2, 3, 56, 56)}),
+    (("blip", "BlipForConditionalGeneration",
+      {"text_config": TEXT, "vision_config": VISION, "image_text_hidden_size": 32}, "image-text-to-text", 8),
+     "image-text-to-text", {"input_ids": (2, 8), "labels": (2, 8), "pixel_values": (2, 3, 56, 56)}),
+    (("blip-2", "Blip2ForConditionalGeneration",
+      {"text_config": {**TEXT, "model_type": "llama"}, "vision_config": VISION, "num_query_tokens": 4,
+       "image_token_index": 299, "qformer_config": {**TEXT, "encoder_hidden_size": 32}}, "image-text-to-text", 8),
+     "image-text-to-text", {"input_ids": (2, 8), "labels": (2, 8), "pixel_values": (2, 3, 56, 56)}),
     (("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", QWEN, "image-text-to-text", 264),
      "image-text-to-text",
      {"input_ids": (2, 264), "labels": (2, 264), "mm_token_type_ids": (2, 264), "pixel_values": (2048, 1176),
@@ -200,7 +223,7 @@ def test_pairs_are_told_apart_by_their_loss(tmp_path: Path) -> None:
          "must be from 0 to below vocab_size 300, not -3."),
         (("videomae", "VideoMAEForVideoClassification", {**VISION, "num_frames": 10**12}, None, None),
          "num_frames cannot be 1000000000000. Correct it."),
-        (("blip", "BlipForConditionalGeneration", {}, None, 16),
+        (("pix2struct", "Pix2StructForConditionalGeneration", {}, None, 16),
          "autofit knows no batches of images and text for"),
     ],
 )  # fmt: skip
