@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import inspect
 import runpy
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -53,6 +54,7 @@ SEQUENCE_LENGTHS = {
     "image-text-to-text": 320,  # an image takes up to 256 tokens
 }
 EFFECTIVE_BATCH_SIZE = 4
+_TARGETS = {"labels", "start_positions", "actions"}  # arguments of which a forward computes a loss
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def _workloads(file: Path) -> list[str]:
 
 
 class NotBuiltError(Exception):
-    """There is no tiny config from which transformers itself builds the family here; the message says why."""
+    """There is no tiny config from which transformers builds and trains a family; the message says why."""
 
 
 def written(family: Family, folder: Path) -> tuple[str, dict[str, Any]]:
@@ -145,9 +147,11 @@ def written(family: Family, folder: Path) -> tuple[str, dict[str, Any]]:
             if getattr(config, key, None) is None:
                 setattr(config, key, 0)  # checkpoints say it, and default configs do not
         with torch.device("meta"):
-            getattr(transformers, family.architecture)(copy.deepcopy(config))
+            model = getattr(transformers, family.architecture)(copy.deepcopy(config))
     except Exception as error:
         raise NotBuiltError(told(error)) from error
+    if family.task != "embeddings" and not _TARGETS & {*inspect.signature(model.forward).parameters}:
+        raise NotBuiltError("transformers has no loss for it: its forward takes no labels")
     path = folder / family.task / family.name
     config.save_pretrained(path)
     options: dict[str, Any] = {"effective_batch_size": EFFECTIVE_BATCH_SIZE}

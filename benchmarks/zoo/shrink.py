@@ -25,7 +25,7 @@ _MOST: tuple[tuple[str, int], ...] = (
     (r"first_k_dense_replace|num_dense_layers|moe_layer_start_index", 1),
     (r"(.*_)?(layers|n_layers?|depth|num_blocks|num_block|resampler_depth|num_res_blocks)", 2),
     (r".*(key_value_heads|kv_heads?|n_head_kv|num_kv_heads|query_groups)", 2),
-    (r"num_experts_per_tok|top_k|moe_top_?k|moe_k|num_selected_experts|topk", 2),
+    (r"num_experts_per_tok(en)?|top_k|moe_top_?k|moe_k|num_selected_experts|topk", 2),
     (r".*(num_experts|num_local_experts|n_routed_experts|num_moe_experts|num_experts_per_layer)", 4),
     (r".*(n_shared_experts|num_shared_experts)", 1),
     (r"(.*_)?(attention_heads|num_heads|n_heads?|mamba_n_heads|attn_heads)|.*num_(key|value)_heads", 4),
@@ -82,7 +82,8 @@ def _shrunk(config: Any) -> dict[str, Any]:
         part = vars(config).get(key)
         if isinstance(part, PreTrainedConfig):
             stages = getattr(part, "out_features", None) if hasattr(part, "depths") else None  # of a backbone
-            sizes[key] = {"model_type": part.model_type, **({"out_features": stages} if stages else {})} | _shrunk(part)
+            named = {"model_type": part.model_type, **({"out_features": stages} if stages else {})}
+            sizes[key] = named | merged(_shrunk(part), overrides().get(part.model_type, {}))
         elif isinstance(value, dict) and "mrope_section" in value:
             sizes[key] = {**value, "mrope_section": [2, 3, 3]}  # half of a head
         else:
@@ -116,6 +117,8 @@ def _small_list(key: str, values: list[int]) -> list[int]:
     """Of one size for each stage: the stages stay, and so do the ratios of their widths."""
     if re.fullmatch(r"(.*_)?(depths?|num_blocks|num_layers|stage_numb_of_layers|layers)", key):
         return [min(value, 2) for value in values]
+    if key == "decoder_in_channels":  # of detectors: what comes out of the encoder
+        return [WIDTH] * len(values)
     if re.fullmatch(_WIDTHS, key) and max(values) > WIDTH and min(values) >= 8:
         while max(values) > 2 * WIDTH and all(value % 2 == 0 and value > 8 for value in values):
             values = [value // 2 for value in values]

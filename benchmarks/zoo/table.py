@@ -99,7 +99,7 @@ def document(rows: Mapping[str, Row], notes: Sequence[str]) -> str:
     parts = ["# Families, each from end to end", *notes]
     parts += [table(_numbers(rows)), table(_causes(rows)), table(_rows(rows))]
     if left_out:
-        parts.append(table(Table("Left out: transformers builds no tiny one here", ("family", "why"), left_out)))
+        parts.append(table(Table("Left out: transformers cannot build or train it here", ("family", "why"), left_out)))
     return "\n\n".join(parts) + "\n"
 
 
