@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+from transformers.models.auto.image_processing_auto import (
+    AutoImageProcessor,  # in transformers itself: with torchvision
+)
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 # What says how a processor works, beside the files of its tokenizer.
@@ -12,7 +15,7 @@ PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_p
 CHAT_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 _PARTS = {
     "tokenizer": transformers.AutoTokenizer,
-    "image_processor": transformers.AutoImageProcessor,
+    "image_processor": AutoImageProcessor,
     "feature_extractor": transformers.AutoFeatureExtractor,
 }
 

@@ -100,7 +100,10 @@ def test_the_forms_that_people_have(processor: Any, folder: Path, row: Any) -> N
     ("kind", "save", "end", "arguments"),
     [
         ("gemma3", pictures.save_gemma, "<end_of_turn>\n", {"token_type_ids", "pixel_values"}),
-        ("smolvlm", pictures.save_smol, "<end_of_utterance>\n", {"pixel_attention_mask", "pixel_values"}),
+        pytest.param(
+            *("smolvlm", pictures.save_smol, "<end_of_utterance>\n", {"pixel_attention_mask", "pixel_values"}),
+            marks=pictures.needs_smol,
+        ),
     ],
 )
 def test_other_processors(
