@@ -6,6 +6,7 @@ from the end of a text.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import datasets
 import numpy as np
 import torch
 
-from autofit.core.errors import InputError, reported, sentence
+from autofit.core.errors import InputError, counted, reported, sentence
 from autofit.core.workload import Workload
 from autofit.data.batch import IGNORED_LABEL
 from autofit.data.images import check_pillow, opened_image, read_image
@@ -32,6 +33,7 @@ _FORMS = (
     ("image", "text"),
     ("messages",),
 )
+_SHORTER = "Search with a longer sequence length, or give smaller images."
 _MARK = "<image>"  # where in a text an image is, in LLaVA's data
 _FEATURES = {
     "text": datasets.Value("string"),
@@ -39,6 +41,7 @@ _FEATURES = {
     # Of each learnt span: its tokens, those behind it, the images before its end, and its end among the characters.
     "spans": datasets.List(datasets.List(datasets.Value("int32"))),
     "largest": datasets.Value("int32"),  # id of a token
+    "tokens": datasets.Value("int32"),  # with one for each image, or as many as a template writes
 }
 
 
@@ -51,16 +54,18 @@ class SeenTexts:
     locations: Sequence[str]
     processing: Processing
     length: int
+    kept: Sequence[int]  # the rows that are samples
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.kept)
 
     def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
-        rows = [self.written[index] for index in chosen.tolist()]
-        inputs = self._processed([row["text"] for row in rows], chosen.tolist())
+        indices = [self.kept[sample] for sample in chosen.tolist()]
+        rows = [self.written[index] for index in indices]
+        inputs = self._processed([row["text"] for row in rows], indices)
         ids, counts = inputs["input_ids"], inputs["attention_mask"].sum(-1).tolist()
         labels = torch.full_like(ids, IGNORED_LABEL)
-        for number, (row, index, count) in enumerate(zip(rows, chosen.tolist(), counts, strict=True)):
+        for number, (row, index, count) in enumerate(zip(rows, indices, counts, strict=True)):
             learnt, last_image = torch.tensor(row["learnt"]), count
             for size, behind, images, end in row["spans"]:
                 stop = count - behind
@@ -71,10 +76,9 @@ class SeenTexts:
                 labels[number, stop - size : stop] = span
                 if images == len(self.images[index]):
                     last_image = min(last_image, stop - size)
-            if last_image >= self.length or not row["spans"]:  # cutting would cut an image, or leave nothing to learn
+            if last_image >= self.length:  # cutting would cut an image; told before training but for a few tokens
                 message = f"{self.locations[index]} has {count} tokens, and none to learn behind all images among the"
-                remedy = "Search with a longer sequence length, or give smaller images."
-                raise InputError(f"{message} first {self.length}.", remedy)
+                raise InputError(f"{message} first {self.length}.", _SHORTER)
         batch = {**inputs, "labels": labels}
         cut = {name: part[:, : self.length] for name, part in batch.items() if part.shape[:2] == ids.shape}
         return {**batch, **cut}
@@ -88,11 +92,8 @@ class SeenTexts:
             [read_image(file, "RGB", where=f"{self.locations[index]}: ") for file in self.images[index][:images]]
             for index in chosen
         ]
-        where = ", ".join(self.locations[index] for index in chosen)
-        with _blaming(where, "does not take"):
-            processor = self.processing.processor
-            options = {"add_special_tokens": not _begins_with_bos(processor.tokenizer, texts[0])}
-            made = processor(text=texts, images=opened, padding=True, return_tensors="pt", **options)
+        with _blaming(", ".join(self.locations[index] for index in chosen), "does not take"):
+            made = _made(self.processing.processor, texts, opened)
         wanted = self.processing.arguments | {"input_ids", "attention_mask"}
         return {name: part for name, part in made.items() if name in wanted}
 
@@ -114,7 +115,7 @@ def image_text_loader(workload: Workload, path: Path, processing: Processing, op
         _sample(dict(zip(rows.form, row, strict=True)), folder, location)
         for *row, location in zip(*columns, rows.locations, strict=True)
     ]
-    images = [files for _, files in samples]
+    images = [files for _, files, _ in samples]
     tokenizer = processing.processor.tokenizer
     tokenizer.padding_side = "right"  # labels are counted from there
     # The tokenizer writes it: some processors ask their video processor for more, which may not be there.
@@ -123,18 +124,76 @@ def image_text_loader(workload: Workload, path: Path, processing: Processing, op
         message = "the model's processor has no chat template, which says how images and texts are put together."
         raise InputError(message, "Give weights that were tuned to instructions, or chat_template.jinja beside them.")
     written = cached_map(
-        {"chat": [chat for chat, _ in samples], "location": list(rows.locations)},
+        {"chat": [chat for chat, _, _ in samples], "location": list(rows.locations)},
         lambda batch: _written(tokenizer, batch),
         features=_FEATURES,
         key=(tokenizer.chat_template, tokenizer),
         progress="Tokenising" if options.progress else None,
     )
-    seen = SeenTexts(written, images, rows.locations, processing, workload.sequence_length)
-    return FileLoader(seen, workload.effective_batch_size)
+    length, sizes = workload.sequence_length, [sizes for _, _, sizes in samples]
+    added = _added_tokens(processing.processor, sizes, rows.locations, options)
+    more = [sum(added[size] for size in each) for each in sizes]
+    kept = [n for n, images in enumerate(sizes) if _first_answer(written[n], len(images)) + more[n] < length]
+    if not kept:
+        message = f"no sample of {path} has a label to learn behind its images within {length} tokens."
+        raise InputError(message, _SHORTER)
+    notes, of_all = [], counted(len(sizes), "sample")
+    if cut := sum(written[n]["tokens"] + more[n] > length for n in kept):
+        notes.append(f"cut to {length} tokens: {cut} of {of_all}.")
+    if dropped := len(sizes) - len(kept):
+        notes.append(f"left out, without a label behind their images within {length} tokens: {dropped} of {of_all}.")
+    seen = SeenTexts(written, images, rows.locations, processing, length, kept)
+    return FileLoader(seen, workload.effective_batch_size, notes=tuple(notes))
 
 
-def _sample(row: Mapping[str, Any], folder: Path, location: str) -> tuple[str, list[str | Stored]]:
-    """A row's messages, as JSON, and its images' files."""
+def _first_answer(row: Mapping[str, Any], images: int) -> float:
+    """Where the first span begins that is learnt and has all images before it; infinite where there is none."""
+    starts = [row["tokens"] - behind - size for size, behind, before, _ in row["spans"] if before == images]
+    return min(starts, default=math.inf)
+
+
+def _added_tokens(processor: Any, sizes: Any, locations: Sequence[str], options: DataOptions) -> dict[Any, int]:
+    """How many tokens an image of each size takes, but for those that a template writes: found with a blank one."""
+    from PIL import Image
+
+    first = {size: location for each, location in zip(sizes, locations, strict=True) for size in each}
+    text = processor.tokenizer.apply_chat_template([{"role": "user", "content": [{"type": "image"}]}], tokenize=False)
+
+    def measured(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        tokens = []
+        for width, height, location in zip(rows["width"], rows["height"], rows["location"], strict=True):
+            with _blaming(location, "does not take"):
+                ids = _made(processor, [text], [[Image.new("RGB", (width, height))]])["input_ids"]
+            tokens.append(ids.shape[1] - len(_encoded(processor.tokenizer, text)["input_ids"]))
+        return {"tokens": tokens}
+
+    found = cached_map(
+        {
+            "width": [width for width, _ in first],
+            "height": [height for _, height in first],
+            "location": list(first.values()),
+        },
+        measured,
+        features={"tokens": datasets.Value("int32")},
+        key=(text, processor.to_json_string(), processor.tokenizer),
+        progress="Measuring images" if options.progress else None,
+    )
+    return dict(zip(first, found["tokens"], strict=True))
+
+
+def _made(processor: Any, texts: list[str], images: list[list[Any]]) -> Any:
+    """What a processor makes of texts and the images of each."""
+    options = {"add_special_tokens": not _begins_with_bos(processor.tokenizer, texts[0])}
+    return processor(text=texts, images=images, padding=True, return_tensors="pt", **options)
+
+
+def _encoded(tokenizer: Any, text: str) -> Any:
+    options = {"add_special_tokens": not _begins_with_bos(tokenizer, text)}
+    return tokenizer(text, return_offsets_mapping=True, verbose=False, **options)
+
+
+def _sample(row: Mapping[str, Any], folder: Path, location: str) -> tuple[str, list[str | Stored], list[Any]]:
+    """A row's messages, as JSON, its images' files, and their widths and heights."""
     given = row.get("image", [])
     named = list(given) if isinstance(given, list | tuple) else [given]
     if "prompt" in row or "text" in row:
@@ -158,10 +217,11 @@ def _sample(row: Mapping[str, Any], folder: Path, location: str) -> tuple[str, l
         raise InputError(f"{location} has no message of the assistant, which is what is learnt.", "Add one.")
     chat = [{**each, "content": [_plain(part) for part in each["content"]]} for each in messages]
     files = [named_file(name, folder, location, "image") for name in named]
+    sizes = []
     for file in files:
-        with opened_image(file, where=f"{location}: "):
-            pass
-    return json.dumps(chat, ensure_ascii=False), files
+        with opened_image(file, where=f"{location}: ") as image:
+            sizes.append(image.size)
+    return json.dumps(chat, ensure_ascii=False), files, sizes
 
 
 def _texts(content: Any) -> str:
@@ -196,12 +256,12 @@ def _written(tokenizer: Any, rows: dict[str, list[Any]]) -> dict[str, list[Any]]
     for chat, location in zip(rows["chat"], rows["location"], strict=True):
         with _blaming(location, "cannot write"):
             text, spans = _text_of(tokenizer, json.loads(chat))
-            options = {"add_special_tokens": not _begins_with_bos(tokenizer, text)}
-            encoded = tokenizer(text, return_offsets_mapping=True, verbose=False, **options)
+            encoded = _encoded(tokenizer, text)
         ids, offsets = np.array(encoded["input_ids"]), np.array(encoded["offset_mapping"]).reshape(-1, 2)
         starts = np.where(offsets[:, 1] > offsets[:, 0], offsets[:, 0], -1)  # not of tokens that are added
         inside = [np.flatnonzero((starts >= start) & (starts < end)) for start, end, _ in spans]
         columns["text"].append(text)
+        columns["tokens"].append(len(ids))
         columns["largest"].append(int(ids.max()))
         columns["learnt"].append([int(ids[token]) for tokens in inside for token in tokens])
         columns["spans"].append(

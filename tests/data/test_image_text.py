@@ -182,13 +182,26 @@ def test_answers_are_cut_to_the_length(processor: Any, folder: Path) -> None:
     assert learnt(processor, batch).startswith("redred")
 
 
-def test_a_sample_that_cannot_be_cut(processor: Any, folder: Path) -> None:
-    row = {"image": "a.png", "prompt": "what?", "completion": "red"}
-    turns = [*TURNS, ASKED, TURNS[1]]
-    with pytest.raises(InputError, match=r"line 1 has \d+ tokens, and none to learn behind all images"):
-        whole(processor, folder, {"images": ["a.png", "a.png"], "messages": turns}, length=50)
-    with pytest.raises(InputError, match=r"a\.jsonl, line 1 has 32 tokens, and none to learn .* the first 26\."):
-        whole(processor, folder, row, length=26)
+def test_samples_that_cannot_be_cut_are_left_out(processor: Any, folder: Path) -> None:
+    one = {"image": "a.png", "messages": TURNS}  # 32 tokens, of which the last 5 are learnt
+    two = {"images": ["a.png", "wide.png"], "messages": [*TURNS, *TURNS]}
+    found = loader(processor, lines(folder, one, two, one), length=60)
+    assert found.notes == ("left out, without a label behind their images within 60 tokens: 1 of 3 samples.",)
+    batch = found.samples.batch(torch.arange(2))
+    assert batch["image_grid_thw"].tolist() == [[1, 2, 2]] * 2
+    cut = loader(processor, lines(folder, one, one), length=28)
+    assert cut.notes == ("cut to 28 tokens: 2 of 2 samples.",)
+    assert learnt(processor, cut.samples.batch(torch.arange(1))) == "r"
+    with pytest.raises(InputError, match=r"no sample of .* has a label to learn behind its images within 27 tokens"):
+        loader(processor, lines(folder, one), length=27)
+
+
+def test_a_large_image_counts_with_its_tokens(processor: Any, folder: Path) -> None:
+    pictures.draw(folder / "large.png", "red", (200, 200))  # 4 tokens, not 1
+    rows = [{"image": name, "prompt": "what?", "completion": "red"} for name in ("a.png", "large.png")]
+    found = loader(processor, lines(folder, *rows), length=30)
+    assert len(found.samples) == 1
+    assert found.samples.batch(torch.arange(1))["image_grid_thw"].tolist() == [[1, 2, 2]]
 
 
 @pytest.mark.parametrize(
