@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.budget import Budget
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, sentence, shown
 from autofit.core.estimate import Estimate, Timeline
 from autofit.core.files import read_text
 from autofit.core.measurement import Measurement
@@ -82,7 +82,7 @@ class Record:
         if not isinstance(data, dict) or "finals" not in data:
             raise InputError(f"{path} is not a result of autofit.", _ENDED)
         if data.get("schema") != SCHEMA:
-            raise InputError(f"{path} has schema {data.get('schema')}; this autofit reads schema {SCHEMA}.")
+            raise InputError(f"{path} has schema {shown(data.get('schema'))}; this autofit reads schema {SCHEMA}.")
         try:
             written = data.pop("digest", None)
             intact = written == _digest(data)
@@ -96,7 +96,7 @@ class Record:
                 intact=intact,
             )
         except (KeyError, TypeError, ValueError, AttributeError, InputError) as error:
-            raise InputError(f"{path} is damaged: {type(error).__name__}: {error}.", _AGAIN) from error
+            raise InputError(f"{path} is damaged: {type(error).__name__}: {sentence(error)}.", _AGAIN) from error
 
 
 def _digest(data: Mapping[str, Any]) -> str:

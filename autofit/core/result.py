@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, create_model
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.errors import InputError, require
+from autofit.core.errors import InputError, require, shown
 from autofit.core.estimate import Estimate
 from autofit.core.files import expanded
 from autofit.core.hardware import GIB, Hardware
@@ -233,7 +233,7 @@ class SavedResult:
             message = f"{path} is not a result of autofit: it lacks {', '.join(missing)}."
             raise InputError(message, "Give a result.yaml.")
         if data["autofit"] != SCHEMA:
-            raise InputError(f"{path} has schema {data['autofit']}; this autofit reads schema {SCHEMA}.")
+            raise InputError(f"{path} has schema {shown(data['autofit'])}; this autofit reads schema {SCHEMA}.")
         parts = {key: data[key] for key in ("workload", "config")}
         parts |= {key: data.get(key) or {} for key in ("source", "hardware", "measured", "predicted", "versions")}
         for key, part in parts.items():
@@ -243,7 +243,7 @@ class SavedResult:
             _Parts.model_validate({**parts, "model": data["model"]}, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            given = f"{'.'.join(map(str, first['loc']))} is {first['input']!r}"
+            given = f"{'.'.join(map(str, first['loc']))} is {shown(first['input'])}"
             raise InputError(f"{path}: {given}. {first['msg']}.", _AGAIN) from error
         return cls(model=data["model"], **{**parts, "config": Config(parts["config"])})
 

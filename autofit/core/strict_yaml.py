@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, printable, shown
 from autofit.core.files import expanded, read_text
 
 _MERGE = "tag:yaml.org,2002:merge"
@@ -25,7 +25,7 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
         key = loader.construct_object(key_node, deep=True)
         wrong = None if isinstance(key, Hashable) else "a key must be a plain word"
         if not wrong and key in keys:
-            wrong = f"the key {key!r} is given twice"
+            wrong = f"the key {shown(key)} is given twice"
         if wrong:
             raise yaml.constructor.ConstructorError(None, None, wrong, key_node.start_mark)
         keys.add(key)
@@ -48,7 +48,7 @@ def parse(text: str, source: str) -> Any:
         if isinstance(error, yaml.MarkedYAMLError) and error.problem:
             line = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
             reason = f"{error.problem}{line}"
-        raise InputError(f"{source} cannot be read as YAML: {reason}.", "Correct that line.") from error
+        raise InputError(f"{source} cannot be read as YAML: {printable(reason)}.", "Correct that line.") from error
 
 
 def _count(value: Any, known: dict[int, int]) -> int:

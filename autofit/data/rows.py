@@ -121,8 +121,8 @@ def _read(path: Path, forms: Sequence[Form], by_line: bool) -> tuple[_Located, s
 def _json(line: str, location: str) -> Any:
     try:
         return json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        reason = getattr(error, "msg", "nested too deeply")
+    except (ValueError, RecursionError) as error:  # also of a number of thousands of digits
+        reason = getattr(error, "msg", sentence(error))
         raise InputError(f"{location} is not JSON: {reason}.", "Give one object a line.") from error
 
 
@@ -148,7 +148,7 @@ def _csv(path: Path, text: str) -> tuple[_Located, str]:
 
 
 def _number_or_name(cell: str | None) -> str | int | float | None:
-    if cell and re.fullmatch(r"-?[0-9]+", cell):
+    if cell and re.fullmatch(r"-?[0-9]{1,18}", cell):
         return int(cell)
     if cell and re.fullmatch(r"-?[0-9]*\.[0-9]+(e-?[0-9]+)?", cell, re.IGNORECASE):
         return float(cell)

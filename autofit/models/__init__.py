@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from autofit.core.errors import InputError, require, unknown
+from autofit.core.errors import InputError, require, shown, unknown
 from autofit.core.strict_yaml import load_mapping
 from autofit.core.workload import TASKS, Workload
 from autofit.models.config_json import check_directory, is_hub_id, read_directory, read_hub
@@ -132,7 +132,7 @@ def named_by(source: Mapping[str, Any]) -> tuple[str, str]:
         raise unknown("kind of model source", kind, keys)
     named = source.get(keys[kind])
     if not isinstance(named, str):
-        raise InputError(f"the source of the model lacks its {keys[kind]}: {dict(source)!r}.", "Search again.")
+        raise InputError(f"the source of the model lacks its {keys[kind]}: {shown(dict(source))}.", "Search again.")
     if kind == "function":
         message = f"this result is of a model that the function {named} makes, and no file has autofit run code."
         raise InputError(message, "Give the model in Python: autofit.fit(model, loader, config=...).")

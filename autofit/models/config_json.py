@@ -138,7 +138,7 @@ def _check_raw(raw: Mapping[str, Any], origin: _Origin) -> None:
     if kind in CONFIG_MAPPING:
         return
     if "AutoConfig" not in code:
-        message = f"{origin.label} has model_type {kind!r}, which this version of transformers does not know."
+        message = f"{origin.label} has model_type {shown(kind)}, which this version of transformers does not know."
         raise InputError(message, "Install a newer transformers.")
     _check_trust(origin)
 

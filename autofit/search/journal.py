@@ -23,7 +23,7 @@ from optuna.storages.journal import BaseJournalBackend, JournalStorage
 from optuna.study import Study
 from optuna.trial import Trial, TrialState
 
-from autofit.core.errors import InputError, counted
+from autofit.core.errors import InputError, counted, shown
 from autofit.core.events import Notify
 from autofit.core.files import naming, write_atomically
 from autofit.core.measurement import Measurement, Outcome
@@ -213,7 +213,7 @@ def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
 def _check_identity(held: Mapping[str, Any], journal: Journal) -> None:
     before, now = dict(_leaves(held)), dict(_leaves(_plain(journal.identity)))
     changed = [name for name in before | now if before.get(name) != now.get(name)] if held else []
-    changes = [f"{name} was {before.get(name)!r}, is {now.get(name)!r}" for name in changed]
+    changes = [f"{name} was {shown(before.get(name))}, is {shown(now.get(name))}" for name in changed]
     if changes:
         message = f"{journal.path} holds a search of something else: {'; '.join(changes)}."
         raise InputError(message, "Resume it with what it was started with, or choose another --out.")

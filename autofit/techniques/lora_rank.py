@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from autofit.core.errors import printable
 from autofit.core.workload import CLASSIFICATION_TASKS, task_of
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.experts import adapts_parameter, add_adapters, expert_weights, reach
@@ -118,8 +119,8 @@ def adapter_targets(model: nn.Module, targets: str) -> tuple[list[str], list[str
             found = [name for name in (*usable, *experts) if f".{part}." in f".{name}."]
             if not found:
                 known = ", ".join(dict.fromkeys(map(_ending, (*usable, *experts))))
-                given = f"{part} that takes adapters (lora_targets {targets})"
-                raise RefusedError(f"the model has no layer named {given}; it has {known}.")
+                given = f"{printable(part)} that takes adapters (lora_targets {printable(targets)})"
+                raise RefusedError(f"the model has no layer named {given}; it has {printable(known)}.")
             named |= set(found)
     of_kinds &= set(usable)
     trained = {name for name in of_kinds if not is_frozen(linears[name])}  # a reference, or a teacher, stays as it is

@@ -1,6 +1,7 @@
 """A result.yaml that a hand changed is read or refused in a sentence, whatever reads it and whatever was changed."""
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,18 @@ def test_what_is_wrong_is_named(file: Path, part: str, value: Any, said: str) ->
     file.write_text(yaml.safe_dump({**WHOLE, part: value}))
     with pytest.raises(InputError, match=said):
         SavedResult.load(file)
+
+
+@pytest.mark.parametrize("value", ["x" * 3000, ["x"] * 1000, {"x" * 3000: 1}], ids=["text", "list", "mapping"])
+@pytest.mark.parametrize("part", WHOLE)
+def test_what_is_wrong_is_told_in_few_words_however_long_it_is(file: Path, part: str, value: Any) -> None:
+    whole = WHOLE[part] if isinstance(WHOLE[part], dict) else {}
+    for changed in (value, *({**whole, name: value} for name in whole)):
+        file.write_text(json.dumps({**WHOLE, part: changed}))  # which is YAML too
+        try:
+            read(file, "axolotl")
+        except AutofitError as error:
+            assert len(str(error)) < 2000
 
 
 @pytest.mark.parametrize("part", ["hardware", "versions", "measured", "tiers", "source"])

@@ -431,6 +431,17 @@ def test_a_tokenizer_that_cannot_be_loaded(causal: Case) -> None:
         causal.train(DATA / "alice.txt", weights=weights)
 
 
+def test_the_code_of_a_tokenizer_is_not_run_unasked(causal: Case) -> None:
+    weights = causal.folder / "weights"
+    weights.mkdir()
+    code = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (weights / "tokenizer_config.json").write_text(json.dumps(code))
+    (weights / "own.py").write_text(f"open({str(weights / 'ran')!r}, 'w')")
+    with pytest.raises(InputError, match=r"the tokenizer in .*weights cannot be loaded: .* contains custom code"):
+        causal.train(DATA / "alice.txt", weights=weights)
+    assert not (weights / "ran").exists()
+
+
 def test_a_torn_update_goes_on_in_a_fresh_process(tmp_path: Path, executor: LocalExecutor) -> None:
     """One without the patch that tore it, for it is started by its command line; it takes the place of a zygote's
     child, which has all imported."""

@@ -54,6 +54,8 @@ def test_plain_data(text: str, value: object) -> None:
         ("x: &x [*x]", "recursive"),
         ("? !!set {a, b}\n: 3", "a key must be a plain word"),
         (f"a: {'1' * 5000}", "cannot be read"),
+        (f"a: *{'x' * 10**6}", "undefined alias 'xx"),
+        (f"? {'x' * 10000}\n: 1\n? {'x' * 10000}\n: 1", "is given twice"),
     ],
 )
 def test_what_is_not_is_an_error_that_names_the_source(text: str, reason: str) -> None:
@@ -61,6 +63,7 @@ def test_what_is_not_is_an_error_that_names_the_source(text: str, reason: str) -
         parse(text, "space.yaml")
     assert caught.value.message.startswith("space.yaml cannot be read as YAML: ")
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 @given(st.text(st.sampled_from("a1:-[]{}&*!|>%@`'\"#,? \n\t.=~<0"), max_size=40))

@@ -59,6 +59,11 @@ def test_csv(tmp_path: Path, start: str) -> None:
     assert rows.locations[1].endswith("line 4")
 
 
+def test_a_number_of_thousands_of_digits_is_a_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"text,label\na,{'9' * 5000}\nb,{'9' * 18}\n")
+    assert columns(tmp_path / "a.csv", LABELLED)["label"] == ["9" * 5000, 10**18 - 1]
+
+
 def test_numbers_as_labels_of_csv(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"a,{label}\n" for label in ("3", "-1", "1.5", "1_0")))
     assert columns(tmp_path / "a.csv", LABELLED)["label"] == [3, -1, 1.5, "1_0"]
@@ -108,7 +113,8 @@ def test_the_names_that_pairs_of_texts_have(tmp_path: Path, source: str, target:
         ("", "is empty"),
         (" \n ", "is empty"),
         ('{"text": "a"}\n{"text": }', r"line 2 is not JSON: Expecting value\."),
-        ("[" * 100_000, "line 1 is not JSON: nested too deeply"),
+        ("[" * 100_000, "line 1 is not JSON: maximum recursion depth exceeded"),
+        ('{"text": ' + "9" * 5000 + "}", "line 1 is not JSON: Exceeds the limit"),
         ('{"text": "a"}\n{"label": 1}', "line 2 lacks text"),
         ('{"other": 1}', r"line 1 lacks text \(or prompt and completion or messages\)"),
         ('{"prompt": "a"}', "line 1 lacks text"),

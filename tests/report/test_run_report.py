@@ -1,5 +1,6 @@
 """`autofit report`: what it writes, what it prints, and what it says when it cannot."""
 
+import dataclasses
 import json
 import subprocess
 from collections.abc import Callable
@@ -38,6 +39,19 @@ def test_the_page_is_written_again(run: Path) -> None:
     elsewhere = run / "other.html"
     assert report([run], "html", elsewhere) == str(elsewhere)
     assert elsewhere.exists()
+
+
+def test_a_function_that_a_record_names_is_not_run(
+    record: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text("open('ran', 'w')")
+    held = record()
+    source = {"kind": "function", "function": "evil.py:f"}
+    run = saved(dataclasses.replace(held, result=dataclasses.replace(held.result, source=source)), tmp_path / "run")
+    for form in ("html", "md", "svg"):
+        assert report([run], form, None)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_pictures_are_documents_of_their_own(run: Path) -> None:

@@ -202,6 +202,24 @@ def test_no_file_can_run_code(tmp_path: Path) -> None:
     assert torch.equal(loaded.data_state["order"], torch.arange(3))
 
 
+class Harmful:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("ran",)
+
+
+def test_code_that_somebody_put_into_one_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the checksum that belongs to it."""
+    monkeypatch.chdir(tmp_path)
+    path = checkpoint.save(run({}), tmp_path, 1)
+    before = atomic_writes.checksum(path / "state.pt")
+    torch.save({**torch.load(path / "state.pt", weights_only=True), "data": Harmful()}, path / "state.pt")
+    label, after = (path / "checkpoint.yaml").read_text(), atomic_writes.checksum(path / "state.pt")
+    (path / "checkpoint.yaml").write_text(label.replace(str(before), str(after)))
+    with pytest.raises(InputError, match=r"state\.pt cannot be read \(UnpicklingError\)"):
+        checkpoint.load(run({}), tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize(
     "data_state", [{"order": np.arange(3)}, {"loader": Path("x")}, lambda: 1], ids=["array", "path", "function"]
 )

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from autofit.core.errors import InputError
+from autofit.core.events import Event, Note
 from autofit.core.hardware import GIB, MIB
 from autofit.core.measurement import Outcome
 from autofit.core.result import SavedResult
@@ -86,6 +87,14 @@ def test_an_interrupt_before_anything_is_known(bench: Bench) -> None:
 def test_an_interrupt_after_failures_only_is_an_interrupt(bench: Bench) -> None:
     bench.executor.interrupt_at = 1
     assert bench.search(lambda config, _: missed(config, Outcome.FAILED)).stopped_by == "interrupt"
+
+
+def test_a_search_that_was_killed_before_its_first_measurement_is_resumed_from_its_start(bench: Bench) -> None:
+    (bench.folder / "run" / "probes").mkdir(parents=True)
+    (bench.folder / "run" / ".lock").touch()
+    said: list[Event] = []
+    assert len(bench.search(resume=True, listener=said.append).trials) == 4
+    assert Note(f"nothing was measured in {bench.folder / 'run'} before: the search starts anew.") in said
 
 
 def test_an_interrupt_while_looking_leaves_the_directory_as_it_was(

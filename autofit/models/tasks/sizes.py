@@ -34,7 +34,7 @@ class Asked:
         value = getattr(config, key, default)
         if type(value) is not int or value < 1:
             raise InputError(
-                f"the config of {self.name} needs a positive {key}, not {value!r}.", "Correct config.json."
+                f"the config of {self.name} needs a positive {key}, not {shown(value)}.", "Correct config.json."
             )
         return value
 
