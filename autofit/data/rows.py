@@ -1,4 +1,4 @@
-"""Rows from a file or a directory: JSON lines, CSV, plain text, or what `Dataset.save_to_disk` wrote.
+"""Rows from a file or a directory: JSON lines, a JSON list, CSV, plain text, or what `Dataset.save_to_disk` wrote.
 
 Python's json and csv read the files, not `datasets.load_dataset`: that one guesses types (the text "007" becomes 7.0,
 "NA" null, a date a timestamp), shifts CSV rows that are too long by a column, and its errors lose the line.
@@ -15,11 +15,12 @@ from typing import Any, BinaryIO
 
 import datasets
 
-from autofit.core.errors import InputError, reported, sentence, shown
+from autofit.core.errors import InputError, is_whole, reported, sentence, shown
 from autofit.core.files import read_text
 
 TEXT, COMPLETION, MESSAGES, LABELLED = ("text",), ("prompt", "completion"), ("messages",), ("text", "label")
 PAIR, TWINS, TAGGED = ("source", "target"), ("anchor", "positive"), ("tokens", "tags")
+ANSWERS = ("question", "context", "answers")
 Form = tuple[str, ...]  # the fields that every row has
 _NAMES = {  # what a field may be called, the first before the next: as in public data sets
     "source": ("source", "prompt", "text", "document", "article", "dialogue"),
@@ -112,6 +113,9 @@ def _read(path: Path, forms: Sequence[Form], by_line: bool) -> tuple[_Located, s
         return _csv(path, text)
     if kind != ".jsonl" and TEXT in forms and not by_line:
         return [(str(path), {"text": text})], ""
+    if kind == ".json" and text.lstrip().startswith("["):
+        rows = enumerate(_json(text, str(path)), start=1)
+        return ((f"{path}, row {number}", row) for number, row in rows), "Every row needs them."
     lines = ((f"{path}, line {n}", line) for n, line in enumerate(text.split("\n"), start=1) if line.strip())
     if kind == ".jsonl" or TEXT not in forms:
         return ((location, _json(line, location)) for location, line in lines), "Every line needs them."
@@ -209,6 +213,8 @@ def _checked(value: Any, name: str, location: str) -> Any:
     """The checked value; messages become JSON, because their keys differ from row to row."""
     if name in ("label", "image", "audio"):
         return value
+    if name == "answers":
+        return _checked_answers(value, location)
     if name in TAGGED:
         if not isinstance(value, list):
             message = f"{location}: {name} must be a list with an entry for each word, not {type(value).__name__}."
@@ -228,6 +234,17 @@ def _checked(value: Any, name: str, location: str) -> Any:
         message = f"{location}: {name} holds half of a surrogate pair, which is no character."
         raise InputError(message, "Correct the escape sequence.") from error
     return value
+
+
+def _checked_answers(value: Any, location: str) -> dict[str, list[Any]]:
+    """SQuAD's form of answers: their texts, and where in the context each begins; both empty where there is none."""
+    found = value if isinstance(value, Mapping) else {}
+    texts, starts = ([each] if (each := found.get(key)) is None else each for key in ("text", "answer_start"))
+    fine = isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)
+    if not fine or not all(isinstance(text, str) for text in texts) or not all(is_whole(each, 0) for each in starts):
+        message = f"{location}: answers must be texts, and as many characters of the context at which each begins."
+        raise InputError(message, 'For example {"text": ["Oslo"], "answer_start": [17]}.')
+    return {"text": texts, "answer_start": starts}
 
 
 def _message(turn: Mapping[str, Any]) -> dict[str, Any]:

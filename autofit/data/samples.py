@@ -56,7 +56,7 @@ class Stacked:
 class Ragged:
     """Sequences of different lengths, one after the other; a batch is padded to its longest one."""
 
-    tokens: Mapping[str, torch.Tensor]  # `input_ids`, and `labels` where they are tokens, [all tokens]
+    tokens: Mapping[str, torch.Tensor]  # `input_ids`, `labels` where they are tokens, `token_type_ids`; [all tokens]
     spans: torch.Tensor  # where each sample begins and ends in them, [samples, 2]
     pad_id: int  # pads input ids; labels are padded with the ignored label
     per_sample: Mapping[str, torch.Tensor] = field(default_factory=dict)  # tensors of one value per sample, [samples]
@@ -73,7 +73,7 @@ class Ragged:
         for name, tokens in self.tokens.items():
             own = self.label_spans if name == "labels" else None
             sequences = [tokens[start:stop] for start, stop in (spans if own is None else own[chosen]).tolist()]
-            padding = self.pad_id if name == "input_ids" else IGNORED_LABEL
+            padding = {"input_ids": self.pad_id, "labels": IGNORED_LABEL}.get(name, 0)
             padded[name] = pad_sequence(sequences, batch_first=True, padding_value=padding).long()
         per_sample = {name: tensor[chosen] for name, tensor in self.per_sample.items()}
         return {"input_ids": padded.pop("input_ids"), "attention_mask": mask, **padded, **per_sample}

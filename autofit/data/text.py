@@ -13,7 +13,7 @@ from autofit.core.workload import Workload
 from autofit.data.byte_tokenizer import CHAT_TEMPLATE
 from autofit.data.labels import Labels, labels_from
 from autofit.data.options import DataOptions, LabelRule
-from autofit.data.rows import COMPLETION, LABELLED, MESSAGES, PAIR, TAGGED, TEXT, TWINS, Rows, read_rows
+from autofit.data.rows import ANSWERS, COMPLETION, LABELLED, MESSAGES, PAIR, TAGGED, TEXT, TWINS, Rows, read_rows
 from autofit.data.samples import FileLoader, Ragged, Stacked, Twins
 from autofit.data.tokens import Encoding, encode, marks_assistant_turns
 
@@ -24,6 +24,7 @@ FORMS = {
     "seq2seq": (PAIR,),
     "token-classification": (TAGGED,),
     "embeddings": (TWINS,),
+    "question-answering": (ANSWERS,),
 }
 
 
@@ -58,7 +59,12 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
         per_sample = {}
         if classes and rows.form == LABELLED:
             by_token, per_sample = {"input_ids": ids}, {"labels": classes.numbers}
-        label_spans = _spans(encoded, "labels") if rows.form == PAIR else None
+        label_spans = _spans(encoded, "labels") if rows.form in (PAIR, ANSWERS) else None
+        if label_spans is not None and rows.form == ANSWERS:
+            types, places = _flat(encoded, "types"), torch.cat([labels, labels.new_zeros(2)]).long()
+            by_token = {"input_ids": ids, **({"token_type_ids": types} if len(types) else {})}
+            starts = label_spans[:, 0]
+            per_sample = {"start_positions": places[starts], "end_positions": places[starts + 1]}
         samples = Ragged(by_token, _spans(encoded, "input_ids"), tokenizer.pad_token_id or 0, per_sample, label_spans)
     has_labels = samples.has_labels(shifted=workload.task == "causal-lm")
     if not has_labels.any():

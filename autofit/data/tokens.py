@@ -17,10 +17,10 @@ import datasets
 import numpy as np
 from datasets.fingerprint import Hasher
 
-from autofit.core.errors import InputError, reported, sentence
+from autofit.core.errors import InputError, reported, sentence, shown
 from autofit.data.batch import IGNORED_LABEL
 from autofit.data.byte_tokenizer import byte_ids, is_byte_tokenizer
-from autofit.data.rows import COMPLETION, LABELLED, MESSAGES, PAIR, TAGGED, TWINS, Rows
+from autofit.data.rows import ANSWERS, COMPLETION, LABELLED, MESSAGES, PAIR, TAGGED, TWINS, Rows
 
 Columns = dict[str, list[Any]]
 _FEATURES = {
@@ -43,11 +43,12 @@ def encode(rows: Rows, encoding: Encoding, *, progress: bool) -> datasets.Datase
     """A data set with `input_ids`, `labels` (empty where they are the ids) and whether a row was `cut`."""
     is_framed = rows.form == LABELLED or (encoding.masked and encoding.length is not None)
     encoders = {COMPLETION: _completions, MESSAGES: _chats, PAIR: _pairs, TWINS: _pairs, TAGGED: _tagged}
+    encoders[ANSWERS] = _answers
     encoder = encoders.get(rows.form, _framed if is_framed else _texts)
     return cached_map(
         {**{name: rows.columns[name] for name in rows.form if name != "label"}, "location": rows.locations},
         lambda batch: encoder(encoding, batch),
-        features=_FEATURES,
+        features=_FEATURES | ({"types": _FEATURES["labels"]} if rows.form == ANSWERS else {}),
         key=(rows.form, encoding),
         progress="Tokenising" if progress else None,
     )
@@ -167,6 +168,34 @@ def _tagged(encoding: Encoding, rows: Columns) -> Columns:
         pairs = zip([None, *words], words, strict=False)
         columns["labels"].append([IGNORED_LABEL if word in (None, before) else tags[word] for before, word in pairs])
         columns["cut"].append(max((word for word in words if word is not None), default=-1) < len(tags) - 1)
+    return columns
+
+
+def _answers(encoding: Encoding, rows: Columns) -> Columns:
+    """A question and its context; as labels the first and the last token of the answer, the first token of all where
+    there is none, and nothing where the answer is cut off."""
+    options = {"truncation": "only_second", "max_length": encoding.length, "verbose": False}
+    remedy = "Search with a longer sequence length, or shorten the questions."
+    with reported(lambda error: f"the tokenizer does not take questions with contexts: {sentence(error)}.", remedy):
+        output = encoding.tokenizer(rows["question"], rows["context"], return_offsets_mapping=True, **options)
+    columns: Columns = {"input_ids": output["input_ids"], "labels": [], "cut": []}
+    columns["types"] = output.get("token_type_ids", [[] for _ in rows["question"]])
+    for number, (context, answers, location) in enumerate(
+        zip(rows["context"], rows["answers"], rows["location"], strict=True)
+    ):
+        offsets, inside = output["offset_mapping"][number], output.sequence_ids(number)
+        seen = max((end for (_, end), part in zip(offsets, inside, strict=True) if part == 1), default=0)
+        columns["cut"].append(seen < len(context.rstrip()))
+        labels = [0, 0]
+        for start, text in list(zip(answers["answer_start"], answers["text"], strict=True))[:1]:
+            stop = start + len(text)
+            if context[start:stop] != text:
+                message = f"{location}: the answer {shown(text)} is not at character {start} of the context."
+                raise InputError(message, "Correct answer_start, which counts characters from 0.")
+            spans = enumerate(zip(offsets, inside, strict=True))
+            found = [token for token, ((begin, end), part) in spans if part == 1 and begin < stop and end > start]
+            labels = [found[0], found[-1]] if found and stop <= seen else []
+        columns["labels"].append(labels)
     return columns
 
 

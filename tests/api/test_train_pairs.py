@@ -85,3 +85,16 @@ def test_tags_of_words(tmp_path: Path) -> None:
     trained = run.train(run.data(*rows), epochs=10, output=tmp_path / "out")
     assert trained.history[-1].loss < 0.3 * trained.history[0].loss
     assert trained.model.config.id2label == {0: "B", 1: "O"}
+
+
+def test_answers_within_texts(tmp_path: Path) -> None:
+    config = {**BERT, "architectures": ["BertForQuestionAnswering"]}
+    run = Run(tmp_path, "question-answering", config, length=16)
+    letters(framed=True).save_pretrained(run.model)
+    rows = [
+        {"question": "a", "context": "bcdef", "answers": {"text": [x], "answer_start": [n]}}
+        for n, x in enumerate("bcde")
+    ]
+    data = run.data(*rows)
+    trained = run.train(data, steps=20, lr=1e-3, eval_data=data)
+    assert trained.evaluations[-1] < 0.9 * trained.history[0].loss

@@ -17,7 +17,9 @@ def letters(*, framed: bool = False, **changes: Any) -> PreTrainedTokenizerFast:
     plain = Tokenizer(models.WordLevel({token: number for number, token in enumerate(LETTERS)}, unk_token="[UNK]"))
     plain.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     if framed:
-        plain.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, [("[CLS]", 4), ("[SEP]", 5)])
+        plain.post_processor = processors.TemplateProcessing(
+            "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 4), ("[SEP]", 5)]
+        )
     return PreTrainedTokenizerFast(tokenizer_object=plain, **{**SPECIAL, **(FRAME if framed else {}), **changes})
 
 

@@ -84,6 +84,19 @@ def test_keys_that_a_data_set_fills_up_are_left_out_of_messages(tmp_path: Path) 
     assert json.loads(found) == rows[0]["messages"]
 
 
+def test_a_list_in_a_json_file(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[\n {"text": "a",\n "label": 1},\n {"text": "b", "label": 0}\n]')
+    rows = read_rows(tmp_path / "a.json", (LABELLED,))
+    assert dict(rows.columns) == {"text": ["a", "b"], "label": [1, 0]}
+    assert rows.locations[1].endswith("a.json, row 2")
+    (tmp_path / "a.json").write_text('[{"text": "a", "label": 1}, 7]')
+    with pytest.raises(InputError, match=r"a\.json, row 2 lacks text and label\. Every row needs them"):
+        read_rows(tmp_path / "a.json", (LABELLED,))
+    (tmp_path / "a.json").write_text('[{"text": "a"')
+    with pytest.raises(InputError, match=r"a\.json is not JSON"):
+        read_rows(tmp_path / "a.json", (LABELLED,))
+
+
 @pytest.mark.parametrize(
     ("source", "target"),
     [

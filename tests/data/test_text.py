@@ -262,3 +262,45 @@ def test_twins_stand_side_by_side(tmp_path: Path) -> None:
     batch = found.samples.batch(torch.tensor([1, 0]))
     assert batch["input_ids"].tolist() == [[[4, 9, 5, 3, 3], [4, 10, 11, 12, 5]], [[4, 6, 7, 5, 3], [4, 8, 5, 3, 3]]]
     assert batch["attention_mask"].sum(-1).tolist() == [[3, 5], [4, 3]]
+
+
+# Answers within texts
+
+
+def test_the_tokens_of_an_answer(tmp_path: Path) -> None:
+    rows = [
+        {"question": "ab", "context": "cde", "answers": {"text": ["de", "c"], "answer_start": [1, 0]}},
+        {"question": "a", "context": "c", "answers": {"text": [], "answer_start": []}},
+    ]
+    tokenizer = letters(framed=True, model_input_names=["input_ids", "token_type_ids", "attention_mask"])
+    found = loader(lines(tmp_path, *rows), task="question-answering", tokenizer=tokenizer)
+    batch = found.samples.batch(torch.arange(2))
+    assert batch["input_ids"].tolist() == [[4, 6, 7, 5, 8, 9, 10, 5], [4, 6, 5, 8, 5, 3, 3, 3]]
+    assert batch["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0, 0]]
+    assert batch["start_positions"].tolist() == [5, 0]
+    assert batch["end_positions"].tolist() == [6, 0]
+
+
+def test_answers_that_are_cut_off_are_left_out(tmp_path: Path) -> None:
+    answers = [{"text": ["h"], "answer_start": [5]}, {"text": ["d"], "answer_start": [1]}]
+    rows = [{"question": "ab", "context": "cdefgh", "answers": each} for each in answers]
+    found = loader(lines(tmp_path, *rows), task="question-answering", tokenizer=letters(framed=True))
+    assert found.notes == (
+        "cut to 8 tokens: 2 of 2 samples.",
+        "left out, without a label to learn within 8 tokens: 1 of 2 samples.",
+    )
+    assert found.samples.batch(torch.arange(1))["start_positions"].tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ({"text": ["d"], "answer_start": [0]}, "line 1: the answer 'd' is not at character 0 of the context"),
+        ({"text": ["d"]}, "line 1: answers must be texts, and as many characters"),
+        ("d", "line 1: answers must be texts, and as many characters"),
+        ({"text": ["d"], "answer_start": [-1]}, "line 1: answers must be texts, and as many characters"),
+    ],
+)
+def test_wrong_answers(tmp_path: Path, answers: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        loader(lines(tmp_path, {"question": "a", "context": "cd", "answers": answers}), task="question-answering")
