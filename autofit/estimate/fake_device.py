@@ -45,6 +45,7 @@ def fake_device(hardware: Hardware) -> Iterator[FakeTensorMode]:
         for module in list(sys.modules.values()):
             if matching and vars(module).get("linear_sum_assignment") is matching:
                 patch(module, "linear_sum_assignment", _matching_in_order(matching))
+        patch(torch.utils, "swap_tensors", _of_unlike(torch.utils.swap_tensors))
         for name, operator in packed_operators():
             patch(torch._VF, name, operator)
         masks: Any = sys.modules.get("transformers.masking_utils")
@@ -102,6 +103,16 @@ def _matching_in_order(plain: Any) -> Callable[..., Any]:
         return (np.arange(min(costs.shape)),) * 2
 
     return matching
+
+
+def _of_unlike(plain: Callable[..., None]) -> Callable[..., None]:
+    """`Module.to` exchanges each fake parameter, which cannot be where others know it: alike ones are left alone."""
+
+    def swap(one: torch.Tensor, other: torch.Tensor) -> None:
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            plain(one, other)
+
+    return swap
 
 
 def _cuda_dropout(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -99,7 +99,7 @@ def computed(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> 
 def follow(func: Any, args: Any, kwargs: Mapping[str, Any], given: Sequence[torch.Tensor], result: Any) -> None:
     """Give an operator's results their values, where those of the given tensors, its inputs, are known."""
     name, is_mutable, draws, is_empty = _facts(func)
-    unknown = is_empty or any(_value(each) is None for each in given)
+    unknown = (is_empty and result.is_floating_point()) or any(_value(each) is None for each in given)
     if unknown and not is_mutable and name not in _CHECKS:  # nearly every operator
         return
     inputs, results = [_value(each) for each in given], tensors_in(result)
@@ -107,6 +107,9 @@ def follow(func: Any, args: Any, kwargs: Mapping[str, Any], given: Sequence[torc
     values = [value for value in inputs if value]
     at_once = bool(written) or all(map(_is_small, results))
     unknown = unknown or (draws and not at_once)
+    if written and not unknown and sum(each.numel() for each in given) <= _SMALL:
+        for value in filter(None, written):
+            value.read()
     if unknown or any(each and each.real is None for each in written):
         for value in filter(None, written):
             value.memory.lost = True
@@ -115,7 +118,8 @@ def follow(func: Any, args: Any, kwargs: Mapping[str, Any], given: Sequence[torc
                 know(results[0], torch.full(results[0].shape, _CHECKS[name]))
         return
     shared = values[0].memory if values and (written or func.is_view) else None
-    call = functools.cache(_call(_drawn(func) if draws else func, args, kwargs, [each.as_of_now() for each in values]))
+    plain = _drawn(func) if draws else _zeroed(func) if is_empty else func
+    call = functools.cache(_call(plain, args, kwargs, [each.as_of_now() for each in values]))
     if at_once:
         call()
     for position, fake in enumerate(results):
@@ -196,6 +200,11 @@ def _call(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], reads:
 def _part(call: Callable[[], Any], position: int) -> torch.Tensor | None:
     made = call()
     return None if made is None else next(itertools.islice(tree_iter(made), position, None))
+
+
+def _zeroed(func: Any) -> Callable[..., Any]:
+    """Makes zeros of what is to be filled: sizes, level by level."""
+    return lambda *args, **kwargs: func(*args, **kwargs).zero_()
 
 
 def _drawn(func: Any) -> Callable[..., Any]:

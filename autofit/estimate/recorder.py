@@ -225,6 +225,9 @@ class Recorder(StorageTracker):
             self.assumptions[_ALL] = None
             (mask,) = args
             return mask.new_empty_strided((mask.numel(), mask.dim()), (1, mask.numel()), dtype=torch.int64)
+        if made is None and _name(func) == "aten::equal":  # only with itself
+            starts = [(each.untyped_storage()._cdata, each.storage_offset(), each.shape) for each in args]
+            return starts[0] == starts[1]
         if made is None:
             return func(*args, **kwargs)
         return tree_map_only(torch.Tensor, _fake_like, made)

@@ -82,6 +82,19 @@ def _overwritten(out: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return out.repeat_interleave(counts[:, 0], 0)
 
 
+def _filled(out: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    sizes = torch.empty((2, 1), dtype=torch.long)
+    for number in range(2):
+        sizes[number, 0] = 2 * number + 1
+    return out.split([*sizes[:, 0].tolist(), 2], 1)[1]
+
+
+def _float_overwritten(out: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    chosen = torch.zeros(mask.shape).repeat(1, 2)  # more floats than are computed at once
+    chosen[:, 6:] = 1
+    return out[chosen.nonzero()[:, 0]]
+
+
 def _ctc(out: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     classes = torch.ones_like(mask, dtype=torch.long)
     lengths = mask.sum(1)
@@ -100,7 +113,12 @@ READS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "floats": _float_mask,
     "ctc": _ctc,
     "overwritten": _overwritten,
+    "filled": _filled,
+    "floats overwritten": _float_overwritten,
     "finite": lambda out, mask: out * 2 if out.isfinite().all() and not out.isnan().any() else out,
+    "equal": lambda out, mask: (
+        out if out.equal(out * 2) or not out.view(-1, 8).equal(out.view(-1, 8)) else out.exp() * 2
+    ),
     "drawn": lambda out, mask: out if torch.rand([]) < 0.0 else out * 2,
 }
 
