@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import re
+import traceback
 from collections.abc import Set
 
 import torch
@@ -18,6 +19,7 @@ _READ = re.compile(r"self\.(\w+)\.weight\b")
 _MAKING = ("__init__", "_init_weights", "init_weights", "reset_parameters")  # before weights are quantised
 _reads: dict[type, set[str]] = {}  # by class
 _multiply: dict[type, bool] = {}  # by class of a forward of its own
+_REPLACE = re.compile(r"[/\\](bitsandbytes|peft|torch)[/\\]")
 _LIBRARIES = ("bitsandbytes.", "torchao.")  # whose layers take the place of plain ones
 
 
@@ -80,6 +82,14 @@ def weights_read_by(module: nn.Module) -> Set[str]:
             with contextlib.suppress(OSError, TypeError):  # code that no file holds
                 _reads[kind].update(_READ.findall(inspect.getsource(method)))
     return _reads[kind]
+
+
+def tensors_met(error: BaseException) -> list[torch.Tensor]:
+    """The tensors in local variables of the code that an error went through, without that of libraries which replace
+    layers."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    code = [each for each in frames if not _REPLACE.search(each.f_code.co_filename)]
+    return [each for frame in code for each in frame.f_locals.values() if isinstance(each, torch.Tensor)]
 
 
 def output_head(model: nn.Module) -> nn.Module | None:

@@ -1,16 +1,19 @@
 """lora_rank: freeze the weights and train low-rank updates beside them (Hu et al. 2021, arXiv 2106.09685)."""
 
+import contextlib
+import functools
 import re
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
-from autofit.core.errors import printable
+from autofit.core.errors import printable, told
 from autofit.core.workload import CLASSIFICATION_TASKS, task_of
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.experts import adapts_parameter, add_adapters, expert_weights, reach
-from autofit.setup.layers import is_frozen, is_linear, output_heads
+from autofit.setup.layers import is_frozen, is_linear, output_heads, tensors_met
 
 # In which attributes PyTorch's encoders note whether they have a fast path.
 _FAST_PATHS = {nn.TransformerEncoderLayer: "activation_relu_or_gelu", nn.TransformerEncoder: "use_nested_tensor"}
@@ -76,6 +79,7 @@ class LoraRank(Technique):
         # peft detects GPT-2's transposed layers by itself; its warning about them needs no action.
         setup.warnings.extend(str(each.message) for each in caught if "fan_in_fan_out" not in str(each.message))
         _leave_fast_path(setup.model)
+        setup.forward_contexts.append(functools.partial(_told_of_code, setup.model))
         for module in setup.model.modules():
             if adapts_parameter(module):
                 add_adapters(module)
@@ -86,6 +90,19 @@ class LoraRank(Technique):
             # A classifier's head starts from random weights: it is trained whole, as peft does for such tasks.
             for head in output_heads(setup.model):
                 head.requires_grad_(True)
+
+
+@contextlib.contextmanager
+def _told_of_code(model: nn.Module) -> Iterator[None]:
+    """Tell in a sentence that a model's code goes through all parameters, and meets those of adapters."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError) as error:
+        adapters = {id(parameter) for name, parameter in model.named_parameters() if "lora_" in name}
+        if not any(id(each) in adapters for each in tensors_met(error)):
+            raise
+        message = f"adapters do not fit this model, whose code goes through its parameters ({told(error)})"
+        raise RefusedError(f"{message}; use lora_rank 0.") from error
 
 
 def _leave_fast_path(model: nn.Module) -> None:

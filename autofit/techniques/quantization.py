@@ -10,7 +10,6 @@ import contextlib
 import functools
 import logging
 import re
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,13 +20,19 @@ from torch import nn
 from autofit.core.errors import told
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.experts import Dequantised, expert_weights
-from autofit.setup.layers import is_frozen, is_plain_linear, is_transposed_linear, output_heads, weights_read_by
+from autofit.setup.layers import (
+    is_frozen,
+    is_plain_linear,
+    is_transposed_linear,
+    output_heads,
+    tensors_met,
+    weights_read_by,
+)
 
 _OUTLIERS = 6.0  # larger activations are multiplied unquantised: LLM.int8()'s threshold, and transformers'
 _COMPUTE = {"bf16": torch.bfloat16, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 _SMALLEST_NESTED = 64  # elements: one block, whose scale is quantised too
 _WHOLE_NUMBERS = re.compile(r"\b(u?int8|Byte|Char|(un)?signed char)\b")  # as PyTorch's messages name them
-_LIBRARIES = re.compile(r"[/\\](bitsandbytes|peft|torch)[/\\]")
 _NO_LINEARS = "the model has no frozen linear layer to quantise; use none."
 
 Store = Callable[[Any, torch.Tensor], nn.Parameter]  # (layer, [outputs, inputs]) -> its quantised weight
@@ -109,12 +114,9 @@ def _told_of_code(value: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, TypeError) as error:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        code = [each for each in frames if not _LIBRARIES.search(each.f_code.co_filename)]
-        local = [each for frame in code for each in frame.f_locals.values() if isinstance(each, torch.Tensor)]
-        if not _WHOLE_NUMBERS.search(str(error)) and not any(
-            hasattr(each, "quant_state") or hasattr(each, "SCB") for each in local
-        ):
+        met = tensors_met(error)
+        quantised = any(hasattr(each, "quant_state") or hasattr(each, "SCB") for each in met)
+        if not quantised and not _WHOLE_NUMBERS.search(str(error)):
             raise
         message = f"{value} does not fit this model, whose code computes with weights instead of calling layers"
         raise RefusedError(f"{message} ({told(error)}); use quantization none.") from error

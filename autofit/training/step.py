@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from autofit.core.errors import InputError, several
+from autofit.core.errors import InputError, RefusedError, several
 from autofit.core.forks import ending_forks
 from autofit.data.batch import map_tensors, sample_count, weighted_slices
 from autofit.setup import Setup
@@ -23,6 +23,8 @@ def compute_loss(setup: Setup, batch: Any) -> torch.Tensor:
         remedy = "Take its mean." if isinstance(loss, torch.Tensor) else "Let it return that tensor."
         raise InputError(f"the loss must be one number in a tensor, not {given}.", remedy)
     if torch.is_grad_enabled() and not loss.requires_grad:
+        if setup.config["lora_rank"]:  # code of its own for the backward (Reformer's) may want inputs to be trained
+            raise RefusedError("no adapter takes part in the loss, by the model's own code; use lora_rank 0.")
         raise InputError("the loss needs no gradient: no trainable weight takes part in it.", "Check requires_grad.")
     return loss.reshape(())
 

@@ -253,6 +253,49 @@ def test_a_layer_that_peft_forbids_is_left_out_alone() -> None:
     assert [name.rpartition(".")[2] for name in targets] == ["in_proj", "x_proj", "dt_proj"]
 
 
+class Follows(nn.Module):
+    """Of two networks one follows the other slowly, parameter by parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online, self.target = (nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 4)) for _ in range(2))
+        self.target.requires_grad_(False)
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for slow, fast in zip(self.target.parameters(), self.online.parameters(), strict=True):
+                slow.lerp_(fast, 0.1)
+        return (self.head(self.online(x)) - self.target(x)).square().mean()  # type: ignore[no-any-return]
+
+
+class Detached(nn.Module):
+    """Trains what it multiplies the output of its layers by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.scale = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            out = self.layers(x)
+        return (out * self.scale).mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Follows, r"adapters do not fit this model, whose code goes through its parameters \(.*\); use lora_rank 0\."),
+        (Detached, r"no adapter takes part in the loss, by the model's own code; use lora_rank 0\."),
+    ],
+)
+def test_a_model_whose_code_leaves_no_room_for_adapters_is_refused(model: type[nn.Module], message: str) -> None:
+    workload = Workload(model, lambda n: {"x": torch.ones(n, 8)}, effective_batch_size=2)
+    assert math.isfinite(train_step(build(workload, {}, tiny.CPU), workload.batch(2)))
+    with pytest.raises(RefusedError, match=message):
+        train_step(build(workload, {"lora_rank": 2}, tiny.CPU), workload.batch(2))
+
+
 class Router(nn.Linear):
     """As of mixtures of experts: its call returns more than a tensor."""
 
