@@ -25,7 +25,7 @@ _MOST: tuple[tuple[str, int], ...] = (
     (r"first_k_dense_replace|num_dense_layers|moe_layer_start_index", 1),
     (r"(.*_)?(layers|n_layers?|depth|num_blocks|num_block|resampler_depth|num_res_blocks)", 2),
     (r".*(key_value_heads|kv_heads?|n_head_kv|num_kv_heads|query_groups)", 2),
-    (r"num_experts_per_tok(en)?|top_k|moe_top_?k|moe_k|num_selected_experts|topk", 2),
+    (r"num_experts_per_tok|top_k|moe_top_?k|moe_k|num_selected_experts|topk", 2),
     (r".*(num_experts|num_local_experts|n_routed_experts|num_moe_experts|num_experts_per_layer)", 4),
     (r".*(n_shared_experts|num_shared_experts)", 1),
     (r"(.*_)?(attention_heads|num_heads|n_heads?|mamba_n_heads|attn_heads)|.*num_(key|value)_heads", 4),
