@@ -52,6 +52,9 @@ def fake_device(hardware: Hardware) -> Iterator[FakeTensorMode]:
         if masks is not None:
             # transformers mistakes fake tensors for an export, and would make masks that a run does not have.
             patch(masks, "is_tracing", lambda *_, **__: False)
+        caches: Any = sys.modules.get("transformers.pytorch_utils")
+        if caches is not None:  # what is cached for the process must not be fake
+            patch(caches, "is_torchdynamo_compiling", lambda: True)
         if hardware.device == "cuda":
             # Fake tensors would take an LSTM for oneDNN's, whose workspace they lack. Step by step it keeps more.
             stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())

@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch import nn
 from torch.nn import functional
+from transformers.pytorch_utils import compile_compatible_method_lru_cache
 
 from autofit.core.errors import UntraceableError
 from autofit.core.workload import Workload
@@ -134,6 +135,17 @@ def _workload(function: Any) -> Workload:
 def test_what_is_read_of_inputs_has_real_shapes(name: str) -> None:
     workload = _workload(READS[name])
     assert peak(traced(workload)) == tracked(workload, {})
+
+
+@compile_compatible_method_lru_cache(maxsize=2)
+def _positions(length: int) -> torch.Tensor:
+    return torch.arange(length).float()
+
+
+def test_what_a_library_caches_for_the_process_is_not_fake() -> None:
+    workload = _workload(lambda out, mask: out * _positions(8))
+    traced(workload)
+    assert _positions(8).tolist() == list(range(8))
 
 
 def _unknown(out: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
