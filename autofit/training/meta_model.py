@@ -17,11 +17,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from autofit.core.errors import InputError
 from autofit.setup import Setup
 
+_FEW = 16  # elements of a frozen parameter that is a constant
+
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
     """Put parameters of modules made inside on the meta device; buffers stay real, since their values matter. A
-    parameter that is registered twice stays one parameter, so tied weights stay tied."""
+    parameter that is registered twice stays one parameter, so tied weights stay tied; constants keep their values."""
     original = nn.Module.register_parameter
     on_meta = WeakTensorKeyDictionary()  # real parameter -> its stand-in on meta
 
@@ -29,6 +31,8 @@ def parameters_on_meta() -> Iterator[None]:
         if type(parameter) is nn.Parameter and parameter.device.type != "meta":
             if parameter not in on_meta:
                 on_meta[parameter] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+                if not parameter.requires_grad and parameter.numel() <= _FEW and bool(parameter.isfinite().all()):
+                    on_meta[parameter].constant = parameter.detach().clone()  # as D-FINE's scale, which it divides by
             parameter = on_meta[parameter]
         original(module, name, parameter)
 
@@ -95,6 +99,8 @@ def _placed(parameter: nn.Parameter, name: str, setup: Setup, generator: torch.G
         tensor = torch.empty_strided(parameter.size(), parameter.stride(), dtype=dtype, device=setup.device)
         if generator is not None:
             _fill(tensor, name, generator)
+            if hasattr(parameter, "constant"):
+                tensor.copy_(parameter.constant)
         return nn.Parameter(tensor, requires_grad=parameter.requires_grad)
     # In place, so that whoever holds the user's parameter (the user, an optimizer) keeps holding it.
     parameter.data = parameter.data.to(device=setup.device, dtype=dtype)

@@ -54,6 +54,16 @@ def test_two_parameters_of_one_shape_are_not_one() -> None:
     assert len(list(model.parameters())) == 4
 
 
+def test_frozen_numbers_are_constants() -> None:
+    def factory() -> nn.Module:
+        model = nn.Linear(3, 3)
+        model.scale = nn.Parameter(torch.tensor([4.0]), requires_grad=False)  # what D-FINE divides by
+        return model
+
+    setup = build(Workload(factory, lambda n: torch.ones(n, 3), effective_batch_size=1), {}, tiny.CPU)
+    assert setup.model.scale.tolist() == [4.0]
+
+
 def test_what_is_frozen_stays_frozen() -> None:
     def factory() -> nn.Module:
         model = nn.Linear(3, 3)
