@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,10 @@ def read_folder(path: Path, shape: Sequence[int], options: DataOptions) -> tuple
     stats = [Path(file).stat() for file in files]  # which tell a changed file without reading it
 
     def decode(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        return {"pixels": [_pixels(file, _MODES[channels], height, width) for file in rows["file"]]}
+        return {"pixels": [_pixels(os.fsdecode(file), _MODES[channels], height, width) for file in rows["file"]]}
 
     decoded = cached_map(
-        {"file": files, "stamp": [f"{stat.st_size} {stat.st_mtime_ns}" for stat in stats]},
+        {"file": list(map(os.fsencode, files)), "stamp": [f"{stat.st_size} {stat.st_mtime_ns}" for stat in stats]},
         decode,
         features={"pixels": datasets.Value("binary")},
         key=tuple(shape),

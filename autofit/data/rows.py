@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import datasets
 
-from autofit.core.errors import InputError, is_whole, reported, sentence, shown
+from autofit.core.errors import InputError, is_whole, printable, reported, sentence, shown
 from autofit.core.files import read_text
 
 TEXT, COMPLETION, MESSAGES, LABELLED = ("text",), ("prompt", "completion"), ("messages",), ("text", "label")
@@ -81,7 +81,7 @@ def read_rows(path: Path, forms: Sequence[Form], *, by_line: bool = False) -> Ro
             raise InputError(f"{location} lacks {' and '.join(missing)}.", remedy)
         for name in form:
             columns[name].append(_checked(_value(row, name), name, location))
-        locations.append(location)
+        locations.append(printable(location))
     if form is None:
         raise InputError(f"the data in {path} is empty.", "Give at least one row.")
     return Rows(form, columns, locations)

@@ -163,10 +163,10 @@ def test_a_name_may_be_as_long_as_the_system_takes(tmp_path: Path) -> None:
 def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
     path, read = tmp_path / "pipe", list[str]()
     os.mkfifo(path)
-    reader = threading.Thread(target=lambda: read.append(path.read_text()))
+    reader = threading.Thread(target=lambda: read.append(path.read_text()), daemon=True)
     reader.start()
     write_atomically(path, "text")
-    reader.join()
+    reader.join(10)
     assert read == ["text"]
     assert path.is_fifo()
 

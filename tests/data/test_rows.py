@@ -1,6 +1,7 @@
 """Rows of every kind of file, in every form, and each wrong one told in one sentence with its place."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,13 @@ def columns(path: Path, *forms: Form, **options: Any) -> dict[str, list[Any]]:
 def test_any_other_file_is_one_text(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text('{"text": "ä"}\n\nb', encoding="utf-8")
     assert columns(tmp_path / name) == {"text": ['{"text": "ä"}\n\nb']}
+
+
+def test_a_name_that_is_no_utf_8_is_told_in_escapes(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xff.txt")
+    path.write_text("text")
+    (location,) = read_rows(path, CAUSAL).locations
+    assert location.endswith("/\\udcff.txt")
 
 
 def test_or_a_text_in_each_line(tmp_path: Path) -> None:
