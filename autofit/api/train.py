@@ -35,6 +35,8 @@ from autofit.models import HuggingFaceModel, workload_from_source
 from autofit.training.loop import Callback
 from autofit.training.step_trace import SteadyStep, StepTrace
 
+_PEEK = 12  # batches that a processor makes before training, which take as long as those of training
+
 
 def train(
     result: Path,
@@ -90,6 +92,8 @@ def train(
     with SteadyStep(step_trace) if step_trace else nullcontext() as recorder:
         callbacks = (*callbacks, recorder) if recorder else callbacks
         training |= {"eval_loader": eval_loader.in_order if eval_loader else None, "seed": seed, "output_dir": output}
+        if reader.processing is not None:  # looking for the largest batch makes each
+            training.setdefault("peek", _PEEK)
         training |= {"callbacks": callbacks, "listener": listener, "progress": progress, "device": device}
         trained = fit(model, loader, loss=workload.loss, config=saved.config, **training)
     if step_trace and recorder:

@@ -143,7 +143,7 @@ def image_text_loader(workload: Workload, path: Path, processing: Processing, op
     if dropped := len(sizes) - len(kept):
         notes.append(f"left out, without a label behind their images within {length} tokens: {dropped} of {of_all}.")
     seen = SeenTexts(written, images, rows.locations, processing, length, kept)
-    return FileLoader(seen, workload.effective_batch_size, notes=tuple(notes))
+    return FileLoader(seen, workload.effective_batch_size, notes=tuple(notes), ahead=True)
 
 
 def _first_answer(row: Mapping[str, Any], images: int) -> float:

@@ -1,7 +1,8 @@
 """Samples in memory, and the loader that batches them: shuffled for training, in order for evaluation."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -135,10 +136,20 @@ class Pictures:
         return 0
 
 
+@dataclass
+class _Place:
+    """How far a pass over a loader is; `loaded`: the next pass goes on there."""
+
+    seed: int = 0
+    given: int = 0
+    loaded: bool = False
+
+
 @dataclass(frozen=True)
 class FileLoader:
     """Batches of the effective size, each pass in a new order; can be read again and again. A pass draws its order from
-    torch's global random numbers, as a DataLoader's. Its front fills up the last batch."""
+    torch's global random numbers, as a DataLoader's. Its front fills up the last batch. As torchdata's
+    StatefulDataLoader it can go on where a pass stopped, without making what was given again."""
 
     samples: Samples
     batch_size: int
@@ -146,25 +157,60 @@ class FileLoader:
     notes: tuple[str, ...] = ()  # what the user should know about how the samples were made, a sentence each
     label_names: Mapping[str, int] = field(default_factory=dict)  # the numbers of classes that have names in the data
     zeros: tuple[str, ...] = ()  # further arguments of the forward, zero for each token
+    ahead: bool = False  # make the next batch while one is used: of samples that take long
+    _place: _Place = field(default_factory=_Place, compare=False, repr=False)
 
     def __len__(self) -> int:
         return math.ceil(len(self.samples) / self.batch_size)
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        place = self._place
+        if not place.loaded:
+            place.seed, place.given = int(torch.randint(2**62, ())), 0
+        place.loaded = False
+        generator = torch.Generator().manual_seed(place.seed)
         order = torch.randperm(len(self.samples), generator=generator)
         order = order.repeat(math.ceil(len(self) * self.batch_size / len(order)))
-        return self._batches(order[: len(self) * self.batch_size], generator)
+        for batch in self._batches(order[: len(self) * self.batch_size], generator, place.given):
+            place.given += 1
+            yield batch
 
     def in_order(self) -> Iterator[dict[str, torch.Tensor]]:
         """Every sample once, in the file's order, without a draw from torch's global random numbers."""
         return self._batches(torch.arange(len(self.samples)), torch.Generator().manual_seed(_EVALUATION_SEED))
 
-    def _batches(self, order: torch.Tensor, generator: torch.Generator) -> Iterator[dict[str, torch.Tensor]]:
-        for chosen in order.split(self.batch_size):
-            batch = self.samples.batch(chosen)
+    def state_dict(self) -> dict[str, int]:
+        """The pass under way, and how many batches it gave."""
+        return {"seed": self._place.seed, "given": self._place.given}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on with that pass when the next one begins."""
+        self._place.seed, self._place.given, self._place.loaded = state["seed"], state["given"], True
+
+    def _batches(
+        self, order: torch.Tensor, generator: torch.Generator, given: int = 0
+    ) -> Iterator[dict[str, torch.Tensor]]:
+        """The batches behind those that are given; the random numbers that hide tokens of those are drawn again."""
+        chunks = order.split(self.batch_size)
+        start = given if self.mask_id is None else 0
+        for number, batch in enumerate(self._made(chunks[start:]), start):
             batch |= {name: torch.zeros_like(batch["input_ids"]) for name in self.zeros}
-            yield batch if self.mask_id is None else masked(batch, self.mask_id, generator)
+            batch = batch if self.mask_id is None else masked(batch, self.mask_id, generator)
+            if number >= given:
+                yield batch
+
+    def _made(self, chunks: Sequence[torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
+        if not self.ahead:
+            yield from map(self.samples.batch, chunks)
+            return
+        with ThreadPoolExecutor(1) as worker:
+            coming: Future[dict[str, torch.Tensor]] | None = None
+            for chunk in chunks:
+                ready, coming = coming, worker.submit(self.samples.batch, chunk)
+                if ready:
+                    yield ready.result()
+            if coming:
+                yield coming.result()
 
 
 def masked(batch: dict[str, torch.Tensor], mask_id: int, generator: torch.Generator) -> dict[str, torch.Tensor]:

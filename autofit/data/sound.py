@@ -85,7 +85,7 @@ def sound_loader(
             samples, note = _long_enough(samples, seconds, processing.samples_a_label)
             notes += note
     names = labels.names if labels else {}
-    return FileLoader(samples, workload.effective_batch_size, notes=tuple(notes), label_names=names)
+    return FileLoader(samples, workload.effective_batch_size, notes=tuple(notes), label_names=names, ahead=True)
 
 
 def _said(

@@ -1,5 +1,7 @@
 """Samples become batches: stacked, padded or normalised; in an order that the seed decides; masked as BERT was."""
 
+from typing import Any
+
 import pyarrow
 import pytest
 import torch
@@ -115,6 +117,47 @@ def test_in_order_every_sample_comes_once_and_nothing_is_drawn() -> None:
     seen = [batch["rows"].tolist() for batch in loader_of(5, 2).in_order()]
     assert seen == [[0, 1], [2, 3], [4]]
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Counted:
+    """Numbers the batches that are made."""
+
+    made = 0
+
+    def __len__(self) -> int:
+        return 10
+
+    def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.made += 1
+        return {"input_ids": chosen.view(-1, 1)}
+
+    def largest_id(self) -> int:
+        return 9
+
+
+@pytest.mark.parametrize("options", [{}, {"ahead": True}, {"mask_id": 4}])
+def test_a_pass_goes_on_where_it_stopped(options: Any) -> None:
+    torch.manual_seed(3)
+    loader = FileLoader(Counted(), 2, **options)
+    begun = iter(loader)
+    for _ in range(3):
+        next(begun)
+    state, rest = loader.state_dict(), [batch["input_ids"].tolist() for batch in begun]
+    samples = Counted()
+    other = FileLoader(samples, 2, **options)
+    other.load_state_dict(state)
+    before = torch.get_rng_state()
+    assert [batch["input_ids"].tolist() for batch in other] == rest
+    assert torch.equal(torch.get_rng_state(), before)
+    assert samples.made == (5 if "mask_id" in options else 2)
+    assert len(list(other)) == 5  # the next pass is a whole one
+
+
+def test_batches_that_are_made_ahead_are_the_same() -> None:
+    torch.manual_seed(3)
+    plain = [batch["input_ids"].tolist() for batch in FileLoader(Counted(), 2)]
+    torch.manual_seed(3)
+    assert [batch["input_ids"].tolist() for batch in FileLoader(Counted(), 2, ahead=True)] == plain
 
 
 def hidden_words(mask_id: int | None = 4) -> FileLoader:
