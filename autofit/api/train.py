@@ -178,9 +178,11 @@ class _Reader:
         """Leave the tokenizer beside a trained model, and what says how its processor works."""
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
-        names = (*PROCESSOR_FILES, *CHAT_TEMPLATE_FILES) if self.processing is not None else ()
-        for name in names:
-            if found := next((file for each in self.folders if (file := _beside(each, name))), None):
+        if self.processing is None and self.tokenizer is not None:
+            return
+        for name in (*PROCESSOR_FILES, *CHAT_TEMPLATE_FILES):
+            found = next((file for each in self.folders if (file := _beside(each, name))), None)
+            if found and found.resolve() != (folder / name).resolve():
                 shutil.copyfile(found, folder / name)
 
     def _normalisation(self) -> Normalisation:

@@ -337,8 +337,10 @@ def test_a_folder_of_images_is_normalised_as_the_weights_were_trained(tmp_path: 
     seen = losses(case.train(tmp_path / "images", weights=weights, epochs=40))
     assert seen[-1] < 0.5 * seen[0]
     (weights / "preprocessor_config.json").write_text(json.dumps({"image_mean": [1, 1, 1], "image_std": [2, 2, 2]}))
-    other = losses(case.train(tmp_path / "images", weights=weights, steps=1))
+    other = losses(case.train(tmp_path / "images", weights=weights, steps=1, output=tmp_path / "other"))
     assert other[0] != seen[0]
+    left = json.loads((tmp_path / "other" / "model" / "preprocessor_config.json").read_text())
+    assert left["image_mean"] == [1, 1, 1]
 
 
 # What does not go together
