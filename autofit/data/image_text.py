@@ -142,6 +142,10 @@ def image_text_loader(workload: Workload, path: Path, processing: Processing, op
         notes.append(f"cut to {length} tokens: {cut} of {of_all}.")
     if dropped := len(sizes) - len(kept):
         notes.append(f"left out, without a label behind their images within {length} tokens: {dropped} of {of_all}.")
+    measured, largest = getattr(workload.batch, "image_tokens", math.inf), max(more[n] for n in kept)
+    if largest > 2 * measured:
+        of_images = f"the images of a sample take up to {largest} tokens, and those of a search {measured}"
+        notes.append(f"{of_images}: training needs more memory, and more time, than was measured.")
     seen = SeenTexts(written, images, rows.locations, processing, length, kept)
     return FileLoader(seen, workload.effective_batch_size, notes=tuple(notes), ahead=True)
 

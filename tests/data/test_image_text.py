@@ -15,6 +15,7 @@ from autofit.data.file_loader import file_loader
 from autofit.data.options import DataOptions
 from autofit.data.processors import Processing, load_processor
 from autofit.data.samples import FileLoader
+from autofit.models.tasks.image_text import RandomImageText
 from tests.data import pictures
 from tests.data.letters import lines
 
@@ -38,13 +39,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def loader(processor: Any, path: Path, length: int = 128, batch: int = 4) -> FileLoader:
+def loader(processor: Any, path: Path, length: int = 128, measured: int = 64) -> FileLoader:
+    synthetic = RandomImageText(length, 300, (), (), 261, measured, (), (4, 4704))
     workload = Workload(
         model=torch.nn.Identity,
-        batch=lambda n: None,
+        batch=synthetic,
         task="image-text-to-text",
         sequence_length=length,
-        effective_batch_size=batch,
+        effective_batch_size=4,
     )
     return file_loader(
         workload, path, tokenizer=None, options=DataOptions(), processing=Processing(processor, frozenset(ARGUMENTS))
@@ -199,6 +201,9 @@ def test_samples_that_cannot_be_cut_are_left_out(processor: Any, folder: Path) -
 def test_a_large_image_counts_with_its_tokens(processor: Any, folder: Path) -> None:
     pictures.draw(folder / "large.png", "red", (200, 200))  # 4 tokens, not 1
     rows = [{"image": name, "prompt": "what?", "completion": "red"} for name in ("a.png", "large.png")]
+    note = "the images of a sample take up to 3 tokens, and those of a search 1: training needs more memory"
+    assert loader(processor, lines(folder, *rows), measured=1).notes[0].startswith(note)
+    assert loader(processor, lines(folder, *rows), measured=2).notes == ()
     found = loader(processor, lines(folder, *rows), length=30)
     assert len(found.samples) == 1
     assert found.samples.batch(torch.arange(1))["image_grid_thw"].tolist() == [[1, 2, 2]]

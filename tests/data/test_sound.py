@@ -16,6 +16,7 @@ from autofit.data.file_loader import file_loader
 from autofit.data.options import DataOptions
 from autofit.data.processors import Processing
 from autofit.data.samples import FileLoader
+from autofit.models.tasks.sound import RandomSound
 from tests.data import sounds
 from tests.data.letters import letters, lines
 
@@ -23,10 +24,11 @@ WAVES = Wav2Vec2FeatureExtractor(do_normalize=False)
 SPECTRA = WhisperFeatureExtractor(feature_size=8, chunk_length=1)
 
 
-def loader(path: Path, *, task: str = "ctc", extractor: Any = WAVES, **given: Any) -> FileLoader:
-    workload = Workload(
-        model=torch.nn.Identity, batch=lambda n: None, task=task, sequence_length=6, effective_batch_size=2
-    )
+def loader(
+    path: Path, *, task: str = "ctc", extractor: Any = WAVES, measured: int = 160_000, **given: Any
+) -> FileLoader:
+    synthetic = RandomSound("input_values", (measured,))
+    workload = Workload(model=torch.nn.Identity, batch=synthetic, task=task, sequence_length=6, effective_batch_size=2)
     arguments = frozenset({"input_values", "input_features"})
     processing = Processing(extractor, arguments, **given)
     return file_loader(workload, path, tokenizer=letters(), options=DataOptions(), processing=processing)
@@ -109,6 +111,13 @@ def test_sound_too_short_for_what_is_said_is_left_out(folder: Path) -> None:
     assert found.samples.batch(torch.arange(1))["input_values"].shape == (1, 4800)
     with pytest.raises(InputError, match="no sound is long enough for what is said in it, in 2 samples"):
         loader(path, samples_a_label=4000)
+
+
+def test_sound_longer_than_what_was_measured_is_told(folder: Path) -> None:
+    path = lines(folder, {"audio": "low.wav", "text": "a"}, {"audio": "high.wav", "text": "a"})
+    note = "sound is up to 0.3 s long, and that of a search 0.25 s: training may need more memory, and more time, "
+    assert loader(path, measured=4000).notes == (f"{note}than was measured.",)
+    assert loader(path, measured=4800).notes == ()
 
 
 @pytest.mark.parametrize(
