@@ -73,9 +73,9 @@ def sound_loader(
     longest = getattr(processing.processor, "chunk_length", None)
     if longest and (cut := sum(each > longest for each in seconds)):
         notes.append(f"cut to {longest} s of sound: {cut} of {counted(len(files), 'sample')}.")
-    shape = getattr(workload.batch, "shape", ())
-    if len(shape) == 1 and (longest := max(seconds)) > (measured := shape[0] / processing.processor.sampling_rate):
-        of_sound = f"sound is up to {longest:.3g} s long, and that of a search {measured:.3g} s"
+    shape: tuple[int, ...] = getattr(workload.batch, "shape", ())
+    if len(shape) == 1 and max(seconds) > (measured := shape[0] / processing.processor.sampling_rate):
+        of_sound = f"sound is up to {max(seconds):.3g} s long, and that of a search {measured:.3g} s"
         notes.append(f"{of_sound}: training may need more memory, and more time, than was measured.")
     labels: Labels | None = None
     if workload.task == "audio-classification":
