@@ -88,7 +88,9 @@ def train(
             result, data, progress=progress, callbacks=(print_step,), listener=print_note, restart=restart, **given
         )
     except KeyboardInterrupt:
-        remedy = f"go on with --resume --output {output}" if output else "with --output it could be resumed"
+        remedy = "with --output it could be resumed"
+        if output:
+            remedy = f"go on with --resume --output {output}" if output.exists() else "nothing was trained yet"
         stderr.print(f"interrupted; {remedy}", highlight=False, soft_wrap=True)
         return INTERRUPTED
     if not trained.history:

@@ -41,6 +41,7 @@ def test_a_step_of_a_training_is_recorded(here: Path, run: Run) -> None:
     [
         ((), "interrupted; with --output it could be resumed\n"),
         (("--output", "o"), "interrupted; go on with --resume --output o\n"),
+        (("--output", "none"), "interrupted; nothing was trained yet\n"),  # where --resume would be refused
     ],
 )
 def test_an_interrupted_training_tells_how_to_go_on(
@@ -51,6 +52,7 @@ def test_an_interrupted_training_tells_how_to_go_on(
 
     monkeypatch.setattr("autofit.api.train.train", interrupted)
     (here / "result.yaml").write_text(RESULT)
+    (here / "o").mkdir()
     printed = run("train", "result.yaml", "--data", "mine.py", "--from-scratch", *output)
     assert (printed.code, printed.err) == (130, message)
 
