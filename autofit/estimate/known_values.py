@@ -105,7 +105,8 @@ def follow(func: Any, args: Any, kwargs: Mapping[str, Any], given: Sequence[torc
     inputs, results = [_value(each) for each in given], tensors_in(result)
     written = list(_written(func, args, kwargs)) if is_mutable else []
     values = [value for value in inputs if value]
-    at_once = bool(written) or all(map(_is_small, results))
+    assumed = any(each.assumed for each in values)  # hardly any of these are read, and they are many
+    at_once = bool(written) or (not assumed and all(map(_is_small, results)))
     unknown = unknown or (draws and not at_once)
     if written and not unknown and sum(each.numel() for each in given) <= _SMALL:
         for value in filter(None, written):
@@ -123,7 +124,6 @@ def follow(func: Any, args: Any, kwargs: Mapping[str, Any], given: Sequence[torc
     if at_once:
         call()
     for position, fake in enumerate(results):
-        assumed = any(each.assumed for each in values)
         value = _Value(functools.partial(_part, call, position), shared or _Memory(), assumed=assumed)
         fake.known_value = value  # type: ignore[attr-defined]
         if at_once:
