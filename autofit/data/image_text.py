@@ -80,7 +80,8 @@ class SeenTexts:
                 message = f"{self.locations[index]} has {count} tokens, and none to learn behind all images among the"
                 raise InputError(f"{message} first {self.length}.", _SHORTER)
         batch = {**inputs, "labels": labels}
-        cut = {name: part[:, : self.length] for name, part in batch.items() if part.shape[:2] == ids.shape}
+        is_cut = [name for name, part in batch.items() if getattr(part, "shape", ())[:2] == ids.shape]
+        cut = {name: batch[name][:, : self.length] for name in is_cut}
         return {**batch, **cut}
 
     def largest_id(self) -> int:
