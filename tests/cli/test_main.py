@@ -1,10 +1,12 @@
 """The command line as a whole: how it starts, and how every command ends."""
 
+import importlib
 import json
 
 import pytest
 
 import autofit
+import autofit.__main__ as program
 from autofit.cli import main
 from tests.cli.command import Run, assert_error
 
@@ -19,6 +21,19 @@ def test_an_interrupt_before_anything_is_known(run: Run, monkeypatch: pytest.Mon
     assert printed.code == 130
     assert printed.err == "autofit: interrupted.\n"
     assert bool(printed.out) == as_json
+
+
+def test_an_interrupt_while_the_command_line_is_imported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press(_: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(SystemExit) as ended:
+        patched.setattr(importlib, "import_module", press)
+        program.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "autofit: interrupted.\n")
 
 
 def test_an_error_of_autofits_own_is_json_and_a_traceback(
