@@ -226,6 +226,7 @@ def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None and not buffer.is_meta:
                 module._buffers[name] = know(fake_mode.from_tensor(buffer), buffer)
+    recorder.see(list(setup.model.buffers()))  # they are there before any weight
     materialize(setup, values=False)
     finish(setup, traced=True)
     recorder.label([*setup.model.parameters(), *setup.model.buffers()], "parameters")

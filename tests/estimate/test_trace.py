@@ -9,7 +9,9 @@ from autofit.core.errors import InputError, RefusedError, UntraceableError
 from autofit.core.workload import Workload
 from autofit.estimate.space_estimator import predict_all
 from autofit.estimate.trace import Skeleton, trace
+from autofit.hardware.tracker import StorageTracker
 from autofit.techniques import canonicalize
+from autofit.training.build import build
 from tests.estimate.traced import AMPERE, allocated, labelled, peak, traced, tracked
 from tests.tiny import CPU, llama_workload, mlp_workload, transformer_workload
 
@@ -216,6 +218,28 @@ def test_what_a_factory_needs_to_make_a_model_counts_on_the_cpu() -> None:
     assert peak(traced(workload)) == tracked(workload, {}) >= 5 * 64 * 64 * 4
     assert predict_all(workload, CPU, [config], measuring=0)[0] == [tracked(workload, {})]
     assert peak(traced(workload, AMPERE)) < 64 * 64 * 4  # a host makes it
+
+
+class LargeLast(nn.Module):
+    """Its largest layer is quantised beside the statistics of what comes after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 256), nn.Linear(256, 256)
+        self.norm, self.head = nn.BatchNorm1d(256), nn.Linear(256, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.norm(self.two(self.one(x)))).mean()
+        return out
+
+
+def test_buffers_are_there_while_weights_are_quantised() -> None:
+    workload = Workload(LargeLast, lambda n: torch.randn(n, 8), effective_batch_size=2)
+    knobs = {"lora_rank": 1, "quantization": "nf4"}
+    prediction = traced(workload, **knobs)
+    with StorageTracker() as tracker:
+        build(workload, knobs, CPU).close()
+    assert peak(replace(prediction, events=prediction.events[: prediction.start("state")])) == tracker.peak
 
 
 class Branches(nn.Module):
