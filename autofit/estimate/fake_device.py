@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
 
 from autofit.core.hardware import Hardware
+from autofit.estimate.known_values import value_of
 from autofit.estimate.packed_sequences import packed_operators
 
 _AMPERE = (8, 0)
@@ -45,6 +46,7 @@ def fake_device(hardware: Hardware) -> Iterator[FakeTensorMode]:
         for module in list(sys.modules.values()):
             if matching and vars(module).get("linear_sum_assignment") is matching:
                 patch(module, "linear_sum_assignment", _matching_in_order(matching))
+        patch(FakeTensor, "__format__", _formatted)
         patch(torch.utils, "swap_tensors", _of_unlike(torch.utils.swap_tensors))
         for name, operator in packed_operators():
             patch(torch._VF, name, operator)
@@ -95,6 +97,12 @@ def _of_numbers(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
         return plain(numbers(data), **options)
 
     return tensor
+
+
+def _formatted(tensor: FakeTensor, form: str) -> str:
+    """A number of known value, by which experts are named (Switch Transformers)."""
+    known = None if tensor.dim() else value_of(tensor)
+    return object.__format__(tensor, form) if known is None else format(tensor.item(), form)
 
 
 def _matching_in_order(plain: Any) -> Callable[..., Any]:
