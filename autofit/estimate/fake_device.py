@@ -55,8 +55,8 @@ def fake_device(hardware: Hardware) -> Iterator[FakeTensorMode]:
             # transformers mistakes fake tensors for an export, and would make masks that a run does not have.
             patch(masks, "is_tracing", lambda *_, **__: False)
         caches: Any = sys.modules.get("transformers.pytorch_utils")
-        if caches is not None:  # what is cached for the process must not be fake
-            patch(caches, "is_torchdynamo_compiling", lambda: True)
+        if caches is not None:
+            patch(caches, "is_torchdynamo_compiling", _emptying_caches(caches.is_torchdynamo_compiling, stack))
         if hardware.device == "cuda":
             # Fake tensors would take an LSTM for oneDNN's, whose workspace they lack. Step by step it keeps more.
             stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
@@ -97,6 +97,22 @@ def _of_numbers(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
         return plain(numbers(data), **options)
 
     return tensor
+
+
+def _emptying_caches(plain: Callable[[], bool], stack: ExitStack) -> Callable[[], bool]:
+    """What transformers caches for the process (DETR's positions) is made anew, and must not stay, being fake: its
+    caches ask this before they answer."""
+    met = set()
+
+    def compiling() -> bool:
+        cache = sys._getframe(1).f_locals.get("func_with_cache")
+        if cache is not None and cache not in met:
+            met.add(cache)
+            cache.cache_clear()
+            stack.callback(cache.cache_clear)
+        return plain()
+
+    return compiling
 
 
 def _formatted(tensor: FakeTensor, form: str) -> str:
