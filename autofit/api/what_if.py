@@ -6,7 +6,7 @@ config that was estimated in full.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,9 +62,21 @@ def what_if(prediction: Prediction) -> dict[str, Any]:
     return {"alternatives": rows, "largest": largest}
 
 
+def with_experts(prediction: Prediction) -> dict[str, Any] | None:
+    """What adapters on a mixture's experts, too, would make of a config; None where there are none to be had."""
+    traits, targets = prediction.workload.traits, prediction.estimate.config["lora_targets"]
+    wanted = "lora_targets", f"{targets}+{traits.experts if traits else None}"
+    legal = [change for change in _legal_changes(prediction) if change[:2] == wanted]
+    found = _changes(prediction, legal) if legal else []
+    return {"lora_targets": found[0].value, **_figures(found[0].estimate)} if found else None
+
+
 def changes(prediction: Prediction) -> list[Change]:
     """Every legal change of a single knob that can be predicted, the best first."""
-    legal = list(_legal_changes(prediction))
+    return _changes(prediction, list(_legal_changes(prediction)))
+
+
+def _changes(prediction: Prediction, legal: Sequence[tuple[str, Value, Config]]) -> list[Change]:
     configs = [prediction.estimate.config, *(config for _, _, config in legal)]
     try:
         memory, seconds = predict_all(prediction.workload, prediction.hardware, configs)

@@ -13,7 +13,7 @@ from autofit.core.result import knobs_of
 from autofit.core.workload import check_sizes
 from autofit.hardware.catalogue import card
 from autofit.models import check_task, kind_of
-from autofit.report.listings import around_table, cards_table, estimate_table
+from autofit.report.listings import around_table, cards_table, estimate_table, experts_line
 
 
 def estimate(
@@ -58,6 +58,8 @@ def estimate(
     if not as_json:  # before the alternatives, which take longer
         Console().print(estimate_table(answer))
     if alternatives or (alternatives is None and not as_json):
+        if not as_json and (experts := heavy("autofit.api.what_if", "with_experts")(prediction)):
+            Console().print(experts_line(experts))
         answer |= heavy("autofit.api.what_if", "what_if")(prediction)
         if not as_json:
             Console().print(around_table(answer))

@@ -54,6 +54,12 @@ def estimate_table(data: Mapping[str, Any]) -> RenderableType:
     return Group(subject, Text(verdict, "bold"), config, parts, *map(Text, (tensors, "", _time(data), *notes)))
 
 
+def experts_line(data: Mapping[str, Any]) -> RenderableType:
+    """What adapters on experts, too, would take: the first question about a mixture, before all others are answered."""
+    verdict = f"it {FITS[data['fits']]}, {_interval(data)} GiB expected."
+    return Text(f"With lora_targets {data['lora_targets']}, and so adapters on the experts too, {verdict}")
+
+
 def around_table(data: Mapping[str, Any], *, rows: int = 16) -> RenderableType:
     """What each single change of a knob would save or cost, and the largest sizes that still fit."""
     alternatives = list(_worth_a_row(data))

@@ -73,6 +73,20 @@ def test_changes_are_those_of_full_estimates(prediction: Prediction) -> None:
         assert told.step_seconds == pytest.approx(full.step_seconds, rel=0.15)
 
 
+def test_of_a_mixture_adapters_on_experts_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(what_if, "predict_all", alternating)
+    adapted = {"lora_rank": 4, "lora_targets": "attention"}
+    found = predict(tiny.mixture_workload(), PLAIN | adapted, gpu="rtx-4090")
+    told = what_if.with_experts(found)
+    assert told is not None
+    assert told["lora_targets"] == "attention+experts"
+    assert told["device_bytes"]["high"] > found.estimate.high + found.estimate.allocated_bytes  # thrice the tensors
+    assert told["fits"] == "yes"
+    assert what_if.with_experts(predict(found.workload, PLAIN, gpu="rtx-4090")) is None  # without adapters
+    all_of_it = PLAIN | adapted | {"lora_targets": "attention+experts"}
+    assert what_if.with_experts(predict(found.workload, all_of_it, gpu="rtx-4090")) is None
+
+
 def test_changes_are_single_and_legal_and_leave_the_config_out(prediction: Prediction) -> None:
     here = prediction.estimate.config
     for change in what_if.changes(prediction):

@@ -13,6 +13,7 @@ from autofit.report.listings import (
     cleared_text,
     doctor_table,
     estimate_table,
+    experts_line,
     models_table,
     spaces_table,
     tools_table,
@@ -215,6 +216,12 @@ def test_changes_are_told_as_savings_and_costs(shown: Shown) -> None:
         ["optimizer_offload", "cpu", "18.00", "-10%", "+20%", "yes"],
     ]  # not what changes nothing, and of a size only its neighbours
     assert lines[-1] == "Largest that fits, all else as it is: micro-batch 4, LoRA rank 256, sequence none."
+
+
+def test_what_adapters_on_experts_take(shown: Shown) -> None:
+    sizes = {"low": round(24.3 * GIB), "high": round(26.1 * GIB)}
+    line = shown(experts_line({"lora_targets": "attention+experts", "fits": "no", "device_bytes": sizes}))
+    assert " ".join(line.split()).endswith("experts too, it does not fit, 24.30-26.10 GiB expected.")
 
 
 def test_what_is_cut_off_is_counted(shown: Shown) -> None:
