@@ -26,10 +26,11 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that readers see all of it or the former one, also after a crash; an OSError names the file. What
     a symlink names is written, and the link stays. A FIFO or a device is written to, never replaced."""
-    data = text.encode(errors="backslashreplace")  # a file's name may hold what UTF-8 cannot
+    # A file's name may hold what UTF-8 cannot.
+    data = content if isinstance(content, bytes) else content.encode(errors="backslashreplace")
     with naming(path):
         if path.is_dir():  # also ".", beside which nothing could be written
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

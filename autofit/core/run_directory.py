@@ -110,7 +110,7 @@ class RunDirectory:
             if self.journal.exists() and not journal.startswith(self.journal.read_bytes()[:200]):
                 raise FileExistsError(errno.EEXIST, "another search was there meanwhile")
             if journal:
-                write_atomically(self.journal, journal.decode())
+                write_atomically(self.journal, journal)
         except (InputError, OSError) as error:
             self._lock.close()
             self._elsewhere = self._elsewhere or Path(tempfile.mkdtemp(prefix="autofit-"))

@@ -124,28 +124,27 @@ def browser() -> str | None:
 def to_png(svg: str, path: Path, size: tuple[int, int]) -> None:
     """Write an SVG document of that size as a PNG. Raises InputError where there is no converter, or it failed."""
     if importlib.util.find_spec("cairosvg"):
-        importlib.import_module("cairosvg").svg2png(bytestring=svg.encode(), write_to=str(path), scale=_SHARPNESS)
+        drawn = importlib.import_module("cairosvg").svg2png(bytestring=svg.encode(), scale=_SHARPNESS)
+        write_atomically(path, drawn)
         return
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "picture.svg"
+        source, made = Path(folder) / "picture.svg", Path(folder) / "picture.png"
         source.write_text(svg, encoding="utf-8")
         if converter := shutil.which("rsvg-convert"):
-            _run([converter, f"--zoom={_SHARPNESS}", f"--output={path}", str(source)], path)
+            command = [converter, f"--zoom={_SHARPNESS}", f"--output={made}", str(source)]
         elif chromium := browser():
-            shot = (f"--screenshot={path}", f"--window-size={size[0]},{size[1]}")
+            shot = (f"--screenshot={made}", f"--window-size={size[0]},{size[1]}")
             profile = (f"--user-data-dir={folder}/profile", f"--force-device-scale-factor={_SHARPNESS}")
-            _run([chromium, *_BROWSER_FLAGS, *profile, *shot, source.as_uri()], path)
+            command = [chromium, *_BROWSER_FLAGS, *profile, *shot, source.as_uri()]
         else:
             message = "a PNG needs a converter, and there is none: neither cairosvg nor rsvg-convert nor a Chromium."
             raise InputError(message, "Install one (pip install cairosvg), or use --format svg.")
-
-
-def _run(command: list[str], path: Path) -> None:
-    path.unlink(missing_ok=True)
-    try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise InputError(f"{command[0]} took more than {_SECONDS} s to write {path}.", "Use --format svg.") from error
-    if not path.exists():
-        last = (process.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise InputError(f"{command[0]} wrote no {path}: {last}.", "Use --format svg.")
+        try:
+            process = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        except subprocess.TimeoutExpired as error:
+            message = f"{command[0]} took more than {_SECONDS} s to write {path}."
+            raise InputError(message, "Use --format svg.") from error
+        if not made.exists():
+            last = (process.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+            raise InputError(f"{command[0]} wrote no {path}: {last}.", "Use --format svg.")
+        write_atomically(path, made.read_bytes())

@@ -161,7 +161,7 @@ def open_study(journal: Journal | None, sampler: BaseSampler) -> Study:
         ends = ("", *map("-{}".format, range(2, 1000)))
         aside = next(each for end in ends if not (each := path.with_name(f"{path.name}.damaged{end}")).exists())
         shutil.copyfile(path, aside)
-        write_atomically(path, b"".join(journal.lines).decode())
+        write_atomically(path, b"".join(journal.lines))
         backend.written = len(journal.lines)
         lost, can = counted(found.lost, "record"), counted(left, "measurement")
         journal.notify(f"{path} was damaged: {lost} of it cannot be read, {can} can; the damaged file is now {aside}.")

@@ -175,8 +175,15 @@ def test_a_converter_is_called_for_each_picture(run: Path, monkeypatch: pytest.M
     monkeypatch.setattr(run_report.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(run_report.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(run_report.subprocess, "run", convert)
+    (run / "shots").mkdir()
+    svgs = report([run], "svg", None)
+    assert isinstance(svgs, str)
+    link = run / "shots" / f"{Path(svgs.splitlines()[0]).stem}.png"
+    link.symlink_to(run / "elsewhere.png")
     told = report([run], "png", run / "shots")
     assert isinstance(told, str)
+    assert link.is_symlink()
+    assert (run / "elsewhere.png").read_bytes() == b"\x89PNG"
     assert len(commands) == len(told.splitlines()) == len(list((run / "shots").glob("*.png")))
     assert run_report.FORMATS == ("html", "svg", "png", "md")
 
