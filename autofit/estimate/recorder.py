@@ -7,7 +7,7 @@ from small tensors of known values, such as labels and masks.
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,9 +121,11 @@ class Recorder(StorageTracker):
             if block is not None:
                 self.owners[number] = block
 
-    def forget(self, storages: Set[int]) -> None:
-        """Count these storages as if they had never held anything."""
-        self.events = [Event(each.storage, 0) if each.storage in storages else each for each in self.events]
+    def resize(self, sizes: Mapping[int, int]) -> None:
+        """Count these storages as if they had held so many bytes, as long as they were there."""
+        self.events = [
+            replace(each, nbytes=each.nbytes and sizes.get(each.storage, each.nbytes)) for each in self.events
+        ]
 
     def storages_of(self, value: Any) -> Iterator[int]:
         """The numbers of the storages of a tensor or container."""

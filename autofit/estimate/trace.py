@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Self
 
@@ -246,12 +247,24 @@ def _step(setup: Setup, recorder: Recorder, fake_mode: Any) -> tuple[bool, set[n
     def label_gradient(parameter: nn.Parameter) -> None:
         recorder.label(parameter.grad, "gradients", owners.get(parameter))
 
-    if int(setup.config["gradient_accumulation_steps"] or 1) > 1:
-        for parameter in trained:
-            parameter.grad = torch.empty_like(parameter)
-            label_gradient(parameter)
-            made[parameter].update(recorder.storages_of(parameter.grad))
+    # Gradients of earlier micro-batches that are views of something larger, by its storage, which they keep. Autograd
+    # copies only those whose layout is not the parameter's (accumulate_grad.h).
+    views: dict[int, dict[int, int]] = {}
+
+    def note_view(earlier: torch.Tensor, gradient: torch.Tensor) -> None:
+        nbytes = gradient.untyped_storage().nbytes()
+        if nbytes > earlier.untyped_storage().nbytes() and _layout(gradient) == _layout(earlier):
+            of_view, of_earlier = recorder.storages_of([gradient, earlier])
+            shared = views.setdefault(of_view, {})
+            shared[of_earlier] = 0 if shared else nbytes
+
     with ExitStack() as hooks:
+        if int(setup.config["gradient_accumulation_steps"] or 1) > 1:
+            for parameter in trained:
+                parameter.grad = torch.empty_like(parameter)
+                label_gradient(parameter)
+                made[parameter].update(recorder.storages_of(parameter.grad))
+                hooks.callback(parameter.register_hook(partial(note_view, parameter.grad)).remove)
         for _, parameter in setup.trainable():
             hooks.callback(parameter.register_post_accumulate_grad_hook(reached.add).remove)
         for parameter in trained:
@@ -263,11 +276,18 @@ def _step(setup: Setup, recorder: Recorder, fake_mode: Any) -> tuple[bool, set[n
         accumulate(setup, batch)
         for parameter in made.keys() - reached:  # it would have neither gradient nor state
             parameter.grad = None
-            recorder.forget(made[parameter])
+            recorder.resize(dict.fromkeys(made[parameter], 0))
+        for shared in views.values():
+            recorder.resize(shared)
         update(setup)
         recorder.phase = None
         recorder.mark("end")
     return bool(beside), reached
+
+
+def _layout(tensor: torch.Tensor) -> list[int]:
+    """The strides of dims of more than one element."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
 def _mark_block(block: nn.Module, number: int, setup: Setup, recorder: Recorder, *, last: bool) -> Iterator[Any]:
