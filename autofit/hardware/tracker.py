@@ -4,6 +4,7 @@ Resident memory of the process is no substitute: allocators keep pages (errors o
 the tracked peak). The tracker serves real tensors and fake ones, so predicted and measured mean the same.
 """
 
+import gc
 import weakref
 from functools import partial
 from typing import Any, Self
@@ -92,6 +93,7 @@ class AllocationRecord:
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
 
     def __enter__(self) -> Self:
+        gc.collect()  # what is freed later would be taken from the peak
         self._profile.__enter__()
         return self
 

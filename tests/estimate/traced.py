@@ -44,7 +44,6 @@ def labelled(trace: Trace, label: str) -> int:
 
 def allocated(workload: Workload, knobs: Mapping[str, Any]) -> int:
     """The same by the allocator's own events, which tell what kernels hold inside, too."""
-    gc.collect()
     record = AllocationRecord()
     with record:
         _two_steps(workload, knobs)

@@ -26,7 +26,6 @@ def two_steps(workload: Workload, **knobs: object) -> None:
 
 
 def recorded(action: Callable[[], None]) -> int:
-    gc.collect()  # what an earlier test left and is freed inside would be taken from the bytes of this one
     with AllocationRecord() as record:
         action()
     return record.peak
@@ -84,3 +83,17 @@ def test_it_sees_what_inductor_makes() -> None:
     plain = recorded(lambda: two_steps(workload))
     weights = sum(parameter.numel() * 4 for parameter in workload.model().parameters())
     assert 4 * weights < recorded(lambda: two_steps(workload, compile="default")) < 1.05 * plain
+
+
+def test_garbage_of_an_earlier_record_takes_nothing_from_the_peak(request: pytest.FixtureRequest) -> None:
+    gc.disable()
+    request.addfinalizer(gc.enable)
+    with AllocationRecord():
+        cycle: list[object] = [torch.empty(2**20)]
+    cycle.append(cycle)
+    del cycle
+    with AllocationRecord() as record:
+        first = torch.empty(16)
+        gc.collect()  # as it may happen at any time
+        second = torch.empty(1024)
+    assert record.peak == first.nbytes + second.nbytes
