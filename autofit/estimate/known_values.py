@@ -23,7 +23,7 @@ _LARGEST_DRAW = 1 - 2**-24  # layers are dropped by small numbers: none is, whic
 _UNIFORM = ("aten::rand", "aten::rand_like", "aten::uniform", "aten::uniform_")
 # That all numbers are finite, or any is none: nothing is wrong.
 _CHECKS = {"aten::all": True, "aten::any": False, "aten::isnan": False, "aten::isinf": False}
-_CHOICES = ("aten::topk", "aten::argmax", "aten::max")
+CHOICES = ("aten::topk", "aten::argmax", "aten::max")
 on_real_tensors = _disable_current_modes  # a context in which operators compute real values
 
 _Read = Callable[[], torch.Tensor | None]
@@ -138,10 +138,8 @@ def _facts(func: Any) -> tuple[str, bool, bool, bool]:
 
 
 def spread_evenly(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, samples: int) -> None:
-    """Let what unknown scores choose, as the experts of a token, be all choices equally often. `samples`: whose rows
-    choose alike, so that counts grow with them."""
-    if _facts(func)[0] not in _CHOICES:
-        return
+    """Let what unknown scores choose, as the experts of a token, be all choices equally often: an operator of CHOICES.
+    `samples`: whose rows choose alike, so that counts grow with them."""
     chosen = tensors_in(result)[-1]
     given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | dict(kwargs)
     dim = given.get("dim", -1)
@@ -184,13 +182,14 @@ def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Iterator[_Value
 def _call(func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], reads: Sequence[_Read]) -> Callable[[], Any]:
     """Calls an operator with what is read for its tensors, and holds none of these; None where a value is lost."""
     numbers = itertools.count()
-    places = tree_map_only(torch.Tensor, lambda _: _Place(next(numbers)), (args, dict(kwargs)))
+    given = args, dict(kwargs)
+    places = tree_map_only(torch.Tensor, lambda _: _Place(next(numbers)), given) if reads else given
 
     def call() -> Any:
         reals = [read() for read in reads]
         if any(real is None for real in reals):
             return None
-        args, kwargs = tree_map_only(_Place, lambda place: reals[place.number], places)
+        args, kwargs = tree_map_only(_Place, lambda place: reals[place.number], places) if reals else places
         with on_real_tensors(), torch.no_grad():
             return func(*args, **kwargs)
 

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,7 +21,15 @@ from torch.utils._pytree import tree_iter, tree_map_only
 
 from autofit.core.errors import UntraceableError
 from autofit.core.hardware import Hardware
-from autofit.estimate.known_values import computed, follow, is_assumed, on_real_tensors, spread_evenly, value_of
+from autofit.estimate.known_values import (
+    CHOICES,
+    computed,
+    follow,
+    is_assumed,
+    on_real_tensors,
+    spread_evenly,
+    value_of,
+)
 from autofit.estimate.library_kernels import library_kernels
 from autofit.estimate.operator_costs import MATMUL, Cost, cost_of, tensors_in
 from autofit.hardware.tracker import StorageTracker
@@ -158,7 +167,7 @@ class Recorder(StorageTracker):
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         if func is _READ:
             return self._read(args[0])
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+        if any(map(_wraps_tensors, types)):
             return NotImplemented  # a wrapper subclass dispatches again, with its inner tensors
         if self.phase is not None and (phase := self.phase()) != self.marks[-1].phase:
             self.mark(phase)
@@ -168,7 +177,8 @@ class Recorder(StorageTracker):
         if self.before_each is not None:
             self.before_each()
         kwargs = kwargs or {}
-        kernel = self._kernels.get(_name(func))
+        name = _name(func)
+        kernel = self._kernels.get(name)
         if kernel is not None:
             self._paused = self._as_tracked
             with self:
@@ -187,7 +197,8 @@ class Recorder(StorageTracker):
             self.see(result)
         given = tensors_in(args, kwargs)
         follow(func, args, kwargs, given, result)
-        spread_evenly(func, args, kwargs, result, self.alike)
+        if name in CHOICES:
+            spread_evenly(func, args, kwargs, result, self.alike)
         cost = cost_of(func, args, kwargs, given, result)
         if self._has_host:
             cost = self._with_host(func, (args, kwargs), result, cost)
@@ -305,6 +316,11 @@ def _with_indices(values: torch.Tensor, masks: Any) -> tuple[torch.Tensor, list[
     for mask in masks:
         indices += mask.nonzero().unbind(1) if mask is not None and mask.dtype in _MASKS else [mask]
     return values, indices
+
+
+@cache
+def _wraps_tensors(kind: type) -> bool:
+    return hasattr(kind, "__tensor_flatten__")
 
 
 def _name(func: Any) -> str:

@@ -281,7 +281,7 @@ class SpaceEstimator:
     def _skeleton(self, config: Config) -> Skeleton:
         alternating = config["activation_checkpointing"] == "alternate"
         if alternating not in self._skeletons:
-            self._skeletons[alternating] = Skeleton.cut_short(self._workload, alternating=alternating)
+            self._skeletons[alternating] = Skeleton.cut_short(self._workload, self._hardware, alternating=alternating)
         return self._skeletons[alternating]
 
     def _combine(self, config: Config, step_pass: _Pass, recomputed: float) -> _Step:

@@ -6,7 +6,7 @@ gradients of earlier micro-batches exist before the traced micro-batch begins, a
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -106,16 +106,17 @@ class Trace:
 @dataclass(frozen=True)
 class Skeleton:
     """A model without weights, how its blocks stand for those of a deeper model, and the bytes that were alive at most
-    while its factory made it: masks and other tables, and weights where it needs real ones."""
+    while its factory made it, if a CPU trains it: masks and other tables, and weights where it needs real ones."""
 
     model: nn.Module
     depth: Depth | None = None
     made_with: int = 0
 
     @classmethod
-    def whole(cls, workload: Workload) -> Self:
+    def whole(cls, workload: Workload, hardware: Hardware) -> Self:
         """The model with all of its blocks, its weights moved to meta where a factory made real ones."""
-        with StorageTracker() as tracker:
+        tracker = StorageTracker()
+        with tracker if hardware.device == "cpu" else nullcontext():  # models are made in the host's memory
             model = meta_model_from(workload.model)
         moved: dict[nn.Parameter, nn.Parameter] = {}
         for module in model.modules():
@@ -126,9 +127,9 @@ class Skeleton:
         return cls(model, made_with=tracker.peak)
 
     @classmethod
-    def cut_short(cls, workload: Workload, *, alternating: bool) -> Self:
+    def cut_short(cls, workload: Workload, hardware: Hardware, *, alternating: bool) -> Self:
         """The model without most of its middle blocks, if they are alike."""
-        skeleton = cls.whole(workload)
+        skeleton = cls.whole(workload, hardware)
         return replace(skeleton, depth=shorten(skeleton.model, alternating=alternating))
 
 
@@ -157,8 +158,8 @@ def trace(
         raise RefusedError(reason)
     recorder = Recorder(hardware)
     calls = calls or Calls()
-    skeleton = model or Skeleton.whole(workload)
-    if hardware.device == "cpu":  # models are made in the host's memory
+    skeleton = model or Skeleton.whole(workload, hardware)
+    if skeleton.made_with:
         recorder.events += [Event(_MAKING, skeleton.made_with), Event(_MAKING, 0)]
     setup = fake_setup(workload, canonical, hardware, skeleton.model, recorder)
     recorder.alike = setup.micro_batch_size if rows else 1
@@ -173,7 +174,8 @@ def trace(
             if rows:
                 saved = SavedTensors(setup.model, recorder)
                 setup.forward_contexts.append(saved.hooks)
-            packed, reached = _step(setup, recorder, fake_mode)
+            owners = _owners(setup)
+            packed, reached = _step(setup, recorder, fake_mode, owners)
     except (AutofitError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the model's own code, under conditions that it was not written for
@@ -184,7 +186,6 @@ def trace(
     finally:
         setup.close()
     trainable = [parameter for _, parameter in setup.trainable() if parameter in reached]
-    owners = _owners(setup)
     return Trace(
         config=canonical,
         events=tuple(recorder.events),
@@ -235,9 +236,11 @@ def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
         recorder.label([*block.parameters(), *block.buffers()], "parameters", number)
 
 
-def _step(setup: Setup, recorder: Recorder, fake_mode: Any) -> tuple[bool, set[nn.Parameter]]:
+def _step(
+    setup: Setup, recorder: Recorder, fake_mode: Any, owners: Mapping[nn.Parameter, int]
+) -> tuple[bool, set[nn.Parameter]]:
     """Record a step; whether its batch is packed, and the parameters that its backward reaches."""
-    blocks, owners = repeated_blocks(setup.model), _owners(setup)
+    blocks = repeated_blocks(setup.model)
     recorder.mark("state")
     reached: set[nn.Parameter] = set()
     made = _make_state(setup, recorder, owners)
@@ -309,7 +312,7 @@ def _mark_block(block: nn.Module, number: int, setup: Setup, recorder: Recorder,
     yield block.register_forward_hook(end)
 
 
-def _make_state(setup: Setup, recorder: Recorder, owners: dict[nn.Parameter, int]) -> dict[nn.Parameter, set[int]]:
+def _make_state(setup: Setup, recorder: Recorder, owners: Mapping[nn.Parameter, int]) -> dict[nn.Parameter, set[int]]:
     """Let the optimizer make its state, as in a first step; returns the storages of gradients and state."""
     assert setup.optimizer is not None, "build() sets the optimizer"
     made: dict[nn.Parameter, set[int]] = {}

@@ -203,7 +203,7 @@ def test_a_factory_that_insists_on_real_weights_is_traced_too() -> None:
 
 def test_a_model_cut_short_stands_for_the_whole() -> None:
     workload = llama_workload(num_hidden_layers=9)
-    short = Skeleton.cut_short(workload, alternating=False)
+    short = Skeleton.cut_short(workload, CPU, alternating=False)
     assert short.depth is not None
     assert (short.depth.whole, short.depth.retained) == (9, 3)
     shallow = trace(workload, {}, CPU, model=short)
