@@ -221,9 +221,9 @@ class SpaceEstimator:
         with parallel_map(self._trace, self._processes) as trace_each:
             self._trace_missing([plain_key(config, self._symbols) for config in passes], trace_each)
             self._trace_missing([key for config in passes for key in self._keys(config)], trace_each)
-        for end in ends:
-            if step_pass := self._pass(end):
-                self._optimizer_costs_of(end, step_pass.segments)
+        stepped = [(end, step_pass.segments) for end in ends if (step_pass := self._pass(end))]
+        for end, segments in {(end["optimizer"], id(segments)): (end, segments) for end, segments in stepped}.values():
+            self._optimizer_costs_of(end, segments)
 
     def _trace_missing(self, keys: Sequence[Config], trace_each: Map[Config, _Traced]) -> None:
         missing = list(dict.fromkeys(key for key in keys if key not in self._segments))
