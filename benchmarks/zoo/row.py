@@ -85,20 +85,22 @@ class Row:
     seconds: float = 0.0
 
 
-def tried(
-    model: str, executor: Executor, *, options: Mapping[str, Any], command: bool = False, searched: bool = True
-) -> Row:
-    """The row of what `--model` names; `command`: searched by the real command line, too. `searched`: at all."""
+def tried(model: str, executor: Executor, *, options: Mapping[str, Any]) -> Row:
+    """The row of what `--model` names, without searches."""
     start, row = time.monotonic(), Row()
     workload: list[tuple[Workload, Hardware]] = []
     row.looked_at = answer_of(lambda: workload.append(_looked_at(model, executor, options)))
     if workload:
         row.parameters = workload[0][0].traits.parameters  # type: ignore[union-attr]
         _settings(row, *workload[0], executor)
-        row.search = answer_of(lambda: _searched(model, executor, options)) if searched else None
-        row.command = answer_of(lambda: _commanded(model, options)) if searched and command else None
     row.seconds = round(time.monotonic() - start, 2)
     return row
+
+
+def searched(model: str, executor: Executor, *, options: Mapping[str, Any], command: bool) -> dict[str, Any]:
+    """How a search of what `--model` names goes; `command`: by the real command line, too."""
+    search = asdict(answer_of(lambda: _searched(model, executor, options)))
+    return {"search": search, "command": asdict(answer_of(lambda: _commanded(model, options))) if command else None}
 
 
 def answer_of(action: Callable[[], Any]) -> Answer:

@@ -31,19 +31,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="families, tasks or libraries")
     parser.add_argument("--fresh", action="store_true", help="measure again what is known")
     parser.add_argument("--again", action="store_true", help="measure again what did not work, or not well")
-    parser.add_argument("--no-search", action="store_true", help="leave searches to a later run: half of the time")
+    parser.add_argument("--no-search", action="store_true", help="leave searches to a later run")
     parser.add_argument("--row-seconds", type=float, default=ROW_SECONDS)
     parser.add_argument("--out", type=Path, default=RESULTS, help="a folder")
     given = parser.parse_args(arguments)
     found, lacking = families()
     print(*lacking, sep="\n")
     store, start = Store(given.out / "zoo.jsonl"), time.monotonic()
-    with Worker(given.row_seconds, searched=not given.no_search) as worker:
+    with Worker(given.row_seconds) as worker:
         for family in (each for each in found if wanted(each, given.only)):
             known = store.get(STAGE, family.key)
-            lacks_search = known is not None and not given.no_search and known.get("settings") and not known["search"]
-            if known is None or given.fresh or lacks_search or (given.again and not fine(known)):
-                row = worker.row(family)
+            measured = known is None or given.fresh or (given.again and not fine(known))
+            row = worker.row(family) if measured else known
+            lacks_search = not given.no_search and row.get("settings") and not row["search"]
+            if lacks_search:
+                row = row | worker.row(family, searched=True)
+            if measured or lacks_search:
                 store.add(STAGE, family.key, row)
                 print(shown(family, row), flush=True)
     rows = {each.key: row for each in found if (row := store.get(STAGE, each.key)) is not None}

@@ -23,8 +23,8 @@ _PROBE_SECONDS = 60.0
 class Worker:
     """Rows from a process of its own, which starts with the first one."""
 
-    def __init__(self, seconds: float = ROW_SECONDS, *, searched: bool = True) -> None:
-        self.seconds, self.searched = seconds, searched
+    def __init__(self, seconds: float = ROW_SECONDS) -> None:
+        self.seconds = seconds
         self._process: Any = None
         self._connection: Connection | None = None
 
@@ -34,12 +34,12 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def row(self, family: Family) -> dict[str, Any]:
-        """The row of a family, whatever becomes of the process."""
+    def row(self, family: Family, *, searched: bool = False) -> dict[str, Any]:
+        """The row of a family, or what its searches add to it, whatever becomes of the process."""
         fresh = self._connection is None
         connection = self._connection or self._start()
         try:
-            connection.send(family)
+            connection.send((family, searched))
             if not connection.poll(self.seconds + (_START_SECONDS if fresh else 0.0)):
                 self._end()
                 return {"failed": f"took more than {self.seconds:.0f} s"}
@@ -54,7 +54,7 @@ class Worker:
     def _start(self) -> Connection:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, self.searched))
+        self._process = context.Process(target=serve, args=(theirs,))
         self._process.start()
         theirs.close()
         return self._connection
@@ -69,7 +69,7 @@ class Worker:
         self._process = self._connection = None
 
 
-def serve(connection: Connection, searched: bool) -> None:
+def serve(connection: Connection) -> None:
     """In the worker: measure the families that are sent until none comes."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch: on tensors this small, threads only wait for each other
@@ -79,7 +79,7 @@ def serve(connection: Connection, searched: bool) -> None:
     warnings.simplefilter("ignore")
     from autofit.probe import LocalExecutor
     from benchmarks.zoo.families import NotBuiltError, written
-    from benchmarks.zoo.row import plain, tried
+    from benchmarks.zoo.row import plain, searched, tried
 
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -87,11 +87,13 @@ def serve(connection: Connection, searched: bool) -> None:
         contextlib.suppress(EOFError, BrokenPipeError),  # the parent has ended
     ):
         while True:
-            family = connection.recv()
+            family, is_search = connection.recv()
             try:
                 model, options = written(family, Path(folder))
-                row = tried(model, executor, options=options, command=family.by_command, searched=searched)
-                answer = plain(row)
+                if is_search:
+                    answer = searched(model, executor, options=options, command=family.by_command)
+                else:
+                    answer = plain(tried(model, executor, options=options))
             except NotBuiltError as error:
                 answer = {"left_out": str(error)}
             except Exception:

@@ -9,7 +9,7 @@ from autofit.probe import LocalExecutor
 from autofit.training.build import build
 from benchmarks.estimate_memory import peaks
 from benchmarks.zoo.families import Family, of_transformers, written
-from benchmarks.zoo.row import LEVERS, SETTINGS, answer_of, plain, predicted_peak, tried
+from benchmarks.zoo.row import LEVERS, SETTINGS, answer_of, plain, predicted_peak, searched, tried
 from benchmarks.zoo.table import is_sentence
 from tests import tiny
 
@@ -58,7 +58,13 @@ def test_a_row_holds_all_that_is_tried(
     assert row["levers"]["lora"]["outcome"] == "works"
     assert row["levers"]["checkpointing"]["outcome"] == "refused"  # so the setting does without
     assert is_sentence(row["levers"]["checkpointing"]["message"])
-    assert row["search"]["outcome"] == "works", row["search"]
+    assert row["search"] is None
+
+
+def test_a_search_is_told_from_its_answer(executor: LocalExecutor, tmp_path: Path) -> None:
+    model, options = written(Family("plain/objectives", "perceptron", "custom"), tmp_path)
+    found = searched(model, executor, options=options, command=False)
+    assert found == {"search": {"outcome": "works", "message": ""}, "command": None}
 
 
 def test_what_is_refused_is_told_from_what_fails(tmp_path: Path) -> None:

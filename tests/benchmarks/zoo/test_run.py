@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.zoo import run
 from benchmarks.zoo.families import Family
-from tests.benchmarks.zoo.test_table import row
+from tests.benchmarks.zoo.test_table import GOOD, row
 
 FOUND = [Family("transformers", "llama", "causal-lm"), Family("plain/images", "gan", "custom")]
 
@@ -18,9 +18,8 @@ class Answering:
 
     asked: list[str]
 
-    def __init__(self, seconds: float, *, searched: bool) -> None:
+    def __init__(self, seconds: float) -> None:
         assert seconds > 0
-        self.searched = searched
 
     def __enter__(self) -> Self:
         return self
@@ -28,13 +27,11 @@ class Answering:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def row(self, family: Family) -> dict[str, Any]:
-        self.asked.append(family.name)
-        return (
-            {"failed": "took more than 1 s"}
-            if family.name == "gan"
-            else row(**({} if self.searched else {"search": None}))
-        )
+    def row(self, family: Family, *, searched: bool = False) -> dict[str, Any]:
+        self.asked.append(f"{family.name} searched" if searched else family.name)
+        if searched:
+            return {"search": GOOD, "command": None}
+        return {"failed": "took more than 1 s"} if family.name == "gan" else row(search=None)
 
 
 def test_rows_are_measured_once_and_what_did_not_work_again(
@@ -46,15 +43,15 @@ def test_rows_are_measured_once_and_what_did_not_work_again(
     out = ["--out", str(tmp_path)]
     assert run.main([*out, "--only", "causal-lm"]) == 0
     assert run.main(out) == 0
-    assert asked == ["llama", "gan"]
+    assert asked == ["llama", "llama searched", "gan"]
     lines = [json.loads(line) for line in (tmp_path / "zoo.jsonl").read_text().splitlines()]
     assert [each["key"] for each in lines] == ["transformers/llama/causal-lm", "plain/images/gan/custom"]
     text = (tmp_path / "zoo.md").read_text()
     assert "1 of 2: 50.0%" in text
     assert "timm is left out" in text
     run.main([*out, "--again"])
-    assert asked == ["llama", "gan", "gan"]
+    assert asked[3:] == ["gan"]
     run.main([*out, "--fresh", "--no-search", "--only", "causal-lm"])
     run.main([*out, "--only", "causal-lm"])  # what it lacks
-    assert asked[3:] == ["llama", "llama"]
+    assert asked[4:] == ["llama", "llama searched"]
     assert "2 rows" in capsys.readouterr().out
