@@ -56,6 +56,8 @@ SEQUENCE_LENGTHS = {
 EFFECTIVE_BATCH_SIZE = 4
 _TARGETS = {"labels", "start_positions", "actions"}  # arguments of which a forward computes a loss
 
+_UNTRAINED = "does not support training"  # what the forwards of models say that are there for inference alone
+
 
 @dataclass(frozen=True)
 class Family:
@@ -152,6 +154,8 @@ def written(family: Family, folder: Path) -> tuple[str, dict[str, Any]]:
         raise NotBuiltError(told(error)) from error
     if family.task != "embeddings" and not _TARGETS & {*inspect.signature(model.forward).parameters}:
         raise NotBuiltError("transformers has no loss for it: its forward takes no labels")
+    if _UNTRAINED in inspect.getsource(inspect.unwrap(type(model).forward)):
+        raise NotBuiltError("transformers has no loss for it: its forward refuses labels")
     path = folder / family.task / family.name
     config.save_pretrained(path)
     options: dict[str, Any] = {"effective_batch_size": EFFECTIVE_BATCH_SIZE}

@@ -11,6 +11,8 @@ from autofit.core.workload import CLASS_SUFFIXES
 from autofit.models.tasks import MULTIMODAL, TASKS, auto_class, forward_arguments, model_classes, text_task
 from autofit.models.tasks.sizes import YOUR_FUNCTION
 
+_WITH_IMAGES = ("git",)  # kinds whose loss leaves out the positions of an image, whether there is one or not
+
 
 def chosen_task(config: Mapping[str, Any], asked: str | None, label: str) -> str:
     """The task of a config. Raises InputError: it is not for the task asked for, or does not say what it is for.
@@ -42,7 +44,7 @@ def _task_of_class(name: str, kind: str, own_code: AbstractSet[str]) -> str | No
     if any(name in model_classes(auto, kind) for auto in MULTIMODAL):
         model_class = getattr(transformers, name)
         required, accepted = forward_arguments(model_class, required=True), forward_arguments(model_class)
-        if "pixel_values" in required or "input_ids" not in accepted:
+        if "pixel_values" in required or "input_ids" not in accepted or kind in _WITH_IMAGES:
             return "image-text-to-text"
         return text_task(kind)
     for task, each in TASKS.items():  # a bare model may be trained for anything

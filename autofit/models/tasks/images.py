@@ -143,7 +143,16 @@ def image_sides(asked: Asked, vision: Any) -> tuple[int, int]:
     if not isinstance(both, list | tuple) or len(both) != 2 or any(type(n) is not int or n < 1 for n in both):
         message = f"the config of {asked.name} cannot have image_size {shown(sides)}."
         raise InputError(message, "Correct config.json.")
-    return both[0], both[1]
+    part = _window(vision)
+    return both[0] // part * part or part, both[1] // part * part or part
+
+
+def _window(vision: Any) -> int:
+    """What the sides of an image must be multiples of: of RF-DETR, whose patches are in windows, 56 pixels."""
+    backbone = getattr(vision, "backbone_config", None)
+    windows, patch = getattr(backbone, "num_windows", None), getattr(backbone, "patch_size", None)
+    in_squares = isinstance(windows, int) and isinstance(patch, int) and not hasattr(backbone, "num_windows_side")
+    return windows * patch if in_squares else 1  # type: ignore[operator]
 
 
 def image_channels(asked: Asked, vision: Any) -> int:

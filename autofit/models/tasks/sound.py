@@ -79,7 +79,10 @@ def _shape(asked: Asked, argument: str) -> tuple[int, ...]:
         return asked.size(config, "max_length"), asked.size(config, "num_mel_bins")
     if argument == "input_values":
         return (_SECONDS * SAMPLING_RATE,)
-    bins = asked.size(
-        config, "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "input_dim", "n_mels"
-    )
+    if config.model_type == "pop2piano":  # its features are as wide as the model
+        return frames, asked.size(config, "d_model")
+    keys = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "input_dim", "n_mels")
+    bins = asked.size(config, *keys)
+    if config.model_type.startswith("granite_speech5"):  # of two frames, and what each differs by from those around it
+        return frames // 2, 4 * bins
     return frames, bins

@@ -46,3 +46,11 @@ def test_what_cannot_be_built_is_told_from_what_does_not_work(tmp_path: Path, mo
     monkeypatch.setattr("benchmarks.zoo.shrink.overrides", lambda: {"llama": {"num_attention_heads": 7}})
     with pytest.raises(families.NotBuiltError, match="7"):
         written(families.Family("transformers", "llama", "causal-lm", "LlamaForCausalLM"), tmp_path)
+
+
+def test_what_transformers_has_no_loss_for_is_no_family_that_fails(tmp_path: Path) -> None:
+    with pytest.raises(families.NotBuiltError, match="its forward refuses labels"):
+        written(
+            families.Family("transformers", "pp_doclayout_v3", "object-detection", "PPDocLayoutV3ForObjectDetection"),
+            tmp_path,
+        )

@@ -7,6 +7,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
+from transformers import CONFIG_MAPPING
 
 from autofit.core.errors import InputError
 from autofit.core.workload import TASKS as NAMES
@@ -97,6 +98,13 @@ FAMILIES: list[tuple[Family, str, dict[str, tuple[int, ...]]]] = [
       {"vocab_size": 300, "pad_token_id": 0,
        "encoder_config": {**VISION, "num_mel_bins": 16, "subsampling_conv_channels": 8}}, None, None),
      "ctc", {"input_features": (2, 1000, 16), "attention_mask": (2, 1000), "labels": (2, 80)}),
+    (("granite_speech5_ctc", "GraniteSpeech5ForCTC",
+      {"vocab_size": 300, "pad_token_id": 0,
+       "encoder_config": {**VISION, "vocab_size": 300, "num_mel_bins": 16, "context_size": 8}}, None, None),
+     "ctc", {"input_features": (2, 500, 64), "attention_mask": (2, 500), "labels": (2, 80)}),
+    (("pop2piano", "Pop2PianoForConditionalGeneration",
+      {"d_model": 32, "d_ff": 32, "d_kv": 16, "num_heads": 2, "num_layers": 1, "vocab_size": 300}, None, 8),
+     "speech-seq2seq", {"input_features": (2, 1000, 32), "labels": (2, 8)}),
     (("hubert", "HubertForSequenceClassification", SPEECH, None, None),
      "audio-classification", {"input_values": (2, 160000), "labels": (2,)}),
     (("audio-spectrogram-transformer", "ASTForAudioClassification",
@@ -127,6 +135,13 @@ FAMILIES: list[tuple[Family, str, dict[str, tuple[int, ...]]]] = [
     (("yolos", "YolosForObjectDetection",
       {**VISION, "image_size": [64, 64], "patch_size": 16, "num_detection_tokens": 10}, None, None),
      "object-detection", {"pixel_values": (2, 3, 64, 64)}),
+    (("rf_detr", "RfDetrForObjectDetection",
+      {"d_model": 32, "decoder_layers": 1, "decoder_ffn_dim": 32, "decoder_self_attention_heads": 2, "num_queries": 4,
+       "decoder_cross_attention_heads": 2, "group_detr": 2,
+       "backbone_config": {**VISION, "model_type": "rf_detr_dinov2", "num_windows": 4, "out_indices": [1]}},
+      None, None), "object-detection", {"pixel_values": (2, 3, 616, 616)}),
+    (("git", "GitForCausalLM", {**TEXT, "vision_config": VISION}, None, 8),
+     "image-text-to-text", {"input_ids": (2, 8), "labels": (2, 8), "pixel_values": (2, 3, 56, 56)}),
     (("gemma3", "Gemma3ForConditionalGeneration", GEMMA3, None, 8),
      "causal-lm", {"input_ids": (2, 8), "labels": (2, 8), "token_type_ids": (2, 8)}),
     (("gemma3", "Gemma3ForConditionalGeneration", GEMMA3, "image-text-to-text", 16),
@@ -158,6 +173,8 @@ def workload(directory: Path, family: Family) -> Workload:
 def test_a_class_is_trained_for_its_task(
     tmp_path: Path, family: Family, task: str, shapes: dict[str, tuple[int, ...]]
 ) -> None:
+    if family[0] not in CONFIG_MAPPING:
+        pytest.skip(f"this transformers is older than {family[0]}")
     made = cloudpickle.loads(cloudpickle.dumps(workload(tmp_path, family)))
     assert made.task == task
     batch = made.batch(2)
