@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 EFFECTIVE_BATCH_SIZE = 32
-_SHIFTED_RIGHT = ("seq2seq", "speech-seq2seq")
+_SHIFTED_RIGHT = ("seq2seq", "speech-seq2seq")  # tasks whose labels are the decoder's input
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ class HuggingFaceModel:
         text.use_cache = False  # the keys and values that a generation would reuse
         if self.task == "sequence-classification" and padding(text) is None:
             text.pad_token_id = 0  # decoders find the last token of each sample by it, and refuse batches without
-        if self.task in _SHIFTED_RIGHT and getattr(config, "decoder_start_token_id", None) is None:
+        shifted = self.task in _SHIFTED_RIGHT or self.config["model_type"] == "vision-encoder-decoder"
+        if shifted and getattr(config, "decoder_start_token_id", None) is None:
             config.decoder_start_token_id = padding(config) or 0  # before the labels, which are the decoder's input
         return config
 
@@ -126,7 +127,7 @@ def huggingface_workload(
         task=model.task,
         name=model.name,
         reduction=reduction_of(model.task, config),
-        count=task.count,
+        count=task.count or getattr(batch, "count", None),
         source=dict(model.source),
         notes=notes,
     )

@@ -11,7 +11,9 @@ from autofit.core.workload import CLASS_SUFFIXES
 from autofit.models.tasks import MULTIMODAL, TASKS, auto_class, forward_arguments, model_classes, text_task
 from autofit.models.tasks.sizes import YOUR_FUNCTION
 
-_WITH_IMAGES = ("git",)  # kinds whose loss leaves out the positions of an image, whether there is one or not
+# Kinds that take no text alone although their forward could: GIT's loss leaves out the positions of an image, whether
+# there is one or not.
+_WITH_IMAGES = ("git", "kosmos-2")
 
 
 def chosen_task(config: Mapping[str, Any], asked: str | None, label: str) -> str:

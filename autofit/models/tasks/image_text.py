@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autofit.core.errors import InputError, reported, require
 from autofit.models.tasks.images import image_channels, image_sides
 from autofit.models.tasks.sizes import YOUR_FUNCTION, Asked, padding, positions
+from autofit.models.tasks.sound import RandomSound
 from autofit.models.tasks.text import SEED, random_ids
 
 if TYPE_CHECKING:
     import torch
 
 _SIDE = 448  # pixels of an image, where models take every size
+_PATCHES = 2048  # of a page that Pix2Struct reads (arXiv:2210.03347, section 2.3)
 _SIZED = ("mistral3", "lighton_ocr", "mistral_large4")  # kinds whose forward is told the size of each image
 # Under which keys configs have the tokens that stand for an image, for other media, and before and behind an image.
 _IMAGE_TOKEN = ("image_token_id", "image_token_index")
 _VIDEO_TOKEN = ("video_token_id", "video_token_index", "audio_token_id")
+_TYPES = ("token_type_ids", "mm_token_type_ids", "image_embeds_position_mask")
 _AROUND = ("vision_start_token_id", "boi_token_index"), ("vision_end_token_id", "eoi_token_index")
 
 
@@ -40,6 +44,7 @@ class RandomImageText:
     images_of_sample: bool = False  # whether pixels have a dimension for several images of a sample
     sizes: tuple[int, int] | None = None  # height and width, for models that are told the size of each image
     types: tuple[str, ...] = ()  # arguments that tell an image's tokens from text
+    question: int = 0  # the vocabulary of what reads the text beside the image, too, as InstructBLIP's Q-Former
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
         import torch
@@ -55,6 +60,8 @@ class RandomImageText:
         batch = {"input_ids": ids, "labels": labels}
         for name in self.types:
             batch[name] = (ids == self.image_token).long()
+        if self.question:
+            batch["qformer_input_ids"] = random_ids(tuple(ids.shape), self.question, None, generator)
         if self.sizes is not None:
             batch["image_sizes"] = torch.tensor([self.sizes] * n, device="cpu")
         if self.grid is not None:
@@ -64,11 +71,39 @@ class RandomImageText:
         return {**batch, "pixel_values": torch.randn(shape, generator=generator, device="cpu")}
 
 
-def image_text_batches(asked: Asked) -> RandomImageText:
+def _read_tokens(batch: Mapping[str, torch.Tensor]) -> int:
+    """The labels of a batch, none of which is shifted away."""
+    return int((batch["labels"] != -100).sum())
+
+
+@dataclass(frozen=True)
+class RandomReading(RandomSound):
+    """n -> an image [n, *shape], and what is read in it. `count` is what the loss is a mean over."""
+
+    count = staticmethod(_read_tokens)
+
+
+@dataclass(frozen=True)
+class RandomPages(RandomReading):
+    """n -> patches in rows [n, patches, 2 + values of a patch], each behind its row and column, and what is read."""
+
+    def __call__(self, n: int) -> dict[str, torch.Tensor]:
+        import torch
+
+        batch = super().__call__(n)
+        numbers = torch.arange(self.shape[0], device="cpu")
+        side = math.isqrt(self.shape[0])
+        batch[self.argument][..., 0], batch[self.argument][..., 1] = 1 + numbers // side, 1 + numbers % side
+        return batch
+
+
+def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
     """The batches of a model of images and text, by its config. Raises InputError: its images have a form that is not
     known here, or the text is too short for one."""
     config, text = asked.config, asked.config.get_text_config()
     vision = getattr(config, "vision_config", None)
+    if {"input_ids", "decoder_input_ids"} & {*asked.arguments} == {"decoder_input_ids"}:
+        return _read_batches(asked)
     token = next((n for key in _IMAGE_TOKEN if isinstance(n := getattr(config, key, None), int)), None)
     beside = token is None and not any(hasattr(config, key) for key in _IMAGE_TOKEN)  # BLIP attends to images apart
     if vision is None or (token is None and not beside) or "pixel_values" not in asked.arguments:
@@ -84,6 +119,8 @@ def image_text_batches(asked: Asked) -> RandomImageText:
         pixels = (channels, *sides)
         sizes = sides if asked.config.model_type in _SIZED else None
         tokens = 0 if token is None else _counted_tokens(asked, vision, pixels)
+    if "image_embeds_position_mask" in asked.arguments:  # Kosmos-2 is told where an image is, whatever its tokens are
+        token, tokens = asked.size(text, "vocab_size") - 1, asked.size(config, "latent_query_num")
     before, after = ([t for key in keys if isinstance(t := getattr(config, key, None), int)] for keys in _AROUND)
     length = asked.length(positions(text))
     if length < len(before) + tokens + len(after) + 2:
@@ -93,7 +130,7 @@ def image_text_batches(asked: Asked) -> RandomImageText:
     rule = f"the image token of {asked.name} must be from 0 to below vocab_size {vocabulary}"
     require(token is None or 0 <= token < vocabulary, rule, token)
     others = (getattr(config, key, None) for key in (*_IMAGE_TOKEN, *_VIDEO_TOKEN, *_AROUND[0], *_AROUND[1]))
-    avoided = {t for t in (pad, *others) if isinstance(t, int) and 0 <= t < vocabulary}
+    avoided = {t for t in (pad, token, *others) if isinstance(t, int) and 0 <= t < vocabulary}
     return RandomImageText(
         sequence_length=length,
         vocab_size=vocabulary,
@@ -106,8 +143,22 @@ def image_text_batches(asked: Asked) -> RandomImageText:
         grid=grid,
         images_of_sample=images_of_sample,
         sizes=sizes,
-        types=tuple(name for name in ("token_type_ids", "mm_token_type_ids") if name in asked.arguments),
+        types=tuple(name for name in _TYPES if name in asked.arguments),
+        question=asked.size(config.qformer_config, "vocab_size") if "qformer_input_ids" in asked.arguments else 0,
     )
+
+
+def _read_batches(asked: Asked) -> RandomReading:
+    """The batches of an encoder of images and a decoder of what is in them, as TrOCR, Donut or Pix2Struct."""
+    vision = getattr(asked.config, "encoder", None) or getattr(asked.config, "vision_config", asked.config)
+    text = getattr(asked.config, "decoder", None) or asked.config.get_text_config(decoder=True)
+    vocabulary, pad, length = asked.size(text, "vocab_size"), padding(text), asked.length(positions(text))
+    pad = pad if pad is not None and pad < vocabulary else None
+    if "flattened_patches" in asked.arguments:
+        pages = _PATCHES, 2 + asked.size(vision, "patch_embed_hidden_size")
+        return RandomPages("flattened_patches", pages, None, length, vocabulary, pad, length)
+    shape = image_channels(asked, vision), *image_sides(asked, vision)
+    return RandomReading("pixel_values", shape, None, length, vocabulary, pad, length)
 
 
 def _patches(asked: Asked, vision: Any, channels: int) -> tuple[tuple[int, int], tuple[int, int, int], int]:

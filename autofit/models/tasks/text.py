@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SEED = 0
 _CHARACTERS = 0x110000  # of Unicode
+_PAGES = ("max_2d_position_embeddings", "dim_bbox")  # keys of models that read pages
 MASKED_FRACTION = 0.15  # of the tokens in masked-language modelling: BERT, arXiv:1810.04805, section 3.1
 
 
@@ -44,7 +45,7 @@ class RandomTokens:
     which is the worst case and what transformers assumes without one. The padding token is never drawn, because some
     models take it out of the count of positions. In masked-language modelling the first position is always predicted,
     so no sample is empty. `zeros` are further arguments of that shape that a forward asks for, `boxes` whether it takes
-    the place of each token on its page."""
+    the place of each token on its page, as whole numbers or shares."""
 
     task: str
     sequence_length: int
@@ -52,7 +53,7 @@ class RandomTokens:
     pad_token_id: int | None = None
     labels: ClassLabels | None = None
     zeros: tuple[str, ...] = ()
-    boxes: bool = False
+    boxes: str = ""  # their type
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
         import torch
@@ -61,7 +62,7 @@ class RandomTokens:
         ids = random_ids((n, self.sequence_length), self.vocab_size, self.pad_token_id, generator)
         batch = {"input_ids": ids, **{name: torch.zeros_like(ids) for name in self.zeros}}
         if self.boxes:
-            batch["bbox"] = torch.zeros((*ids.shape, 4), dtype=torch.long, device="cpu")
+            batch["bbox"] = torch.zeros((*ids.shape, 4), dtype=getattr(torch, self.boxes), device="cpu")
         return batch | self._targets(ids, generator)
 
     def _targets(self, ids: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -116,5 +117,5 @@ def text_batches(asked: Asked) -> RandomTokens:
         labels=class_labels(asked.config) if with_classes else None,
         # Gemma's models of images want to be told, in training, that no token is of an image.
         zeros=tuple(name for name in ("token_type_ids", "mm_token_type_ids") if name in asked.arguments),
-        boxes=any(hasattr(text, key) for key in ("max_2d_position_embeddings", "dim_bbox")),
+        boxes=("float" if text.model_type == "udop" else "long") if any(hasattr(text, key) for key in _PAGES) else "",
     )

@@ -84,6 +84,17 @@ CANINE = {key: value for key, value in TEXT.items() if key != "vocab_size"}
 
 # What a class is trained for, and the shapes of two samples: (model_type, class, config, --task, length), task, shapes
 Family = tuple[str, str, dict[str, Any], str | None, int | None]
+READER: Family = (
+    "vision-encoder-decoder",
+    "VisionEncoderDecoderModel",
+    {
+        "encoder": {**VISION, "model_type": "vit", "patch_size": 14},
+        "decoder": {**ENCODER_DECODER, "model_type": "trocr"},
+        "pad_token_id": 1,
+    },
+    "image-text-to-text",
+    8,
+)
 FAMILIES: list[tuple[Family, str, dict[str, tuple[int, ...]]]] = [
     (("t5", "T5ForConditionalGeneration",
       {"d_model": 32, "d_ff": 32, "d_kv": 16, "num_heads": 2, "num_layers": 1, "vocab_size": 300}, None, 8),
@@ -154,6 +165,25 @@ FAMILIES: list[tuple[Family, str, dict[str, tuple[int, ...]]]] = [
       {"text_config": {**TEXT, "model_type": "llama"}, "vision_config": VISION, "num_query_tokens": 4,
        "image_token_index": 299, "qformer_config": {**TEXT, "encoder_hidden_size": 32}}, "image-text-to-text", 8),
      "image-text-to-text", {"input_ids": (2, 8), "labels": (2, 8), "pixel_values": (2, 3, 56, 56)}),
+    (("instructblip", "InstructBlipForConditionalGeneration",
+      {"text_config": {**TEXT, "model_type": "llama"}, "vision_config": VISION, "num_query_tokens": 4,
+       "image_token_index": 299, "qformer_config": {**TEXT, "encoder_hidden_size": 32}}, None, 8),
+     "image-text-to-text",
+     {"input_ids": (2, 8), "labels": (2, 8), "qformer_input_ids": (2, 8), "pixel_values": (2, 3, 56, 56)}),
+    (("kosmos-2", "Kosmos2ForConditionalGeneration",
+      {"text_config": {"vocab_size": 300, "embed_dim": 32, "layers": 1, "ffn_dim": 32, "attention_heads": 2},
+       "vision_config": VISION, "latent_query_num": 4}, None, 8),
+     "image-text-to-text",
+     {"input_ids": (2, 8), "labels": (2, 8), "image_embeds_position_mask": (2, 8), "pixel_values": (2, 3, 56, 56)}),
+    (READER, "image-text-to-text", {"labels": (2, 8), "pixel_values": (2, 3, 56, 56)}),
+    (("pix2struct", "Pix2StructForConditionalGeneration",
+      {"text_config": {"vocab_size": 300, "hidden_size": 32, "d_kv": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2},
+       "vision_config": {"hidden_size": 32, "patch_embed_hidden_size": 48, "d_ff": 32, "d_kv": 16,
+                         "num_hidden_layers": 1, "num_attention_heads": 2}}, None, 8),
+     "image-text-to-text", {"flattened_patches": (2, 2048, 50), "labels": (2, 8)}),
+    (("udop", "UdopForConditionalGeneration",
+      {"d_model": 32, "d_ff": 32, "d_kv": 16, "num_heads": 2, "num_layers": 1, "vocab_size": 300}, None, 8),
+     "seq2seq", {"input_ids": (2, 8), "labels": (2, 8), "bbox": (2, 8, 4)}),
     (("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", QWEN, "image-text-to-text", 264),
      "image-text-to-text",
      {"input_ids": (2, 264), "labels": (2, 264), "mm_token_type_ids": (2, 264), "pixel_values": (2048, 1176),
@@ -202,6 +232,11 @@ def test_the_loss_of_an_image_text_model_leaves_its_image_out(tmp_path: Path) ->
     assert loss_count(made, made.batch(3)) == 3 * (16 - 6)  # four tokens of the image, between two marks
 
 
+def test_the_loss_of_what_is_read_in_an_image_counts_every_token(tmp_path: Path) -> None:
+    made = workload(tmp_path, READER)
+    assert loss_count(made, made.batch(3)) == 3 * 8
+
+
 def test_a_ctc_loss_is_reduced_as_its_config_says(tmp_path: Path) -> None:
     family = ("wav2vec2", "Wav2Vec2ForCTC", SPEECH, None, None)
     assert workload(tmp_path, family).reduction == "sum"
@@ -240,7 +275,7 @@ def test_pairs_are_told_apart_by_their_loss(tmp_path: Path) -> None:
          "must be from 0 to below vocab_size 300, not -3."),
         (("videomae", "VideoMAEForVideoClassification", {**VISION, "num_frames": 10**12}, None, None),
          "num_frames cannot be 1000000000000. Correct it."),
-        (("pix2struct", "Pix2StructForConditionalGeneration", {}, None, 16),
+        (("fuyu", "FuyuForCausalLM", {}, "image-text-to-text", 16),
          "autofit knows no batches of images and text for"),
     ],
 )  # fmt: skip
