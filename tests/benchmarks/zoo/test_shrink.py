@@ -35,6 +35,7 @@ def test_configs_within_a_config_are_shrunk_too() -> None:
 
 
 def test_overrides_are_of_families_that_there_are() -> None:
-    newer = {"deimv2", "glmga", "molmo2", "nemo_speechlm", "step3p7", "tipsv2_dpt"}  # than the oldest transformers that is supported
+    # Than the oldest transformers that is supported.
+    newer = {"deimv2", "glmga", "molmo2", "nemo_speechlm", "step3p7", "tipsv2_dpt"}
     assert set(overrides()) <= set(transformers.CONFIG_MAPPING) | newer
     assert merged({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 4}}) == {"a": 1, "b": {"c": 4, "d": 3}}
