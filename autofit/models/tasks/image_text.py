@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 _SIDE = 448  # pixels of an image, where models take every size
-_PATCHES = 2048  # of a page that Pix2Struct reads (arXiv:2210.03347, section 2.3)
+_PATCHES = 2048  # of a page that Pix2Struct reads (arXiv:2210.03347)
 _SIZED = ("mistral3", "lighton_ocr", "mistral_large4")  # kinds whose forward is told the size of each image
 # Under which keys configs have the tokens that stand for an image, for other media, and before and behind an image.
 _IMAGE_TOKEN = ("image_token_id", "image_token_index")

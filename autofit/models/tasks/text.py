@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SEED = 0
 _CHARACTERS = 0x110000  # of Unicode
 _PAGES = ("max_2d_position_embeddings", "dim_bbox")  # keys of models that read pages
+_REGIONS = 36  # of an image: LXMERT, arXiv:1908.07490
 MASKED_FRACTION = 0.15  # of the tokens in masked-language modelling: BERT, arXiv:1810.04805, section 3.1
 
 
@@ -54,6 +55,7 @@ class RandomTokens:
     labels: ClassLabels | None = None
     zeros: tuple[str, ...] = ()
     boxes: str = ""  # their type
+    regions: int = 0  # the features of a region, where some of an image stand beside the text
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
         import torch
@@ -63,6 +65,9 @@ class RandomTokens:
         batch = {"input_ids": ids, **{name: torch.zeros_like(ids) for name in self.zeros}}
         if self.boxes:
             batch["bbox"] = torch.zeros((*ids.shape, 4), dtype=getattr(torch, self.boxes), device="cpu")
+        if self.regions:
+            batch["visual_feats"] = torch.randn((n, _REGIONS, self.regions), generator=generator, device="cpu")
+            batch["visual_pos"] = torch.rand((n, _REGIONS, 4), generator=generator, device="cpu")
         return batch | self._targets(ids, generator)
 
     def _targets(self, ids: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -109,13 +114,18 @@ def text_batches(asked: Asked) -> RandomTokens:
     vocabulary, pad = _CHARACTERS if by_characters else asked.size(text, "vocab_size"), padding(text)
     shortest = 2 if asked.task == "causal-lm" else 1  # the first token of a sample is never predicted
     with_classes = asked.task in ("sequence-classification", "token-classification")
+    labels = class_labels(asked.config) if with_classes else None
+    regions = asked.size(text, "visual_feat_dim") if hasattr(text, "visual_feat_dim") else 0
+    if regions and asked.task == "question-answering":  # LXMERT's answers are classes, not parts of the text
+        labels = ClassLabels(asked.size(text, "num_qa_labels"))
     return RandomTokens(
         task=asked.task,
         sequence_length=asked.length(positions(text), shortest),
         vocab_size=vocabulary,
         pad_token_id=pad if pad is not None and pad < vocabulary else None,
-        labels=class_labels(asked.config) if with_classes else None,
+        labels=labels,
         # Gemma's models of images want to be told, in training, that no token is of an image.
         zeros=tuple(name for name in ("token_type_ids", "mm_token_type_ids") if name in asked.arguments),
+        regions=regions,
         boxes=("float" if text.model_type == "udop" else "long") if any(hasattr(text, key) for key in _PAGES) else "",
     )
