@@ -23,11 +23,17 @@ class Hardware:
     cores: int
     capability: tuple[int, int] | None = None
     context_bytes: int = 0  # of the open CUDA context; 0 on CPU
-    ranks: int = 1
+    devices: int = 1  # like this one, on each node, that a training uses
+    nodes: int = 1
     measured_on: str | None = None  # the card that probes run on where it is not the one described (`--gpu NAME`)
     here: bool = True  # False where nothing is run: what this machine lacks is then not held against a config
     used_bytes: int = 0  # device memory held by other processes; 0 on CPU
     allocator: str = ""  # the settings of PyTorch's CUDA allocator, as PYTORCH_ALLOC_CONF; empty: as autofit sets them
+
+    @property
+    def world(self) -> int:
+        """The number of devices of a training."""
+        return self.devices * self.nodes
 
     @property
     def expandable_segments(self) -> bool:

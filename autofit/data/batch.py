@@ -175,10 +175,23 @@ def loss_count(workload: Workload, batch: Any) -> int:
     return int((labels != IGNORED_LABEL).sum())
 
 
-def weighted_slices(workload: Workload, batch: Any, size: int) -> list[tuple[Any, float]]:
-    """The slices of a batch, each with its weight in the batch's loss; without those that have no mean (0/0)."""
-    slices = list(split(batch, size, workload.split))
-    counts = [loss_count(workload, part) for part in slices]
-    total = sum(counts)
-    is_sum = workload.reduction == "sum"
-    return [(part, 1.0 if is_sum else count / total) for part, count in zip(slices, counts, strict=True) if count]
+def counted_slices(workload: Workload, batch: Any, size: int) -> list[tuple[Any, int]]:
+    """The slices of a batch, each with the number of terms in its loss; without those that have no mean (0/0)."""
+    counted = ((part, loss_count(workload, part)) for part in split(batch, size, workload.split))
+    return [(part, count) for part, count in counted if count]
+
+
+def weight_of(workload: Workload, count: float, total: float) -> float:
+    """The weight of a slice in the loss of a batch, by the terms in both."""
+    return 1.0 if workload.reduction == "sum" else count / total
+
+
+def own_samples(batch: Any, part: int, parts: int, cut: Cut | None = None) -> tuple[Any, bool]:
+    """One of several equal parts of a batch, the last ones smaller where it does not divide; a part without samples is
+    the batch's first one, and False."""
+    total = sample_count(batch, cut)
+    size = -(-total // parts)
+    start = part * size
+    if start >= total:
+        return samples_of(batch, 0, 1, cut), False
+    return (batch if parts == 1 else samples_of(batch, start, min(start + size, total), cut)), True

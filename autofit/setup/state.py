@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from autofit.core.config import Config
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Hyperparameters, Workload
+from autofit.distributed import Ranks
 
 Context = Callable[[], AbstractContextManager[Any]]
 Holder = Callable[[torch.Tensor], nn.Parameter]
@@ -47,6 +48,11 @@ class Setup:
     step_contexts: list[Context] = field(default_factory=list)
     # For stand-ins under fake tensors, which are all on one device: marks a tensor as the host's.
     note_host: Callable[[torch.Tensor], Any] = lambda tensor: None
+    ranks: Ranks = field(default_factory=Ranks)
+    # Told before each micro-batch whether it is the last of a step, after which gradients are averaged over ranks.
+    sync_gradients: Callable[[bool], Any] = lambda last: None
+    # Gives up weights of other ranks that a forward without a backward gathered.
+    reshard: Callable[[], Any] = lambda: None
     slices: Slices | None = None  # replaces the chunks of a loss where a trace does not want them all
     warnings: list[str] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)  # sentences about what a trace took for granted

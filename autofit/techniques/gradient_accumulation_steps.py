@@ -1,10 +1,12 @@
 """gradient_accumulation_steps: derived from the batch sizes; written out so that a config is complete, never set."""
 
+from autofit.core.layout import samplers
 from autofit.setup import Config, Hardware, InputError, Stage, Technique, Value, Workload
 
 
 class GradientAccumulationSteps(Technique):
-    """Effective batch / micro batch / ranks. Nothing to apply: the loop splits batches by micro_batch_size."""
+    """Effective batch / micro batch / ranks that see different samples. Nothing to apply: the loop splits batches by
+    micro_batch_size."""
 
     name = "gradient_accumulation_steps"
     stage = Stage.STEP
@@ -15,11 +17,12 @@ class GradientAccumulationSteps(Technique):
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError when the batch sizes do not divide, or contradict a given number."""
-        effective, ranks = workload.effective_batch_size, hardware.ranks
+        effective, ranks = workload.effective_batch_size, samplers(config, hardware)
         micro = config["micro_batch_size"] or effective // ranks
         assert isinstance(micro, int), "micro_batch_size accepts whole numbers only"
         if effective % (micro * ranks):
-            message = f"micro_batch_size {micro} does not divide the effective batch of {effective}"
+            devices = f" on each of {ranks} devices" if ranks > 1 else ""
+            message = f"micro_batch_size {micro}{devices} does not divide the effective batch of {effective}"
             divisors = [size for size in range(1, effective + 1) if effective % (size * ranks) == 0]
             raise InputError(f"{message}.", f"Choose from: {', '.join(map(str, divisors))}.")
         steps = effective // (micro * ranks)

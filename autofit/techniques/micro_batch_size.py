@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from autofit.core.layout import samplers
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
 
 
@@ -22,17 +23,17 @@ class MicroBatchSize(Technique):
         return tuple(2**power for power in range(11))
 
     def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
-        whole = workload.effective_batch_size // hardware.ranks
+        whole = workload.effective_batch_size // hardware.world
         return tuple(size for size in range(1, whole + 1) if whole % size == 0)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
-        return config[self.name] or workload.effective_batch_size // hardware.ranks
+        return config[self.name] or share_of(config, workload, hardware)
 
     def exact(self, value: Value, workload: Workload) -> bool:
         return workload.traits is None or not (workload.traits.batch_norm or workload.traits.dropout)
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
-        whole = workload.effective_batch_size // hardware.ranks
+        whole = share_of(config, workload, hardware)
         if workload.traits and not workload.traits.splits and config[self.name] != whole:
             return f"this loss cannot be split into slices; set micro_batch_size to the whole {whole}."
         return None
@@ -49,6 +50,11 @@ class MicroBatchSize(Technique):
         if batch_norms and value < setup.workload.effective_batch_size:
             whole = f"not over the whole batch of {setup.workload.effective_batch_size}"
             setup.warnings.append(f"BatchNorm takes its statistics over micro-batches of {value}, {whole}.")
+
+
+def share_of(config: Config, workload: Workload, hardware: Hardware) -> int:
+    """The samples of an effective batch that one device sees."""
+    return max(1, workload.effective_batch_size // samplers(config, hardware))
 
 
 def _refuse_one_value(module: nn.Module, args: tuple[Any, ...]) -> None:

@@ -8,7 +8,9 @@ from torch import nn
 
 from autofit.core.errors import RefusedError
 from autofit.core.hardware import Hardware
+from autofit.core.layout import Layout
 from autofit.core.workload import Hyperparameters, Workload
+from autofit.distributed import Ranks
 from autofit.setup import Setup, Stage, Technique
 from autofit.techniques import all_techniques, canonicalize, refuse
 from autofit.training.meta_model import materialize, meta_model_from
@@ -36,6 +38,7 @@ def build(
         device=torch.device(hardware.device),
         model=model if model is not None else meta_model_from(workload.model),
         hyperparameters=hyperparameters or Hyperparameters(),
+        ranks=Ranks.of(Layout.of(canonical), torch.device(hardware.device)),
     )
     try:
         adapt(setup)

@@ -17,7 +17,7 @@ import autofit
 from autofit.core.errors import InputError, reported, told
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Traits, Workload
-from autofit.data.batch import sample_count, samples_of, weighted_slices
+from autofit.data.batch import counted_slices, sample_count, samples_of, weight_of
 from autofit.data.layouts import layout_of
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
@@ -131,7 +131,9 @@ def loss_splits(setup: Setup, batch: Any) -> tuple[bool, str | None]:
     if not is_close(whole, again):
         note = "the loss draws random numbers, so it was not checked that it can be split: it is taken to be a mean."
         return True, note
-    sliced = sum(_tried_loss(setup, part) * weight for part, weight in weighted_slices(setup.workload, batch, 1))
+    slices = counted_slices(setup.workload, batch, 1)
+    total = sum(count for _, count in slices)
+    sliced = sum(_tried_loss(setup, part) * weight_of(setup.workload, count, total) for part, count in slices)
     if is_close(whole, sliced):
         return True, None
     return False, (

@@ -11,7 +11,7 @@ import torch
 
 from autofit.core.errors import DivergedError, InputError, OutOfMemoryError
 from autofit.core.workload import Hyperparameters
-from autofit.data.batch import loss_count, sample_count
+from autofit.data.batch import loss_count, own_samples, sample_count
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.training.inspect import few_samples, loss_splits
@@ -125,7 +125,9 @@ class _Stepper:
     def _try(self, batch: Any, step: int) -> float | None:
         """One optimizer step; its loss, or None when memory ran out."""
         try:
-            loss = float(accumulate(self._setup, batch))
+            ranks, cut = self._setup.ranks, self._setup.workload.split
+            own, counts = own_samples(batch, ranks.sampler, ranks.layout.samplers, cut)
+            loss = float(accumulate(self._setup, own, counts=counts))
             if not math.isfinite(loss):
                 self._recovery.roll_back()  # also the running statistics, which the forward has spoilt
                 raise DivergedError(loss, step)

@@ -3,10 +3,11 @@
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from autofit.core.errors import InputError, RefusedError, several
 from autofit.core.forks import ending_forks
-from autofit.data.batch import map_tensors, sample_count, weighted_slices
+from autofit.data.batch import counted_slices, map_tensors, sample_count, split, weight_of
 from autofit.setup import Setup
 from autofit.training.default_loss import default_loss, is_several
 
@@ -33,33 +34,59 @@ def loss_value(setup: Setup, batch: Any) -> float:
     """The loss of a batch of any device, without a backward."""
     on_device = map_tensors(batch, lambda tensor: tensor.to(setup.device))
     with setup.step_context(), setup.forward_context():
-        return float(compute_loss(setup, on_device).detach())
+        value = float(compute_loss(setup, on_device).detach())
+    setup.reshard()
+    return value
 
 
-def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
+def accumulate(setup: Setup, batch: Any, *, counts: bool = True) -> torch.Tensor:
     """Forward and backward over all micro-batches of `batch`; returns its loss, detached, on the device. Gradients
-    equal those of the unsplit batch, whatever the micro-batch."""
+    equal those of the unsplit batch, whatever the micro-batch.
+
+    Where several ranks train, `batch` is this one's part of the effective batch, and the loss that of the whole. Each
+    makes as many forwards as the one with most micro-batches, since every forward gathers weights from all; those
+    beyond its own count nothing, as does all of its part without `counts`.
+    """
     setup.phase = "forward"  # already while data moves: the last step ended in "update"
     batch_loss = torch.zeros((), device=setup.device)
-    slices = weighted_slices(setup.workload, batch, setup.micro_batch_size)
+    slices, ranks = _agreed_slices(setup, batch, counts), setup.ranks.layout.world
     if setup.stepped_in_backward and len(slices) > 1:
         samples = sample_count(batch, setup.workload.split)
         message = f"a batch of {samples} samples is more than one micro-batch of {setup.micro_batch_size}"
         raise InputError(f"{message}, and each backward takes a step.", "Set optimizer_in_backward to false.")
-    for micro_batch, weight in slices:
+    for number, (micro_batch, share) in enumerate(slices, start=1):
+        weight = share * ranks  # gradients are averaged over ranks
+        setup.sync_gradients(number == len(slices))
         setup.phase = "forward"
         on_device = map_tensors(micro_batch, lambda tensor: tensor.to(setup.device, non_blocking=True))
         with setup.step_context():
             with setup.forward_context():
                 loss = compute_loss(setup, on_device)
-            weighted = loss * weight if weight != 1.0 else loss
+            weighted = loss.nan_to_num() * 0.0 if not weight else loss * weight if weight != 1.0 else loss
             setup.phase = "backward"
-            if setup.stepped_in_backward and not weighted.isfinite():
-                return weighted.detach()  # its backward would write NaN into every weight
+            if setup.stepped_in_backward:  # its backward would write NaN into every weight
+                everywhere = weighted.detach()
+                if setup.ranks.are_several:
+                    everywhere = setup.ranks.sum_of(everywhere.clone())
+                if not everywhere.isfinite():
+                    return everywhere
             (setup.scaler.scale(weighted) if setup.scaler else weighted).backward()
         batch_loss += weighted.detach().to(batch_loss.dtype)
         del loss, weighted  # with their graph: bitsandbytes' int8 layers hold their inputs as long as it lives
-    return batch_loss
+    return setup.ranks.sum_of(batch_loss) / ranks if setup.ranks.are_several else batch_loss
+
+
+def _agreed_slices(setup: Setup, batch: Any, counts: bool) -> list[tuple[Any, float]]:
+    """The micro-batches of this rank, each with its share in the loss of the whole effective batch; as many as any rank
+    has."""
+    workload, size = setup.workload, setup.micro_batch_size
+    slices = counted_slices(workload, batch, size) if counts else []
+    (total,), (most,) = setup.ranks.sums(sum(count for _, count in slices)), setup.ranks.largest(len(slices))
+    weighted = [(part, weight_of(workload, count, total)) for part, count in slices]
+    if len(slices) < most:
+        spare = slices[0][0] if slices else next(split(batch, size, workload.split))
+        weighted += [(spare, 0.0)] * (int(most) - len(slices))
+    return weighted
 
 
 def update(setup: Setup) -> bool:
@@ -75,7 +102,8 @@ def update(setup: Setup) -> bool:
     if max_norm is not None:
         if scaler:
             scaler.unscale_(setup.optimizer)
-        setup.gradient_norm = torch.nn.utils.clip_grad_norm_(trained, max_norm)
+        norm = torch.nn.utils.clip_grad_norm_(trained, max_norm)
+        setup.gradient_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     if scaler:
         before = scaler.get_scale()
         scaler.step(setup.optimizer)

@@ -1,0 +1,69 @@
+"""Ranks: this process among those that train one model together, and the numbers that all of them agree on.
+
+Everything that decides how a step goes on (how many micro-batches, what a label weighs, whether a loss is finite) is
+decided on what all ranks know: otherwise one of them waits for ever in a collective that another never enters.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from autofit.core.errors import InputError
+from autofit.core.layout import Layout
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One process of a Layout; a training on one device has one."""
+
+    layout: Layout = Layout()
+    rank: int = 0
+    mesh: DeviceMesh | None = None  # (replicate, shard); None: one device
+
+    @classmethod
+    def of(cls, layout: Layout, device: torch.device) -> Self:
+        """This process. Raises InputError where there are not as many processes as the layout has devices."""
+        if layout.world == 1:
+            return cls(layout)
+        running = dist.get_world_size() if dist.is_initialized() else 1
+        if running != layout.world:
+            processes = f"{running} {'process is' if running == 1 else 'processes are'} running"
+            message = f"this config trains on {layout.world} devices, and {processes}"
+            raise InputError(f"{message}.", f"Start one for each device: torchrun --nproc-per-node {layout.world}.")
+        sizes = (layout.replicate, layout.shard)
+        return cls(layout, dist.get_rank(), init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard")))
+
+    @property
+    def sampler(self) -> int:
+        """Which part of each effective batch is this rank's."""
+        return self.rank // (self.layout.context * self.layout.tensor)
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there are others."""
+        return self.layout.world > 1
+
+    def sums(self, *numbers: float) -> tuple[float, ...]:
+        """Each number added up over all ranks."""
+        return self._agreed(numbers, dist.ReduceOp.SUM)
+
+    def largest(self, *numbers: float) -> tuple[float, ...]:
+        """The largest of each number over all ranks."""
+        return self._agreed(numbers, dist.ReduceOp.MAX)
+
+    def sum_of(self, value: torch.Tensor) -> torch.Tensor:
+        """A tensor added up over all ranks, in place."""
+        if self.are_several:
+            dist.all_reduce(value)
+        return value
+
+    def _agreed(self, numbers: tuple[float, ...], operation: dist.ReduceOp.RedOpType) -> tuple[float, ...]:
+        if not self.are_several:
+            return numbers
+        device = "cpu" if self.mesh is None else self.mesh.device_type
+        agreed = torch.tensor(numbers, dtype=torch.float64, device=device)
+        dist.all_reduce(agreed, op=operation)
+        return tuple(agreed.tolist())

@@ -1,0 +1,63 @@
+"""data_parallel: whether every device holds all weights (ddp), or a part that is gathered when it is used (fsdp).
+
+Both average gradients over ranks, which see different samples of the same effective batch.
+"""
+
+from autofit.core.layout import Layout
+from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload
+from autofit.setup.sharding import replicated, sharded
+
+
+class DataParallel(Technique):
+    """`ddp` is PyTorch's DistributedDataParallel, `fsdp` its FSDP2 (`fully_shard`), block by block; `none` where the
+    devices see the same samples. null on one device."""
+
+    name = "data_parallel"
+    stage = Stage.SHARD
+    off = None
+    values = ("none", "ddp", "fsdp")
+    all_exact = True
+
+    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
+        return ("ddp", "fsdp") if hardware.world > 1 else (None,)
+
+    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+        """Raises InputError where there is only one device."""
+        if hardware.world > 1:
+            return config[self.name] or "ddp"
+        if config[self.name] in ("ddp", "fsdp"):
+            message = f"data_parallel {config[self.name]} trains on several devices, and there is one"
+            raise InputError(f"{message}.", "Leave it out, or give the number of devices with --devices.")
+        return None
+
+    def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
+        value = config[self.name]
+        if value is None:
+            return None
+        if value == "none":
+            return f"without it {hardware.world} devices would all do the same; use ddp or fsdp."
+        if workload.effective_batch_size < Layout.of(config).samplers:
+            batch = f"an effective batch of {workload.effective_batch_size}"
+            return f"{batch} has no sample for each of {hardware.world} devices; use a larger one, or fewer devices."
+        if config["precision"] == "fp16-mixed" and value == "fsdp":
+            return "the loss scaler of fp16-mixed was not tried over shards; use bf16-mixed, or ddp."
+        if value == "ddp" and config["optimizer_in_backward"]:
+            return "updates in the backward come before ddp has averaged the gradients; use fsdp, or leave them out."
+        if value == "fsdp":
+            return _refused_by_shards(config)
+        return None
+
+    def apply(self, setup: Setup, value: Value) -> None:
+        (sharded if value == "fsdp" else replicated)(setup)
+
+
+def _refused_by_shards(config: Config) -> str | None:
+    """Why weights of this config cannot be divided."""
+    if config["quantization"] == "int8":
+        return "int8 weights lose their scales when they are divided; use nf4, or ddp."
+    if config["optimizer"] in ("adafactor", "adamw-8bit", "paged-adamw-8bit"):
+        return f"{config['optimizer']} does not work on parts of weights; use adamw, or ddp."
+    for knob in ("parameter_offload", "optimizer_offload"):
+        if config[knob] == "cpu":
+            return f"{knob} moves weights that fsdp divides; use fsdp_offload instead."
+    return None

@@ -1,0 +1,36 @@
+"""data_parallel_replicate: how many groups of devices hold all weights between them."""
+
+from autofit.setup import Config, Hardware, InputError, Stage, Technique, Value, Workload
+
+
+class DataParallelReplicate(Technique):
+    """Under `fsdp`, more than 1 is hybrid sharding (HSDP): weights are divided inside of a group, and gradients are
+    averaged between groups. `ddp` has as many as devices. null on one device. Nothing to apply: `data_parallel` reads
+    it."""
+
+    name = "data_parallel_replicate"
+    stage = Stage.SHARD
+    off = None
+    takes = "a whole number that divides the number of devices, or null"
+    numbers = (1, 1_048_577)
+    all_exact = True
+
+    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
+        return tuple(size for size in range(1, hardware.world) if not hardware.world % size) or (None,)
+
+    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+        """Raises InputError for a number that does not divide the devices, or is not what ddp has."""
+        world, given, kind = hardware.world, config[self.name], config["data_parallel"]
+        if world == 1:
+            if given not in (None, 1):
+                raise InputError(f"data_parallel_replicate {given} needs several devices, and there is one.")
+            return None
+        if kind != "fsdp":
+            if given not in (None, world):
+                raise InputError(f"with {kind} each of {world} devices is a replica, not {given}.", "Leave it out.")
+            return world
+        replicate = int(given or 1)
+        if world % replicate:
+            sizes = ", ".join(str(size) for size in range(1, world + 1) if not world % size)
+            raise InputError(f"data_parallel_replicate {replicate} does not divide {world} devices.", f"Try {sizes}.")
+        return replicate

@@ -1,0 +1,27 @@
+"""data_parallel_shard: among how many devices weights are divided; derived, so that a config is complete."""
+
+from autofit.setup import Config, Hardware, InputError, Stage, Technique, Value, Workload
+
+
+class DataParallelShard(Technique):
+    """What the replicas leave of the devices; null on one device. Nothing to apply: `data_parallel` reads it."""
+
+    name = "data_parallel_shard"
+    stage = Stage.SHARD
+    off = None
+    takes = "a whole number, or null for what the replicas leave"
+    numbers = (1, 1_048_577)
+    all_exact = True
+
+    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+        """Raises InputError where a given number contradicts the others."""
+        sharded = config["data_parallel"] == "fsdp"
+        shards = hardware.world // int(config["data_parallel_replicate"] or 1) if sharded else 1
+        left = None if hardware.world == 1 else shards
+        given = config[self.name]
+        if given not in (None, left):
+            message = (
+                f"data_parallel_shard {given} x data_parallel_replicate {config['data_parallel_replicate']} is not"
+            )
+            raise InputError(f"{message} the number of devices, {hardware.world}.", "Leave it out: it is derived.")
+        return left

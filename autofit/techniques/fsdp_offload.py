@@ -1,0 +1,23 @@
+"""fsdp_offload: keep the parts of weights, gradients and optimizer state in the host's memory."""
+
+from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
+
+
+class FsdpOffload(Technique):
+    """`cpu`: FSDP2's CPUOffloadPolicy, which copies a block to the device when it is used, and steps on the host. null
+    unless `fsdp`. Nothing to apply: `data_parallel` reads it."""
+
+    name = "fsdp_offload"
+    stage = Stage.SHARD
+    off = None
+    values = ("none", "cpu")
+    host_values = ("cpu",)
+    all_exact = True
+
+    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
+        if hardware.world == 1:
+            return (None,)
+        return self.values if hardware.device == "cuda" else ("none",)
+
+    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+        return (config[self.name] or "none") if config["data_parallel"] == "fsdp" else None

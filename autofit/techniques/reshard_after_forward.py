@@ -1,0 +1,30 @@
+"""reshard_after_forward: whether gathered weights are given up between forward and backward."""
+
+from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
+
+
+class ReshardAfterForward(Technique):
+    """`true` gathers weights twice a micro-batch (ZeRO-3), `false` keeps them from forward to backward (ZeRO-2); a
+    number: given up to groups of so many devices. null unless `fsdp`. Nothing to apply: `data_parallel` reads it."""
+
+    name = "reshard_after_forward"
+    stage = Stage.SHARD
+    off = None
+    values = (True, False)
+    numbers = (2, 1_048_577)
+    takes = "true, false, or the size of the groups that share weights between forward and backward"
+    all_exact = True
+
+    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
+        return self.values if hardware.world > 1 else (None,)
+
+    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+        if config["data_parallel"] != "fsdp":
+            return None
+        return True if config[self.name] is None else config[self.name]
+
+    def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
+        value, shard = config[self.name], int(config["data_parallel_shard"] or 1)
+        if type(value) is int and (shard % value or value == shard):
+            return f"{value} is no smaller part of {shard} shards; use true, false, or a number that divides them."
+        return None
