@@ -168,4 +168,17 @@ KNOB_WORDS = {
         },
     ),
     "kernels": KnobWords("Kernels", "{value} kernels", "PyTorch's kernels", {"liger": "Liger's"}),
+    "data_parallel": KnobWords(
+        "Devices",
+        "{value}",
+        values={"ddp": "each holds all weights", "fsdp": "weights are divided among them, gathered block by block"},
+    ),
+    "data_parallel_replicate": KnobWords("Replicas", "{value} replicas"),
+    "data_parallel_shard": KnobWords("Shards", "{value} shards"),
+    "reshard_after_forward": KnobWords(
+        "Gathered weights",
+        "reshard {value}",
+        values={True: "are given up after the forward", False: "are kept from the forward to the backward"},
+    ),
+    "fsdp_offload": KnobWords("Shards kept", "shards offloaded", "shards on the device", {"cpu": "in host memory"}),
 }

@@ -4,7 +4,7 @@ Everything that decides how a step goes on (how many micro-batches, what a label
 decided on what all ranks know: otherwise one of them waits for ever in a collective that another never enters.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import torch
@@ -19,7 +19,7 @@ from autofit.core.layout import Layout
 class Ranks:
     """One process of a Layout; a training on one device has one."""
 
-    layout: Layout = Layout()
+    layout: Layout = field(default_factory=Layout)
     rank: int = 0
     mesh: DeviceMesh | None = None  # (replicate, shard); None: one device
 

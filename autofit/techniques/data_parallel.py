@@ -3,7 +3,6 @@
 Both average gradients over ranks, which see different samples of the same effective batch.
 """
 
-from autofit.core.layout import Layout
 from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.sharding import replicated, sharded
 
@@ -27,7 +26,7 @@ class DataParallel(Technique):
             return config[self.name] or "ddp"
         if config[self.name] in ("ddp", "fsdp"):
             message = f"data_parallel {config[self.name]} trains on several devices, and there is one"
-            raise InputError(f"{message}.", "Leave it out, or give the number of devices with --devices.")
+            raise InputError(f"{message}.", "Leave it out.")
         return None
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
@@ -36,9 +35,6 @@ class DataParallel(Technique):
             return None
         if value == "none":
             return f"without it {hardware.world} devices would all do the same; use ddp or fsdp."
-        if workload.effective_batch_size < Layout.of(config).samplers:
-            batch = f"an effective batch of {workload.effective_batch_size}"
-            return f"{batch} has no sample for each of {hardware.world} devices; use a larger one, or fewer devices."
         if config["precision"] == "fp16-mixed" and value == "fsdp":
             return "the loss scaler of fp16-mixed was not tried over shards; use bf16-mixed, or ddp."
         if value == "ddp" and config["optimizer_in_backward"]:

@@ -16,12 +16,11 @@ class DataParallelShard(Technique):
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError where a given number contradicts the others."""
         sharded = config["data_parallel"] == "fsdp"
-        shards = hardware.world // int(config["data_parallel_replicate"] or 1) if sharded else 1
+        replicas = int(config["data_parallel_replicate"] or 1)
+        shards = hardware.world // replicas if sharded else 1
         left = None if hardware.world == 1 else shards
         given = config[self.name]
         if given not in (None, left):
-            message = (
-                f"data_parallel_shard {given} x data_parallel_replicate {config['data_parallel_replicate']} is not"
-            )
+            message = f"data_parallel_shard {given} x data_parallel_replicate {replicas} is not"
             raise InputError(f"{message} the number of devices, {hardware.world}.", "Leave it out: it is derived.")
         return left

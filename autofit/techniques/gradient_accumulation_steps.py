@@ -18,6 +18,9 @@ class GradientAccumulationSteps(Technique):
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError when the batch sizes do not divide, or contradict a given number."""
         effective, ranks = workload.effective_batch_size, samplers(config, hardware)
+        if effective % ranks:
+            message = f"an effective batch of {effective} cannot be divided among {ranks} devices"
+            raise InputError(f"{message}.", f"Choose a multiple of {ranks}, or fewer devices.")
         micro = config["micro_batch_size"] or effective // ranks
         assert isinstance(micro, int), "micro_batch_size accepts whole numbers only"
         if effective % (micro * ranks):

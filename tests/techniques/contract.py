@@ -1,4 +1,5 @@
-"""What the shared contract of techniques is tested with, and what each technique's own test file says to it.
+"""What the shared contract of techniques is tested with, and what each technique's own test file says to it. Those of
+several devices keep theirs in training/test_several_ranks.py.
 
 `test_NAME.py` of a knob defines `shows(effect)`, which asserts how a value is seen to take effect. It may define
 `NUMBERS` (values that stand for a knob of any number), `beside(value)` (knobs the value means nothing without) and
@@ -20,8 +21,8 @@ from autofit.core.config import Value
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.hardware.tracker import StorageTracker
-from autofit.setup import Setup, Technique
-from autofit.techniques import canonicalize, refuse, technique_named
+from autofit.setup import Setup, Stage, Technique
+from autofit.techniques import all_techniques, canonicalize, refuse, technique_named
 from autofit.training.build import build
 from autofit.training.step import accumulate, update
 from tests import tiny
@@ -37,6 +38,9 @@ WORKLOADS = {
     "llama": tiny.llama_workload(EFFECTIVE_BATCH),
     "plain module": tiny.transformer_workload(EFFECTIVE_BATCH),
 }
+
+
+ON_ONE_DEVICE = [technique for technique in all_techniques() if technique.stage is not Stage.SHARD]
 
 
 def file_of(name: str) -> Any:

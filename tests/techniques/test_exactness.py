@@ -17,11 +17,10 @@ from autofit.core.errors import RefusedError
 from autofit.core.workload import Workload
 from autofit.setup import Setup
 from autofit.setup.layers import repeated_blocks
-from autofit.techniques import all_techniques
 from autofit.training.build import build
 from autofit.training.step import accumulate, update
 from tests import tiny
-from tests.techniques.contract import ALIKE, EFFECTIVE_BATCH, knobs, living, reason_against, values_of
+from tests.techniques.contract import ALIKE, EFFECTIVE_BATCH, ON_ONE_DEVICE, knobs, living, reason_against, values_of
 
 WORKLOADS: dict[str, Workload] = {
     "gpt2": tiny.gpt2_workload(EFFECTIVE_BATCH),
@@ -33,7 +32,7 @@ WORKLOADS: dict[str, Workload] = {
 GRAPHS = dict.fromkeys(WORKLOADS, 1) | {"mlp": 2}  # what enters the first block of an mlp needs no gradient
 EXACT = [
     (technique.name, value)
-    for technique in all_techniques()
+    for technique in ON_ONE_DEVICE
     for value in values_of(technique)
     if value != technique.off and technique.exact(value, WORKLOADS["mlp"]) and not reason_against(technique.name, value)
     if (technique.name, value) not in ALIKE

@@ -15,7 +15,7 @@ from tests.techniques.contract import EFFECTIVE_BATCH, Effect
 @given(micro=st.integers(1, 64), steps=st.integers(1, 64), ranks=st.integers(1, 8))
 def test_micro_batch_times_steps_times_ranks_is_the_effective_batch(micro: int, steps: int, ranks: int) -> None:
     workload = tiny.mlp_workload(micro * steps * ranks)
-    hardware = replace(tiny.CPU, ranks=ranks)
+    hardware = replace(tiny.CPU, devices=ranks)
     config = canonicalize({"micro_batch_size": micro}, workload, hardware)
     assert config["gradient_accumulation_steps"] == steps
     written_out = {"micro_batch_size": micro, "gradient_accumulation_steps": steps}

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from autofit.core.config import Config
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import own_samples
 from autofit.techniques import canonicalize, refuse
@@ -163,17 +162,3 @@ def returned(knobs: Mapping[str, Any]) -> tuple[bool, ...]:
 def test_a_model_comes_back_as_it_was_but_trained(knobs: dict[str, Any]) -> None:
     for answers in on_ranks(2, returned, knobs):
         assert answers == (True,) * 6
-
-
-def test_devices_decide_the_layout() -> None:
-    eight = dataclasses.replace(CPU, devices=8)
-    workload = dataclasses.replace(workload_of(), effective_batch_size=16)
-
-    def layout(**knobs: Any) -> tuple[Any, ...]:
-        config: Config = canonicalize(knobs, workload, eight)
-        names = ("data_parallel", "data_parallel_replicate", "data_parallel_shard", "reshard_after_forward")
-        return tuple(config[name] for name in (*names, "micro_batch_size", "gradient_accumulation_steps"))
-
-    assert layout() == ("ddp", 8, 1, None, 2, 1)
-    assert layout(data_parallel="fsdp", micro_batch_size=1) == ("fsdp", 1, 8, True, 1, 2)
-    assert layout(data_parallel="fsdp", data_parallel_replicate=2, reshard_after_forward=2) == ("fsdp", 2, 4, 2, 2, 1)
