@@ -11,6 +11,7 @@ from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import own_samples
 from autofit.techniques import canonicalize, refuse
 from autofit.training.build import build
+from autofit.training.loop import train
 from autofit.training.step import accumulate, loss_value, update
 from tests.ranks import on_ranks
 from tests.tiny import CPU, llama_workload
@@ -162,3 +163,18 @@ def returned(knobs: Mapping[str, Any]) -> tuple[bool, ...]:
 def test_a_model_comes_back_as_it_was_but_trained(knobs: dict[str, Any]) -> None:
     for answers in on_ranks(2, returned, knobs):
         assert answers == (True,) * 6
+
+
+def looped(knobs: Mapping[str, Any], world: int) -> list[tuple[float, float | None, int]]:
+    workload, hardware = workload_of(), dataclasses.replace(CPU, devices=world)
+    setup = build(workload, knobs, hardware, hyperparameters=Hyperparameters(lr=RATE, max_grad_norm=1.0))
+    reports = train(setup, [batch_of(workload, step) for step in range(STEPS)], steps=STEPS)
+    return [(report.loss, report.gradient_norm, report.samples) for report in reports]
+
+
+@pytest.mark.parametrize("knobs", [DDP, FSDP], ids=["ddp", "fsdp"])
+def test_the_loop_takes_whole_batches_and_reports_their_loss(knobs: dict[str, Any]) -> None:
+    (expected,) = on_ranks(1, looped, {}, 1)
+    for reports in on_ranks(2, looped, knobs, 2):
+        for found, wanted in zip(reports, expected, strict=True):
+            assert found == pytest.approx(wanted, rel=EXACT)
