@@ -33,6 +33,7 @@ from autofit.estimate.space_estimator import SpaceEstimator
 from autofit.hardware.budgets import budget_for
 from autofit.models import resolve
 from autofit.probe import LocalExecutor, Plan, Request
+from autofit.techniques import all_techniques
 from autofit.tuning.space import legal_configs
 from benchmarks.memory_models import MODELS
 
@@ -74,8 +75,10 @@ class Row:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Row:
+        """A row of a table, which may be older than some knobs: those were off."""
         outcome = data["outcome"]
-        return cls(**{**data, "config": Config(data["config"]), "outcome": Outcome(outcome) if outcome else None})
+        config = Config({each.name: data["config"].get(each.name, each.off) for each in all_techniques()})
+        return cls(**{**data, "config": config, "outcome": Outcome(outcome) if outcome else None})
 
 
 @dataclass

@@ -6,6 +6,7 @@ from autofit import techniques
 from autofit.api.spaces import TRAITS, describe_spaces, reference_case
 from autofit.core.hardware import GIB
 from autofit.search.space import list_spaces, load_space
+from autofit.setup import Stage
 from autofit.training.inspect import inspect_workload
 from autofit.tuning.space import knob_choices
 
@@ -56,5 +57,7 @@ def test_every_value_of_every_knob_is_in_everything_unless_it_is_degenerate() ->
     workload, hardware = reference_case()
     knobs = load_space("everything", knob_choices(workload, hardware)).knobs
     for technique in techniques.all_techniques():
+        if technique.stage is Stage.SHARD:  # null on one device
+            continue
         missing = set(technique.values) - set(knobs.get(technique.name, ()))
         assert missing <= {"sgd", "adafactor", "attention", "all-linear+head"}, technique.name

@@ -7,7 +7,7 @@ import torch
 
 from autofit.core.errors import InputError
 from autofit.core.workload import Workload
-from autofit.data.batch import loss_count, repeat_to, sample_count, samples_of, split, tensors, weighted_slices
+from autofit.data.batch import counted_slices, loss_count, repeat_to, sample_count, samples_of, split, tensors
 from tests import tiny
 
 IMAGE = 5
@@ -172,7 +172,7 @@ def test_a_function_of_ones_own_splits_what_only_it_understands() -> None:
     assert repeat_to(batch, 2, triples).tolist() == [0, 1, 2, 3, 4, 5]
     workload = Workload(tiny.MLP, lambda n: batch, split=triples)
     assert loss_count(workload, batch) == 4
-    assert [weight for _, weight in weighted_slices(workload, batch, 3)] == [0.75, 0.25]
+    assert [count for _, count in counted_slices(workload, batch, 3)] == [3, 1]
     with pytest.raises(InputError, match="a batch of 5 samples cannot be made from one of 4"):
         repeat_to(batch, 5, triples)
 

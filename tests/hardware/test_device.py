@@ -27,7 +27,7 @@ def test_the_cpu() -> None:
     assert 0 < hardware.memory_bytes == hardware.host_memory_bytes <= psutil.virtual_memory().total
     assert 0 < hardware.host_free_bytes <= hardware.host_memory_bytes
     assert hardware.cores == len(os.sched_getaffinity(0))
-    assert (hardware.capability, hardware.context_bytes, hardware.ranks) == (None, 0, 1)
+    assert (hardware.capability, hardware.context_bytes, hardware.world) == (None, 0, 1)
 
 
 @pytest.mark.usefixtures("no_cuda")

@@ -9,11 +9,10 @@ import torch
 
 from autofit.core.config import Value
 from autofit.core.workload import Hyperparameters, Workload
-from autofit.techniques import all_techniques
 from autofit.training.build import build
 from autofit.training.step import train_step
 from tests import tiny
-from tests.techniques.contract import reason_against, values_of
+from tests.techniques.contract import ON_ONE_DEVICE, reason_against, values_of
 
 TEXT = Path(__file__).parents[2] / "examples" / "data" / "alice.txt"
 SAMPLES, LENGTH, STEPS = 8, 32, 40
@@ -74,12 +73,12 @@ def test_the_reference_learns() -> None:
 def test_every_inexact_value_has_its_band() -> None:
     inexact = {
         technique.name
-        for technique in all_techniques()
+        for technique in ON_ONE_DEVICE
         for value in values_of(technique)
         if not technique.exact(value, workload()) and not reason_against(technique.name, value)
     }
     assert inexact == {name for name, _ in BANDS}
-    for technique in all_techniques():
+    for technique in ON_ONE_DEVICE:
         if technique.values and technique.name in inexact:
             needed = {v for v in technique.values if v != technique.off and not technique.exact(v, workload())}
             banded = {value for name, value in BANDS if name == technique.name}

@@ -22,11 +22,11 @@ import torch
 from autofit.core.config import Config, Value
 from autofit.core.errors import RefusedError
 from autofit.core.workload import Hyperparameters
-from autofit.techniques import all_techniques, canonicalize, refuse, technique_named
+from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training.build import build
 from autofit.training.step import train_step
 from tests import tiny
-from tests.techniques.contract import EFFECTIVE_BATCH, knobs, reason_against, values_of
+from tests.techniques.contract import EFFECTIVE_BATCH, ON_ONE_DEVICE, knobs, reason_against, values_of
 
 WORKLOAD = tiny.llama_workload(EFFECTIVE_BATCH)
 COMPILE = technique_named("compile")
@@ -51,7 +51,7 @@ def all_values() -> dict[str, list[Value]]:
     """
     values = {
         technique.name: [value for value in values_of(technique) if not reason_against(technique.name, value)]
-        for technique in all_techniques()
+        for technique in ON_ONE_DEVICE
         if technique.name != "gradient_accumulation_steps"  # derived
     }
     return {knob: each for knob, each in values.items() if len(each) > 1}
