@@ -60,6 +60,15 @@ class Ranks:
             dist.all_reduce(value)
         return value
 
+    def from_first(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor with the first rank's values, in place: each process may have drawn others."""
+        if self.are_several and tensor.numel():
+            with torch.no_grad():
+                values = tensor.contiguous()
+                dist.broadcast(values.view(-1).view(torch.uint8), 0)  # backends do not know every dtype
+                tensor.copy_(values)
+        return tensor
+
     def _agreed(self, numbers: tuple[float, ...], operation: dist.ReduceOp.RedOpType) -> tuple[float, ...]:
         if not self.are_several:
             return numbers

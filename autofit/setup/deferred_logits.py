@@ -234,6 +234,7 @@ def loss_of_few_tokens(setup: Setup, batch: Any) -> float:
         on_device["labels"] = on_device["labels"].clamp(min=0)
     with evaluation_mode(model), setup.step_context(), setup.forward_context():
         output = workload.loss(model, on_device) if workload.loss else model(**on_device)
+    setup.reshard()
     loss = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
     if not isinstance(loss, torch.Tensor):
         message = "the model returns no loss to compare with (labels by another name, or return_dict=False?)"

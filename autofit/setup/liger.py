@@ -77,7 +77,7 @@ def stand_in_for_liger(setup: Setup) -> None:
         elif type(module).__name__.endswith("MLP"):
             setup.patch(module, "forward", functools.partial(_gated, module))
     if rotary:
-        setup.patch(sys.modules[type(model).__module__], "apply_rotary_pos_emb", _rotated)
+        setup.patch(sys.modules[type(model).forward.__module__], "apply_rotary_pos_emb", _rotated)
 
 
 def no_kernels_for(kind: str | None) -> RefusedError:

@@ -4,16 +4,17 @@ Both change classes of modules and install hooks that nothing in PyTorch takes b
 so that a user's model can be returned as it came.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from autofit.core.errors import RefusedError
 from autofit.setup.layers import output_head, repeated_blocks
 from autofit.setup.state import Setup
 
@@ -21,13 +22,12 @@ _REDUCED = {"bf16-mixed": MixedPrecisionPolicy(torch.bfloat16, torch.float32, ca
 
 
 def sharded(setup: Setup) -> None:
-    """Divide the weights: each block is gathered when it is used. The root's group stays gathered from the forward to
-    the end of the backward, so embedding and head, the largest weights outside of blocks, are groups of their own."""
+    """Divide the weights as they are made: each block is gathered when it is used. The root's group stays gathered from
+    the forward to the end of the backward, so embedding and head, the largest weights outside of blocks, are groups of
+    their own."""
     mesh = setup.ranks.mesh
     assert mesh is not None, "one device shards nothing"
     config, model = setup.config, setup.model
-    _note_given(setup)
-    _same_everywhere(model)
     pinned = setup.device.type == "cuda"
     options: dict[str, Any] = {
         "mesh": mesh if setup.ranks.layout.replicate > 1 else mesh["shard"],
@@ -35,10 +35,41 @@ def sharded(setup: Setup) -> None:
         "mp_policy": _REDUCED.get(str(config["precision"]), MixedPrecisionPolicy()),
         "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if config["fsdp_offload"] == "cpu" else OffloadPolicy(),
     }
+    rest, uses = dict.fromkeys(model.modules()), _uses(model.modules())
     for group in (*repeated_blocks(model), *_large_ends(setup)):
-        fully_shard(group, **options)
-    fully_shard(model, **options | {"reshard_after_forward": False})
+        parts = list(group.modules())
+        alone = all(uses[parameter] == count for parameter, count in _uses(parts).items())
+        if alone and rest.keys() >= set(parts):  # tied weights are the root's, an embedding in a block is the block's
+            setup.when_made[group] = partial(_divide, setup, group, parts, options)
+            rest = {module: None for module in rest if module not in parts}
+    setup.when_made[model] = partial(_divide, setup, model, list(rest), options | {"reshard_after_forward": False})
     setup.reshard = partial(_reshard, model)
+
+
+def _uses(modules: Iterable[nn.Module]) -> Counter[nn.Parameter]:
+    """How many of some modules hold each parameter."""
+    return Counter(each for module in modules for each in module._parameters.values() if each is not None)
+
+
+def _divide(setup: Setup, group: nn.Module, parts: list[nn.Module], options: dict[str, Any]) -> None:
+    """Divide what the parts of a module hold, and free the whole."""
+    given = [(module, dict(module._parameters)) for module in parts]
+    for _, parameters in given:
+        for name, parameter in parameters.items():
+            if parameter is None:
+                continue
+            if not parameter.dim():
+                message = f"{name} has no dimension along which fsdp could divide it"
+                raise RefusedError(f"data_parallel: {message}; use ddp.")
+            if not parameter.is_contiguous():
+                parameter.data = parameter.data.contiguous()
+    setup.on_close(partial(_take_away, [_Given(module) for module in parts]))
+    fully_shard(group, **options)
+    setup.on_close(partial(_put_together, given))
+    for module, parameters in given:
+        for name, parameter in parameters.items():
+            if parameter is not None and module._parameters[name] is not parameter:
+                parameter.data = parameter.data.new_empty(0)  # whoever still holds it
 
 
 def replicated(setup: Setup) -> None:
@@ -48,29 +79,18 @@ def replicated(setup: Setup) -> None:
     from torch.distributed._composable.replicate import replicate
 
     model: Any = setup.model
-    _note_given(setup)
-    _same_everywhere(model)
+    setup.on_close(partial(_take_away, [_Given(module) for module in model.modules()]))
     replicate(model, gradient_as_bucket_view=True, find_unused_parameters=True)
     setup.sync_gradients = model.set_requires_gradient_sync
 
 
 def _large_ends(setup: Setup) -> Iterator[nn.Module]:
-    """Embedding and head, where each is called as a layer and has a weight of its own."""
+    """Embedding and head, where each is called as a layer."""
     get = getattr(setup.model, "get_input_embeddings", None)
     embedding, head = get() if get else None, output_head(setup.model)
-    ends = [each for each in (embedding, head) if each is not None and hasattr(each, "weight")]
-    if len(ends) == 2 and ends[0].weight is ends[1].weight:
-        return
     if setup.config["loss"] != "standard":  # which multiplies by the head's weight itself
-        ends = [each for each in ends if each is not head]
-    yield from ends
-
-
-def _same_everywhere(model: nn.Module) -> None:
-    """Give all ranks the weights of the first: a model made in each process may have been drawn differently."""
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor.data, 0)
+        head = None
+    yield from (each for each in (embedding, head) if each is not None and hasattr(each, "weight"))
 
 
 def _reshard(model: nn.Module) -> None:
@@ -78,14 +98,6 @@ def _reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-def _note_given(setup: Setup) -> None:
-    """Have `close` put the weights together again, in the parameters that the model came with, and take away what
-    PyTorch added to its modules."""
-    model = setup.model
-    setup.on_close(partial(_take_away, [_Given(module) for module in model.modules()]))
-    setup.on_close(partial(_put_together, [(each, dict(each._parameters)) for each in model.modules()]))
 
 
 class _Given:
@@ -112,6 +124,7 @@ def _hooks_of(module: nn.Module) -> Iterator[dict[int, Any]]:
 
 
 def _put_together(given: list[tuple[nn.Module, dict[str, nn.Parameter | None]]]) -> None:
+    """Gather the weights again, in the parameters that the model came with."""
     whole: dict[nn.Parameter, torch.Tensor] = {}
     for module, _ in given:
         if isinstance(module, FSDPModule):

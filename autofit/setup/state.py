@@ -35,6 +35,10 @@ class Setup:
     micro_batch_size: int = 1
     # Per module and name, a function from the full weight on the device to the parameter that stores it (quantised).
     holders: dict[tuple[nn.Module, str], Holder] = field(default_factory=dict)
+    # What is done as soon as all weights of a module are there, in the order of registration.
+    when_made: dict[nn.Module, Callable[[], Any]] = field(default_factory=dict)
+    # Averages gradients over ranks that each hold all weights; called when everything else is in place.
+    replicate: Callable[[], Any] | None = None
     # Makes another optimizer of the same kind for other groups.
     make_optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None
     optimizer: Optimizer | None = None

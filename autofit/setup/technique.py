@@ -12,13 +12,13 @@ from autofit.setup.state import Setup
 
 class Stage(IntEnum):
     """The order in which techniques touch a run. WEIGHTS decides how weights are stored, before any exist; ADAPT adds
-    or freezes some; then `build` materialises them. BLOCKS changes how the forward runs, SHARD divides the work over
-    devices, STEP how gradients become updates, COMPILE wraps the result."""
+    or freezes some; SHARD says how devices share them; then `build` materialises them. BLOCKS changes how the forward
+    runs, STEP how gradients become updates, COMPILE wraps the result."""
 
     WEIGHTS = 1
     ADAPT = 2
-    BLOCKS = 3
-    SHARD = 4
+    SHARD = 3
+    BLOCKS = 4
     STEP = 5
     COMPILE = 6
 

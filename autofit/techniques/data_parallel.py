@@ -3,6 +3,8 @@
 Both average gradients over ranks, which see different samples of the same effective batch.
 """
 
+from functools import partial
+
 from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.sharding import replicated, sharded
 
@@ -44,7 +46,10 @@ class DataParallel(Technique):
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:
-        (sharded if value == "fsdp" else replicated)(setup)
+        if value == "fsdp":
+            sharded(setup)
+        else:
+            setup.replicate = partial(replicated, setup)
 
 
 def _refused_by_shards(config: Config) -> str | None:

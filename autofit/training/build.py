@@ -44,6 +44,8 @@ def build(
         adapt(setup)
         materialize(setup)
         finish(setup)
+        if setup.replicate:
+            setup.replicate()
     except BaseException:
         setup.close()  # undoes what was done to the user's model so far
         raise
@@ -52,13 +54,13 @@ def build(
 
 def adapt(setup: Setup, *, traced: bool = False) -> None:
     """Apply the techniques that decide about weights, before there are any; `traced`: for fake tensors."""
-    _apply(setup, [technique for technique in all_techniques() if technique.stage <= Stage.ADAPT], traced)
+    _apply(setup, [technique for technique in all_techniques() if technique.stage <= Stage.SHARD], traced)
 
 
 def finish(setup: Setup, *, traced: bool = False) -> None:
     """Apply the techniques that need the weights; `traced`: to fake ones."""
     setup.model.train()
-    _apply(setup, [technique for technique in all_techniques() if technique.stage > Stage.ADAPT], traced)
+    _apply(setup, [technique for technique in all_techniques() if technique.stage > Stage.SHARD], traced)
 
 
 def _apply(setup: Setup, techniques: list[Technique], traced: bool) -> None:

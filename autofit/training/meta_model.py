@@ -1,14 +1,17 @@
 """Meta models: a model's structure without weights, and weights allocated where and how the run needs them.
 
 Memory and speed do not depend on values. So a model is made with its parameters on the meta device, techniques change
-it there, and only then does each parameter get memory, once, in its final dtype.
+it there, and only then does each parameter get memory, once, in its final dtype. A block that ranks divide is divided
+before the next one is made, so that none of them ever holds the whole model.
 """
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -65,30 +68,51 @@ def meta_copy(model: nn.Module) -> nn.Module:
 
 
 def materialize(setup: Setup, *, values: bool = True) -> None:
-    """Move every parameter and buffer to the device in its final dtype; meta ones get random values, if `values`."""
-    generator = torch.Generator(device=setup.device).manual_seed(setup.hyperparameters.seed)
-    done: dict[nn.Parameter, nn.Parameter] = {}
-    for module in list(setup.model.modules()):
-        for name, parameter in list(module._parameters.items()):
-            if parameter is None:
-                continue
-            if parameter not in done:
-                placed = _placed(parameter, name, setup, generator if values else None)
-                holder = setup.holders.get((module, name))
-                done[parameter] = holder(placed.data) if holder else placed
-                del placed  # or the last weight's full values would stay beside the next one's
-            module._parameters[name] = done[parameter]
-        # Running statistics follow the dtype of the weights beside them; other buffers keep theirs.
-        dtypes = [p.dtype for p in module._parameters.values() if p is not None and p.is_floating_point()]
-        for name, buffer in list(module._buffers.items()):
-            if buffer is None:
-                continue
-            dtype = dtypes[0] if dtypes and buffer.is_floating_point() else buffer.dtype
-            if buffer.is_meta:  # made of parameters, as what spectral_norm knows of them
-                buffer = torch.empty(buffer.shape, dtype=dtype, device=setup.device)
-                if values:
-                    _fill(buffer, "weight", generator)
-            module._buffers[name] = buffer.to(device=setup.device, dtype=dtype)
+    """Move every parameter and buffer to the device in its final dtype; meta ones get random values, if `values`, and
+    those of other ranks become the first one's. Then does what `setup.when_made` asks for each module."""
+    generator = torch.Generator(device=setup.device).manual_seed(setup.hyperparameters.seed) if values else None
+    done: WeakValueDictionary[nn.Parameter, nn.Parameter] = WeakValueDictionary()
+    modules = list(setup.model.modules())
+    position = {module: number for number, module in enumerate(modules)}
+    actions: dict[int, list[Callable[[], Any]]] = defaultdict(list)
+    for module, action in setup.when_made.items():
+        actions[max(position[part] for part in module.modules())].append(action)
+    for number, module in enumerate(modules):
+        _materialize_one(setup, module, done, generator)
+        for action in actions[number]:
+            action()
+
+
+def _materialize_one(
+    setup: Setup,
+    module: nn.Module,
+    done: WeakValueDictionary[nn.Parameter, nn.Parameter],
+    generator: torch.Generator | None,
+) -> None:
+    """The parameters and buffers of one module; `done`: what others got of those that are shared."""
+    for name, parameter in list(module._parameters.items()):
+        if parameter is None:
+            continue
+        made = done.get(parameter)
+        if made is None:
+            made = _placed(parameter, name, setup, generator)
+            holder = setup.holders.get((module, name))
+            made = done[parameter] = holder(made.data) if holder else made
+        module._parameters[name] = made
+        del made  # or the last weight's full values would stay beside the next one's
+    # Running statistics follow the dtype of the weights beside them; other buffers keep theirs.
+    dtypes = [p.dtype for p in module._parameters.values() if p is not None and p.is_floating_point()]
+    for name, buffer in list(module._buffers.items()):
+        if buffer is None:
+            continue
+        dtype = dtypes[0] if dtypes and buffer.is_floating_point() else buffer.dtype
+        if buffer.is_meta:  # made of parameters, as what spectral_norm knows of them
+            placed = torch.empty(buffer.shape, dtype=dtype, device=setup.device)
+            if generator is not None:
+                _fill(placed, "weight", generator)
+        else:
+            placed = setup.ranks.from_first(buffer.to(device=setup.device, dtype=dtype))
+        module._buffers[name] = placed
 
 
 def _placed(parameter: nn.Parameter, name: str, setup: Setup, generator: torch.Generator | None) -> nn.Parameter:
@@ -103,7 +127,7 @@ def _placed(parameter: nn.Parameter, name: str, setup: Setup, generator: torch.G
                 tensor.copy_(parameter.constant)
         return nn.Parameter(tensor, requires_grad=parameter.requires_grad)
     # In place, so that whoever holds the user's parameter (the user, an optimizer) keeps holding it.
-    parameter.data = parameter.data.to(device=setup.device, dtype=dtype)
+    parameter.data = setup.ranks.from_first(parameter.data.to(device=setup.device, dtype=dtype))
     return parameter
 
 

@@ -9,6 +9,7 @@ import torch
 
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import own_samples
+from autofit.hardware.tracker import StorageTracker
 from autofit.techniques import canonicalize, refuse
 from autofit.training.build import build
 from autofit.training.loop import train
@@ -163,6 +164,25 @@ def returned(knobs: Mapping[str, Any]) -> tuple[bool, ...]:
 def test_a_model_comes_back_as_it_was_but_trained(knobs: dict[str, Any]) -> None:
     for answers in on_ranks(2, returned, knobs):
         assert answers == (True,) * 6
+
+
+def bytes_while_building(knobs: Mapping[str, Any], given: bool) -> tuple[int, int]:
+    """The most that building took, and the bytes of the weights that one rank keeps."""
+    workload, hardware = workload_of(num_hidden_layers=8), dataclasses.replace(CPU, devices=2)
+    with StorageTracker() as tracker:
+        model = workload.model() if given else None
+        tracker.see(list(model.parameters()) if model else [])
+        before = tracker.live
+        setup = build(workload, knobs, hardware, model=model)
+    whole = sum(parameter.numel() * parameter.itemsize for parameter in setup.model.parameters())
+    assert tracker.live <= 0.6 * whole
+    return tracker.peak - before, whole
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["made", "given"])
+def test_no_rank_holds_the_whole_model_while_it_is_built(given: bool) -> None:
+    for peak, whole in on_ranks(2, bytes_while_building, FSDP, given):
+        assert peak < (0.3 if given else 0.7) * whole, f"{peak} of {whole}"
 
 
 def looped(knobs: Mapping[str, Any], world: int) -> list[tuple[float, float | None, int]]:
