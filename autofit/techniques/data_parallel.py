@@ -56,8 +56,8 @@ def _refused_by_shards(config: Config) -> str | None:
     """Why weights of this config cannot be divided."""
     if config["quantization"] == "int8":
         return "int8 weights lose their scales when they are divided; use nf4, or ddp."
-    if config["optimizer"] in ("adafactor", "adamw-8bit", "paged-adamw-8bit"):
-        return f"{config['optimizer']} does not work on parts of weights; use adamw, or ddp."
+    if config["optimizer"] == "adafactor":
+        return "adafactor needs rows and columns of whole weights; use adamw, or ddp."
     for knob in ("parameter_offload", "optimizer_offload"):
         if config[knob] == "cpu":
             return f"{knob} moves weights that fsdp divides; use fsdp_offload instead."

@@ -7,12 +7,14 @@ elements (torchao: of whole blocks, too); smaller ones have the state of `adamw`
 
 import functools
 import inspect
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer as TorchOptimizer
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -143,8 +145,8 @@ def _kind(value: str) -> Callable[..., TorchOptimizer]:
     if value == "adamw-8bit":
         from bitsandbytes.optim import AdamW8bit
 
-        return _own_manager(AdamW8bit)
-    return _own_manager(_paged_adamw()) if value == "paged-adamw-8bit" else _low_bit_adamw(value)
+        return _own_manager(_over_shards(AdamW8bit))
+    return _own_manager(_over_shards(_paged_adamw())) if value == "paged-adamw-8bit" else _low_bit_adamw(value)
 
 
 def _own_manager(optimizer: type[TorchOptimizer]) -> Callable[..., TorchOptimizer]:
@@ -161,6 +163,57 @@ def _own_manager(optimizer: type[TorchOptimizer]) -> Callable[..., TorchOptimize
         return made  # type: ignore[no-any-return]
 
     return make
+
+
+class _OverShards(TorchOptimizer):
+    """Adapts bitsandbytes' optimizers, whose kernels know no DTensors, to weights that ranks divide: each rank steps
+    its part, as a plain tensor in the same storage. State is found by the model's parameters, and is of that part."""
+
+    def step(self, closure: Any = None) -> Any:
+        theirs: Any = self
+        if not theirs.initialized:
+            theirs.check_overrides()  # which it finds by parameter, and keeps by position
+        with self._in_parts():
+            return super().step(closure)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        with self._in_parts():
+            super().load_state_dict(state_dict)
+            for part, state in self.state.items():
+                if (found := state["state1"].numel()) != part.numel():
+                    message = f"the saved state of {found} elements is not of this rank's part of {part.numel()}"
+                    raise InputError(f"{message}.", "Go on with as many devices as before, or with optimizer adamw.")
+
+    @contextmanager
+    def _in_parts(self) -> Iterator[None]:
+        given = [group["params"] for group in self.param_groups]
+        parts = {each: _part(each) for params in given for each in params if isinstance(each, DTensor)}
+        self._rename(parts)
+        for group, params in zip(self.param_groups, given, strict=True):
+            group["params"] = [parts.get(each, each) for each in params]
+        try:
+            yield
+        finally:
+            for group, params in zip(self.param_groups, given, strict=True):
+                group["params"] = params
+            self._rename({part: each for each, part in parts.items()})
+
+    def _rename(self, parameters: dict[Any, Any]) -> None:
+        for old, new in parameters.items():
+            if old in self.state:
+                self.state[new] = self.state.pop(old)
+
+
+def _part(parameter: DTensor) -> nn.Parameter:
+    """This rank's part of a weight; without a gradient where it has no elements, which kernels do not expect."""
+    part = nn.Parameter(parameter.detach().to_local())
+    if parameter.grad is not None and part.numel():
+        part.grad = parameter.grad.to_local()
+    return part
+
+
+def _over_shards(optimizer: type[TorchOptimizer]) -> type[TorchOptimizer]:
+    return type(optimizer.__name__, (_OverShards, optimizer), {})
 
 
 class _LowBit(TorchOptimizer):

@@ -45,6 +45,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "in-backward": {"optimizer_in_backward": True},
     "offloaded": {"fsdp_offload": "cpu"},
 }
+LOW = {"8bit": 1e-4}  # a part of less than 4096 elements has its state in fp32
 ALONE: dict[str, list[float]] = {}
 
 
@@ -101,12 +102,12 @@ def test_each_knob_learns_the_same_on_two_ranks(name: str, parallel: dict[str, A
     if reason := refuse(config, workload_of(), hardware):
         assert reason.endswith("."), "a sentence"
         assert any(f" {word}" in reason for word in ("use", "leave", "choose")), reason
-        assert name in ("int8", "8bit", "adafactor", "in-backward", "offloaded")
+        assert name in ("int8", "adafactor", "in-backward", "offloaded")
         return
     clip = name != "in-backward"
     expected = alone(KNOBS[name], sizes=(BATCH,) * STEPS, clip=clip)
     for found in on_ranks(2, losses, knobs, 2, (BATCH,) * STEPS, clip):
-        assert found == pytest.approx(expected, abs=BF16 if "bf16" in name else EXACT)
+        assert found == pytest.approx(expected, abs=BF16 if "bf16" in name else LOW.get(name, EXACT))
 
 
 @pytest.mark.parametrize("name", ["plain", "qlora", "chunked"])

@@ -1,0 +1,75 @@
+"""Optimizers over weights that ranks divide: updates, groups, state that is saved and loaded."""
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from autofit.core.errors import InputError
+from autofit.core.workload import Hyperparameters
+from autofit.data.batch import own_samples
+from autofit.hardware.tracker import StorageTracker
+from autofit.setup import Setup
+from autofit.training.build import build
+from autofit.training.step import accumulate, update
+from tests.ranks import on_ranks
+from tests.tiny import CPU, llama_workload
+
+WIDE = {"intermediate_size": 512}  # halves of its matrices are still stored in few bits
+IN_BACKWARD = {"optimizer": "adamw-8bit", "optimizer_in_backward": True}
+COMPILED = ("adamw-4bit", "adamw-fp8")
+
+
+def built(knobs: Mapping[str, Any], world: int) -> Setup:
+    hardware = dataclasses.replace(CPU, devices=world)
+    return build(llama_workload(**WIDE), knobs, hardware, hyperparameters=Hyperparameters(lr=1e-2, weight_decay=0.3))
+
+
+def stepped(setup: Setup, number: int) -> float:
+    torch.manual_seed(number)
+    own, _ = own_samples(setup.workload.batch(4), setup.ranks.sampler, setup.ranks.layout.samplers)
+    loss = float(accumulate(setup, own))
+    watched = StorageTracker() if setup.config["optimizer"] in COMPILED else nullcontext()  # which forbids compilation
+    with watched:
+        update(setup)
+    return loss
+
+
+def resumed(knobs: Mapping[str, Any], world: int) -> list[float]:
+    """Four losses, the last two of a second setup that goes on with what the first one saved."""
+    setup, again = built(knobs, world), built(knobs, world)
+    assert setup.optimizer and again.optimizer
+    losses = [stepped(setup, number) for number in range(2)]
+    again.optimizer.load_state_dict(setup.optimizer.state_dict())
+    again.model.load_state_dict(setup.model.state_dict())
+    assert {group["weight_decay"] for group in again.optimizer.param_groups} == {0.0, 0.3}
+    return losses + [stepped(again, number) for number in (2, 3)]
+
+
+@pytest.mark.parametrize("knobs", [{"optimizer": each} for each in ("adamw-8bit", *COMPILED)] + [IN_BACKWARD])
+def test_state_of_few_bits_is_of_each_ranks_part_and_goes_on_when_saved(knobs: dict[str, Any]) -> None:
+    (expected,) = on_ranks(1, resumed, knobs, 1)
+    for losses in on_ranks(2, resumed, knobs | {"data_parallel": "fsdp"}, 2):
+        assert losses == pytest.approx(expected, abs=2e-5 if knobs["optimizer"] == "adamw-8bit" else 2e-4)
+
+
+def refused(knobs: Mapping[str, Any]) -> str:
+    setup = built(knobs, 2)
+    stepped(setup, 0)
+    assert setup.optimizer is not None
+    state = copy.deepcopy(setup.optimizer.state_dict())
+    for each in state["state"].values():
+        moments = each["__bnb_optimizer_quant_state__"]
+        moments["state1"] = torch.cat([moments["state1"]] * 2)  # as one device has it
+    with pytest.raises(InputError) as error:
+        setup.optimizer.load_state_dict(state)
+    return str(error.value)
+
+
+def test_state_of_another_number_of_ranks_is_refused() -> None:
+    (message, _) = on_ranks(2, refused, {"optimizer": "adamw-8bit", "data_parallel": "fsdp"})
+    assert "is not of this rank's part" in message
