@@ -18,7 +18,10 @@ from autofit.core.errors import RefusedError
 from autofit.setup.layers import output_head, repeated_blocks
 from autofit.setup.state import Setup
 
-_REDUCED = {"bf16-mixed": MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)}
+_REDUCED = {
+    f"{name}-mixed": MixedPrecisionPolicy(low, torch.float32, cast_forward_inputs=False)
+    for name, low in (("bf16", torch.bfloat16), ("fp16", torch.float16))
+}
 
 
 def sharded(setup: Setup) -> None:

@@ -37,8 +37,6 @@ class DataParallel(Technique):
             return None
         if value == "none":
             return f"without it {hardware.world} devices would all do the same; use ddp or fsdp."
-        if config["precision"] == "fp16-mixed" and value == "fsdp":
-            return "the loss scaler of fp16-mixed was not tried over shards; use bf16-mixed, or ddp."
         if value == "ddp" and config["optimizer_in_backward"]:
             return "updates in the backward come before ddp has averaged the gradients; use fsdp, or leave them out."
         if value == "fsdp":
