@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from autofit.core.config import Config
+from autofit.core.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,19 @@ class Case:
     versions: Mapping[str, str] = field(default_factory=dict)  # of the packages it was measured with
 
     @property
+    def layout(self) -> Layout:
+        """How the devices are divided."""
+        return Layout.of(self.config)
+
+    @property
     def lora(self) -> bool:
         """Whether weights are frozen and adapters trained."""
         return bool(self.config.get("lora_rank"))
+
+    @property
+    def shards(self) -> bool:
+        """Whether weights are divided over several devices, which each block reaches as it is divided."""
+        return self.config.get("data_parallel") == "fsdp"
 
     @property
     def adapts_head(self) -> bool:
@@ -81,6 +92,8 @@ class Fragments(Parts):
     loss: str | None = None  # a function of (model, batch) instead of the model's own loss
     scaler: str | None = None  # the call that makes a loss scaler
     start: tuple[str, ...] = ()  # before anything is loaded
+    spread: tuple[str, ...] = ()  # puts the model on several devices
+    gather: tuple[str, ...] = ()  # what all processes do before one of them saves
     save: tuple[str, ...] = ()  # instead of the plain saving
     held: str | None = None  # how the weights are held, in words
     optimizer: str | None = None  # the call that makes it for {groups}, with {decay}

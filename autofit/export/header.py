@@ -18,15 +18,19 @@ _LOSSES = {
 }
 
 
-def script_header(figures: str, versions: Mapping[str, str], packages: Sequence[str], changes: Sequence[str]) -> str:
-    """The text below the title of train.py, from a `measured_sentence`; `changes`: what changing one knob did."""
+def script_header(
+    figures: str, versions: Mapping[str, str], packages: Sequence[str], changes: Sequence[str], run: str = "python"
+) -> str:
+    """The text below the title of train.py, from a `measured_sentence`; `changes`: what changing one knob did; `run`:
+    the command that starts it."""
     used = listed([f"{name} {plain(versions[name])}" if name in versions else name for name in packages])
     by = f" (autofit {plain(versions['autofit'])})" if "autofit" in versions else ""
     blocks = ["\n".join(_wrapped(f"{figures} It needs {used}{by}."))]
     if changes:
         lines = (f"    {plain(change)}" for change in changes)
         blocks.append("\n".join(["Measured against it, with one knob changed:", *lines]))
-    return "\n\n".join([*blocks, "    python train.py --data FILE --weights DIRECTORY --output DIRECTORY"])
+    command = f"{run} train.py --data FILE --weights DIRECTORY --output DIRECTORY"
+    return "\n\n".join([*blocks, textwrap.indent(command, "    ")])
 
 
 def export_header(tool: str, source: ExportSource, *, deviations: Sequence[Deviation], run: str) -> tuple[str, ...]:
@@ -43,15 +47,19 @@ def export_header(tool: str, source: ExportSource, *, deviations: Sequence[Devia
 
 
 def measured_sentence(
-    hardware: Mapping[str, Any], measured: Mapping[str, Any] | None, predicted: Mapping[str, Any] | None = None
+    hardware: Mapping[str, Any],
+    measured: Mapping[str, Any] | None,
+    predicted: Mapping[str, Any] | None = None,
+    *,
+    world: int = 1,
 ) -> str:
-    """The figures and where they were measured; predicted figures are called that."""
+    """The figures and where they were measured, on how many devices; predicted figures are called that."""
     name = hardware.get("name") or "an unknown device"
-    where = f"on {plain(hardware.get('measured_on') or name)}"
+    where = f"on {f'{world} x ' if world > 1 else ''}{plain(hardware.get('measured_on') or name)}"
     if hardware.get("measured_on"):
         where += f", for {plain(name)}"
     if hardware.get("budget_gib"):
-        where += f", within {hardware['budget_gib']:g} GiB"
+        where += f", within {hardware['budget_gib']:g} GiB{' each' if world > 1 else ''}"
     if measured:
         verified = " and verified in longer runs" if measured.get("verified") else ""
         return f"Measured {where}{verified}: {_figures(measured)}."
@@ -79,7 +87,7 @@ def _figures(known: Mapping[str, Any]) -> str:
 
 
 def _sentences(source: ExportSource) -> Iterator[str]:
-    yield measured_sentence(source.hardware, source.measured, source.predicted)
+    yield measured_sentence(source.hardware, source.measured, source.predicted, world=source.layout.world)
     if source.device == "cuda":
         setting = f"{ALLOCATOR}={plain(source.hardware.get('allocator') or EXPANDABLE)}"
         yield f"Memory: {source.origin} under {setting}, to be set in the tool's environment too."

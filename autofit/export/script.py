@@ -15,10 +15,11 @@ from autofit.core.environment import EXPANDABLE
 from autofit.core.errors import InputError
 from autofit.core.hardware import Hardware
 from autofit.core.knobs import is_off
+from autofit.core.layout import Layout
 from autofit.export.fragments import Case, Fragments
 from autofit.export.header import measured_sentence, script_header
 from autofit.export.knobs import KNOBS
-from autofit.export.source import check_batch_sizes
+from autofit.export.source import check_batch_sizes, nodes_of, torchrun
 from autofit.export.tasks import PADDING, TASKS, Task
 from autofit.export.template import WIDTH, call, fill, import_from, literal, packed, plain, template
 from autofit.models.tasks import auto_class
@@ -90,10 +91,12 @@ def train_script(
         raise InputError(f"train.py cannot be written for {what}: it reads class labels.", _INSTEAD)
     facts = hardware.to_dict() if isinstance(hardware, Hardware) else dict(hardware)
     device, length, effective = str(facts["device"]), workload.get("sequence_length"), workload["effective_batch_size"]
-    micro = int(config.get("micro_batch_size") or effective)
-    steps = int(config.get("gradient_accumulation_steps") or effective // micro)
-    check_batch_sizes(micro, steps, effective)
-    fragments = _fragments(Case(config, str(workload["task"]), device, micro, length, model_config, versions))
+    layout = Layout.of(config)
+    micro = int(config.get("micro_batch_size") or effective // layout.samplers)
+    steps = int(config.get("gradient_accumulation_steps") or effective // (micro * layout.samplers))
+    check_batch_sizes(micro, steps, effective, layout)
+    case = Case(config, str(workload["task"]), device, micro, length, model_config, versions)
+    fragments, several = _fragments(case), layout.world > 1
     imported = [line.split()[1].partition(".")[0].replace("_", "-") for line in fragments.imports]
     packages = list(dict.fromkeys(["torch", "transformers", *imported, *fragments.packages]))
     title = f"Train {plain(model)} ({workload['task']}) as autofit {'predicted' if predicted else 'measured'} it."
@@ -102,24 +105,31 @@ def train_script(
         *([f"SEQUENCE_LENGTH = {length}  # tokens"] if task.text else []),
         *([f"NUM_LABELS = {classes}  # classes"] if task.classes else []),
         f"EFFECTIVE_BATCH_SIZE = {effective}  # samples per optimizer step",
-        *([f"MICRO_BATCH_SIZE = {micro}  # samples at once; gradient_accumulation_steps: {steps}"] * (steps > 1)),
+        *(
+            [f"MICRO_BATCH_SIZE = {micro}  # samples at once; gradient_accumulation_steps: {steps}"]
+            * (steps > 1 or several)
+        ),
         "WEIGHT_DECAY = 0.0",
     ]
     input_dtype = f".to(torch.{fragments.input_dtype})" if fragments.input_dtype else ""
     flags = {"data_kind": task.data_kind, "tokenizer_argument": [_TOKENIZER] if task.text else []}
     slots = {
         "title": textwrap.shorten(title, WIDTH - 6, placeholder=" ..."),
-        "head": script_header(measured_sentence(facts, measured, predicted), versions, packages, changes),
+        "head": script_header(
+            measured_sentence(facts, measured, predicted, world=layout.world),
+            *(versions, packages, changes),
+            run=torchrun(layout, nodes_of(facts, layout)) if several else "python",
+        ),
         "imports": _imports(task, fragments, device, str(facts.get("allocator") or EXPANDABLE)),
         "constants": [*constants, *fragments.constants],
         "flags": fill(template("flags"), flags),
         "architecture": _architecture(task, model_config),
         "data": "\n\n".join(fill(template(name), {"input_dtype": input_dtype}) for name in task.data),
         "batches": fill(template("batches"), {"mask_argument": task.mask_argument, "batch": task.batch}),
-        "build_model": "\n\n".join([*fragments.functions, _build_model(task, fragments)]),
+        "build_model": "\n\n".join([*fragments.functions, _build_model(task, fragments, case)]),
         # Adapters are matrices; beside them only a classifier's head is trained.
         "build_optimizer": _build_optimizer(fragments, vectors=not config.get("lora_rank") or task.classes),
-        "train_step": _train_step(task, fragments, split=steps > 1),
+        "train_step": _train_step(task, fragments, "ranks" if several else "split" if steps > 1 else "whole"),
         "main": _main(task, fragments),
     }
     text = fill(template("train"), slots)
@@ -165,7 +175,7 @@ def _architecture(task: Task, model_config: Mapping[str, Any]) -> list[str]:
     return ["ARCHITECTURE = AutoConfig.for_model(  # as measured; --weights bring their own", *lines, ")"]
 
 
-def _build_model(task: Task, fragments: Fragments) -> str:
+def _build_model(task: Task, fragments: Fragments, case: Case) -> str:
     quantized = bool(fragments.quantization)
     # "auto" is the dtype of the checkpoint, which need not be widened first, to be narrowed again.
     dtype = fragments.load_dtype if quantized or not fragments.place else '"auto"'
@@ -175,6 +185,8 @@ def _build_model(task: Task, fragments: Fragments) -> str:
     first = ["weights or folder", "quantization_config=bnb", "device_map=DEVICE"] if quantized else ["weights"]
     slots = {
         "held": fragments.held or "",
+        "place": "the host" if case.shards else "its device",
+        "moved": "" if case.shards else ".to(DEVICE)",
         "adapt": [*task.configure, *fragments.adapt, *fragments.place],
         "random_weights": [*padding, f"{made}.save_pretrained(folder)" if quantized else f"model = {made}"],
         "load_weights": call(f"model = {task.auto_class}.from_pretrained", [*first, *given], indent=8),
@@ -200,11 +212,20 @@ def _build_optimizer(fragments: Fragments, *, vectors: bool) -> str:
     return fill(template("build_optimizer"), slots)
 
 
-def _train_step(task: Task, fragments: Fragments, *, split: bool) -> str:
-    name = "micro" if split else "batch"
+def _train_step(task: Task, fragments: Fragments, kind: str) -> str:
+    """The function of one of the templates `step_*`."""
+    name = "batch" if kind == "whole" else "micro"
     loss = f"{fragments.loss}(model, {name})" if fragments.loss else f"model(**{name}{task.forward_arguments}).loss"
-    lines = _within(fragments.forward, [f"loss = share * {loss}" if split else f"loss = {loss}"])
-    lines += ["scaler.scale(loss).backward()" if fragments.scaler else "loss.backward()"]
+    averaged = kind == "ranks"
+    if averaged and fragments.loss:
+        loss = f"model({name})"
+    lines = _within(fragments.forward, [f"loss = share * {loss}" if kind == "split" else f"loss = {loss}"])
+    if averaged:  # every process takes part in every forward, also where its samples count nothing
+        lines += ["loss = loss * share if share else loss.nan_to_num() * 0"]
+    weighted = "DEVICES * loss" if averaged else "loss"
+    comment = "  # gradients are averaged over the devices" if averaged else ""
+    backward = f"scaler.scale({weighted})" if fragments.scaler else f"({weighted})" if averaged else "loss"
+    lines += [f"{backward}.backward(){comment}"]
     steps = ["scaler.step(optimizer)", "scaler.update()"] if fragments.scaler else ["optimizer.step()"]
     slots = {
         "step_arguments": _step_arguments(fragments),
@@ -212,15 +233,19 @@ def _train_step(task: Task, fragments: Fragments, *, split: bool) -> str:
         "compute": _within(fragments.around_step, lines),
         "update": [] if fragments.stepped_in_backward else [*steps, "optimizer.zero_grad()"],
     }
-    return fill(template("step_split" if split else "step_whole"), slots)
+    return fill(template(f"step_{kind}"), slots)
 
 
 def _within(contexts: Sequence[str], lines: list[str]) -> list[str]:
     """The lines inside all contexts, the first one outermost; a comment stays behind the colon."""
     for context in reversed(contexts):
         code, mark, comment = context.partition("  # ")
-        lines = [f"with {code}:{mark}{comment}", *(f"    {line}" for line in lines)]
+        lines = [f"with {code}:{mark}{comment}", *_indented(lines)]
     return lines
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
 
 
 def _step_arguments(fragments: Fragments) -> str:
@@ -230,19 +255,23 @@ def _step_arguments(fragments: Fragments) -> str:
 
 def _main(task: Task, fragments: Fragments) -> str:
     in_backward = fragments.stepped_in_backward
-    save_tokenizer = ("if tokenizer:", "    tokenizer.save_pretrained(args.output)") if task.text else ()
+    save = [*(fragments.save or ("model.save_pretrained(args.output)",))]
+    save += ["if tokenizer:", "    tokenizer.save_pretrained(args.output)"] if task.text else []
+    if fragments.spread:
+        save = [*fragments.gather, "if rank == 0:", *_indented(save)]
     slots = {
         "data_kind": task.data_kind,
         "data_arguments": "args.data, tokenizer" if task.text else "args.data",
         "start": fragments.start,
         "tokenizer": (template("tokenizer") if task.text else "") + (template("mask_id") if task.mask_argument else ""),
-        "model": ["model = build_model(args.weights)", *task.checks],
+        "model": ["model = build_model(args.weights)", *task.checks, *fragments.spread],
         "optimizer": f"{'step_in_backward' if in_backward else 'optimizer = build_optimizer'}(model, args.lr)",
         "scaler": [f"scaler = {fragments.scaler}"] if fragments.scaler else [],
         "mask": task.mask_argument,
         "step_arguments": _step_arguments(fragments),
         "counted": _COUNTED[task.unit],
         "unit": task.unit,
-        "save": [*(fragments.save or ("model.save_pretrained(args.output)",)), *save_tokenizer],
+        "save": save,
+        "end": ["dist.destroy_process_group()"] if fragments.spread else [],
     }
     return fill(template("main"), slots)

@@ -6,6 +6,7 @@ from typing import Any
 
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError
+from autofit.core.layout import Layout
 
 WEIGHTS = "path/to/weights"  # for a model whose weights have no known name or directory
 NOTHING_MEASURED = "Nothing was measured of this config: it is predicted."
@@ -55,6 +56,16 @@ class ExportSource:
         return str(self.hardware.get("device", "cuda"))
 
     @property
+    def layout(self) -> Layout:
+        """How the devices are divided."""
+        return Layout.of(self.config)
+
+    @property
+    def nodes(self) -> int:
+        """On how many machines they are."""
+        return nodes_of(self.hardware, self.layout)
+
+    @property
     def origin(self) -> str:
         """Where the figures come from."""
         return "predicted" if self.predicted else "measured"
@@ -74,6 +85,20 @@ class ExportSource:
         return [name for name in self.targets if name not in self.outputs]
 
 
+def nodes_of(hardware: Mapping[str, Any], layout: Layout) -> int:
+    """The number of machines that a layout's devices are in; 1 where the facts do not say."""
+    nodes = hardware.get("nodes")
+    return nodes if isinstance(nodes, int) and nodes > 0 and not layout.world % nodes else 1
+
+
+def torchrun(layout: Layout, nodes: int) -> str:
+    """What starts a process for each device; on several machines two lines, to be run on each of them."""
+    command = f"torchrun --nproc-per-node {layout.world // nodes}"
+    if nodes == 1:
+        return command
+    return f'NODES="--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"\n{command} $NODES'
+
+
 def batch_sizes(config: Config, effective: int | None) -> tuple[int, int]:
     """The micro-batch and how many of them make a step. Raises InputError where they are missing, or do not make the
     effective batch."""
@@ -83,7 +108,7 @@ def batch_sizes(config: Config, effective: int | None) -> tuple[int, int]:
             remedy = "Give micro_batch_size and gradient_accumulation_steps, as a search writes them."
             raise InputError(f"{name} must be a whole number here, not {size!r}.", remedy)
     assert isinstance(micro, int) and isinstance(steps, int)
-    check_batch_sizes(micro, steps, effective)
+    check_batch_sizes(micro, steps, effective, Layout.of(config))
     return micro, steps
 
 
@@ -96,8 +121,10 @@ def batches_fit(source: ExportSource) -> str | None:
     return None
 
 
-def check_batch_sizes(micro: int, steps: int, effective: int | None) -> None:
+def check_batch_sizes(micro: int, steps: int, effective: int | None, layout: Layout) -> None:
     """Raise InputError where the micro-batches of a step do not make the effective batch, if that is known."""
-    if effective not in (None, micro * steps):
-        message = f"micro_batch_size {micro} x gradient_accumulation_steps {steps} is not the effective batch"
+    if effective not in (None, micro * steps * layout.samplers):
+        message = f"micro_batch_size {micro} x gradient_accumulation_steps {steps}"
+        message += f" on each of {layout.samplers} devices" if layout.samplers > 1 else ""
+        message += " is not the effective batch"
         raise InputError(f"{message} of {effective}.", "Search again, or correct the config.")

@@ -39,6 +39,8 @@ class DataParallel(Technique):
             return f"without it {hardware.world} devices would all do the same; use ddp or fsdp."
         if value == "ddp" and config["optimizer_in_backward"]:
             return "updates in the backward come before ddp has averaged the gradients; use fsdp, or leave them out."
+        if value == "ddp" and config["optimizer_offload"] == "cpu":
+            return "optimizer_offload copies gradients before ddp has averaged them; use fsdp with fsdp_offload."
         if value == "fsdp":
             return _refused_by_shards(config)
         return None

@@ -17,8 +17,7 @@ from tests.export.emitted import check_same_steps, module_of, saved_weights, set
 SPLIT = {"micro_batch_size": 2}
 LORA = {"lora_rank": 8, "lora_targets": "all-linear"}
 HALF = {"precision": "bf16-mixed"}
-SHARDS = ("data_parallel", "data_parallel_replicate", "data_parallel_shard", "reshard_after_forward", "fsdp_offload")
-REFUSED = ("activation_offload", "parameter_offload", *SHARDS)  # and their `off` is one that `is_off` knows
+REFUSED = ("activation_offload", "parameter_offload")  # and their `off` is one that `is_off` knows
 
 # transformers, peft and torchao warn of each other's ways; what they warn of is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -41,6 +41,7 @@ def test_several_devices_hold_all_weights_unless_told() -> None:
         ({"data_parallel": "fsdp", "optimizer": "adafactor"}, "adafactor does not work on parts of weights"),
         ({"data_parallel": "fsdp", "optimizer": "adamw-8bit"}, "adamw-8bit does not work on parts of weights"),
         ({"data_parallel": "fsdp", "precision": "fp16-mixed"}, "use bf16-mixed, or ddp"),
+        ({"optimizer_offload": "cpu"}, "copies gradients before ddp has averaged them; use fsdp with fsdp_offload"),
         ({"optimizer_in_backward": True}, "updates in the backward come before ddp has averaged"),
     ],
 )

@@ -12,10 +12,14 @@ from autofit.export.knobs.blocks import activation_checkpointing, attention, com
 from autofit.export.knobs.lora import lora
 from autofit.export.knobs.loss import loss
 from autofit.export.knobs.optimizer import optimizer, optimizer_in_backward, optimizer_offload
+from autofit.export.knobs.parallel import data_parallel
 from autofit.export.knobs.weights import precision, quantization
 
 # What the script's constants, or another knob's function, cover.
-_ELSEWHERE = ("micro_batch_size", "gradient_accumulation_steps", "lora_targets", "lora_alpha", "lora_dropout")
+_ELSEWHERE = (
+    *("micro_batch_size", "gradient_accumulation_steps", "lora_targets", "lora_alpha", "lora_dropout"),
+    *("data_parallel_replicate", "data_parallel_shard", "reshard_after_forward", "fsdp_offload"),
+)
 # In the order in which their lines follow each other.
 KNOBS: dict[str, Callable[[Case], Fragments | None]] = {
     **dict.fromkeys(_ELSEWHERE, lambda case: Fragments()),
@@ -30,4 +34,5 @@ KNOBS: dict[str, Callable[[Case], Fragments | None]] = {
     "optimizer_offload": optimizer_offload,
     "optimizer_in_backward": optimizer_in_backward,
     "compile": compiled,
+    "data_parallel": data_parallel,
 }

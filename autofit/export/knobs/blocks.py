@@ -4,7 +4,7 @@ from autofit.export.fragments import Case, Fragments
 from autofit.export.template import import_from, template
 
 _BLOCKS = ("blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]",)
-_BLOCK_CLASS = "from transformers.modeling_layers import GradientCheckpointingLayer"
+BLOCK_CLASS = "from transformers.modeling_layers import GradientCheckpointingLayer"
 
 
 def attention(case: Case) -> Fragments | None:
@@ -49,7 +49,7 @@ def activation_checkpointing(case: Case) -> Fragments | None:
     if value == "alternate":
         others = (*_BLOCKS, "for block in blocks[::-2]:", "    block.gradient_checkpointing = False")
         words = f"{comment}, every second block keeps only its input"
-        return Fragments(imports=(_BLOCK_CLASS,), adapt=(words, _enable(case), *others))
+        return Fragments(imports=(BLOCK_CLASS,), adapt=(words, _enable(case), *others))
     if value != "selective":
         return None
     keep = "keep = partial(create_selective_checkpoint_contexts, keep_products)"
@@ -78,7 +78,7 @@ def compiled(case: Case) -> Fragments | None:
     listed = case.text("activation_checkpointing") == "alternate"  # which has made `blocks`
     mode = "" if value == "default" else f', mode="{value}"'
     return Fragments(
-        imports=() if listed else (_BLOCK_CLASS,),
+        imports=() if listed else (BLOCK_CLASS,),
         adapt=(
             *(() if listed else _BLOCKS),
             "torch._dynamo.config.recompile_limit = 8 * max(1, len(blocks))  # past it, nothing is compiled",

@@ -50,7 +50,9 @@ def lora(case: Case) -> Fragments | None:
             "torch.manual_seed(torch.initial_seed())  # for adapters, whatever was drawn before",
             *attach,
         ),
-        save=(
+        save=()
+        if case.layout.world > 1
+        else (
             "if args.weights:",
             "    model.save_pretrained(args.output, save_embedding_layers=False)",
             "else:  # adapters say nothing without the random weights below them",

@@ -20,8 +20,8 @@ def optimizer(case: Case) -> Fragments | None:
     value = case.text("optimizer", "adamw")
     if case.text("optimizer_offload") != "none":
         return Fragments()  # it makes its own
-    if value not in _OPTIMIZERS:
-        return None
+    if value not in _OPTIMIZERS or (case.shards and value in ("adamw-8bit", "paged-adamw-8bit")):
+        return None  # bitsandbytes' kernels know no weights that are divided
     made, imports = _OPTIMIZERS[value]
     means = ", lr as AdamW's" if value == "adafactor" else ""
     return Fragments(imports=imports, optimizer=made, comment=f"optimizer: {value}{means}")

@@ -53,9 +53,10 @@ def precision(case: Case) -> Fragments | None:
 
 def _cast(case: Case, dtype: str) -> tuple[str, ...]:
     """Cast every weight after loading: random ones are drawn in float32, so that a seed means the same in any dtype."""
-    lines = [f"parameter.data = parameter.data.to(DEVICE, {dtype})"]
+    place = "" if case.shards else "DEVICE, "
+    lines = [f"parameter.data = parameter.data.to({place}{dtype})"]
     if " if " in dtype:
-        lines = [f"dtype = {dtype}", "parameter.data = parameter.data.to(DEVICE, dtype)"]
+        lines = [f"dtype = {dtype}", f"parameter.data = parameter.data.to({place}dtype)"]
     if case.text("quantization") != "none":
         lines = ["if parameter.is_floating_point():", *(f"    {line}" for line in lines)]
     loop = f"for parameter in model.parameters():  # precision: {case.config['precision']}"

@@ -1,0 +1,102 @@
+"""data_parallel, and the knobs that say how: several devices that train one model, a process each."""
+
+from autofit.export.fragments import Case, Fragments
+from autofit.export.knobs.blocks import BLOCK_CLASS
+from autofit.export.template import call, fill, import_from, template
+
+
+def data_parallel(case: Case) -> Fragments | None:
+    """How weights are held, what happens between devices, and who saves."""
+    kinds = {"ddp": _replicated, "fsdp": _sharded}
+    value, nccl = case.text("data_parallel"), case.device == "cuda"
+    if value not in kinds:
+        return None
+    started = (
+        'if int(os.environ.get("WORLD_SIZE", 1)) != DEVICES:',
+        '    raise SystemExit(f"start {DEVICES} processes with torchrun, as above")',
+        *(['torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'] if nccl else []),
+        f'dist.init_process_group("{"nccl" if nccl else "gloo"}")',
+        "if (rank := dist.get_rank()) > 0:",
+        '    sys.stdout = open(os.devnull, "w")  # the first one tells',
+    )
+    common = Fragments(
+        standard=("import sys",),
+        imports=("import torch.distributed as dist",),
+        constants=(f"DEVICES = {case.layout.world}  # a process each; {_named(case)}",),
+        start=started,
+        spread=("torch.manual_seed(args.seed + rank)  # for dropout",),
+    )
+    if case.text("loss", "standard") != "standard":
+        within = "model.forward = partial(causal_loss, model)  # so that it runs between the hooks below"
+        common = common.joined(Fragments(standard=("from functools import partial",), spread=(within,)))
+    return common.joined(kinds[value](case))
+
+
+def _named(case: Case) -> str:
+    """The knobs that chose it."""
+    replicas = f", data_parallel_replicate: {case.layout.replicate}" if case.layout.replicate > 1 else ""
+    return f"data_parallel: {case.config['data_parallel']}{replicas}"
+
+
+def _replicated(case: Case) -> Fragments:
+    """A model inside of DistributedDataParallel, which adds gradients up in the last micro-batch of a step."""
+    split = case.config.get("gradient_accumulation_steps") != 1
+    options = ["model", "gradient_as_bucket_view=True", "find_unused_parameters=True"]
+    later = "model.no_sync() if part[-1] < own[-1] else nullcontext()"
+    adapters = "model.module.save_pretrained(args.output, save_embedding_layers=False)"
+    return Fragments(
+        standard=("from contextlib import nullcontext",) if split else (),
+        imports=(import_from("torch.nn.parallel", "DistributedDataParallel"),),
+        around_step=(f"{later}",) if split else (),
+        spread=tuple(call("model = DistributedDataParallel", options, indent=4)),
+        save=(adapters if case.lora else "model.module.save_pretrained(args.output)",),
+    )
+
+
+def _sharded(case: Case) -> Fragments:
+    """FSDP2, block by block."""
+    layout, reshard = case.layout, case.config.get("reshard_after_forward")
+    classes, lines = ["fully_shard"], []
+    kept = "part is not model" if reshard is True else f"{reshard} if part is not model else False"
+    options = {"reshard_after_forward": kept if reshard else "False"}
+    if layout.replicate > 1:
+        sizes = f"({layout.replicate}, {layout.shard})"
+        lines.append(f'mesh = dist.init_device_mesh(DEVICE, {sizes}, mesh_dim_names=("replicate", "shard"))')
+        options["mesh"] = "mesh"
+    if low := {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}.get(case.text("precision")):
+        lines.append(f"policy = MixedPrecisionPolicy(torch.{low}, torch.float32, cast_forward_inputs=False)")
+        options["mp_policy"] = "policy"
+        classes.append("MixedPrecisionPolicy")
+    if case.text("fsdp_offload") == "cpu":
+        options["offload_policy"] = "CPUOffloadPolicy()" if case.device == "cuda" else "CPUOffloadPolicy(False)"
+        classes.append("CPUOffloadPolicy")
+    given = ["part", *(f"{name}={value}" for name, value in options.items())]
+    slots = {
+        "options": lines,
+        "ends": _ends(case) if case.task in ("causal-lm", "masked-lm") else (),
+        "call": call("fully_shard", given, indent=8),
+    }
+    adapters = ", ignore_frozen_params=True" if case.lora else ""
+    save = "model.save_pretrained(args.output, state_dict=state"
+    return Fragments(
+        imports=(
+            BLOCK_CLASS,
+            import_from("torch.distributed.fsdp", *sorted(classes)),
+            import_from("torch.distributed.checkpoint.state_dict", "StateDictOptions", "get_model_state_dict"),
+        ),
+        functions=(fill(template("shard"), slots),),
+        spread=("shard(model)",),
+        gather=(
+            f"whole = StateDictOptions(full_state_dict=True, cpu_offload=True{adapters})",
+            "state = get_model_state_dict(model, options=whole)",
+        ),
+        save=(f"{save}, save_embedding_layers=False)" if case.lora else f"{save})",),
+    )
+
+
+def _ends(case: Case) -> tuple[str, ...]:
+    """Embedding and head as parts of their own, unless one weight is both; a loss of its own multiplies by the weight
+    of the head itself."""
+    own = "ends" if case.text("loss", "standard") == "standard" else "ends[:1]"
+    ends = "ends = [model.get_input_embeddings(), model.get_output_embeddings()]"
+    return ends, "if ends[0].weight is not ends[1].weight:", f"    parts += {own}"

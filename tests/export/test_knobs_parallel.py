@@ -1,0 +1,160 @@
+"""Scripts of several devices: a process each, the losses of one device, and weights saved whole by the first."""
+
+import contextlib
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed as dist
+
+from autofit.core.errors import InputError
+from autofit.export.template import WIDTH
+from autofit.models import load_preset
+from tests.export.emitted import losses_printed, module_of, saved_weights
+from tests.ranks import on_ranks
+
+Emit = Callable[..., str]
+ALICE = Path(__file__).parents[2] / "examples" / "data" / "alice.txt"
+DDP = {"data_parallel": "ddp", "data_parallel_replicate": 2, "data_parallel_shard": 1}
+FSDP: dict[str, Any] = {"data_parallel": "fsdp", "data_parallel_replicate": 1, "data_parallel_shard": 2}
+FSDP |= {"reshard_after_forward": True, "fsdp_offload": "none"}
+ZERO_2 = FSDP | {"reshard_after_forward": False}
+HSDP = FSDP | {"data_parallel_replicate": 2}
+SPLIT = {"micro_batch_size": 2, "gradient_accumulation_steps": 2}  # of the 4 samples of each of 2 ranks
+WHOLE = {"micro_batch_size": 4}
+LORA = {"lora_rank": 8, "lora_targets": "all-linear"}
+EXACT, BF16 = 2e-6, 5e-3
+
+# transformers, peft and torch warn of each other's ways; what they warn of is not ours.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def run(script: str, *arguments: str) -> str:
+    """What a rank prints; its processes are joined already, as torchrun would."""
+    joined = dict.fromkeys(("init_process_group", "destroy_process_group"), mock.Mock())
+    printed = io.StringIO()
+    with (
+        mock.patch.multiple(dist, **joined),
+        mock.patch.object(sys, "argv", ["train.py", *arguments]),
+        contextlib.redirect_stdout(printed),
+    ):
+        module_of(script).main()
+    return printed.getvalue()
+
+
+def losses_on_ranks(count: int, script: str, *arguments: str | Path) -> list[float]:
+    first, *others = on_ranks(count, run, script, *map(str, arguments))
+    assert not any(others), "one process tells"
+    return [float(loss) for loss in re.findall(r"^step \d+: loss ([^\s,]+)", first, flags=re.MULTILINE)]
+
+
+def one_device(knobs: dict[str, Any]) -> dict[str, Any]:
+    """The knobs of a script that does the same on one device."""
+    rest = {name: value for name, value in knobs.items() if name not in HSDP}
+    return rest | {"micro_batch_size": 8, "gradient_accumulation_steps": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "knobs", "world"),
+    [
+        ("causal-lm", {**DDP, **SPLIT}, 2),
+        ("causal-lm", {**DDP, **WHOLE, **LORA, "loss": "chunked"}, 2),
+        ("causal-lm", {**FSDP, **SPLIT, "activation_checkpointing": "full"}, 2),
+        ("causal-lm", {**FSDP, **SPLIT, **LORA, "quantization": "nf4", "loss": "chunked"}, 2),
+        ("causal-lm", {**ZERO_2, **WHOLE, "precision": "bf16-mixed", "fsdp_offload": "cpu"}, 2),
+        ("causal-lm", {**HSDP, "micro_batch_size": 1, "gradient_accumulation_steps": 2, "loss": "chunked"}, 4),
+        ("causal-lm", {**FSDP, **SPLIT, "precision": "fp16-mixed"}, 2),
+        ("gpt2", {**FSDP, **WHOLE, "optimizer_in_backward": True}, 2),
+        ("masked-lm", {**FSDP, **SPLIT}, 2),
+    ],
+)
+def test_losses_and_weights_are_those_of_one_device(
+    emit: Emit, architectures: dict[str, Any], tmp_path: Path, kind: str, knobs: dict[str, Any], world: int
+) -> None:
+    task = "masked-lm" if kind == "masked-lm" else "causal-lm"
+    weights = saved_weights(task, architectures[kind], tmp_path / "weights")
+    others = {"model_config": architectures[kind]}
+    given: tuple[str | Path, ...] = ("--data", ALICE, "--weights", weights, "--steps", "3", "--lr", "1e-3")
+    given += ("--log-every", "1", "--output")
+    expected = losses_printed(emit(task, others, **one_device(knobs)), *given, tmp_path / "alone")
+    found = losses_on_ranks(world, emit(task, others, **knobs), *given, tmp_path / "ranks")
+    tolerance = BF16 if "precision" in knobs else EXACT
+    assert len(found) == 3
+    assert found == pytest.approx(expected, abs=tolerance)
+    (file,) = tmp_path.glob("alone/*.safetensors")
+    alone, ranks = (safetensors.torch.load_file(tmp_path / each / file.name) for each in ("alone", "ranks"))
+    assert alone.keys() <= ranks.keys()  # tied weights may be there by both names
+    for name, weight in alone.items():
+        torch.testing.assert_close(ranks[name], weight, rtol=0, atol=50 * tolerance)
+
+
+def on_cards(emit: Emit, knobs: dict[str, Any], **facts: Any) -> str:
+    hardware = {"device": "cuda", "name": "NVIDIA H200", "budget_gib": 141.0, **facts}
+    text = emit("causal-lm", {"hardware": hardware, "model_config": load_preset("llama-3.2-3b").config}, **knobs)
+    compile(text, "train.py", "exec")
+    return text
+
+
+def test_the_command_starts_a_process_for_each_device(emit: Emit) -> None:
+    assert "    torchrun --nproc-per-node 2 train.py --data FILE" in emit(**FSDP, **SPLIT)
+    four = HSDP | {"micro_batch_size": 1, "gradient_accumulation_steps": 2}
+    text = on_cards(emit, four, nodes=2, devices=2)
+    assert '    NODES="--nnodes 2 --rdzv-backend c10d --rdzv-endpoint FIRST_NODE:29500"\n' in text
+    assert "    torchrun --nproc-per-node 2 $NODES train.py --data FILE" in text
+    assert "Measured on 4 x NVIDIA H200, within 141 GiB each" in text
+
+
+def test_each_process_has_a_card_of_its_own(emit: Emit) -> None:
+    text = on_cards(emit, FSDP | SPLIT)
+    assert 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))\n    dist.init_process_group("nccl")' in text
+
+
+def test_another_number_of_processes_is_refused(emit: Emit) -> None:
+    with pytest.raises(SystemExit, match="start 2 processes with torchrun"):
+        losses_printed(emit(**FSDP, **SPLIT), "--data", ALICE)
+
+
+def test_what_a_knob_of_several_devices_sets_stands_in_the_script(emit: Emit) -> None:
+    assert "fully_shard(part, reshard_after_forward=False)" in on_cards(emit, ZERO_2 | SPLIT)
+    assert "fully_shard(part, reshard_after_forward=part is not model)" in on_cards(emit, FSDP | SPLIT)
+    some = HSDP | {"data_parallel_replicate": 1, "data_parallel_shard": 4, "reshard_after_forward": 2}
+    assert "=2 if part is not model else False)" in on_cards(emit, some | {"micro_batch_size": 2})
+    assert "offload_policy=CPUOffloadPolicy()" in on_cards(emit, FSDP | SPLIT | {"fsdp_offload": "cpu"})
+    mixed = on_cards(emit, FSDP | SPLIT | {"precision": "bf16-mixed"})
+    assert "MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)" in mixed
+    text = on_cards(emit, HSDP | {"micro_batch_size": 1, "gradient_accumulation_steps": 2})
+    assert 'init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("replicate", "shard"))' in text
+    assert "DEVICES = 4  # a process each; data_parallel: fsdp, data_parallel_replicate: 2" in text
+
+
+def test_what_it_cannot_do_is_refused_and_batch_sizes_are_of_each_device(emit: Emit) -> None:
+    with pytest.raises(InputError, match="cannot express optimizer adamw-8bit"):
+        emit(**FSDP, **SPLIT, optimizer="adamw-8bit")
+    with pytest.raises(InputError, match="micro_batch_size 2 x gradient_accumulation_steps 4 on each of 2 devices is"):
+        emit(**FSDP, micro_batch_size=2, gradient_accumulation_steps=4)
+
+
+@pytest.mark.parametrize("parallel", [DDP, FSDP, HSDP], ids=["ddp", "fsdp", "hsdp"])
+@pytest.mark.parametrize("name", ["full", "lora", "qlora", "compiled"])
+def test_a_script_is_clean_and_short(emit: Emit, tmp_path: Path, parallel: dict[str, Any], name: str) -> None:
+    knobs: dict[str, dict[str, Any]] = {
+        "full": {"precision": "bf16-mixed", "activation_checkpointing": "full", "loss": "chunked"},
+        "lora": {**LORA, "precision": "bf16", "activation_checkpointing": "selective", "attention": "flash"},
+        "qlora": {**LORA, "precision": "bf16", "quantization": "nf4", "activation_checkpointing": "alternate"},
+        "compiled": {"precision": "bf16-mixed", "compile": "default", "loss": "fused", "kernels": "liger"},
+    }
+    text = on_cards(emit, {**parallel, "micro_batch_size": 1, **knobs[name], "gradient_accumulation_steps": None})
+    trained_chunks = knobs[name].get("loss") == "chunked"  # whose function takes 30 lines
+    assert len(text.splitlines()) <= (220 if trained_chunks else 203)
+    (tmp_path / "train.py").write_text(text)
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "E,F"]
+    checked = subprocess.run([*ruff, "--line-length", str(WIDTH), str(tmp_path)], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
