@@ -186,6 +186,16 @@ def weight_of(workload: Workload, count: float, total: float) -> float:
     return 1.0 if workload.reduction == "sum" else count / total
 
 
+def few_samples(workload: Workload, samples: int, batch: Any = None) -> Any:
+    """So many samples to try the loss on, at most all; `batch`: of as many. Packed ones are of a whole batch, in which
+    they differ in size: a smaller one may hold the largest of them again and again."""
+    whole = workload.effective_batch_size
+    batch = workload.batch(min(samples, whole)) if batch is None else batch
+    if workload.split is None and layout_of(batch) is None:
+        return batch
+    return samples_of(workload.batch(whole), 0, min(samples, whole), workload.split)
+
+
 def own_samples(batch: Any, part: int, parts: int, cut: Cut | None = None) -> tuple[Any, bool]:
     """One of several equal parts of a batch, the last ones smaller where it does not divide; a part without samples is
     the batch's first one, and False."""

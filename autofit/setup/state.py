@@ -1,6 +1,6 @@
 """Setup: a training run being assembled. The only mutable object, alive between build and loop."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,8 +37,8 @@ class Setup:
     holders: dict[tuple[nn.Module, str], Holder] = field(default_factory=dict)
     # What is done as soon as all weights of a module are there, in the order of registration.
     when_made: dict[nn.Module, Callable[[], Any]] = field(default_factory=dict)
-    # Averages gradients over ranks that each hold all weights; called when everything else is in place.
-    replicate: Callable[[], Any] | None = None
+    # Has ranks that each hold all weights average gradients; told which weights the loss of a small batch reaches.
+    replicate: Callable[[Set[nn.Parameter]], Any] | None = None
     # Makes another optimizer of the same kind for other groups.
     make_optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None
     optimizer: Optimizer | None = None
@@ -55,6 +55,8 @@ class Setup:
     ranks: Ranks = field(default_factory=Ranks)
     # Told before each micro-batch whether it is the last of a step, after which gradients are averaged over ranks.
     sync_gradients: Callable[[bool], Any] = lambda last: None
+    # Called after the last backward of a step, for gradients that are not averaged by then.
+    average_rest: Callable[[], Any] = lambda: None
     # Gives up weights of other ranks that a forward without a backward gathered.
     reshard: Callable[[], Any] = lambda: None
     slices: Slices | None = None  # replaces the chunks of a loss where a trace does not want them all

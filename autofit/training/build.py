@@ -14,6 +14,7 @@ from autofit.distributed import Ranks
 from autofit.setup import Setup, Stage, Technique
 from autofit.techniques import all_techniques, canonicalize, refuse
 from autofit.training.meta_model import materialize, meta_model_from
+from autofit.training.step import reached
 
 
 def build(
@@ -44,8 +45,6 @@ def build(
         adapt(setup)
         materialize(setup)
         finish(setup)
-        if setup.replicate:
-            setup.replicate()
     except BaseException:
         setup.close()  # undoes what was done to the user's model so far
         raise
@@ -60,7 +59,11 @@ def adapt(setup: Setup, *, traced: bool = False) -> None:
 def finish(setup: Setup, *, traced: bool = False) -> None:
     """Apply the techniques that need the weights; `traced`: to fake ones."""
     setup.model.train()
-    _apply(setup, [technique for technique in all_techniques() if technique.stage > Stage.SHARD], traced)
+    rest = [technique for technique in all_techniques() if technique.stage > Stage.SHARD]
+    _apply(setup, [technique for technique in rest if technique.stage < Stage.COMPILE], traced)
+    if setup.replicate:
+        setup.replicate(reached(setup))  # before anything is compiled for a batch of this size
+    _apply(setup, [technique for technique in rest if technique.stage >= Stage.COMPILE], traced)
 
 
 def _apply(setup: Setup, techniques: list[Technique], traced: bool) -> None:

@@ -17,8 +17,7 @@ import autofit
 from autofit.core.errors import InputError, reported, told
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Traits, Workload
-from autofit.data.batch import counted_slices, sample_count, samples_of, weight_of
-from autofit.data.layouts import layout_of
+from autofit.data.batch import counted_slices, few_samples, sample_count, weight_of
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.setup.experts import expert_weights
@@ -102,16 +101,6 @@ def _with_loss_traits(traits: Traits, workload: Workload, hardware: Hardware) ->
         setup.close()
     notes = (*traits.notes, note) if note else traits.notes
     return dataclasses.replace(traits, splits=splits, sdpa=attention.ran, notes=notes)
-
-
-def few_samples(workload: Workload, samples: int, batch: Any = None) -> Any:
-    """So many samples to try the loss on, at most all; `batch`: of as many. Packed ones are of a whole batch, in which
-    they differ in size: a smaller one may hold the largest of them again and again."""
-    whole = workload.effective_batch_size
-    batch = workload.batch(min(samples, whole)) if batch is None else batch
-    if workload.split is None and layout_of(batch) is None:
-        return batch
-    return samples_of(workload.batch(whole), 0, min(samples, whole), workload.split)
 
 
 def loss_splits(setup: Setup, batch: Any) -> tuple[bool, str | None]:

@@ -11,10 +11,10 @@ import torch
 
 from autofit.core.errors import DivergedError, InputError, OutOfMemoryError
 from autofit.core.workload import Hyperparameters
-from autofit.data.batch import loss_count, own_samples, sample_count
+from autofit.data.batch import few_samples, loss_count, own_samples, sample_count
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
-from autofit.training.inspect import few_samples, loss_splits
+from autofit.training.inspect import loss_splits
 from autofit.training.oom_recovery import Recovery
 from autofit.training.step import accumulate, update
 

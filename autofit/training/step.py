@@ -3,12 +3,14 @@
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from autofit.core.errors import InputError, RefusedError, several
 from autofit.core.forks import ending_forks
-from autofit.data.batch import counted_slices, map_tensors, sample_count, split, weight_of
+from autofit.data.batch import counted_slices, few_samples, map_tensors, sample_count, split, weight_of
 from autofit.setup import Setup
+from autofit.setup.state import evaluation_mode
 from autofit.training.default_loss import default_loss, is_several
 
 
@@ -37,6 +39,19 @@ def loss_value(setup: Setup, batch: Any) -> float:
         value = float(compute_loss(setup, on_device).detach())
     setup.reshard()
     return value
+
+
+def reached(setup: Setup) -> set[nn.Parameter]:
+    """The trained weights that the loss of one sample reaches, found in the graph of its forward."""
+    on_device = map_tensors(few_samples(setup.workload, 1), lambda tensor: tensor.to(setup.device))
+    with evaluation_mode(setup.model), setup.step_context(), setup.forward_context():
+        graph: list[Any] = [compute_loss(setup, on_device).grad_fn]
+    nodes = set(graph)
+    while graph:
+        following = {node for node, _ in graph.pop().next_functions if node is not None} - nodes
+        nodes |= following
+        graph.extend(following)
+    return {node.variable for node in nodes if hasattr(node, "variable")}
 
 
 def accumulate(setup: Setup, batch: Any, *, counts: bool = True) -> torch.Tensor:
@@ -73,6 +88,7 @@ def accumulate(setup: Setup, batch: Any, *, counts: bool = True) -> torch.Tensor
             (setup.scaler.scale(weighted) if setup.scaler else weighted).backward()
         batch_loss += weighted.detach().to(batch_loss.dtype)
         del loss, weighted  # with their graph: bitsandbytes' int8 layers hold their inputs as long as it lives
+    setup.average_rest()
     return setup.ranks.sum_of(batch_loss) / ranks if setup.ranks.are_several else batch_loss
 
 

@@ -1,44 +1,103 @@
-"""Which weights are groups of their own; what training with them gives is in training/test_several_ranks.py."""
+"""Weights that not every loss reaches, under ways of averaging gradients over ranks."""
 
-from dataclasses import replace
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 import torch
-from torch.distributed.fsdp import FSDPModule
+from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn import functional
 
+from autofit.core.workload import Hyperparameters, Workload
+from autofit.data.batch import own_samples
+from autofit.setup.sharding import may_skip
 from autofit.training.build import build
+from autofit.training.step import accumulate, update
+from tests import tiny
 from tests.ranks import on_ranks
-from tests.tiny import CPU, llama_workload
+
+DDP, FSDP = {"data_parallel": "ddp"}, {"data_parallel": "fsdp"}
+EXACT = 2e-6
 
 
-def groups(tied: bool, loss: str) -> tuple[set[str], bool, list[int]]:
-    """The modules that are gathered by themselves, whether all weights are divided, and the bytes of them here."""
-    knobs: dict[str, Any] = {"data_parallel": "fsdp", "loss": loss}
-    setup = build(llama_workload(tie_word_embeddings=tied), knobs, replace(CPU, devices=2))
-    names = {name for name, module in setup.model.named_modules() if isinstance(module, FSDPModule)}
-    parameters = list(setup.model.parameters())
-    here = [sum(p.to_local().nbytes for p in parameters), sum(p.nbytes for p in parameters)]
-    return names, all(isinstance(p.data, DTensor) or isinstance(p, DTensor) for p in parameters), here
+class Choosing(nn.Module):
+    """A layer that no loss reaches, one that only some samples go through, and one whose output no loss uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.unused, self.sometimes, self.beside = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.first(features)
+        if features[0, 0] > 0:
+            hidden = hidden + self.sometimes(hidden)
+        return self.last(hidden), self.beside(hidden)
 
 
-def test_blocks_and_large_ends_are_gathered_by_themselves() -> None:
-    blocks = {"model.layers.0", "model.layers.1"}
-    names, divided, (here, whole) = on_ranks(2, groups, False, "standard")[0]
-    assert names == {"", "model.embed_tokens", "lm_head", *blocks}
-    assert divided
-    assert 2 * here == whole
-    assert on_ranks(2, groups, True, "standard")[0][0] == {"", *blocks}
-    assert on_ranks(2, groups, False, "chunked")[0][0] == {"", "model.embed_tokens", *blocks}
+def some_go_through(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of four samples the first two, which are the first rank's."""
+    generator = torch.Generator().manual_seed(samples)
+    features = torch.randn(samples, 8, generator=generator)
+    features[:, 0] = torch.where(torch.arange(samples) < 2, 1.0, -1.0)
+    return features, torch.randint(4, (samples,), generator=generator)
 
 
-def test_ranks_that_start_from_other_weights_train_those_of_the_first() -> None:
-    first, second = on_ranks(2, weights_of_own)
-    assert first == second
+def choosing() -> Workload:
+    loss = lambda model, batch: functional.cross_entropy(model(batch[0])[0], batch[1])  # noqa: E731
+    return Workload(Choosing, some_go_through, effective_batch_size=4, loss=loss)
 
 
-def weights_of_own() -> float:
-    torch.manual_seed(torch.distributed.get_rank())
-    workload = llama_workload()
-    setup = build(workload, {"data_parallel": "ddp"}, replace(CPU, devices=2), model=workload.model())
-    return float(sum(p.double().sum() for p in setup.model.parameters()))
+class _Llama:
+    """transformers' own class, with a layer that nothing calls."""
+
+    def __call__(self) -> nn.Module:
+        model = tiny.llama()()
+        model.unused = nn.Linear(4, 4)
+        return model
+
+
+def with_a_spare_layer() -> Workload:
+    return dataclasses.replace(tiny.llama_workload(), model=_Llama())
+
+
+def trained(make: Callable[[], Workload], knobs: Mapping[str, Any], world: int) -> tuple[list[float], list[bool]]:
+    """The losses of three steps, and which weights have moved; those of all ranks are compared."""
+    hardware = dataclasses.replace(tiny.CPU, devices=world)
+    setup = build(make(), knobs, hardware, hyperparameters=Hyperparameters(lr=1e-2, weight_decay=0.1))
+    before = [_whole(parameter).clone() for parameter in setup.model.parameters()]
+    losses = []
+    for step in range(3):
+        torch.manual_seed(step)
+        own, _ = own_samples(setup.workload.batch(4), setup.ranks.sampler, setup.ranks.layout.samplers)
+        losses.append(float(accumulate(setup, own)))
+        update(setup)
+    after = [_whole(parameter) for parameter in setup.model.parameters()]
+    for weight in after:
+        mean = setup.ranks.sum_of(weight.clone()) / world
+        torch.testing.assert_close(mean, weight, rtol=0, atol=1e-7)
+    return losses, [not torch.equal(*pair) for pair in zip(before, after, strict=True)]
+
+
+def _whole(parameter: nn.Parameter) -> torch.Tensor:
+    values = parameter.detach()
+    return values.full_tensor() if isinstance(values, DTensor) else values
+
+
+@pytest.mark.parametrize("parallel", [DDP, FSDP], ids=["ddp", "fsdp"])
+@pytest.mark.parametrize("make", [choosing, with_a_spare_layer])
+def test_weights_that_not_every_loss_reaches(make: Callable[[], Workload], parallel: dict[str, Any]) -> None:
+    knobs = {"micro_batch_size": 1}
+    ((losses, moved),) = on_ranks(1, trained, make, knobs, 1)
+    assert not all(moved)
+    assert any(moved)
+    for found in on_ranks(2, trained, make, knobs | parallel, 2):
+        assert found == (pytest.approx(losses, abs=EXACT), moved)
+
+
+def test_only_models_whose_codemay_skip_weights_have_the_graph_walked() -> None:
+    assert may_skip(Choosing())
+    assert not may_skip(tiny.llama()())
+    assert not any(may_skip(tiny.mixture_workload(kind).model()) for kind in tiny.MIXTURES)

@@ -13,9 +13,10 @@ from torch.nn import functional
 from autofit.core.errors import InputError
 from autofit.core.hardware import GIB
 from autofit.core.workload import Traits, Workload
+from autofit.data.batch import few_samples
 from autofit.models.huggingface import HuggingFaceModel, huggingface_workload
 from autofit.training.build import build
-from autofit.training.inspect import blamed_on, check_loss, few_samples, inspect_workload, loss_splits
+from autofit.training.inspect import blamed_on, check_loss, inspect_workload, loss_splits
 from autofit.training.workload import training_workload
 from tests import tiny
 
