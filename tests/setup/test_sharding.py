@@ -1,6 +1,7 @@
 """Weights that not every loss reaches, under ways of averaging gradients over ranks."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import own_samples
@@ -95,6 +97,50 @@ def test_weights_that_not_every_loss_reaches(make: Callable[[], Workload], paral
     assert any(moved)
     for found in on_ranks(2, trained, make, knobs | parallel, 2):
         assert found == (pytest.approx(losses, abs=EXACT), moved)
+
+
+class _Collectives(TorchDispatchMode):
+    """Counts them by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(func).startswith("c10d."):
+            self.counts[str(func).split(".")[1]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def counted(knobs: Mapping[str, Any], world: int, key: str) -> int:
+    """The collectives of a kind in one step."""
+    setup = build(tiny.llama_workload(8), knobs, dataclasses.replace(tiny.CPU, devices=world))
+    own, _ = own_samples(setup.workload.batch(8), setup.ranks.sampler, setup.ranks.layout.samplers)
+    with _Collectives() as collectives:
+        accumulate(setup, own)
+    return collectives.counts[key]
+
+
+SCATTER = "_reduce_scatter_base_"
+
+
+@pytest.mark.parametrize(
+    ("knobs", "world", "key", "of_two", "of_one"),
+    [
+        (FSDP, 2, SCATTER, 10, 5),
+        (FSDP | {"lora_rank": 4}, 2, SCATTER, 2, 2),
+        (FSDP | {"data_parallel_replicate": 2}, 4, "allreduce_", 3 + 5, 3 + 5),
+        (DDP, 2, "allreduce_", 3 + 1, 3 + 1),
+    ],
+)
+def test_adapters_and_replicas_reduce_in_the_last_micro_batch(
+    knobs: dict[str, Any], world: int, key: str, of_two: int, of_one: int
+) -> None:
+    """Two blocks, two ends and the root; three all-reduces agree on counts and the loss."""
+    size = 8 // world
+    for micro_batch_size, expected in ((size // 2, of_two), (size, of_one)):
+        found = on_ranks(world, counted, knobs | {"micro_batch_size": micro_batch_size}, world, key)
+        assert found == [expected] * world
 
 
 def test_only_models_whose_codemay_skip_weights_have_the_graph_walked() -> None:

@@ -34,6 +34,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "chunked": {"loss": "chunked", "micro_batch_size": 3},
     "eager": {"attention": "eager"},
     "lora": LORA,
+    "lora-micro-batches": LORA | {"micro_batch_size": 2},
     "qlora": LORA | {"quantization": "nf4", "activation_checkpointing": "full"},
     "double": LORA | {"quantization": "nf4-dq"},
     "int8": LORA | {"quantization": "int8"},
@@ -112,7 +113,7 @@ def test_each_knob_learns_the_same_on_two_ranks(name: str, parallel: dict[str, A
         assert found == pytest.approx(expected, abs=BF16 if "16" in name else LOW.get(name, EXACT))
 
 
-@pytest.mark.parametrize("name", ["plain", "qlora", "chunked"])
+@pytest.mark.parametrize("name", ["plain", "qlora", "chunked", "micro-batches"])
 def test_replicas_of_shards_learn_the_same_on_four_ranks(name: str) -> None:
     for found in on_ranks(4, losses, KNOBS[name] | HSDP, 4):
         assert found == pytest.approx(alone(KNOBS[name]), abs=2 * EXACT)
