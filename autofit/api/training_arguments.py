@@ -17,6 +17,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel, TrainingArguments
 from autofit.core.config import Config
 from autofit.core.errors import InputError, reported, require, sentence, unknown
 from autofit.core.files import expanded
+from autofit.core.layout import Layout
 from autofit.core.result import Result, SavedResult, result_of
 from autofit.core.workload import CLASSIFICATION_TASKS, task_of
 from autofit.export.trainer import TrainerCase, TrainerKeywords, trainer_keywords
@@ -129,8 +130,11 @@ def training_arguments(
         for name, value in own.items()
         if name in decided and name not in _LEARNING and value != decided[name]
     ]
-    ranks = max(1, arguments.n_gpu) * arguments.world_size
-    if ranks > 1:
+    ranks, wanted = max(1, arguments.n_gpu) * arguments.world_size, Layout.of(config).world
+    if ranks != wanted > 1:
+        here = f"this config is for {wanted} devices, and Trainer finds {ranks} here"
+        notes.append(f"{here}; start your script with torchrun --nproc-per-node {wanted}.")
+    elif ranks > wanted:
         more = f"Trainer takes {ranks} devices, so the effective batch is {ranks} times the measured one"
         notes.append(f"{more}; choose one card with CUDA_VISIBLE_DEVICES=0.")
     model_kwargs = {**keywords.model, "dtype": getattr(torch, keywords.model["dtype"])}

@@ -43,7 +43,8 @@ def export_header(tool: str, source: ExportSource, *, deviations: Sequence[Devia
         lines += [line for each in deviations for line in _wrapped(f"- {plain(each.message)}", indent="  ")]
     else:
         lines.append(f"The keys below cover every knob of the {source.origin} config.")
-    return (*lines, "", "The learning rate, the data and all that no knob decides are yours to set. Then:", f"  {run}")
+    yours = "The learning rate, the data and all that no knob decides are yours to set. Then:"
+    return (*lines, "", yours, *(f"  {line}" for line in run.splitlines()))
 
 
 def measured_sentence(

@@ -13,7 +13,7 @@ from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, shown
 from autofit.core.knobs import is_off
 from autofit.export.header import export_header
-from autofit.export.source import NOTHING_MEASURED, Deviation, ExportSource, batches_fit
+from autofit.export.source import NOTHING_MEASURED, Deviation, ExportSource, batches_fit, torchrun
 from autofit.export.template import yaml_file
 
 _OF_ADAPTERS = ("lora_alpha", "lora_dropout", "lora_targets")  # tools are asked for these only beside adapters
@@ -79,6 +79,7 @@ class Tool:
     # The text of every file by name, the most important first, from all keys, nested as the tool has them, and the
     # header; None: one YAML file of all keys.
     files: Files | None = None
+    run_several: str = ""  # the same on several devices, from the slots of `command`; empty: as on one
     without: str = ""  # what the tool does with a knob that is not in `knobs`, as half a sentence
     without_may_not_fit: bool = True  # that may take more memory than was measured
     tasks: tuple[str, ...] = ()  # what the tool can train; empty: anything
@@ -96,6 +97,17 @@ class Tool:
         if self.tasks and source.task not in self.tasks:
             return f"{self.title} trains {', '.join(self.tasks)}, and this is {source.task}."
         return self.refuse(source)
+
+    def command(self, source: ExportSource) -> str:
+        """How the export is used, with a process for each device."""
+        layout, nodes = source.layout, source.nodes
+        if layout.world == 1 or not self.run_several:
+            return self.run
+        further = "" if nodes == 1 else " --machine_rank NODE --main_process_ip FIRST_NODE --main_process_port 29500"
+        meeting = "" if nodes == 1 else f" --nnodes={nodes} --rdzv_backend=c10d --rdzv_endpoint=FIRST_NODE:29500"
+        slots = {"torchrun": torchrun(layout, nodes), "each": layout.world // nodes, "nodes": nodes, "further": further}
+        slots["rendezvous"] = meeting
+        return self.run_several.format(**slots)
 
     def schema(self, version: str | None, measured_with: str | None = None) -> str:
         """The version to write for: the newest of `versions` whose keys the given version has. Without `version`, that
@@ -158,7 +170,7 @@ def write(tool: Tool, source: ExportSource, version: str | None = None) -> Expor
     for share in shares.values():
         keys |= share.keys
     keys |= of_experts.keys
-    header = export_header(f"{tool.title} {request.version}", source, deviations=deviations, run=tool.run)
+    header = export_header(f"{tool.title} {request.version}", source, deviations=deviations, run=tool.command(source))
     tree = nested(keys)
     files = tool.files(source, tree, header) if tool.files else {f"{tool.name}.yaml": yaml_file(header, tree)}
     by_knob = {knob: share.keys for knob, share in shares.items()}

@@ -11,6 +11,7 @@ from typing import Any
 from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.knobs import is_off
+from autofit.core.layout import Layout
 from autofit.core.workload import CLASSIFICATION_TASKS, Hyperparameters
 from autofit.export.fragments import Parts
 from autofit.export.source import Deviation, batch_sizes
@@ -26,6 +27,7 @@ OPTIMIZERS = {
     "adafactor": "adafactor",
     "sgd": "sgd",
 }
+_WHOLE_WEIGHTS = ("adamw_bnb_8bit", "paged_adamw_8bit")  # whose kernels know none that are divided
 _EMBEDDINGS = "Trainer keeps the state of embeddings in 32 bits, which takes more memory than measured"
 _OPTIMIZERS_INSTEAD = {
     "adamw-8bit": _EMBEDDINGS,
@@ -38,6 +40,7 @@ _CHECKPOINTING_INSTEAD = {
     "selective": f"{_WHOLE} than measured",
     "alternate": "Trainer begins with the first block, so of an odd number it checkpoints one more than was measured",
 }
+_ALL_DEVICES = "gives weights up between forward and backward, with less memory and more time than measured"
 # The values of activation_checkpointing that checkpoint blocks.
 CHECKPOINTED = ("full", "alternate", "selective")
 # Liger's own names; it ignores those that a model has no part for.
@@ -180,6 +183,8 @@ def _quantization(case: TrainerCase) -> TrainerKeywords:
         dtype = "bfloat16" if precision == "bf16" else _HALF.get(precision, "float32")
         keywords = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": value == "nf4-dq"}
         keywords["bnb_4bit_compute_dtype"] = dtype
+        if case.config.get("data_parallel") == "fsdp":
+            keywords["bnb_4bit_quant_storage"] = dtype  # whole numbers are not divided
     if case.task in CLASSIFICATION_TASKS:
         # bitsandbytes would quantize a new head that has a bias; despite its name this applies to 4 bits as well.
         keywords["llm_int8_skip_modules"] = ["score", "classifier", "pre_classifier"]
@@ -188,6 +193,9 @@ def _quantization(case: TrainerCase) -> TrainerKeywords:
 
 def _optimizer(case: TrainerCase) -> TrainerKeywords:
     value = str(case.config["optimizer"])
+    if case.config.get("data_parallel") == "fsdp" and OPTIMIZERS.get(value) in _WHOLE_WEIGHTS:
+        why = "bitsandbytes steps no divided weights there; torchao's 8-bit AdamW takes its place"
+        return case.keywords("optimizer", why, arguments={"optim": OPTIMIZERS["adamw-fp8"]})
     if value not in OPTIMIZERS:
         own = "Trainer is given none of your own here, and runs its AdamW"
         return case.keywords("optimizer", own, may_not_fit=True)
@@ -231,6 +239,42 @@ def _liger(case: TrainerCase) -> TrainerKeywords:
     return TrainerKeywords(arguments={"use_liger_kernel": True, "liger_kernel_config": options})
 
 
+def _data_parallel(case: TrainerCase) -> TrainerKeywords:
+    """How processes are started is the launcher's business; Trainer finds them."""
+    value = case.config["data_parallel"]
+    mixed = str(case.config["precision"]).endswith("-mixed")
+    why = "Trainer averages gradients in 16 bits, which were measured in float32" if mixed else None
+    if value == "fsdp":
+        return case.keywords("data_parallel", why, arguments={"fsdp": True, "fsdp_config": _fsdp(case)})
+    return TrainerKeywords(arguments={"ddp_find_unused_parameters": True} if value == "ddp" else {})
+
+
+def _fsdp(case: TrainerCase) -> dict[str, Any]:
+    """One argument of Trainer, for all knobs of FSDP."""
+    config, options = case.config, dict[str, Any]()
+    if config["data_parallel"] == "fsdp":
+        options = {"version": 2, "cpu_ram_efficient_loading": config["quantization"] == "none"}
+    for knob, name in (("reshard_after_forward", "reshard_after_forward"), ("fsdp_offload", "cpu_offload")):
+        if config.get(knob) is not None:
+            options[name] = config[knob] not in (False, "none")
+    return options
+
+
+def _reshard(case: TrainerCase) -> TrainerKeywords:
+    knob = "reshard_after_forward"
+    if case.config[knob] is None:
+        return TrainerKeywords()
+    some = type(case.config[knob]) is int
+    return case.keywords(knob, f"Trainer {_ALL_DEVICES}" if some else None, arguments={"fsdp_config": _fsdp(case)})
+
+
+def _replicate(case: TrainerCase) -> TrainerKeywords:
+    layout, knob = Layout.of(case.config), "data_parallel_replicate"
+    sizes = f"dp_replicate_size={layout.replicate}, dp_shard_size={layout.shard}"
+    why = f"Trainer divides weights over all devices unless it is given parallelism_config=ParallelismConfig({sizes})"
+    return case.keywords(knob, why if layout.shard > 1 and layout.replicate > 1 else None)
+
+
 def _impossible(knob: str, instead: str, *values: str) -> Callable[[TrainerCase], TrainerKeywords]:
     """A knob whose values, if none are named all but off, Trainer has nothing for."""
 
@@ -256,6 +300,13 @@ TRAINER_KNOBS: dict[str, Callable[[TrainerCase], TrainerKeywords]] = {
     "optimizer": _optimizer,
     "optimizer_offload": _impossible("optimizer_offload", "Trainer keeps the optimizer's state on the device"),
     "optimizer_in_backward": _impossible("optimizer_in_backward", "Trainer holds all gradients until the update"),
+    "data_parallel": _data_parallel,
+    "data_parallel_replicate": _replicate,
+    "data_parallel_shard": lambda case: TrainerKeywords(),  # what is left
+    "reshard_after_forward": _reshard,
+    "fsdp_offload": lambda case: TrainerKeywords(
+        arguments={} if case.config["fsdp_offload"] is None else {"fsdp_config": _fsdp(case)}
+    ),
     "parameter_offload": _impossible("parameter_offload", "Trainer keeps frozen weights on the device"),
     "compile": _compile,
     "attention": _attention,

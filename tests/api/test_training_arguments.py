@@ -287,3 +287,12 @@ def test_a_config_for_a_gpu_is_refused_without_one(tmp_path: Path) -> None:
     with pytest.raises(autofit.InputError, match="for a GPU, and there is no CUDA device here"):
         autofit.training_arguments(saved, output_dir=tmp_path)
     assert autofit.training_arguments(saved, output_dir=tmp_path, use_cpu=True).arguments.use_cpu
+
+
+def test_several_devices_are_told_and_where_they_are_missing_it_is_said(tmp_path: Path) -> None:
+    knobs = {"micro_batch_size": 2, "gradient_accumulation_steps": 1, "data_parallel": "fsdp", "data_parallel_shard": 4}
+    setup = autofit.training_arguments({**knobs, "reshard_after_forward": False}, output_dir=tmp_path)
+    assert setup.arguments.fsdp is True
+    assert setup.arguments.fsdp_config["reshard_after_forward"] is False
+    (note,) = setup.notes
+    assert note.startswith("this config is for 4 devices, and Trainer finds 1 here; start your script with torchrun")

@@ -1,10 +1,18 @@
 """accelerate: the YAML of `accelerate launch --config_file`, with autocast and compiling. It knows nothing of the
 model, the batch and the optimizer: those belong to the script that it launches."""
 
+from autofit.export import several_devices
 from autofit.export.shared_keys import convolutions
 from autofit.export.tool import Request, Tool, ToolKeys
 
 _AUTOCAST = {"bf16-mixed": "bf16", "fp16-mixed": "fp16"}
+_ONE = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "NO",
+    "num_machines": 1,
+    "num_processes": 1,
+    "machine_rank": 0,
+}
 _INSTEAD = {
     "tf32": "accelerate multiplies in float32 unless the script sets torch.set_float32_matmul_precision('high')",
     "bf16": "accelerate casts no weights; the script has to load them in bfloat16",
@@ -34,15 +42,12 @@ TOOL = Tool(
     versions=("1.15.0",),
     refuse=lambda source: None,
     run="accelerate launch --config_file accelerate.yaml YOUR_SCRIPT.py",
+    run_several="accelerate launch --config_file accelerate.yaml{further} YOUR_SCRIPT.py",
     fixed=lambda request: {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "NO",
-        "num_machines": 1,
-        "num_processes": 1,
-        "machine_rank": 0,
+        **_ONE,
         "use_cpu": request.source.device == "cpu",
         "debug": False,
     },
     without="accelerate's config holds none; the script that it launches has to",
-    knobs={"precision": _precision, "compile": _compile},
+    knobs={**several_devices.accelerate(off=_ONE), "precision": _precision, "compile": _compile},
 )

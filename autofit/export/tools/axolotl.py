@@ -5,11 +5,13 @@ an attention without float32. Such a model fails at its first linear layer witho
 bfloat16 is exported as autocast. Keys of plugins count only if the plugin is named.
 """
 
+from functools import partial
 from typing import Any
 
+from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys
-from autofit.export.trainer import OPTIMIZERS, learning
+from autofit.export.trainer import learning
 
 _SAVED = ["attention", *(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm"))]
 # Triton kernels that axolotl switches on by itself beside adapters.
@@ -86,8 +88,28 @@ def _optimizer(request: Request) -> ToolKeys:
     value = request.text("optimizer")
     if value in _TORCHAO:
         return ToolKeys({"optimizer": _TORCHAO[value]})
-    name = OPTIMIZERS.get(value, "adamw_torch")
-    return ToolKeys({"optimizer": name}, shared.keywords(request, "optimizer").deviations)
+    trainer = shared.keywords(request, "optimizer")
+    return ToolKeys({"optimizer": trainer.arguments.get("optim", "adamw_torch")}, trainer.deviations)
+
+
+def _data_parallel(request: Request) -> ToolKeys:
+    """DDP is what axolotl does with several processes."""
+    kind = request.text("data_parallel")
+    if kind != "fsdp":
+        return ToolKeys({"ddp": True, "ddp_find_unused_parameters": True} if kind == "ddp" else {}, as_measured=True)
+    words = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+    words |= dict.fromkeys(("state_dict_type", "final_state_dict_type"), "FULL_STATE_DICT")
+    words["cpu_ram_efficient_loading"] = request.text("quantization") == "none"
+    keys = {"fsdp_version": 2, **{f"fsdp_config.{name}": value for name, value in words.items()}}
+    autocast = request.text("precision") in ("fp8", "bf16") and not request.config["lora_rank"]
+    why = several_devices.REDUCED.format("axolotl") if autocast else several_devices.reduced(request)
+    return request.keys("data_parallel", keys, why)
+
+
+def _replicate(request: Request) -> ToolKeys:
+    layout = request.source.layout
+    groups = several_devices.is_fsdp(request) and layout.replicate > 1
+    return ToolKeys({"dp_replicate_size": layout.replicate, "dp_shard_size": layout.shard} if groups else {})
 
 
 def _compile(request: Request) -> ToolKeys:
@@ -122,6 +144,7 @@ TOOL = Tool(
     title="axolotl",
     versions=("0.19.0",),
     run="axolotl train axolotl.yaml",
+    run_several="axolotl train axolotl.yaml --launcher torchrun -- --nproc_per_node={each}{rendezvous}",
     tasks=("causal-lm",),
     expert_targets="lora_target_parameters",
     quantises_experts=("nf4", "nf4-dq"),
@@ -137,6 +160,13 @@ TOOL = Tool(
     },
     knobs={
         **shared.trainer_arguments("gradient_accumulation_steps", "optimizer_offload", "optimizer_in_backward"),
+        **several_devices.rows(
+            *(_data_parallel, _replicate),
+            *(
+                partial(several_devices.reshard, path="fsdp_config.reshard_after_forward"),
+                partial(several_devices.offload, path="fsdp_config.offload_params"),
+            ),
+        ),
         "precision": _precision,
         "micro_batch_size": lambda request: ToolKeys(
             dict.fromkeys(("micro_batch_size", "eval_batch_size"), request.config["micro_batch_size"])

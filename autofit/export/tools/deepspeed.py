@@ -5,8 +5,11 @@ that all of them together need.
 """
 
 import json
+from dataclasses import replace
+from typing import Any
 
 from autofit.core.workload import Hyperparameters
+from autofit.export import several_devices
 from autofit.export.shared_keys import convolutions, missing, values
 from autofit.export.tool import Request, Tool, ToolKeys
 
@@ -18,7 +21,10 @@ _OPTIMIZERS = {"adamw": "AdamW", "adamw-foreach": "AdamW", "adafactor": "Adafact
 
 
 def _stage(request: Request) -> int:
-    """ZeRO's stage: 3 streams weights, 2 steps on the host, 1 can hold state in bfloat16; 0 is none."""
+    """ZeRO's stage: 3 streams weights or gathers them twice, 2 steps on the host or gathers them once, 1 can hold state
+    in bfloat16; 0 is none."""
+    if several_devices.is_fsdp(request):
+        return 2 if request.config["reshard_after_forward"] is False else 3
     if request.text("parameter_offload") != "none":
         return 3
     if request.text("optimizer_offload") != "none":
@@ -63,17 +69,53 @@ def _optimizer(request: Request) -> ToolKeys:
 
 
 def _offload(request: Request, knob: str, section: str, instead: str | None = None) -> ToolKeys:
+    parts = request.text("fsdp_offload") == "cpu" and (section == "offload_optimizer" or _stage(request) == 3)
     section = f"zero_optimization.{section}"
-    if request.text(knob) == "none":
+    if request.text(knob) == "none" and not parts:
         return ToolKeys({f"{section}.device": "none"})
     keys = {_STAGE: _stage(request), f"{section}.device": "cpu", f"{section}.pin_memory": True}
-    return request.keys(knob, keys, instead)
+    return request.keys(knob, keys, instead if request.text(knob) != "none" else None)
+
+
+def _data_parallel(request: Request) -> ToolKeys:
+    kind, stage = request.text("data_parallel"), _stage(request)
+    why = f"ZeRO {stage} divides the optimizer's state over the devices, in less memory than measured"
+    deviating = request.keys("data_parallel", {_STAGE: stage}, why if kind == "ddp" and stage else None)
+    return replace(deviating, as_measured=True)
+
+
+def _replicate(request: Request) -> ToolKeys:
+    layout = request.source.layout
+    if not several_devices.is_fsdp(request) or layout.replicate == 1:
+        return ToolKeys(as_measured=True)
+    why = "ZeRO divides gradients and the optimizer's state over all devices, in less memory and with more traffic"
+    return request.keys("data_parallel_replicate", _secondary(request, layout.shard), f"{why} than measured")
+
+
+def _reshard(request: Request) -> ToolKeys:
+    """Groups that share weights until the backward are a secondary partition."""
+    value = request.config["reshard_after_forward"]
+    return ToolKeys(_secondary(request, value) if type(value) is int else {_STAGE: _stage(request)}, as_measured=True)
+
+
+def _secondary(request: Request, devices: int) -> dict[str, Any]:
+    stage = _stage(request)
+    return {_STAGE: stage, **({"zero_optimization.zero_hpz_partition_size": devices} if stage == 3 else {})}
+
+
+def _parts(request: Request) -> ToolKeys:
+    """The other offloads write the keys."""
+    why = "ZeRO 2 keeps whole weights on every device, and offloads the optimizer alone"
+    cpu = request.text("fsdp_offload") == "cpu"
+    deviating = request.keys("fsdp_offload", {}, why if cpu and _stage(request) == 2 else None, may_not_fit=True)
+    return replace(deviating, as_measured=True)
 
 
 TOOL = Tool(
     title="DeepSpeed",
     versions=("0.19.8",),
     run='deepspeed.initialize(model=model, config="deepspeed.json")',
+    run_several='{torchrun} YOUR_SCRIPT.py, in which deepspeed.initialize(model=model, config="deepspeed.json")',
     fixed=lambda request: {"gradient_clipping": Hyperparameters().max_grad_norm or 0.0},
     files=lambda source, keys, header: {
         "deepspeed.json": json.dumps({"_comment": list(header), **keys}, indent=2) + "\n"
@@ -82,6 +124,7 @@ TOOL = Tool(
     knobs={
         **missing("DeepSpeed", activation_checkpointing=_CHECKPOINTING),
         **missing("DeepSpeed", may_not_fit=False, compile="DeepSpeed compiles when the script calls engine.compile()"),
+        **several_devices.rows(_data_parallel, _replicate, _reshard, _parts),
         "precision": _precision,
         **values(micro_batch_size="train_micro_batch_size_per_gpu"),
         **values(gradient_accumulation_steps="gradient_accumulation_steps"),

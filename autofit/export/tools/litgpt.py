@@ -1,11 +1,17 @@
 """litgpt: the YAML of `litgpt finetune_full --config` and `litgpt finetune_lora --config`. On one device its finetuning
-neither checkpoints activations nor compiles; its loss widens the logits in chunks."""
+neither checkpoints activations nor compiles, on several it divides weights and checkpoints; its loss widens the logits
+in chunks."""
+
+from dataclasses import replace
 
 from autofit.core.workload import Hyperparameters
+from autofit.export import several_devices
 from autofit.export import shared_keys as shared
+from autofit.export.source import ExportSource, batches_fit
 from autofit.export.tool import Request, Tool, ToolKeys
 
 _INSTEAD = {"tf32": shared.TF32.format("litgpt"), "fp8": shared.FP8.format("litgpt")}
+_QUANTISED = "litgpt quantises weights on one device only."
 _QUANTIZED = {"int8": "bnb.int8-training", "nf4": "bnb.nf4", "nf4-dq": "bnb.nf4-dq"}
 
 
@@ -21,6 +27,45 @@ def _precision(request: Request) -> ToolKeys:
     return request.keys("precision", keys, more if frozen else _INSTEAD.get(value), may_not_fit=frozen)
 
 
+def _checkpointing(request: Request) -> ToolKeys:
+    knob = "activation_checkpointing"
+    value, several = request.text(knob), request.source.layout.world > 1
+    if several:
+        why = "litgpt checkpoints every block on several devices, with less memory and more time than measured"
+        return replace(request.keys(knob, {}, None if value == "full" else why), as_measured=True)
+    why = "litgpt checkpoints on several devices only, and keeps all for the backward here"
+    return request.keys(knob, {}, None if value == "none" else why, may_not_fit=True)
+
+
+def _data_parallel(request: Request) -> ToolKeys:
+    layout, nodes = request.source.layout, request.source.nodes
+    keys = {"devices": layout.world // nodes, **({"num_nodes": nodes} if nodes > 1 else {})}
+    why = "litgpt divides weights, with less memory and more time than measured"
+    deviating = request.keys("data_parallel", keys, why if request.text("data_parallel") == "ddp" else None)
+    return replace(deviating, as_measured=True)
+
+
+def _replicate(request: Request) -> ToolKeys:
+    why = "litgpt divides weights over all devices, with less memory and more time than measured"
+    groups = several_devices.is_fsdp(request) and request.source.layout.replicate > 1
+    return replace(request.keys("data_parallel_replicate", {}, why if groups else None), as_measured=True)
+
+
+def _reshard(request: Request) -> ToolKeys:
+    value = request.config["reshard_after_forward"]
+    why = "litgpt gives weights up between forward and backward, with less memory and more time than measured"
+    return replace(request.keys("reshard_after_forward", {}, None if value in (None, True) else why), as_measured=True)
+
+
+def _offload(request: Request) -> ToolKeys:
+    why = "litgpt keeps all parts on the devices" if request.text("fsdp_offload") == "cpu" else None
+    return replace(request.keys("fsdp_offload", {}, why, may_not_fit=True), as_measured=True)
+
+
+def _quantised_on_several(source: ExportSource) -> bool:
+    return source.layout.world > 1 and source.config.get("quantization") not in (None, "none")
+
+
 def _targets(request: Request) -> ToolKeys:
     targets = request.text("lora_targets")
     attention = dict.fromkeys(("lora_query", "lora_key", "lora_value", "lora_projection"), True)
@@ -33,10 +78,10 @@ TOOL = Tool(
     versions=("0.5.13",),
     run="litgpt {finetune_full,finetune_lora} --config litgpt.yaml (finetune_lora where there are adapters)",
     tasks=("causal-lm",),
+    refuse=lambda source: _QUANTISED if _quantised_on_several(source) else batches_fit(source),
     fixed=lambda request: {
         "checkpoint_dir": f"checkpoints/{request.source.weights}",
         "out_dir": "output",
-        "devices": 1,
         "data.class_path": "litgpt.data.JSON",
         "data.init_args.json_path": "path/to/data.json",
         "data.init_args.val_split_fraction": 0.05,
@@ -51,10 +96,11 @@ TOOL = Tool(
             "litgpt",
             *("activation_offload", "optimizer_offload", "optimizer_in_backward", "parameter_offload", "attention"),
             "kernels",
-            activation_checkpointing="litgpt checkpoints on several devices only, and keeps all for the backward here",
             compile="litgpt does not compile when it finetunes, which is slower than measured",
             loss="litgpt holds the logits of all tokens, and widens them in chunks",
         ),
+        **several_devices.rows(_data_parallel, _replicate, _reshard, _offload),
+        "activation_checkpointing": _checkpointing,
         "precision": _precision,
         **shared.values(micro_batch_size="train.micro_batch_size"),
         "gradient_accumulation_steps": lambda request: shared.global_batch(request, "train.global_batch_size"),

@@ -6,6 +6,7 @@ Weights come in the dtype of the checkpoint unless another is named.
 
 from typing import Any
 
+from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, learning
@@ -70,6 +71,9 @@ TOOL = Tool(
     title="LLaMA-Factory",
     versions=("0.9.5",),
     run="llamafactory-cli train llamafactory.yaml",
+    run_several="accelerate launch --config_file llamafactory_accelerate.yaml{further} -m llamafactory.launcher "
+    "llamafactory.yaml",
+    files=several_devices.launched("llamafactory"),
     tasks=("causal-lm",),
     fixed=lambda request: {
         "model_name_or_path": request.source.weights,
@@ -85,6 +89,7 @@ TOOL = Tool(
     },
     knobs={
         **shared.trainer_arguments(*shared.TRAINER_ALONE, "compile"),
+        **several_devices.accelerate("accelerate."),
         "precision": _precision,
         "activation_checkpointing": _checkpointing,
         "activation_offload": lambda request: shared.offload_of_blocks(  # Unsloth's way, on the computing stream

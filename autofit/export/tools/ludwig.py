@@ -2,6 +2,7 @@
 checkpoint, mixes precision by one switch, and has neither offloading nor a loss without the logits."""
 
 from autofit.core.workload import Hyperparameters
+from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys
 
@@ -71,6 +72,7 @@ TOOL = Tool(
             attention="Ludwig takes the attention that transformers chooses",
             loss="Ludwig holds the logits of all tokens",
         ),
+        **several_devices.on_one_device("Ludwig"),
         "precision": _precision,
         **shared.values(micro_batch_size="trainer.batch_size"),
         **shared.values(gradient_accumulation_steps="trainer.gradient_accumulation_steps"),

@@ -3,10 +3,12 @@ comments, and peft warns of unknown keys: the README holds the header."""
 
 import json
 
+from autofit.export import several_devices
 from autofit.export.shared_keys import lora_alpha, lora_dropout, values
 from autofit.export.tool import HUGGING_FACE, Tool, ToolKeys
 
 _NO_ADAPTERS = "peft is about adapters, and this config trains all weights."
+_ELSEWHERE = "an adapter's config says nothing of it; the code that trains has to"
 _TASKS = {"causal-lm": "CAUSAL_LM", "sequence-classification": "SEQ_CLS"}
 
 TOOL = Tool(
@@ -30,9 +32,10 @@ TOOL = Tool(
         "peft/adapter_config.json": json.dumps(dict(keys), indent=2) + "\n",
         "peft/README.md": "\n".join(header) + "\n",
     },
-    without="an adapter's config says nothing of it; the code that trains has to",
+    without=_ELSEWHERE,
     without_may_not_fit=False,
     knobs={
+        **several_devices.sentence(lambda request: _ELSEWHERE),
         **values(lora_rank="r"),
         "lora_alpha": lora_alpha,
         "lora_dropout": lora_dropout,

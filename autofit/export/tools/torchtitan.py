@@ -5,9 +5,12 @@ in transformers.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from autofit.core.workload import Hyperparameters
+from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
 from autofit.export.template import call, comment, fill, keyword_arguments, literal, template
@@ -74,6 +77,19 @@ def _loss(request: Request) -> ToolKeys:
     return request.keys("loss", {"loss": loss}, why if value == "fused" else None)
 
 
+def _data_parallel(request: Request) -> ToolKeys:
+    kind, layout = request.text("data_parallel"), request.source.layout
+    if kind not in ("ddp", "fsdp"):
+        return ToolKeys(as_measured=True)
+    degrees = {"replicate": layout.replicate, "shard": layout.shard}
+    return ToolKeys({f"parallelism.data_parallel_{name}_degree": degree for name, degree in degrees.items()})
+
+
+def _reshard(request: Request) -> ToolKeys:
+    share = several_devices.reshard(request, "parallelism.fsdp_reshard_after_forward")
+    return replace(share, keys={path: "always" if value else "never" for path, value in share.keys.items()})
+
+
 def _fixed(request: Request) -> dict[str, Any]:
     module, flavour = _FLAVOURS[request.source.weights]
     return {
@@ -89,6 +105,12 @@ def _fixed(request: Request) -> dict[str, Any]:
 def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dict[str, str]:
     learning = Hyperparameters()
     *training, last = call("training=TrainingConfig", keyword_arguments(keys["training"]), indent=8)
+    parallel = (
+        []
+        if "parallelism" not in keys
+        else call("parallelism=ParallelismConfig", keyword_arguments(keys["parallelism"]), indent=8)
+    )
+    parallel[-1:] = [f"{line}," for line in parallel[-1:]]
     quantization = "from torchtitan.components.quantization"
     checkpoint = "from torchtitan.distributed.activation_checkpoint"
     kind = str(keys["activation_checkpointing"]).partition(".")[0]
@@ -104,6 +126,8 @@ def _files(source: ExportSource, keys: Mapping[str, Any], header: Header) -> dic
         "loss": str(keys["loss"]),
         "optimizer": [f'        optimizer=replace({adamw}, implementation="{keys["implementation"]}"),'],
         "training": [f"        {line}" for line in (*training, f"{last},")],
+        "config": "CompileConfig, ParallelismConfig, TrainingConfig" if parallel else "CompileConfig, TrainingConfig",
+        "parallelism": [f"        {line}" for line in parallel],
         "compile": str(keys["compile"]),
         "checkpointing": str(keys["activation_checkpointing"]),
     }
@@ -131,6 +155,7 @@ TOOL = Tool(
     title="torchtitan",
     versions=("0.3.0",),
     run="torchrun --nproc_per_node=1 -m torchtitan.train --module torchtitan_config --config autofit",
+    run_several="{torchrun} -m torchtitan.train --module torchtitan_config --config autofit",
     tasks=("causal-lm",),
     refuse=lambda source: shared.refuse_unknown(source, _FLAVOURS, "flavour of torchtitan's"),
     fixed=_fixed,
@@ -142,6 +167,11 @@ TOOL = Tool(
             optimizer_offload="torchtitan offloads with FSDP on several devices only",
             parameter_offload="torchtitan offloads with FSDP on several devices only",
             attention="torchtitan takes the attention of the flavour, PyTorch's flex attention",
+        ),
+        **several_devices.rows(
+            _data_parallel,
+            reshard=_reshard,
+            offload=partial(several_devices.offload, path="training.enable_cpu_offload"),
         ),
         "precision": _precision,
         **shared.values(micro_batch_size="training.local_batch_size"),

@@ -1,13 +1,16 @@
-"""torchtune: the YAML of its single-device recipes, `full_finetune_single_device` and `lora_finetune_single_device`.
+"""torchtune: the YAML of its recipes `full_finetune_single_device` and `lora_finetune_single_device`, and of those that
+end in `distributed`, which divide weights by FSDP2 over all devices.
 
 A recipe takes one of torchtune's own builders; this file names those of the presets. Its chunked loss widens the logits
 in chunks, but holds them all.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from autofit.core.workload import Hyperparameters
+from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys
 
@@ -102,6 +105,18 @@ def _loss(request: Request) -> ToolKeys:
     return request.keys("loss", keys, why, may_not_fit=True)
 
 
+def _data_parallel(request: Request) -> ToolKeys:
+    why = "torchtune divides weights, with less memory and more time than measured"
+    keys = request.keys("data_parallel", {}, why if request.text("data_parallel") == "ddp" else None)
+    return replace(keys, as_measured=True)
+
+
+def _replicate(request: Request) -> ToolKeys:
+    groups = several_devices.is_fsdp(request) and request.source.layout.replicate > 1
+    why = "torchtune divides weights over all devices, with less memory and more time than measured"
+    return replace(request.keys("data_parallel_replicate", {}, why if groups else None), as_measured=True)
+
+
 def _fixed(request: Request) -> dict[str, Any]:
     source, builder = request.source, _BUILDERS[request.source.weights]
     tokenizer = "llama3" if builder.module.startswith("llama3") else builder.module
@@ -148,6 +163,8 @@ def _fixed(request: Request) -> dict[str, Any]:
 TOOL = Tool(
     title="torchtune",
     versions=("0.6.1",),
+    run_several="tune run --nproc_per_node {each}{rendezvous} {{full,lora}}_finetune_distributed "
+    "--config torchtune.yaml (lora_ where there are adapters)",
     run="tune run {full,lora}_finetune_single_device --config torchtune.yaml (lora_ where there are adapters)",
     tasks=("causal-lm",),
     refuse=lambda source: shared.refuse_unknown(source, _BUILDERS, "builder of torchtune's"),
@@ -155,6 +172,13 @@ TOOL = Tool(
     knobs={
         **shared.missing("torchtune", "attention", "kernels"),
         **shared.missing("torchtune's recipe", "optimizer_offload", "parameter_offload"),
+        **several_devices.rows(
+            *(_data_parallel, _replicate),
+            *(
+                partial(several_devices.reshard, path="fsdp_reshard_after_forward"),
+                partial(several_devices.offload, path="fsdp_cpu_offload"),
+            ),
+        ),
         "precision": _precision,
         **shared.values(micro_batch_size="batch_size", gradient_accumulation_steps="gradient_accumulation_steps"),
         "activation_checkpointing": lambda each: shared.whole_blocks(each, "enable_activation_checkpointing"),

@@ -5,9 +5,11 @@ by block.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
 from autofit.export.tasks import TASKS
@@ -53,6 +55,17 @@ def _offload(request: Request) -> ToolKeys:
         return _arguments(request, "activation_offload")
     why = "Trainer offloads nothing before transformers 5.17, and needs more memory than measured"
     return request.keys("activation_offload", {}, why, may_not_fit=True)
+
+
+def _data_parallel(request: Request) -> ToolKeys:
+    return replace(_arguments(request, "data_parallel"), as_measured=request.text("data_parallel") == "none")
+
+
+def _replicate(request: Request) -> ToolKeys:
+    """accelerate, below Trainer, reads the sizes of groups from the environment."""
+    sizes = several_devices.parallelism(request.source.layout) if several_devices.is_fsdp(request) else {}
+    names = {f"PARALLELISM_CONFIG_{name.upper()}": str(size) for name, size in sizes.items()}
+    return ToolKeys(_under("environment", {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **names} if names else {}))
 
 
 def _targets(request: Request) -> ToolKeys:
@@ -104,6 +117,7 @@ TOOL = Tool(
     title="transformers",
     versions=("5.16.1", shared.OFFLOADS, shared.RENAMED),
     run=f"python {_SCRIPT} DATA_DIRECTORY",
+    run_several=f"{{torchrun}} {_SCRIPT} DATA_DIRECTORY",
     tasks=HUGGING_FACE,
     expert_targets="lora.target_parameters",
     fixed=lambda request: {
@@ -113,6 +127,10 @@ TOOL = Tool(
     files=_files,
     knobs={
         **{knob: partial(_arguments, knob=knob) for knob in (*shared.TRAINER_ALONE, "loss", "kernels")},
+        **several_devices.rows(
+            *(_data_parallel, _replicate),
+            *(partial(_arguments, knob=knob) for knob in ("reshard_after_forward", "fsdp_offload")),
+        ),
         "precision": _precision,
         "activation_checkpointing": _checkpointing,
         "activation_offload": _offload,

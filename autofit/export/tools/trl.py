@@ -4,6 +4,7 @@ Its loss always goes through a fused output head in chunks: the logits of all to
 the head is refused. Adapters are held in float32 (peft's default), beside quantised weights in bfloat16.
 """
 
+from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, learning
@@ -49,6 +50,8 @@ def _offload(request: Request) -> ToolKeys:
 def _quantization(request: Request) -> ToolKeys:
     value = request.text("quantization")
     keys = {"load_in_4bit": value in ("nf4", "nf4-dq"), "load_in_8bit": value == "int8", "bnb_4bit_quant_type": "nf4"}
+    storage = shared.keywords(request, "quantization").quantization.get("bnb_4bit_quant_storage")
+    keys |= {"bnb_4bit_quant_storage": storage} if storage else {}
     return ToolKeys({**keys, "use_bnb_nested_quant": value == "nf4-dq"})
 
 
@@ -77,6 +80,8 @@ TOOL = Tool(
     title="TRL",
     versions=("1.16.0",),
     run="trl sft --config trl.yaml (with the transformers that it was measured with, or a later 5.x)",
+    run_several="trl sft --config trl.yaml --accelerate_config trl_accelerate.yaml{further}",
+    files=several_devices.launched("trl"),
     tasks=("causal-lm",),
     expert_targets="lora_target_parameters",
     fixed=lambda request: {
@@ -90,6 +95,7 @@ TOOL = Tool(
     },
     knobs={
         **shared.trainer_arguments(*shared.TRAINER_ALONE),
+        **several_devices.accelerate("accelerate."),
         "precision": _precision,
         "activation_checkpointing": _checkpointing,
         "activation_offload": _offload,

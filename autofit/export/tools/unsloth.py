@@ -4,6 +4,7 @@ kernels with its own. Its YAML has no optimizer but adamw_8bit, no precision, an
 from collections.abc import Mapping
 from typing import Any
 
+from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.source import ExportSource
 from autofit.export.template import call, comment, fill, keyword_arguments, template, yaml_file
@@ -127,6 +128,7 @@ TOOL = Tool(
             loss="Unsloth computes the loss in its own way, whose memory was not measured",
         ),
         **shared.missing("Unsloth", may_not_fit=False, compile=_COMPILE),
+        **several_devices.on_one_device("Unsloth"),
         "precision": _precision,
         "activation_checkpointing": _checkpointing,
         "activation_offload": lambda request: shared.offload_of_blocks(  # by the value of the other key

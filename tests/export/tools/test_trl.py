@@ -39,7 +39,7 @@ def test_its_own_parser_takes_every_case(case: str, tmp_path: Path) -> None:
     training, lora, quantization, model = parsed(tmp_path, made.files["trl.yaml"])
     assert training.gradient_checkpointing is (knobs.get("activation_checkpointing") == "full")
     assert training.bf16 is (knobs["precision"] == "bf16-mixed")
-    assert model.dtype == ("float32" if case == "compiled" else "bfloat16")
+    assert model.dtype == ("float32" if case in ("compiled", "ddp") else "bfloat16")
     assert training.torch_compile is (case == "compiled")
     assert training.max_length == 2048
     assert (lora is not None) is ("lora_rank" in knobs)
