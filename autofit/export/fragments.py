@@ -87,6 +87,7 @@ class Fragments(Parts):
     adapt: tuple[str, ...] = ()  # changes the loaded model
     place: tuple[str, ...] = ()  # after all of `adapt`
     forward: tuple[str, ...] = ()  # contexts around the forward pass
+    micro: tuple[str, ...] = ()  # before each micro-batch of several devices
     around_step: tuple[str, ...] = ()  # contexts around forward and backward
     input_dtype: str | None = None  # of images
     loss: str | None = None  # a function of (model, batch) instead of the model's own loss

@@ -229,6 +229,7 @@ def _train_step(task: Task, fragments: Fragments, kind: str) -> str:
     steps = ["scaler.step(optimizer)", "scaler.update()"] if fragments.scaler else ["optimizer.step()"]
     slots = {
         "step_arguments": _step_arguments(fragments),
+        "micro": fragments.micro,
         "valid": task.valid,
         "compute": _within(fragments.around_step, lines),
         "update": [] if fragments.stepped_in_backward else [*steps, "optimizer.zero_grad()"],

@@ -153,7 +153,7 @@ def test_a_script_is_clean_and_short(emit: Emit, tmp_path: Path, parallel: dict[
     }
     text = on_cards(emit, {**parallel, "micro_batch_size": 1, **knobs[name], "gradient_accumulation_steps": None})
     trained_chunks = knobs[name].get("loss") == "chunked"  # whose function takes 30 lines
-    assert len(text.splitlines()) <= (220 if trained_chunks else 203)
+    assert len(text.splitlines()) <= (221 if trained_chunks else 204)
     (tmp_path / "train.py").write_text(text)
     ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "E,F"]
     checked = subprocess.run([*ruff, "--line-length", str(WIDTH), str(tmp_path)], capture_output=True, text=True)

@@ -85,6 +85,7 @@ def _sharded(case: Case) -> Fragments:
             import_from("torch.distributed.checkpoint.state_dict", "StateDictOptions", "get_model_state_dict"),
         ),
         functions=(fill(template("shard"), slots),),
+        micro=_deferred(case) if case.config.get("gradient_accumulation_steps") != 1 else (),
         spread=("shard(model)",),
         gather=(
             f"whole = StateDictOptions(full_state_dict=True, cpu_offload=True{adapters})",
@@ -92,6 +93,13 @@ def _sharded(case: Case) -> Fragments:
         ),
         save=(f"{save}, save_embedding_layers=False)" if case.lora else f"{save})",),
     )
+
+
+def _deferred(case: Case) -> tuple[str, ...]:
+    """What waits for the last micro-batch of a step: gradients of adapters, which are small when they are whole, and
+    what replicas exchange of others."""
+    what = "gradient_sync" if case.lora else "all_reduce" if case.layout.replicate > 1 else ""
+    return (f"model.set_requires_{what}(part[-1] == own[-1])",) if what else ()
 
 
 def _ends(case: Case) -> tuple[str, ...]:
