@@ -61,6 +61,16 @@ class NoDeviceError(ProbeError):
     """The device asked for is absent."""
 
 
+class RankError(AutofitError):
+    """One of the processes that train together failed, and so all ended. `details`: its traceback, or last output."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, remedy: str = "", details: str = "") -> None:
+        super().__init__(message, remedy)
+        self.details = details
+
+
 class StoreError(AutofitError):
     """The store of measurements cannot be read or written; a search continues without it."""
 

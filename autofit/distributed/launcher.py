@@ -1,0 +1,216 @@
+"""Starts ranks on this machine for a function, and ends all of them as soon as one of them does.
+
+    caller ── agent ─┬─ rank 0     answers, and what it says meanwhile, come back over the agent's socket
+                     └─ rank 1...
+
+The agent is a process of autofit's own, so that no rank runs the user's `__main__` again, and a Ctrl-C in the terminal
+reaches the caller alone. torch.distributed's elastic agent would do for restarts on several machines (torchrun is it);
+here it would wait 30 s for ranks that hang, and blame the first that ends, not the one that failed.
+"""
+
+import contextlib
+import io
+import logging
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+from torch.multiprocessing.spawn import ProcessExitedException, start_processes
+
+from autofit.core.environment import set_defaults
+from autofit.core.errors import AutofitError, RankError, printable, reported, told
+from autofit.core.forks import die_with_parent
+from autofit.distributed.group import TIMEOUT, Place, is_of_a_peer, joined
+
+Said = Callable[[Any], None]
+_GRACE = 1.0  # seconds for ranks to say what they saw after one has failed, and as many to end
+_LOOK_SECONDS = 0.2
+_START = """
+from autofit.core.forks import die_with_parent
+die_with_parent()
+from autofit.distributed.launcher import main
+main()"""
+_JOB, _LOG, _FAILURE = "job.pickle", "rank-{}.log", "rank-{}.failure"
+_LAST_LINES = 2000  # characters of a log
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What a rank says of its error before it ends. `where`: the innermost line that is not PyTorch's."""
+
+    rank: int
+    time: float
+    error: AutofitError | None  # one of autofit's own
+    text: str
+    where: str
+    of_a_peer: bool
+    traceback: str
+
+
+def on_ranks(
+    function: Callable[..., Any],
+    *arguments: Any,
+    count: int,
+    device: str,
+    timeout: float = TIMEOUT,
+    said: Said = lambda _: None,
+) -> Any:
+    """What `function(say, *arguments)` returns on rank 0 of so many new processes, one for each device of this machine.
+
+    Functions and arguments travel by cloudpickle. `say` sends a value to `said` in this process, from rank 0 only.
+    Output of rank 0 goes where this process's does. Ctrl-C reaches all ranks as SIGINT, a second one kills them.
+
+    Raises:
+        AutofitError: what a rank raised; RankError: a rank raised another error, died, or did not go on. All ranks are
+        gone by then, within about 3 s, or after `timeout` seconds where one hangs.
+    """
+    with tempfile.TemporaryDirectory(prefix="autofit-ranks-") as folder:
+        with reported(lambda error: f"this cannot be sent to other processes: {told(error)}.", "Leave it out."):
+            Path(folder, _JOB).write_bytes(cloudpickle.dumps((function, arguments)))
+        ours, theirs = socket.socketpair()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
+        set_defaults(environment)
+        told_agent = [str(theirs.fileno()), folder, str(count), device, str(timeout)]
+        with theirs:
+            agent = subprocess.Popen(
+                [sys.executable, "-P", "-c", _START, *told_agent],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        try:
+            return _listen(Connection(ours.detach()), agent, said)
+        finally:
+            agent.kill()  # its ranks die with it
+            agent.wait()
+
+
+def _listen(connection: Connection, agent: subprocess.Popen[bytes], said: Said) -> Any:
+    """The answer; an interrupt is passed on once, and raised when all ranks have ended."""
+    interrupted = False
+    with connection:
+        while True:
+            try:
+                kind, value = connection.recv()
+                if kind == "said":
+                    said(value)
+            except KeyboardInterrupt:
+                if interrupted:
+                    raise
+                interrupted = True
+                agent.send_signal(signal.SIGINT)
+                continue
+            except EOFError:
+                kind, value = "failed", RankError("the process that starts ranks ended without an answer.")
+            if interrupted and kind != "said":
+                raise KeyboardInterrupt
+            if kind == "failed":
+                raise value
+            if kind == "answer":
+                return pickle.loads(value)
+
+
+def main() -> None:
+    """The agent: starts the ranks, and tells the caller how they ended."""
+    descriptor, folder, count, device, timeout = sys.argv[1:]
+    connection, ranks = Connection(int(descriptor)), int(count)
+    logging.getLogger("torch.multiprocessing").setLevel(logging.ERROR)  # that it ends ranks is told here, and why
+    given = (Path(folder), ranks, device, float(timeout), connection)
+    context: Any = start_processes(_rank, given, ranks, join=False, start_method="spawn")
+
+    def pass_on(number: int, _: object) -> None:
+        for each in context.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, pass_on)
+    ended = dict[int, int]()  # exit codes of those that ended by themselves
+    while not ended and any(process.is_alive() for process in context.processes):
+        multiprocessing.connection.wait(list(context.sentinels), _LOOK_SECONDS)
+        codes = {rank: process.exitcode for rank, process in enumerate(context.processes)}
+        ended = {rank: code for rank, code in codes.items() if code}
+    with contextlib.suppress(ProcessExitedException):
+        while not context.join(_LOOK_SECONDS, grace_period=_GRACE):
+            pass
+    if ended:
+        connection.send(("failed", _cause(Path(folder), ranks, ended)))
+
+
+def _rank(rank: int, folder: Path, count: int, device: str, timeout: float, connection: Any) -> None:
+    """One rank from its start to its end."""
+    die_with_parent()
+    if rank:  # its output is repeated where it fails
+        with (folder / _LOG.format(rank)).open("wb") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+    place = Place(rank, count, rank, count, f"file://{folder}/store")
+    # What the user's code may ask for, as torchrun sets it.
+    names = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": count}
+    os.environ.update({name: str(value) for name, value in names.items()})
+    try:
+        function, arguments = pickle.loads((folder / _JOB).read_bytes())
+
+        def say(value: Any) -> None:
+            if not rank:
+                connection.send(("said", value))
+
+        with joined(place, device, timeout):
+            answer = function(say, *arguments)
+        if not rank:
+            connection.send(("answer", cloudpickle.dumps(answer)))
+    except BaseException as error:
+        (folder / _FAILURE.format(rank)).write_bytes(pickle.dumps(_failure(rank, error)))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # what is left may wait for ranks that are gone
+
+
+def _failure(rank: int, error: BaseException) -> _Failure:
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if "/torch/" not in each.filename]
+    where = f"{frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else "its start"
+    own = error if isinstance(error, AutofitError) else None
+    written = io.StringIO()
+    traceback.print_exception(error, file=written)
+    return _Failure(rank, time.monotonic(), own, told(error), where, is_of_a_peer(error), written.getvalue())
+
+
+def _cause(folder: Path, count: int, ended: dict[int, int]) -> AutofitError:
+    """Why the ranks ended: the first error that is not of a peer; else a death; else who said nothing; else all."""
+    written = [folder / _FAILURE.format(rank) for rank in range(count)]
+    found: list[_Failure] = [pickle.loads(each.read_bytes()) for each in written if each.exists()]
+    told_by = sorted(found, key=lambda each: each.time)
+    own = next((each for each in told_by if not each.of_a_peer), None)
+    if own is not None:
+        if own.error is not None:
+            return own.error
+        return RankError(f"rank {own.rank} of {count} raised {printable(own.text)}.", "", own.traceback)
+    silent = sorted(set(range(count)) - {each.rank for each in told_by})
+    died = next((rank for rank in silent if rank in ended), None)
+    if died is not None:
+        code = ended[died]
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return RankError(f"rank {died} of {count} {how}.", "", _last_words(folder, died))
+    if silent:
+        return RankError(f"rank {silent[0]} of {count} hangs: the others waited for it in {told_by[0].where}.")
+    stood = ", ".join(f"rank {each.rank} in {each.where}" for each in sorted(told_by, key=lambda each: each.rank))
+    return RankError(f"the ranks waited for each other: {stood}.", "All must do the same in the same order.")
+
+
+def _last_words(folder: Path, rank: int) -> str:
+    log = folder / _LOG.format(rank)
+    return log.read_text(errors="replace")[-_LAST_LINES:] if log.exists() else ""

@@ -1,0 +1,122 @@
+"""Ranks that are started for a function: what comes back, and that one that fails ends all, with its own cause."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from autofit.core.errors import InputError, RankError
+from autofit.distributed.launcher import on_ranks
+
+TIMEOUT, PATIENCE = 2.0, 5.0  # seconds that a rank waits for another; that it may take to end all
+
+
+def added(say: Callable[[Any], None], number: float) -> list[float]:
+    """Two sums over ranks."""
+    own = torch.tensor([number + dist.get_rank()])
+    dist.all_reduce(own)
+    say(f"first {float(own)}")
+    sys.stdout.write(f"{os.environ['LOCAL_RANK']} of {os.environ['LOCAL_WORLD_SIZE']}\n")
+    return [float(own), torch.get_num_threads()]
+
+
+def test_the_answer_and_what_is_said_are_those_of_the_first(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    said: list[Any] = []
+    answer = on_ranks(added, 3.0, count=2, device="cpu", said=said.append)
+    assert answer == [7.0, max(1, len(os.sched_getaffinity(0)) // 2)]
+    assert said == ["first 7.0"]
+    assert capfd.readouterr().out == "0 of 2\n"
+
+
+def broken(_: object, how: str, log: Path) -> None:
+    """Three collectives, in the second of which something happens to rank 1."""
+    (log / f"{os.getpid()}").touch()
+    for number in range(3):
+        if number == 1 and dist.get_rank() == 1:
+            FAULTS[how]()
+        dist.all_reduce(torch.ones(1))
+
+
+def raises() -> None:
+    raise ValueError("bad luck")
+
+
+def refuses() -> None:
+    raise InputError("the data ended.", "Give more.")
+
+
+FAULTS: dict[str, Callable[[], Any]] = {
+    "raises": raises,
+    "refuses": refuses,
+    "is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "exits": lambda: os._exit(3),
+    "hangs": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "is out of step": lambda: dist.barrier(),
+}
+CAUSES = {
+    "raises": r"rank 1 of 2 raised ValueError: bad luck\.",
+    "refuses": r"the data ended\. Give more\.",
+    "is killed": r"rank 1 of 2 was killed by SIGKILL\.",
+    "exits": r"rank 1 of 2 ended with exit code 3\.",
+    "hangs": r"rank 1 of 2 hangs: the others waited for it in broken \(test_launcher.py:\d+\)\.",
+    "is out of step": r"the ranks waited for each other: rank 0 in broken \(.*\), rank 1 in <lambda> \(.*\)\. All must",
+}
+
+
+@pytest.mark.parametrize("how", FAULTS)
+def test_a_rank_that_fails_ends_all_with_its_own_cause(how: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError if how == "refuses" else RankError, match=CAUSES[how]) as raised:
+        on_ranks(broken, how, tmp_path, count=2, device="cpu", timeout=TIMEOUT)
+    began = min(file.stat().st_mtime for file in tmp_path.iterdir())
+    waited = TIMEOUT if how in ("hangs", "is out of step") else 0.0
+    assert time.time() - began < waited + PATIENCE
+    assert not [file.name for file in tmp_path.iterdir() if psutil.pid_exists(int(file.name))]
+    if how == "raises":
+        assert 'raise ValueError("bad luck")' in raised.value.details
+
+
+def waiting(say: Callable[[Any], None], log: Path) -> None:
+    (log / f"{os.getpid()}").touch()
+    dist.barrier()
+    say("waits")
+    time.sleep(60)
+
+
+def test_an_interrupt_reaches_all_and_leaves_nothing(tmp_path: Path) -> None:
+    def interrupt(_: object) -> None:
+        threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        on_ranks(waiting, tmp_path, count=2, device="cpu", said=interrupt)
+    assert not [file.name for file in tmp_path.iterdir() if psutil.pid_exists(int(file.name))]
+
+
+def test_ranks_end_with_a_caller_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "from tests.distributed.test_launcher import *\n"
+        f"on_ranks(waiting, Path({str(tmp_path)!r}), count=2, device='cpu', said=lambda _: os.kill(os.getpid(), 9))"
+    )
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while left := [file.name for file in tmp_path.iterdir() if psutil.pid_exists(int(file.name))]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def test_what_cannot_be_sent_is_told() -> None:
+    with pytest.raises(InputError, match="this cannot be sent to other processes: TypeError"):
+        on_ranks(added, threading.Lock(), count=2, device="cpu")
