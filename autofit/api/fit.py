@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,17 +14,20 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autofit.api.search import log_event, run_shown
-from autofit.core.errors import InputError, require, several, unknown
+from autofit.core.errors import InputError, is_whole, require, several, unknown
 from autofit.core.events import Listener, Note
 from autofit.core.files import check_output, expanded, locked, write_atomically
+from autofit.core.layout import Layout, fitted_to
 from autofit.core.options import SearchOptions, search_options
 from autofit.core.result import Result, SavedResult
 from autofit.core.workload import Hyperparameters, length_of_training
+from autofit.distributed.group import given_place, joined
 from autofit.report.explain import nothing_fits
 from autofit.report.html import trained_html
 from autofit.training import checkpoint
 from autofit.training.loop import Callback, StepReport
 from autofit.training.metrics import Bar
+from autofit.training.on_devices import run_on_devices
 from autofit.training.save_model import merged
 from autofit.training.session import CheckpointPolicy, Session
 from autofit.training.user_model import dtypes_to_restore
@@ -87,6 +91,8 @@ def fit(
     progress: bool | None = None,
     listener: Listener | None = None,
     restart: Callable[[], NoReturn] | None = None,
+    devices: int | None = None,
+    nodes: int = 1,
     **options: Any,
 ) -> Trained:
     """Search for the fastest config that fits, then train the user's own model with it.
@@ -116,6 +122,9 @@ def fit(
         listener: called with every event; default: the logger `autofit`.
         restart: called when memory ran out in the middle of an update, to resume in a fresh process (`autofit train`
             starts itself again); default: this process goes back to the last checkpoint.
+        devices: how many of this machine train together, each in a process of its own; default: as many as the config
+            is for, else one. Under torchrun or srun each process takes its place among those that were started.
+        nodes: how many machines; more than one are started by torchrun or srun.
         options: those of `search`: gpu_mem, gpu, device, mem, set, trials, time_limit, ...
 
     Raises:
@@ -135,11 +144,25 @@ def fit(
     fine = eval_loader is None or callable(eval_loader) or isinstance(eval_loader, Iterable)
     require(fine, "eval_loader must be an iterable of batches", eval_loader, "Leave it out for none.")
     search_options(space=space, **{"seed": seed, **options})  # before anything is made of them
-    listener = listener or log_event
+    place = given_place()
+    require(devices is None or is_whole(devices, 1), "devices must be a positive whole number", devices)
+    require(is_whole(nodes, 1), "nodes must be a positive whole number", nodes)
+    if nodes > 1 and place is None:
+        message = f"{nodes} nodes are to train together, and this process was started alone"
+        raise InputError(f"{message}.", f"Start it on each: torchrun --nnodes {nodes} --nproc-per-node ... SCRIPT.")
+    listener = (listener or log_event) if place is None or not place.rank else _silent
     if lr is _DEFAULT_LR:  # nobody gave one: a number that is written somewhere is an object of its own
         listener(Note(f"lr is not given: the learning rate is {_DEFAULT_LR:g}."))
     config, options = _with_optimizer(optimizer, config, options)
-    with _output_directory(output_dir, resume, listener) as directory:
+    if config is not None:
+        world = place.world if place else devices or Layout.of(config).world
+    elif place is not None or (devices or 1) > 1:
+        raise InputError("a search finds configs for one device so far.", "Give config= for several.")
+    with contextlib.ExitStack() as stack:
+        if place is None or not place.rank:
+            directory = stack.enter_context(_output_directory(output_dir, resume, listener))
+        else:
+            directory = output_dir if output_dir is None else expanded(output_dir, "output_dir").absolute()
         own_optimizer = optimizer if callable(optimizer) else None
         make_workload = workload_from if config is None else training_workload
         workload = make_workload(model, loader, loss, optimizer=own_optimizer, split=split, peek=Peek(worst_case, peek))
@@ -152,7 +175,7 @@ def fit(
             workload, model, hyperparameters, policy, tuple(callbacks), lambda text: listener(Note(text)), bar, restart
         )
         total_steps = _total_steps(loader, epochs, steps)
-        result = None
+        result, run = None, session.run
         if config is None:
             if max_grad_norm is not None:  # which needs all gradients at once
                 options["set"] = {"optimizer_in_backward": False, **options.get("set", {})}
@@ -164,8 +187,18 @@ def fit(
             device = hardware["device"] if isinstance(hardware, Mapping) else hardware.device
         else:
             device = search_options(**options).wanted_device
-        history, evaluations = session.run(config, device, loader, steps=total_steps, eval_loader=eval_loader)
+            config = fitted_to(config, world, workload.effective_batch_size)
+            if world > 1:
+                device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+                run = functools.partial(run_on_devices, session, devices=world) if place is None else session.run
+                if place is not None and not torch.distributed.is_initialized():
+                    stack.enter_context(joined(place, device))
+        history, evaluations = run(config, device, loader, steps=total_steps, eval_loader=eval_loader)
         return Trained(model, history, result, evaluations)
+
+
+def _silent(_: Any) -> None:
+    """What ranks after the first do with events, which are the same on all."""
 
 
 def _with_optimizer(

@@ -87,13 +87,15 @@ class DivergedError(InputError):
 
 
 class OutOfMemoryError(AutofitError):
-    """Training ran out of memory, and no cheaper config is left. `torn`: weights or state are half updated."""
+    """Training ran out of memory, and no cheaper config is left. `torn`: weights or state are half updated; then
+    `knobs` may hold those that need less, to train again from the last checkpoint."""
 
     exit_code = 3
 
     def __init__(self, message: str, remedy: str = "", *, torn: bool = False) -> None:
         super().__init__(message, remedy)
         self.torn = torn
+        self.knobs: dict[str, Any] = {}
 
 
 def unknown(kind: str, given: object, known: Iterable[object]) -> InputError:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from autofit.core.environment import EXPANDABLE
 
@@ -46,6 +46,10 @@ class Hardware:
         if self.device == "cpu" or self.expandable_segments:
             return ()
         return (f"segments of device memory do not grow here ({self.allocator}), which takes some percent more of it.",)
+
+    def of_several(self, devices: int, nodes: int = 1) -> Self:
+        """The same device as one of several."""
+        return dataclasses.replace(self, devices=devices, nodes=nodes)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

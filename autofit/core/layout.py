@@ -49,4 +49,22 @@ def samplers(config: Mapping[str, Value], hardware: Hardware) -> int:
     return hardware.world // alike
 
 
+def fitted_to(config: Mapping[str, Value], world: int, effective_batch: int) -> dict[str, Value]:
+    """A config for another number of devices: what follows from that is left out, degrees that do not divide it are,
+    and the micro-batch is the largest that divides a device's part and is no larger than it was."""
+    found = dict(config)
+    if Layout.of(config).world == world:
+        return found
+    for knob in ("data_parallel_shard", "gradient_accumulation_steps"):
+        found.pop(knob, None)
+    for knob in _KNOBS if world > 1 else ("data_parallel", *_KNOBS, "reshard_after_forward", "fsdp_offload"):
+        if world == 1 or world % int(found.get(knob) or 1) or found.get("data_parallel") != "fsdp":
+            found.pop(knob, None)
+    alike = int(found.get("context_parallel") or 1) * int(found.get("tensor_parallel") or 1)
+    own, size = effective_batch * alike // world, found.get("micro_batch_size")
+    if size is not None and own:
+        found["micro_batch_size"] = max(each for each in range(1, min(int(size), own) + 1) if own % each == 0)
+    return found
+
+
 _KNOBS = ("data_parallel_replicate", "data_parallel_shard", "context_parallel", "tensor_parallel")

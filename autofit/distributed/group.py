@@ -85,6 +85,13 @@ def joined(place: Place, device: str, timeout: float = TIMEOUT) -> Iterator[None
     dist.destroy_process_group()  # not after an error: it may wait for ranks that are gone
 
 
+def devices_of_group() -> tuple[int, int]:
+    """How many devices train together on each node, and on how many nodes."""
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    devices = min(world, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
+    return devices, world // devices
+
+
 def is_of_a_peer(error: BaseException) -> bool:
     """Whether an error only says that another rank is gone, late or out of step."""
     return bool(_OF_PEERS.search(message_of(error)))

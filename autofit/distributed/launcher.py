@@ -27,13 +27,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from autofit.core.environment import set_defaults
 from autofit.core.errors import AutofitError, RankError, printable, reported, told
 from autofit.core.forks import die_with_parent
+from autofit.core.interrupts import Interrupts
 from autofit.distributed.group import TIMEOUT, Place, is_of_a_peer, joined
+from autofit.distributed.pickling import pickled
 
 Said = Callable[[Any], None]
 _GRACE = 1.0  # seconds for ranks to say what they saw after one has failed, and as many to end
@@ -71,7 +72,8 @@ def on_ranks(
     """What `function(say, *arguments)` returns on rank 0 of so many new processes, one for each device of this machine.
 
     Functions and arguments travel by cloudpickle. `say` sends a value to `said` in this process, from rank 0 only.
-    Output of rank 0 goes where this process's does. Ctrl-C reaches all ranks as SIGINT, a second one kills them.
+    Output of rank 0 goes where this process's does. The first SIGINT, SIGTERM or SIGHUP is passed on to all ranks, and
+    acts here when they have ended; the second kills them.
 
     Raises:
         AutofitError: what a rank raised; RankError: a rank raised another error, died, or did not go on. All ranks are
@@ -79,7 +81,7 @@ def on_ranks(
     """
     with tempfile.TemporaryDirectory(prefix="autofit-ranks-") as folder:
         with reported(lambda error: f"this cannot be sent to other processes: {told(error)}.", "Leave it out."):
-            Path(folder, _JOB).write_bytes(cloudpickle.dumps((function, arguments)))
+            Path(folder, _JOB).write_bytes(pickled((function, arguments)))
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
         set_defaults(environment)
@@ -93,35 +95,28 @@ def on_ranks(
                 start_new_session=True,
             )
         try:
-            return _listen(Connection(ours.detach()), agent, said)
+            with Interrupts(agent.send_signal) as interrupts, Connection(ours.detach()) as connection:
+                kind, value = _listen(connection, said)
+                if interrupts.received is not None:
+                    interrupts.act()
         finally:
             agent.kill()  # its ranks die with it
             agent.wait()
+    if kind == "failed":
+        raise value
+    return pickle.loads(value)
 
 
-def _listen(connection: Connection, agent: subprocess.Popen[bytes], said: Said) -> Any:
-    """The answer; an interrupt is passed on once, and raised when all ranks have ended."""
-    interrupted = False
-    with connection:
-        while True:
-            try:
-                kind, value = connection.recv()
-                if kind == "said":
-                    said(value)
-            except KeyboardInterrupt:
-                if interrupted:
-                    raise
-                interrupted = True
-                agent.send_signal(signal.SIGINT)
-                continue
-            except EOFError:
-                kind, value = "failed", RankError("the process that starts ranks ended without an answer.")
-            if interrupted and kind != "said":
-                raise KeyboardInterrupt
-            if kind == "failed":
-                raise value
-            if kind == "answer":
-                return pickle.loads(value)
+def _listen(connection: Connection, said: Said) -> tuple[str, Any]:
+    """How the ranks ended: "answer" and its pickle, or "failed" and the error."""
+    while True:
+        try:
+            kind, value = connection.recv()
+        except EOFError:
+            return "failed", RankError("the process that starts ranks ended without an answer.")
+        if kind != "said":
+            return kind, value
+        said(value)
 
 
 def main() -> None:
@@ -172,7 +167,7 @@ def _rank(rank: int, folder: Path, count: int, device: str, timeout: float, conn
         with joined(place, device, timeout):
             answer = function(say, *arguments)
         if not rank:
-            connection.send(("answer", cloudpickle.dumps(answer)))
+            connection.send(("answer", pickled(answer)))
     except BaseException as error:
         (folder / _FAILURE.format(rank)).write_bytes(pickle.dumps(_failure(rank, error)))
         sys.stdout.flush()

@@ -4,14 +4,16 @@ Everything that decides how a step goes on (how many micro-batches, what a label
 decided on what all ranks know: otherwise one of them waits for ever in a collective that another never enters.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, RankError
 from autofit.core.layout import Layout
 
 
@@ -46,6 +48,11 @@ class Ranks:
         """Whether there are others."""
         return self.layout.world > 1
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the one that writes and reports for all."""
+        return not self.rank
+
     def sums(self, *numbers: float) -> tuple[float, ...]:
         """Each number added up over all ranks."""
         return self._agreed(numbers, dist.ReduceOp.SUM)
@@ -68,6 +75,29 @@ class Ranks:
                 dist.broadcast(values.view(-1).view(torch.uint8), 0)  # backends do not know every dtype
                 tensor.copy_(values)
         return tensor
+
+    def joined(self, own: dict[str, Any]) -> dict[str, Any]:
+        """The entries of all ranks."""
+        if not self.are_several:
+            return own
+        found: list[Any] = [None] * self.layout.world
+        dist.all_gather_object(found, own)
+        return {key: value for each in found for key, value in each.items()}
+
+    @contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """Wait for all at the end, and fail on all where one fails inside: with its own error there, a RankError on the
+        others. `what`: for messages."""
+        failed: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failed = error
+        anywhere = self.largest(float(failed is not None))[0]
+        if failed is not None:
+            raise failed
+        if anywhere:
+            raise RankError(f"{what} failed on another rank.")
 
     def _agreed(self, numbers: tuple[float, ...], operation: dist.ReduceOp.RedOpType) -> tuple[float, ...]:
         if not self.are_several:

@@ -178,6 +178,11 @@ def _average(ranks: Ranks, parameters: list[nn.Parameter]) -> None:
             parameter.grad = ranks.sum_of(gradient).div_(ranks.layout.world)
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with the parts of all ranks, who call this together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def _large_ends(setup: Setup) -> Iterator[nn.Module]:
     """Embedding and head, where each is called as a layer."""
     get = getattr(setup.model, "get_input_embeddings", None)

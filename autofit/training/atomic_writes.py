@@ -9,7 +9,8 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -17,6 +18,7 @@ from safetensors import SafetensorError
 from autofit.core.errors import InputError
 from autofit.core.files import check_regular
 from autofit.core.hardware import GIB, MIB
+from autofit.distributed import Ranks
 
 _PART, _FORMER, _GONE = ".part", ".former", ".gone"
 _CHUNK = 8 * MIB
@@ -41,6 +43,25 @@ def atomic_directory(path: Path, *, what: str, needed_bytes: int) -> Iterator[Pa
 
 
 @contextmanager
+def directory_of_all(ranks: Ranks, path: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
+    """An `atomic_directory` that several ranks fill, on a file system that all share: where one of them fails, none has
+    written."""
+    first = partial(atomic_directory, path, what=what, needed_bytes=needed_bytes)
+    with ExitStack() as stack:
+        with ranks.together(what):
+            part = stack.enter_context(first()) if ranks.is_first else _hidden(path, _PART)
+        with ranks.together(what):
+            try:
+                yield part
+            except OSError as error:
+                if ranks.is_first:  # which tells it as it does of its own files
+                    raise
+                raise _unwritten(path, what, error.strerror or str(error)) from error
+        with ranks.together(what):
+            stack.close()
+
+
+@contextmanager
 def atomic_files(path: Path, *, what: str, needed_bytes: int) -> Iterator[Path]:
     """The same for a directory that may hold other files: each new file replaces its namesake whole, others stay."""
     part = path / _PART
@@ -61,7 +82,7 @@ def _filling(part: Path, path: Path, *, what: str, needed_bytes: int) -> Iterato
         if part.parent == path.parent:  # else it holds files of others
             clean_up(path.parent)
         shutil.rmtree(part, ignore_errors=True)
-        free = _free_bytes(path.parent)
+        free = free_bytes(path.parent)
         if free is not None and free < needed_bytes:
             raise _no_room(path, what, needed_bytes, free)
         part.mkdir()
@@ -70,16 +91,14 @@ def _filling(part: Path, path: Path, *, what: str, needed_bytes: int) -> Iterato
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError | SafetensorError):
             cause = cause.__cause__ or cause.__context__
-        free = _free_bytes(path.parent)
+        free = free_bytes(path.parent)
         written = sum(file.stat().st_size for file in part.rglob("*") if file.is_file())
         is_full = getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
         if is_full or (free is not None and free < needed_bytes - written):
             raise _no_room(path, what, needed_bytes, (free or 0) + written) from error
         if cause is None:
             raise
-        reason = getattr(cause, "strerror", None) or str(cause)
-        message = f"{what} cannot be written to {path}: {reason}."
-        raise InputError(message, "Choose an output directory that can be written to.") from error
+        raise _unwritten(path, what, getattr(cause, "strerror", None) or str(cause)) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -132,13 +151,18 @@ def checksum(path: Path) -> int:
     return crc
 
 
-def _free_bytes(folder: Path) -> int | None:
+def free_bytes(folder: Path) -> int | None:
     """None where the file system does not say, or the folder does not exist."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
         return None
     return usage.free if usage.total else None
+
+
+def _unwritten(path: Path, what: str, reason: str) -> InputError:
+    message = f"{what} cannot be written to {path}: {reason}."
+    return InputError(message, "Choose an output directory that can be written to.")
 
 
 def _no_room(path: Path, what: str, needed_bytes: int, free_bytes: int) -> InputError:

@@ -2,7 +2,9 @@
 
 `checkpoints/step-00000200/` holds what training changes in 200 steps: trained weights and buffers (safetensors), the
 state of optimizer, scaler, random numbers and data (read with `weights_only=True`, so it cannot run code), and
-`checkpoint.yaml`, which names the run and holds the checksums of the other files.
+`checkpoint.yaml`, which names the run and holds the checksums of the other files. Several ranks write one together:
+each its parts of the weights and of the optimizer's state (`sharded_state`) and its random numbers. Any number of ranks
+reads either.
 """
 
 import hashlib
@@ -22,13 +24,17 @@ from autofit.core import strict_yaml
 from autofit.core.errors import InputError, reported
 from autofit.core.hardware import MIB
 from autofit.core.workload import check_counts
+from autofit.distributed import Ranks
 from autofit.setup import Setup
 from autofit.setup.host_copies import plain_tensors
+from autofit.setup.sharding import whole
 from autofit.techniques import all_techniques
-from autofit.training import atomic_writes, random_state
+from autofit.training import atomic_writes, random_state, sharded_state
 
 FOLDER = "checkpoints"
 _LABEL, _WEIGHTS, _BUFFERS, _STATE = "checkpoint.yaml", "weights.safetensors", "buffers.safetensors", "state.pt"
+_STATE_OF_RANK = "state-{}.pt"  # of ranks after the first
+_PARTS = "parts"  # in what was read: the tensors of which each rank wrote a part
 _FORMAT = 1
 _STEP = re.compile(r"step-(\d{8,})")
 _OPTIMIZER_LAYOUT = ("optimizer", "optimizer_in_backward", "optimizer_offload")  # knobs that lay out its state
@@ -61,13 +67,26 @@ def save(setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, d
     check_counts(keep_last=keep_last)
     assert setup.optimizer is not None, "build() sets the optimizer"
     _check_readable(data_state, "the loader")
-    weights, buffers = _detached(setup.trainable()), _detached(setup.model.named_buffers())
+    ranks, files = setup.ranks, dict[str, Any]()
+    by_name = sharded_state.optimizer_state(setup) if ranks.are_several else None
+    parts = {name: weight.detach() for name, weight in setup.trainable()} if ranks.are_several else {}
+    parts |= by_name[0] if by_name else {}
     state = {
-        "optimizer": setup.optimizer.state_dict(),
-        "scaler": setup.scaler.state_dict() if setup.scaler else None,
+        "optimizer": None if by_name else setup.optimizer.state_dict(),
+        "names": sharded_state.names_of(setup),
+        "ranks": ranks.layout.world,
         "random": random_state.capture(setup.device),
-        "data": data_state,
     }
+    if ranks.is_first:
+        files[_STATE] = state | {
+            "optimizer_numbers": by_name and by_name[1],
+            "scaler": setup.scaler.state_dict() if setup.scaler else None,
+            "data": data_state,
+        }
+        files[_BUFFERS] = detached(setup.model.named_buffers())
+        files |= {} if ranks.are_several else {_WEIGHTS: detached(setup.trainable())}
+    else:
+        files[_STATE_OF_RANK.format(ranks.rank)] = state
     label = {
         "autofit_checkpoint": _FORMAT,
         "next_step": next_step,
@@ -76,17 +95,27 @@ def save(setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, d
         "config": dict(setup.config),
         "hyperparameters": asdict(setup.hyperparameters),
         "frozen_weights": _frozen_digest(setup),
+        "ranks": ranks.layout.world,
         "versions": {"torch": str(torch.__version__)},
     }
     path = directory / FOLDER / f"step-{next_step:08d}"
-    needed = _storage_bytes((weights, buffers, state)) + MIB
-    with atomic_writes.atomic_directory(path, what=f"the checkpoint of step {next_step}", needed_bytes=needed) as part:
-        safetensors.torch.save_file(weights, part / _WEIGHTS)
-        safetensors.torch.save_file(buffers, part / _BUFFERS)
-        with (part / _STATE).open("wb") as file:  # given a path, torch would hide why the system failed
-            torch.save(state, file)
-        checksums = {name: atomic_writes.checksum(part / name) for name in (_WEIGHTS, _BUFFERS, _STATE)}
-        (part / _LABEL).write_text(strict_yaml.dump({**label, "crc32": checksums}), encoding="utf-8")
+    (needed,) = ranks.sums(_storage_bytes((files, parts)) + MIB)
+    what = f"the checkpoint of step {next_step}"
+    with atomic_writes.directory_of_all(ranks, path, what=what, needed_bytes=int(needed)) as part:
+        for name, content in files.items():
+            if name in (_WEIGHTS, _BUFFERS):
+                safetensors.torch.save_file(content, part / name)
+            else:
+                with (part / name).open("wb") as file:  # given a path, torch would hide why the system failed
+                    torch.save(content, file)
+        written = [part / name for name in files]
+        if parts:
+            written += sharded_state.write(parts, part)
+        checksums = ranks.joined({file.name: atomic_writes.checksum(file) for file in written})
+        if ranks.is_first:
+            (part / _LABEL).write_text(strict_yaml.dump({**label, "crc32": checksums}), encoding="utf-8")
+    if not ranks.is_first:
+        return path
     # Later checkpoints could not be read on the way to this step; left there, they would count as the newest.
     earlier = [path for step, path in _steps(directory) if step <= next_step]
     for _, existing in _steps(directory):
@@ -113,17 +142,20 @@ def load(setup: Setup, directory: Path) -> Loaded:
     """Restore a run from its newest checkpoint, or the one before it where that is damaged."""
     damaged: list[str] = []
     for step, path in _steps(directory):
+        damage: object = None
         try:
             label = _read_label(path)
             if label["next_step"] != step:
                 raise _DamagedError(f"{_LABEL} is not what was written")
             _check_agreement(path, _config_differences(setup, label))
-            contents = _read_contents(path, label)
+            contents = _read_contents(path, label, setup.ranks)
         except _DamagedError as error:
-            damaged.append(f"the checkpoint of step {step} is damaged ({error})")
+            damage = error
+        if setup.ranks.largest(float(damage is not None))[0]:
+            damaged.append(f"the checkpoint of step {step} is damaged ({damage or 'as another rank sees'})")
             continue
         _check_agreement(path, _weight_differences(setup, label, contents[_WEIGHTS]))
-        _restore(setup, contents)
+        _restore(setup, contents, path)
         notes = [f"{reason}; training goes on from that of step {label['next_step']}." for reason in damaged]
         return Loaded(label["next_step"], contents[_STATE]["data"], (*notes, *_changed_settings(setup, label)))
     if damaged:
@@ -148,12 +180,12 @@ def _frozen_digest(setup: Setup) -> str:
     digest = hashlib.sha256()
     for name, tensor in setup.model.state_dict().items():
         if name in frozen and tensor.is_floating_point() and tensor.itemsize > 1 and tensor.numel():
-            values = tensor.detach().reshape(-1)[:: -(-tensor.numel() // _SAMPLES)]
+            values = whole(tensor.detach()).reshape(-1)[:: -(-tensor.numel() // _SAMPLES)]
             digest.update(name.encode() + values.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
-def _detached(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def detached(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Tensors as safetensors takes them: on the host, contiguous, and sharing no memory."""
     detached: dict[str, torch.Tensor] = {}
     addresses: set[int] = set()
@@ -196,25 +228,34 @@ def _read_label(path: Path) -> dict[str, Any]:
     return label
 
 
-def _read_contents(path: Path, label: dict[str, Any]) -> dict[str, Any]:
-    """The contents of every other file, all of them checked before any is used. State goes to the host: each optimizer
-    knows best what of it belongs on the device, and an offloaded one none. Tensors of a library's own class (torchao's)
-    pass `weights_only`: that library, loaded with the optimizer, has registered them as safe."""
+def _read_contents(path: Path, label: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    """The contents of every other file, all of them checked before any is used; of weights that several ranks wrote,
+    what they are. State goes to the host: each optimizer knows best what of it belongs on the device, and an offloaded
+    one none. Tensors of a library's own class (torchao's) pass `weights_only`: that library, loaded with the optimizer,
+    has registered them as safe."""
     contents: dict[str, Any] = {}
-    for name in (_WEIGHTS, _BUFFERS, _STATE):
+    of_rank = _STATE_OF_RANK.format(ranks.rank % int(label.get("ranks", 1)))
+    read = {_WEIGHTS, _BUFFERS, _STATE, of_rank} & label["crc32"].keys()
+    for number, name in enumerate(sorted(label["crc32"].keys() | {_BUFFERS, _STATE})):
         file = path / name
+        if name not in read and number % ranks.layout.world != ranks.rank:
+            continue  # another rank checks it
         try:
             if atomic_writes.checksum(file) != label["crc32"].get(name):
                 raise _DamagedError(f"{name} is not what was written")
-            if name != _STATE:
+            if name in (_WEIGHTS, _BUFFERS):
                 contents[name] = safetensors.torch.load_file(file)
-                continue
         except OSError as error:
             raise _DamagedError(f"{name} cannot be read: {error.strerror}") from error
-        try:
-            contents[name] = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises whatever it stumbles over, with pages of advice
-            raise _DamagedError(f"{name} cannot be read ({type(error).__name__})") from error
+        if name in read and name.endswith(".pt"):
+            try:
+                contents[name] = torch.load(file, map_location="cpu", weights_only=True)
+            except Exception as error:  # torch raises whatever it stumbles over, with pages of advice
+                raise _DamagedError(f"{name} cannot be read ({type(error).__name__})") from error
+    if _WEIGHTS not in label["crc32"] and "ranks" in label and label["ranks"] > 1:
+        contents[_PARTS] = sharded_state.described(path)
+        contents[_WEIGHTS] = {name: each for name, each in contents[_PARTS].items() if name not in contents[_BUFFERS]}
+    contents[_STATE] |= contents.pop(of_rank, {})
     return contents
 
 
@@ -238,7 +279,7 @@ def _config_differences(setup: Setup, label: dict[str, Any]) -> list[str]:
 
 def _weight_differences(setup: Setup, label: dict[str, Any], saved: dict[str, torch.Tensor]) -> list[str]:
     mine = {name: list(parameter.shape) for name, parameter in setup.trainable()}
-    theirs = {name: list(tensor.shape) for name, tensor in saved.items()}
+    theirs = {name: list(tensor.shape) for name, tensor in saved.items() if not sharded_state.is_of_optimizer(name)}
     both = [name for name in mine if name in theirs]
     differences = [f"weight {n} {mine[n]}, checkpoint has {theirs[n]}" for n in both if mine[n] != theirs[n]]
     differences += [f"weight {name} is trained, checkpoint has none" for name in mine if name not in theirs]
@@ -249,22 +290,28 @@ def _weight_differences(setup: Setup, label: dict[str, Any], saved: dict[str, to
 
 
 @torch.no_grad()
-def _restore(setup: Setup, contents: dict[str, Any]) -> None:
+def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
     """Load everything into the setup. Weight decay stays as this run sets it, as the learning rate does."""
     assert setup.optimizer is not None, "build() sets the optimizer"
-    for name, parameter in setup.trainable():
-        parameter.copy_(contents[_WEIGHTS][name])
+    state, buffers_of = contents[_STATE], setup.model.get_submodule
+    decays = [group.get("weight_decay") for group in setup.optimizer.param_groups]  # not every optimizer has one
+    if _PARTS in contents:
+        sharded_state.restore(setup, contents[_PARTS], state, path)
+    else:
+        for name, parameter in setup.trainable():
+            parameter.copy_(sharded_state.own_part(contents[_WEIGHTS][name], parameter.detach()))
+        if setup.ranks.are_several:
+            sharded_state.divide_optimizer(setup, state)
+        else:
+            setup.optimizer.load_state_dict(state["optimizer"])
     for name, values in contents[_BUFFERS].items():
         parent, _, own_name = name.rpartition(".")
-        buffers = setup.model.get_submodule(parent)._buffers
+        buffers = buffers_of(parent)._buffers
         buffer = buffers.get(own_name)
         if buffer is not None and buffer.shape == values.shape:
             buffer.copy_(values)
         else:  # one that the model makes or replaces while it runs
             buffers[own_name] = values.to(setup.device)
-    state = contents[_STATE]
-    decays = [group.get("weight_decay") for group in setup.optimizer.param_groups]  # not every optimizer has one
-    setup.optimizer.load_state_dict(state["optimizer"])
     for group, decay in zip(setup.optimizer.param_groups, decays, strict=True):
         if decay is not None:
             group["weight_decay"] = decay

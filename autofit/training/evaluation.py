@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from autofit.core.errors import InputError
-from autofit.data.batch import loss_count, sample_count, samples_of
+from autofit.data.batch import loss_count, own_samples, sample_count, samples_of
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.setup.state import evaluation_mode
@@ -36,26 +36,30 @@ def check_evaluation(setup: Setup, loader: Any) -> None:
 
 
 def _sums(setup: Setup, batches: Iterable[Any]) -> tuple[float, int]:
-    """The sum of losses and the number of terms in it. Slices are as large as the micro-batch, which fits with
-    gradients; where longer samples run out of memory, they are halved."""
-    total, weight, size, cut = 0.0, 0, setup.micro_batch_size, setup.workload.split
+    """The sum of losses and the number of terms in it, of all ranks. Slices are as large as the micro-batch, which fits
+    with gradients; where longer samples run out of memory, they are halved, on one device."""
+    total, weight, size, cut, ranks = 0.0, 0, setup.micro_batch_size, setup.workload.split, setup.ranks
     with evaluation_mode(setup.model):
         for batch in batches:
-            start, samples = 0, sample_count(batch, cut)
-            while start < samples:
-                part = samples_of(batch, start, min(start + size, samples), cut)
-                count = loss_count(setup.workload, part)
-                loss = _loss_if_it_fits(setup, part, size) if count else 0.0
+            own, counts = own_samples(batch, ranks.sampler, ranks.layout.samplers, cut)
+            start, samples = 0, sample_count(own, cut) if counts else 0
+            while ranks.largest(samples - start)[0] > 0:
+                is_spare = start >= samples  # a forward that only the other ranks need
+                part = samples_of(own, *(0, 1) if is_spare else (start, min(start + size, samples)), cut)
+                count = 0 if is_spare else loss_count(setup.workload, part)
+                loss = _loss_if_it_fits(setup, part, size) if count or ranks.are_several else 0.0
                 if loss is None:
                     gc.collect()
                     if setup.device.type == "cuda":
                         torch.cuda.empty_cache()
                     size = max(1, size // 2)
                     continue
-                total += loss if setup.workload.reduction == "sum" else loss * count
+                if count:
+                    total += loss if setup.workload.reduction == "sum" else loss * count
                 weight += count
                 start += size
-    return total, weight
+    total, everywhere = ranks.sums(total, weight)
+    return total, int(everywhere)
 
 
 def _loss_if_it_fits(setup: Setup, part: Any, size: int) -> float | None:
@@ -63,6 +67,6 @@ def _loss_if_it_fits(setup: Setup, part: Any, size: int) -> float | None:
     try:
         return loss_value(setup, part)
     except Exception as error:
-        if size == 1 or not is_out_of_memory(error):
+        if size == 1 or setup.ranks.are_several or not is_out_of_memory(error):
             raise
         return None

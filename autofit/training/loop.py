@@ -142,10 +142,14 @@ class _Stepper:
         """Roll the step back and change the config. The handler has returned, so the step's tensors are freed."""
         setup = self._setup
         failure = f"memory ran out in the {setup.phase} of step {step}"
-        if not self._recovery.roll_back():
+        if setup.ranks.are_several:  # the others wait for this one in the middle of the step
+            failure = f"{failure} on rank {setup.ranks.rank} of {setup.ranks.layout.world}"
+            if self._recovery.reduce() is not None:
+                raise OutOfMemoryError(f"{failure}.", torn=True)
+        elif not self._recovery.roll_back():
             self._recovery.reduce()
             raise OutOfMemoryError(f"{failure}, which left weights half updated.", torn=True)
-        change = self._recovery.reduce()
+        change = None if setup.ranks.are_several else self._recovery.reduce()
         if change is None:
             message = f"{failure}, and nothing is left that would need less and learn the same"
             raise OutOfMemoryError(f"{message} (micro-batch {setup.micro_batch_size}).")

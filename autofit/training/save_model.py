@@ -3,17 +3,20 @@ adapters into a plain model."""
 
 import copy
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from autofit.core.hardware import MIB
+from autofit.distributed import Ranks
 from autofit.setup import Setup
 from autofit.setup.experts import adapts_parameter, plain_experts, quantised_weights
+from autofit.setup.sharding import whole
 from autofit.techniques.quantization import dequantised, is_quantised
 from autofit.training import atomic_writes
 
@@ -26,36 +29,68 @@ def save_model(setup: Setup, directory: Path) -> None:
 
     With adapters: `adapter_model.safetensors` and `adapter_config.json`, for `PeftModel.from_pretrained(base,
     directory)`. A transformers model: for `from_pretrained(directory)`. Any other module: `model.safetensors`, for
-    `safetensors.torch.load_model`.
+    `safetensors.torch.load_model`. Of several ranks, who call this together, the first writes; its host holds the
+    trained weights meanwhile.
     """
     is_adapted = bool(setup.config["lora_rank"])
-    saved = (parameter for _, parameter in setup.trainable()) if is_adapted else setup.model.state_dict().values()
-    needed = sum(tensor.numel() * tensor.itemsize for tensor in saved if isinstance(tensor, torch.Tensor)) + MIB
+    saved: dict[str, Any] = dict(setup.trainable()) if is_adapted else setup.model.state_dict()
+    needed = sum(each.numel() * each.itemsize for each in saved.values() if isinstance(each, torch.Tensor)) + MIB
+    state = gathered(saved, setup.ranks)
+    if not setup.ranks.is_first:
+        return
     with atomic_writes.atomic_files(directory, what="the trained model", needed_bytes=needed) as part:
         if is_adapted:
-            _save_adapter(setup, part)
+            _save_adapter(setup, state, part)
         elif callable(save_pretrained := getattr(setup.model, "save_pretrained", None)):
-            save_pretrained(part)
+            save_pretrained(part, state_dict=state) if setup.ranks.are_several else save_pretrained(part)
+        elif setup.ranks.are_several:
+            safetensors.torch.save_file(_each_once(state), part / "model.safetensors")
         else:
             safetensors.torch.save_model(setup.model, str(part / "model.safetensors"))
 
 
-def _save_adapter(setup: Setup, directory: Path) -> None:
+def _save_adapter(setup: Setup, state: dict[str, torch.Tensor], directory: Path) -> None:
     from peft import get_peft_model_state_dict
 
     model: Any = setup.model
     config = copy.copy(model.peft_config["default"])
-    whole = {name: parameter for name, parameter in setup.trainable() if "lora_" not in name}  # a new head
-    config.modules_to_save = sorted({name.rpartition(".")[0] for name in whole}) or None
+    full = {name: tensor for name, tensor in state.items() if "lora_" not in name}  # a new head
+    config.modules_to_save = sorted({name.rpartition(".")[0] for name in full}) or None
     config.task_type = _TASK_TYPES.get(setup.workload.task)
     config.base_model_name_or_path = getattr(model, "name_or_path", None) or None
     config.inference_mode = True
     # Embeddings are frozen, even where the head that they are tied to has adapters.
-    weights = {**get_peft_model_state_dict(model, save_embedding_layers=False), **whole}
+    weights = {**get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False), **full}
     # The names that PeftModel.from_pretrained looks for: it wraps the model twice.
     tensors = {f"base_model.model.{name}": tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     safetensors.torch.save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(directory)
+
+
+@torch.no_grad()
+def gathered(tensors: Mapping[str, torch.Tensor], ranks: Ranks) -> dict[str, torch.Tensor]:
+    """Whole tensors: of several ranks, who call this together, in the first one's host memory, one after the other.
+    Tied ones stay the same tensor."""
+    if not ranks.are_several:
+        return dict(tensors)
+    found: dict[str, torch.Tensor] = {}
+    names: dict[tuple[int, torch.Size], str] = {}
+    for name, tensor in tensors.items():
+        address = tensor.to_local().data_ptr() if isinstance(tensor, DTensor) else tensor.data_ptr()
+        first = names.setdefault((address, tensor.shape), name) if address else name
+        if first != name:
+            found |= {name: found[first]} if ranks.is_first else {}
+            continue
+        full = whole(tensor.detach())
+        if ranks.is_first:
+            found[name] = full.cpu()
+    return found
+
+
+def _each_once(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Without further names of the same tensor, which safetensors does not take."""
+    names = {id(tensor): name for name, tensor in reversed(tensors.items())}
+    return {name: tensors[name].contiguous() for name in names.values()}
 
 
 @torch.no_grad()

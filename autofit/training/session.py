@@ -1,6 +1,7 @@
 """One training of the user's model with a known config: build, resume, run, evaluate, save, and restore."""
 
 import functools
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from torch import nn
 
 from autofit.core.errors import AutofitError, DivergedError, OutOfMemoryError, counted
 from autofit.core.files import write_atomically
+from autofit.core.interrupts import Interrupts
 from autofit.core.strict_yaml import dump, load_mapping
 from autofit.core.workload import Hyperparameters, Workload, check_counts
+from autofit.distributed.group import devices_of_group
 from autofit.hardware import segments
 from autofit.hardware.device import detect
 from autofit.setup import Setup, requirements
@@ -22,7 +25,6 @@ from autofit.training.build import build
 from autofit.training.epochs import Epochs
 from autofit.training.evaluation import check_evaluation, evaluate
 from autofit.training.inspect import check_loss
-from autofit.training.interrupts import Interrupts
 from autofit.training.loop import Callback, Listener, StepReport, train
 from autofit.training.metrics import Bar, MetricsFile, Recorder, TensorBoard
 from autofit.training.oom_recovery import FALLBACK_KNOBS
@@ -60,9 +62,10 @@ class CheckpointPolicy:
 
 @dataclass(frozen=True)
 class Session:
-    """What is trained, how it learns, and who listens. `listener` gets sentences; `callbacks` the report of every step.
-    `restart` is called where memory ran out in the middle of an update, to resume in a fresh process; without it this
-    process goes back to the last checkpoint."""
+    """What is trained, how it learns, and who listens. `listener` gets sentences; `callbacks` the report of every step,
+    on the first rank. `restart` is called where memory ran out in the middle of an update, to resume in a fresh
+    process; without it this process goes back to the last checkpoint. `taken` gets the trained setup, whose model then
+    need not come back as it was: the process ends."""
 
     workload: Workload
     model: nn.Module
@@ -72,6 +75,7 @@ class Session:
     listener: Listener
     progress: bool = False
     restart: Callable[[], NoReturn] | None = None
+    taken: Callable[[Setup], Any] | None = None
 
     def run(
         self, config: Mapping[str, Any], device: str | None, loader: Any, *, steps: int, eval_loader: Any = None
@@ -84,7 +88,7 @@ class Session:
         self.model.zero_grad()  # earlier gradients would be added to those of the first step
         restore_dtypes = self.workload.keeps is not None
         with segments.as_in_probes(device, self.listener), restored(self.model, dtypes=restore_dtypes):
-            hardware = detect(device)
+            hardware = detect(device).of_several(*devices_of_group())
             config = {**config, **batch_split}
             setup = build(self.workload, config, hardware, model=self.model, hyperparameters=self.hyperparameters)
             for note in (*hardware.notes, *setup.warnings):
@@ -96,16 +100,20 @@ class Session:
                     check_loss(setup)
                     if eval_loader is not None:
                         check_evaluation(setup, eval_loader)
-                return _Training(self, setup, loader, eval_loader).run(steps)
+                answer = _Training(self, setup, loader, eval_loader).run(steps)
+                if self.taken:
+                    self.taken(setup)
+                return answer
             finally:
-                setup.close()
+                if not self.taken:
+                    setup.close()
 
 
 class _Training:
     """A session from its build to its last step."""
 
     def __init__(self, session: Session, setup: Setup, loader: Any, eval_loader: Any) -> None:
-        self._session, self._setup = session, setup
+        self._session, self._setup, self._ranks = session, setup, setup.ranks
         self._policy, self._notify = session.policy, session.listener
         self._directory = session.policy.directory
         self._loader, self._eval_loader = loader, eval_loader
@@ -115,7 +123,7 @@ class _Training:
         self._evaluations: dict[int, float] = {}  # by the step before them
         self._recorders: list[Recorder] = []
         self._config = setup.config
-        self._interrupts = Interrupts(session.listener)
+        self._interrupts = Interrupts(self._note_interrupt)
 
     def run(self, steps: int) -> tuple[list[StepReport], list[float]]:
         """Train up to that many steps in all, from wherever the run stands."""
@@ -125,11 +133,11 @@ class _Training:
             done = counted(first, "step")
             self._notify(f"the run has done {done} already, more than the {steps} it was to go on to.")
         with ExitStack() as stack:
-            if self._directory:
+            if self._directory and self._ranks.is_first:
                 self._recorders.append(MetricsFile(self._directory / METRICS_FILE, first_step=first))
                 if requirements.installed("tensorboard"):
                     self._recorders.append(TensorBoard(self._directory / "tensorboard"))
-            if self._session.progress:
+            if self._session.progress and self._ranks.is_first:
                 self._recorders.append(Bar(steps, first_step=first))
             for recorder in self._recorders:
                 stack.callback(recorder.close)
@@ -145,7 +153,8 @@ class _Training:
     def _attempt(self, first: int, steps: int) -> OutOfMemoryError | None:
         """Run to the end; returns the error if memory ran out in an update, which only a checkpoint can undo."""
         after_step = functools.partial(self._after_step, steps=steps)
-        callbacks: tuple[Callback, ...] = (*self._session.callbacks, *self._recorders, after_step)
+        own = self._session.callbacks if self._ranks.is_first else ()
+        callbacks: tuple[Callback, ...] = (*own, *self._recorders, after_step)
         try:
             train(self._setup, self._epochs, steps=steps, first_step=first, callbacks=callbacks, listener=self._notify)
         except DivergedError as error:
@@ -154,6 +163,9 @@ class _Training:
             if not error.torn:
                 raise
             self._policy.save_batch_split(self._setup.config)
+            if self._ranks.are_several:  # the others cannot go back by themselves
+                error.knobs = {knob: self._setup.config[knob] for knob in FALLBACK_KNOBS}
+                raise
             return error
         return None
 
@@ -163,7 +175,7 @@ class _Training:
         if self._setup.config != self._config:
             self._config = self._setup.config
             self._policy.save_batch_split(self._config)
-        stopping = self._interrupts.received is not None
+        stopping = self._is_stopping()
         if self._directory and (stopping or done % self._policy.checkpoint_every == 0 or done == steps):
             self._save(self._directory, done)
         if stopping:
@@ -175,6 +187,17 @@ class _Training:
             self._evaluations[report.step] = loss
             for recorder in self._recorders:
                 recorder.evaluated(report.step, loss)
+
+    def _is_stopping(self) -> bool:
+        """Whether a signal came, to any rank: all stop after the same step."""
+        if self._directory and self._ranks.are_several:
+            (number,) = self._ranks.largest(self._interrupts.received or 0)
+            self._interrupts.received = int(number) or None
+        return self._interrupts.received is not None
+
+    def _note_interrupt(self, number: int) -> None:
+        name = signal.Signals(number).name
+        self._notify(f"{name}: stopping after this step, with a checkpoint; again: at once.")
 
     def _save(self, directory: Path, next_step: int) -> None:
         keep_last, state = self._policy.keep_last, self._epochs.state()

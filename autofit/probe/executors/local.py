@@ -1,9 +1,7 @@
 """The executor of one machine: a zygote of this process, which forks one child per probe."""
 
 import contextlib
-import copyreg
 import dataclasses
-import io
 import os
 import pickle
 import signal
@@ -18,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from autofit.core.environment import set_defaults
 from autofit.core.errors import AutofitError, ProbeError, printable, reported, told
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
+from autofit.distributed.pickling import pickled
 from autofit.hardware.out_of_memory import outcome_of_last_words
 from autofit.probe.executors import Executor, Work
 from autofit.probe.measure import check_free_memory, measure, serve
@@ -166,23 +163,11 @@ class LocalExecutor(Executor):
 
     def _pickle(self, workload: Workload | None) -> bytes:
         if self._pickled is None or self._pickled[0] is not workload:
-            file = io.BytesIO()
             remedy = "Give factories that hold no open files, locks or device handles: autofit.Workload(model=...)."
             unsent = reported(lambda error: f"the workload cannot be sent to a probe process: {told(error)}.", remedy)
             with unsent, _PICKLING:
-                _Pickler(file).dump(workload)
-            self._pickled = workload, file.getvalue()
+                self._pickled = workload, pickled(workload)
         return self._pickled[1]
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle that also takes modules with parametrizations (weight_norm), which torch itself refuses to pickle:
-    they could not be opened where their class does not exist, but cloudpickle sends the class along."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, nn.Module) and is_parametrized(obj):
-            return copyreg.__newobj__, (type(obj),), obj.__dict__  # type: ignore[attr-defined]
-        return super().reducer_override(obj)
 
 
 def _ending(answer: Ended, timeout: float) -> tuple[Outcome, str]:

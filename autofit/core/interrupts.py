@@ -1,4 +1,6 @@
-"""Ctrl-C, SIGTERM and a lost terminal during a training: it stops after the step that runs, with whole weights."""
+"""Ctrl-C, SIGTERM and a lost terminal during a training: it stops after the step that runs, with whole weights.
+
+Who starts its processes passes them on and waits."""
 
 import signal
 import threading
@@ -7,12 +9,13 @@ from typing import Any
 
 
 class Interrupts:
-    """While it is entered, the first SIGINT, SIGTERM or SIGHUP is noted in `received`; the second acts at once. Only in
-    the main thread, where Python delivers signals, and only where nobody else handles or ignores them."""
+    """While it is entered, the first SIGINT, SIGTERM or SIGHUP is noted in `received` and told to a function; the
+    second acts at once. Only in the main thread, where Python delivers signals, and only where nobody else handles or
+    ignores them."""
 
-    def __init__(self, notify: Callable[[str], None]) -> None:
+    def __init__(self, noted: Callable[[int], None]) -> None:
         self.received: int | None = None
-        self._notify = notify
+        self._noted = noted
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
@@ -35,4 +38,4 @@ class Interrupts:
     def _note(self, number: int, _: object) -> None:
         self.__exit__()
         self.received = number
-        self._notify(f"{signal.Signals(number).name}: stopping after this step, with a checkpoint; again: at once.")
+        self._noted(number)

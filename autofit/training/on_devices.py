@@ -1,0 +1,155 @@
+"""A session on several devices of this machine: one process for each, and the trained weights back in the user's model.
+
+Weights travel as safetensors, which all ranks map: the host holds them once. The model's structure, the loader, the
+loss and the callbacks travel by cloudpickle.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from autofit.core.errors import InputError, OutOfMemoryError
+from autofit.core.workload import Hyperparameters, Workload
+from autofit.distributed.group import TIMEOUT
+from autofit.distributed.launcher import Said, on_ranks
+from autofit.hardware.device import detect
+from autofit.setup import Setup, Stage
+from autofit.techniques import all_techniques, canonicalize
+from autofit.training import atomic_writes, checkpoint
+from autofit.training.build import adapt
+from autofit.training.loop import Callback, StepReport
+from autofit.training.meta_model import materialize, meta_copy
+from autofit.training.save_model import gathered
+from autofit.training.session import CheckpointPolicy, Session
+from autofit.training.user_model import restored
+
+_GIVEN, _TRAINED = "given.safetensors", "trained.safetensors"
+_SHARED = Path("/dev/shm")  # memory that processes share, where there is room
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """A session without its weights, as ranks get it."""
+
+    workload: Workload
+    structure: nn.Module
+    hyperparameters: Hyperparameters
+    policy: CheckpointPolicy
+    callbacks: tuple[Callback, ...]
+    progress: bool
+    folder: Path
+    config: Mapping[str, Any]
+    device: str
+    loader: Any
+    eval_loader: Any
+    steps: int
+
+
+def run_on_devices(
+    session: Session,
+    config: Mapping[str, Any],
+    device: str,
+    loader: Any,
+    *,
+    devices: int,
+    steps: int,
+    eval_loader: Any = None,
+    timeout: float = TIMEOUT,
+) -> tuple[list[StepReport], list[float]]:
+    """What `Session.run` does, on so many devices. Where memory runs out on one of them, all go back to the last
+    checkpoint, or to the start, with a smaller micro-batch. `timeout`: seconds that one rank waits for another."""
+    named = _plain(session.model)
+    with tempfile.TemporaryDirectory(prefix="autofit-weights-", dir=_roomy(named)) as folder:
+        safetensors.torch.save_file(named, Path(folder, _GIVEN))
+        structure, policy = meta_copy(session.model), session.policy
+        workload = dataclasses.replace(session.workload, model=lambda: structure)
+        given = (session.hyperparameters, policy, tuple(session.callbacks), session.progress, Path(folder))
+        job = _Job(workload, structure, *given, config, device, loader, eval_loader, steps)
+        while True:
+            try:
+                options: dict[str, Any] = {"count": devices, "device": device, "timeout": timeout}
+                answer = on_ranks(_train, job, **options, said=session.listener)
+                break
+            except OutOfMemoryError as error:
+                if not error.knobs:
+                    raise
+                session.listener(f"{error.message[:-1]}: all start again, with {_told(error.knobs)}.")
+                resume = policy.directory is not None and checkpoint.exists(policy.directory)
+                policy = dataclasses.replace(policy, resume=resume)
+                job = dataclasses.replace(job, policy=policy, config={**job.config, **error.knobs})
+        _take_back(session, config, device, Path(folder, _TRAINED))
+    return answer  # type: ignore[no-any-return]
+
+
+def _train(say: Said, job: _Job) -> tuple[list[StepReport], list[float]]:
+    """One rank's session."""
+    with safe_open(job.folder / _GIVEN, framework="pt") as file:
+        own = {each: file.get_tensor(name) for name, each in job.structure.named_parameters()}
+    made = {each: nn.Parameter(tensor, each.requires_grad) for each, tensor in own.items()}
+    for module in job.structure.modules():
+        module._parameters.update({name: made[each] for name, each in module._parameters.items() if each is not None})
+    session = Session(
+        job.workload,
+        job.structure,
+        job.hyperparameters,
+        job.policy,
+        job.callbacks,
+        say,
+        job.progress,
+        taken=partial(_give, job.folder / _TRAINED),
+    )
+    return session.run(job.config, job.device, job.loader, steps=job.steps, eval_loader=job.eval_loader)
+
+
+def _give(path: Path, setup: Setup) -> None:
+    """Leave what training changed for the caller."""
+    changed = gathered(dict(setup.trainable()) | dict(setup.model.named_buffers()), setup.ranks)
+    if setup.ranks.is_first:
+        safetensors.torch.save_file(checkpoint.detached(changed.items()), path)
+
+
+@torch.no_grad()
+def _take_back(session: Session, config: Mapping[str, Any], device: str, path: Path) -> None:
+    """Do to the user's model what the config does to weights (formats, adapters), where it is, and load what was
+    trained. Quantised weights go to the device, which rounds them as the ranks' did."""
+    model = session.model
+    home = next(model.parameters()).device.type
+    kept = {each.name for each in all_techniques() if each.stage <= Stage.ADAPT}
+    with restored(model, dtypes=session.workload.keeps is not None):
+        hardware = detect(home if config.get("quantization", "none") == "none" else device)
+        plain = canonicalize({knob: config[knob] for knob in config if knob in kept}, session.workload, hardware)
+        setup = Setup(session.workload, plain, hardware, torch.device(hardware.device), model, session.hyperparameters)
+        adapt(setup)
+        materialize(setup)
+        trained = safetensors.torch.load_file(path)
+        for name, tensor in (*setup.trainable(), *model.named_buffers()):
+            tensor.copy_(trained[name])
+        setup.close()
+
+
+def _plain(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights of a model by their names, each once, as safetensors takes them. Raises InputError for others."""
+    for name, parameter in model.named_parameters():
+        if type(parameter) is not nn.Parameter or parameter.layout is not torch.strided:
+            message = f"{name} of the model is a {type(parameter).__name__}, which cannot be given to several processes"
+            raise InputError(f"{message}.", "Load plain weights: the knob quantization quantises them.")
+    return checkpoint.detached(model.named_parameters())
+
+
+def _roomy(tensors: Mapping[str, torch.Tensor]) -> Path | None:
+    """Where weights lie in memory twice at most; None: where temporary files lie."""
+    needed = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
+    free = atomic_writes.free_bytes(_SHARED) or 0
+    return _SHARED if free > 3 * needed else None
+
+
+def _told(knobs: Mapping[str, Any]) -> str:
+    return ", ".join(f"{knob} {value}" for knob, value in knobs.items())

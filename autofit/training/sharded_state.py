@@ -1,0 +1,159 @@
+"""Tensors of a checkpoint that several ranks write, each its own parts, and that any number of ranks reads.
+
+torch.distributed.checkpoint divides and joins them, in safetensors: its own format's reader and planner would unpickle
+what they read, and so run code.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from autofit.core.errors import InputError
+from autofit.setup import Setup
+
+_OPTIMIZER = "optimizer/"
+
+
+class _TensorsOnly(DefaultLoadPlanner):  # type: ignore[misc]
+    def load_bytes(self, read_item: Any, value: Any) -> None:
+        raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
+
+
+def write(tensors: dict[str, torch.Tensor], folder: Path) -> list[Path]:
+    """Write the parts of this rank, and return the files; all ranks call it with the same names."""
+    with _quiet():
+        dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    return list(folder.glob(f"shard-{dist.get_rank() + 1:05d}-*.safetensors"))
+
+
+def described(folder: Path) -> dict[str, torch.Tensor]:
+    """The whole tensors by their names, on meta: their shapes and dtypes."""
+    found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    return {name: torch.empty(each.size, dtype=each.properties.dtype, device="meta") for name, each in found.items()}
+
+
+def is_of_optimizer(name: str) -> bool:
+    """Whether a tensor of that name belongs to the optimizer's state."""
+    return name.startswith(_OPTIMIZER)
+
+
+def optimizer_state(setup: Setup) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]] | None:
+    """The optimizer's state by names: tensors that divide as their parameters do or are whole everywhere, and numbers.
+    None for an optimizer of another kind, whose state belongs to the parts of one rank."""
+    if not _divides(setup):
+        return None
+    assert setup.optimizer is not None, "build() sets the optimizer"
+    tensors: dict[str, torch.Tensor] = {}
+    numbers: dict[str, dict[str, Any]] = {}
+    for name, parameter in setup.trainable():
+        for key, value in setup.optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                if isinstance(parameter, DTensor) and value.dim() and value.shape != parameter.shape:
+                    return None
+                tensors[f"{_OPTIMIZER}{name}/{key}"] = value
+            else:
+                numbers.setdefault(name, {})[key] = value
+    return tensors, numbers
+
+
+def restore(setup: Setup, saved: dict[str, torch.Tensor], state: dict[str, Any], folder: Path) -> None:
+    """Fill this rank's weights and optimizer state from what several ranks wrote. Raises InputError for an optimizer
+    whose state cannot be divided anew."""
+    weights: dict[str, torch.Tensor] = {name: parameter.detach() for name, parameter in setup.trainable()}
+    held = {name: weights[name] for name in saved if name in weights}
+    held |= {name: _like(each, _owner(name, weights), setup) for name, each in saved.items() if is_of_optimizer(name)}
+    with _quiet():
+        reader = HuggingFaceStorageReader(str(folder))
+        dcp.load(held, storage_reader=reader, planner=_TensorsOnly(), no_dist=not setup.ranks.are_several)
+    if state["optimizer"] is not None:
+        _check_same_ranks(setup, state)
+        assert setup.optimizer is not None, "build() sets the optimizer"
+        setup.optimizer.load_state_dict(state["optimizer"])
+        return
+    tensors = {name: each for name, each in held.items() if is_of_optimizer(name)}
+    _restore_optimizer(setup, tensors, state["optimizer_numbers"])
+
+
+def divide_optimizer(setup: Setup, state: dict[str, Any]) -> None:
+    """Give this rank its part of an optimizer's state that one device wrote whole."""
+    if not _divides(setup):
+        raise _undivided(setup, "one device")
+    weights: dict[str, torch.Tensor] = {name: parameter.detach() for name, parameter in setup.trainable()}
+    tensors: dict[str, torch.Tensor] = {}
+    numbers: dict[str, dict[str, Any]] = {}
+    for number, entries in state["optimizer"]["state"].items():
+        name = state["names"][number]
+        for key, value in entries.items():
+            if not isinstance(value, torch.Tensor):
+                numbers.setdefault(name, {})[key] = value
+            else:
+                is_divided = value.dim() and value.shape == weights[name].shape
+                tensors[f"{_OPTIMIZER}{name}/{key}"] = own_part(value, weights[name]) if is_divided else value
+    _restore_optimizer(setup, tensors, numbers)
+
+
+def own_part(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that every rank has whole."""
+    if not isinstance(like, DTensor):
+        return whole
+    given = whole.to(like.device)
+    return distribute_tensor(given, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[no-any-return]
+
+
+def names_of(setup: Setup) -> list[str]:
+    """The names of the optimizer's parameters, in its own order."""
+    assert setup.optimizer is not None, "build() sets the optimizer"
+    names = {parameter: name for name, parameter in setup.trainable()}
+    return [names.get(each, "") for group in setup.optimizer.param_groups for each in group["params"]]
+
+
+def _divides(setup: Setup) -> bool:
+    return type(setup.optimizer).__module__.startswith("torch.optim")
+
+
+def _owner(name: str, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    return weights[name.removeprefix(_OPTIMIZER).rpartition("/")[0]]
+
+
+def _like(saved: torch.Tensor, weight: torch.Tensor, setup: Setup) -> torch.Tensor:
+    """Room for state of a weight: divided as that is where it has its shape."""
+    if saved.dim() and saved.shape == weight.shape:
+        return torch.empty_like(weight, dtype=saved.dtype)
+    return torch.empty(saved.shape, dtype=saved.dtype, device=setup.device if saved.dim() else "cpu")
+
+
+def _restore_optimizer(setup: Setup, tensors: dict[str, torch.Tensor], numbers: dict[str, dict[str, Any]]) -> None:
+    assert setup.optimizer is not None, "build() sets the optimizer"
+    state: dict[int, dict[str, Any]] = {}
+    for number, name in enumerate(names_of(setup)):
+        prefix = f"{_OPTIMIZER}{name}/"
+        of_it = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        if of_it := of_it | numbers.get(name, {}):
+            state[number] = of_it
+    setup.optimizer.load_state_dict({"state": state, "param_groups": setup.optimizer.state_dict()["param_groups"]})
+
+
+def _check_same_ranks(setup: Setup, state: dict[str, Any]) -> None:
+    if state["ranks"] != setup.ranks.layout.world:
+        raise _undivided(setup, f"{state['ranks']} devices")
+
+
+def _undivided(setup: Setup, on: str) -> InputError:
+    message = f"the state of optimizer {setup.config['optimizer']} was written on {on}, each for its own parts"
+    return InputError(f"{message}, and cannot be divided anew.", f"Resume on {on}.")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
