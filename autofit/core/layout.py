@@ -53,7 +53,7 @@ def fitted_to(config: Mapping[str, Value], world: int, effective_batch: int) -> 
     """A config for another number of devices: what follows from that is left out, degrees that do not divide it are,
     and the micro-batch is the largest that divides a device's part and is no larger than it was."""
     found = dict(config)
-    if Layout.of(config).world == world:
+    if Layout.of(config).world == world and (world > 1 or not found.get("data_parallel")):
         return found
     for knob in ("data_parallel_shard", "gradient_accumulation_steps"):
         found.pop(knob, None)

@@ -123,11 +123,13 @@ class Layout:
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors of a weight: itself, or those that a tensor subclass (quantised) wraps. Stand-ins for quantised
-    weights under fake tensors list theirs in `constants`."""
+    """The plain tensors of a weight: itself, or those that a tensor subclass (quantised, divided among ranks) wraps.
+    Stand-ins for quantised weights under fake tensors list theirs in `constants`."""
     if is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from plain_tensors(getattr(tensor, name))
+        wrapped = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        for each in wrapped:
+            if isinstance(each, torch.Tensor):  # a DTensor names its mesh, too
+                yield from plain_tensors(each)
     else:
         yield tensor
         yield from getattr(tensor, "constants", ())

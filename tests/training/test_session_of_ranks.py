@@ -1,0 +1,171 @@
+"""Sessions of several ranks: checkpoints that any number of them reads, what is saved, evaluated and interrupted."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed as dist
+
+from autofit.core.layout import fitted_to
+from autofit.core.workload import Hyperparameters
+from autofit.training import sharded_state
+from autofit.training.loop import StepReport
+from autofit.training.session import METRICS_FILE, CheckpointPolicy, Session
+from tests.ranks import on_ranks
+from tests.tiny import llama_workload
+
+BATCH, STEPS, MIDDLE = 12, 5, 3
+FSDP = {"data_parallel": "fsdp", "micro_batch_size": 2}
+DDP = {"data_parallel": "ddp", "micro_batch_size": 2}
+EXACT = 2e-6
+Answer = tuple[list[float], list[float], list[str]]
+
+
+def batches() -> list[Any]:
+    torch.manual_seed(0)
+    return [llama_workload(BATCH).batch(BATCH) for _ in range(STEPS)]
+
+
+def session(
+    knobs: Mapping[str, Any],
+    folder: Path | None = None,
+    steps: int = STEPS,
+    at_step: Callable[[StepReport], None] = lambda _: None,
+    evaluating: bool = False,
+) -> Answer:
+    """Train that many steps in all, from a checkpoint where there is one; the losses, evaluations and notes."""
+    workload = replace(llama_workload(BATCH), batch=lambda n: {k: v[:n] for k, v in batches()[0].items()})
+    torch.manual_seed(7)
+    resume = folder is not None and (folder / "checkpoints").exists()
+    notes: list[str] = []
+    world = dist.get_world_size()
+    run = Session(
+        workload,
+        workload.model(),
+        Hyperparameters(lr=1e-2, max_grad_norm=1.0),
+        CheckpointPolicy(folder, resume, checkpoint_every=1),
+        (at_step,),
+        notes.append,
+    )
+    given = {"steps": steps, "eval_loader": batches()[:2] if evaluating else None}
+    reports, evaluations = run.run(fitted_to(knobs, world, BATCH), "cpu", batches(), **given)
+    return [each.loss for each in reports], evaluations, notes
+
+
+@pytest.fixture(scope="module")
+def whole() -> list[float]:
+    """The losses of one device."""
+    ((losses, _, _),) = on_ranks(1, session, {"micro_batch_size": 2})
+    return losses
+
+
+@pytest.mark.parametrize("knobs", [FSDP, DDP], ids=["fsdp", "ddp"])
+def test_a_run_goes_on_with_any_number_of_ranks(knobs: dict[str, Any], whole: list[float], tmp_path: Path) -> None:
+    for losses, _, _ in on_ranks(2, session, knobs, tmp_path / "2", MIDDLE):
+        assert losses == pytest.approx(whole[:MIDDLE], abs=EXACT)
+    for world in (1, 2, 3, 4) if knobs == FSDP else (1, 2):
+        folder = shutil.copytree(tmp_path / "2", tmp_path / f"2-{world}")
+        for losses, _, notes in on_ranks(world, session, knobs, folder):
+            assert losses == pytest.approx(whole[MIDDLE:], abs=EXACT)
+            assert not [note for note in notes if "damaged" in note]
+
+
+def test_a_run_of_one_device_goes_on_with_two(whole: list[float], tmp_path: Path) -> None:
+    on_ranks(1, session, {"micro_batch_size": 2}, tmp_path, MIDDLE)
+    for losses, _, _ in on_ranks(2, session, FSDP, tmp_path):
+        assert losses == pytest.approx(whole[MIDDLE:], abs=EXACT)
+
+
+def mortal(knobs: Mapping[str, Any], folder: Path) -> Answer:
+    """A session whose rank 1 is killed when the checkpoint of its third step is being written."""
+    write, calls = sharded_state.write, [0]
+
+    def deadly(tensors: dict[str, torch.Tensor], part: Path) -> list[Path]:
+        calls[0] += 1
+        if calls[0] == MIDDLE and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(tensors, part)
+
+    sharded_state.write = deadly
+    return session(knobs, folder)
+
+
+def test_a_killed_rank_leaves_a_whole_checkpoint_and_the_run_goes_on_to_the_bit(tmp_path: Path) -> None:
+    expected, _, _ = on_ranks(2, session, FSDP)[0]
+    with pytest.raises(AssertionError, match="rank 1: the process ended without an answer"):
+        on_ranks(2, mortal, FSDP, tmp_path)
+    assert (tmp_path / "checkpoints" / f"step-{MIDDLE - 1:08d}").is_dir()
+    for losses, _, _ in on_ranks(2, session, FSDP, tmp_path):
+        assert losses == expected[MIDDLE - 1 :]
+    assert sorted(each.name for each in (tmp_path / "checkpoints").iterdir()) == ["step-00000004", "step-00000005"]
+
+
+def test_a_damaged_part_sends_all_back_to_the_checkpoint_before(whole: list[float], tmp_path: Path) -> None:
+    on_ranks(2, session, FSDP, tmp_path, MIDDLE)
+    (part,) = (tmp_path / "checkpoints" / f"step-{MIDDLE:08d}").glob("shard-00002-*")
+    part.write_bytes(part.read_bytes()[:-1] + b"x")
+    for losses, _, notes in on_ranks(2, session, FSDP, tmp_path):
+        assert losses == pytest.approx(whole[MIDDLE - 1 :], abs=EXACT)
+        assert "the checkpoint of step 3 is damaged" in notes[-1]
+
+
+def test_state_of_own_parts_goes_on_with_as_many_ranks_only(tmp_path: Path) -> None:
+    knobs = FSDP | {"optimizer": "adamw-8bit"}
+    expected, _, _ = on_ranks(2, session, knobs)[0]
+    on_ranks(2, session, knobs, tmp_path, MIDDLE)
+    with pytest.raises(AssertionError, match=r"adamw-8bit was written on 2 devices, .* Resume on 2 devices\."):
+        on_ranks(3, session, knobs, tmp_path)
+    assert [losses for losses, _, _ in on_ranks(2, session, knobs, tmp_path)] == [expected[MIDDLE:]] * 2
+
+
+@pytest.mark.parametrize("more", [{}, {"lora_rank": 2, "quantization": "nf4"}], ids=["full", "qlora"])
+def test_what_is_saved_is_what_one_device_saves(more: dict[str, Any], tmp_path: Path) -> None:
+    on_ranks(1, session, {"micro_batch_size": 2} | more, tmp_path / "1")
+    on_ranks(2, session, FSDP | more, tmp_path / "2")
+    files = (next((tmp_path / each / "model").glob("*.safetensors")) for each in "12")
+    expected, found = map(safetensors.torch.load_file, files)
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert torch.allclose(tensor, expected[name], atol=1e-4), name
+    first, second = ({each.name for each in (tmp_path / folder / "model").iterdir()} for folder in "12")
+    assert first == second
+    lines = (tmp_path / "2" / METRICS_FILE).read_text().splitlines()
+    assert len(lines) == STEPS, "one rank writes them"
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_evaluations_are_those_of_one_device(world: int) -> None:
+    options = (None, STEPS, ignored, True)
+    ((_, expected, _),) = on_ranks(1, session, {"micro_batch_size": 2}, *options)
+    for _, found, _ in on_ranks(world, session, FSDP, *options):
+        assert found == pytest.approx(expected, abs=EXACT)
+
+
+def ignored(_: StepReport) -> None:
+    """Listens to nothing."""
+
+
+def interrupted(report: StepReport) -> None:
+    if report.step == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def stopped(knobs: Mapping[str, Any], folder: Path) -> str:
+    try:
+        session(knobs, folder, STEPS, interrupted)  # a callback, and so on the first rank only
+    except KeyboardInterrupt:
+        return "stopped"
+    return "went on"
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(whole: list[float], tmp_path: Path) -> None:
+    assert on_ranks(2, stopped, FSDP, tmp_path) == ["stopped"] * 2
+    for losses, _, _ in on_ranks(2, session, FSDP, tmp_path):
+        assert losses == pytest.approx(whole[2:], abs=EXACT)
