@@ -181,4 +181,6 @@ KNOB_WORDS = {
         values={True: "are given up after the forward", False: "are kept from the forward to the backward"},
     ),
     "fsdp_offload": KnobWords("Shards kept", "shards offloaded", "shards on the device", {"cpu": "in host memory"}),
+    "tensor_parallel": KnobWords("Layers", "layers split in {value}"),
+    "context_parallel": KnobWords("Tokens", "tokens split in {value}"),
 }

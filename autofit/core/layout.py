@@ -44,8 +44,9 @@ def samplers(config: Mapping[str, Value], hardware: Hardware) -> int:
     the degrees do not divide the devices."""
     alike = int(config.get("context_parallel") or 1) * int(config.get("tensor_parallel") or 1)
     if hardware.world % alike:
-        message = f"context_parallel x tensor_parallel is {alike}, which does not divide {hardware.world} devices"
-        raise InputError(f"{message}.", "Choose degrees that divide them.")
+        devices = "one device" if hardware.world == 1 else f"{hardware.world} devices"
+        message = f"context_parallel x tensor_parallel is {alike}, which does not divide {devices}"
+        raise InputError(f"{message}.", "Choose degrees that divide them, or leave them out.")
     return hardware.world // alike
 
 
@@ -57,14 +58,42 @@ def fitted_to(config: Mapping[str, Value], world: int, effective_batch: int) -> 
         return found
     for knob in ("data_parallel_shard", "gradient_accumulation_steps"):
         found.pop(knob, None)
+    if found.get("data_parallel") == "none":  # only layers were split, perhaps because no device holds the model
+        found["data_parallel"] = "fsdp"
     for knob in _KNOBS if world > 1 else ("data_parallel", *_KNOBS, "reshard_after_forward", "fsdp_offload"):
-        if world == 1 or world % int(found.get(knob) or 1) or found.get("data_parallel") != "fsdp":
+        if world == 1 or world % int(found.get(knob) or 1) or found.get("data_parallel") == "ddp":
             found.pop(knob, None)
     alike = int(found.get("context_parallel") or 1) * int(found.get("tensor_parallel") or 1)
     own, size = effective_batch * alike // world, found.get("micro_batch_size")
     if size is not None and own:
         found["micro_batch_size"] = max(each for each in range(1, min(int(size), own) + 1) if own % each == 0)
     return found
+
+
+def kind_of(config: Mapping[str, Value], hardware: Hardware) -> Value:
+    """How a config trains in parallel data, which is derived where it is not said; null on one device."""
+    if hardware.world == 1 or config.get("data_parallel"):
+        return config.get("data_parallel")
+    several, whole = samplers(config, hardware), int(config.get("context_parallel") or 1) == 1
+    return "ddp" if several == hardware.world else "none" if several == 1 and whole else "fsdp"
+
+
+def degrees(hardware: Hardware) -> tuple[Value, ...]:
+    """Into how many parts the devices of a node can divide something; null on one device."""
+    divisors = tuple(size for size in range(1, hardware.devices + 1) if not hardware.devices % size)
+    return divisors if hardware.world > 1 else (None,)
+
+
+def degree_of(knob: str, config: Mapping[str, Value], hardware: Hardware) -> Value:
+    """A knob's canonical degree. Raises InputError for one that the devices of a node cannot be divided by."""
+    given, possible = config[knob] or 1, degrees(hardware)
+    if hardware.world == 1:
+        samplers(config, hardware)
+        return None
+    if given not in possible:
+        words = f"{knob} {given} does not divide the {hardware.devices} devices of a node"
+        raise InputError(f"{words}.", f"Try {', '.join(map(str, possible))}.")
+    return given
 
 
 _KNOBS = ("data_parallel_replicate", "data_parallel_shard", "context_parallel", "tensor_parallel")

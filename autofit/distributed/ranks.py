@@ -23,7 +23,9 @@ class Ranks:
 
     layout: Layout = field(default_factory=Layout)
     rank: int = 0
-    mesh: DeviceMesh | None = None  # (replicate, shard); None: one device
+    # (replicate, shard), and tensor where there is more than one; context groups hold shards, too. None: one device.
+    mesh: DeviceMesh | None = None
+    context: dist.ProcessGroup | None = None  # the ranks that see other tokens of the same samples
 
     @classmethod
     def of(cls, layout: Layout, device: torch.device) -> Self:
@@ -35,8 +37,11 @@ class Ranks:
             processes = f"{running} {'process is' if running == 1 else 'processes are'} running"
             message = f"this config trains on {layout.world} devices, and {processes}"
             raise InputError(f"{message}.", f"Start one for each device: torchrun --nproc-per-node {layout.world}.")
-        sizes = (layout.replicate, layout.shard)
-        return cls(layout, dist.get_rank(), init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard")))
+        sizes = {"replicate": layout.replicate, "shard": layout.shard * layout.context}
+        if layout.tensor > 1:
+            sizes["tensor"] = layout.tensor
+        mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        return cls(layout, dist.get_rank(), mesh, _context_group(layout))
 
     @property
     def sampler(self) -> int:
@@ -54,8 +59,9 @@ class Ranks:
         return not self.rank
 
     def sums(self, *numbers: float) -> tuple[float, ...]:
-        """Each number added up over all ranks."""
-        return self._agreed(numbers, dist.ReduceOp.SUM)
+        """Each number added up over the ranks that see other samples; those that see the same give the same."""
+        alike = self.layout.context * self.layout.tensor
+        return tuple(each / alike for each in self._agreed(numbers, dist.ReduceOp.SUM))
 
     def largest(self, *numbers: float) -> tuple[float, ...]:
         """The largest of each number over all ranks."""
@@ -106,3 +112,12 @@ class Ranks:
         agreed = torch.tensor(numbers, dtype=torch.float64, device=device)
         dist.all_reduce(agreed, op=operation)
         return tuple(agreed.tolist())
+
+
+def _context_group(layout: Layout) -> dist.ProcessGroup | None:
+    """This rank's group, which all ranks must make together with all others."""
+    if layout.context == 1:
+        return None
+    same_samples = layout.context * layout.tensor
+    starts = [first + tensor for first in range(0, layout.world, same_samples) for tensor in range(layout.tensor)]
+    return dist.new_subgroups_by_enumeration([[*range(s, s + same_samples, layout.tensor)] for s in starts])[0]

@@ -1,4 +1,4 @@
-"""Sharding: a model's weights divided over ranks by FSDP2, or held by each rank under DDP; and undone again.
+"""Sharding: a model's weights divided over ranks, by FSDP2 and layer by layer, or held by each under DDP; and undone.
 
 Both change classes of modules and install hooks that nothing in PyTorch takes back: what they changed is noted before,
 so that a user's model can be returned as it came.
@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from autofit.core.errors import RefusedError
 from autofit.distributed import Ranks
 from autofit.setup.layers import output_head, repeated_blocks
+from autofit.setup.split_layers import Styles, split_layers, styles_of
 from autofit.setup.state import Setup
 
 _REDUCED = {
@@ -26,15 +27,16 @@ _REDUCED = {
 
 
 def sharded(setup: Setup) -> None:
-    """Divide the weights as they are made: each block is gathered when it is used. The root's group stays gathered from
-    the forward to the end of the backward, so embedding and head, the largest weights outside of blocks, are groups of
-    their own."""
-    mesh = setup.ranks.mesh
+    """Divide the weights as they are made: layers are split, and what is left of a block is gathered when it is used.
+    The root's group stays gathered from the forward to the end of the backward, so embedding and head, the largest
+    weights outside of blocks, are groups of their own."""
+    mesh, layout = setup.ranks.mesh, setup.ranks.layout
     assert mesh is not None, "one device shards nothing"
     config, model = setup.config, setup.model
+    styles = styles_of(setup) if layout.tensor > 1 else {}
     pinned = setup.device.type == "cuda"
     options: dict[str, Any] = {
-        "mesh": mesh if setup.ranks.layout.replicate > 1 else mesh["shard"],
+        "mesh": mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"],
         "reshard_after_forward": config["reshard_after_forward"],
         "mp_policy": _REDUCED.get(str(config["precision"]), MixedPrecisionPolicy()),
         "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if config["fsdp_offload"] == "cpu" else OffloadPolicy(),
@@ -44,14 +46,19 @@ def sharded(setup: Setup) -> None:
         parts = list(group.modules())
         alone = all(uses[parameter] == count for parameter, count in _uses(parts).items())
         if alone and rest.keys() >= set(parts):  # tied weights are the root's, an embedding in a block is the block's
-            setup.when_made[group] = partial(_divide, setup, group, parts, options)
+            setup.when_made[group] = partial(_divide, setup, group, parts, styles, options)
             rest = {module: None for module in rest if module not in parts}
-    setup.when_made[model] = partial(_divide, setup, model, list(rest), options | {"reshard_after_forward": False})
+    options = options | {"reshard_after_forward": False}
+    setup.when_made[model] = partial(_divide, setup, model, list(rest), styles, options)
     setup.reshard = partial(_reshard, model)
-    setup.sync_gradients = partial(_sync, model, deferred=bool(config["lora_rank"]))
+    if config["data_parallel"] == "fsdp":
+        setup.sync_gradients = partial(_sync, model, deferred=bool(config["lora_rank"]))
     if _drops_layers(model):
         message = "the model drops whole layers at random (layerdrop), and each device would wait for others of them"
         raise RefusedError(f"data_parallel: {message}; set it to 0 in the model's config, or use ddp.")
+    if styles and may_skip(model):
+        name = f"the code of {type(model).__name__} may leave out layers"
+        raise RefusedError(f"tensor_parallel: {name}, and was not tried with split ones; use tensor_parallel 1.")
     if may_skip(model) and hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # from PyTorch 2.13 on
         setup.when_made[model] = partial(_divide_and_watch, setup.when_made[model], setup)
 
@@ -79,7 +86,7 @@ def _uses(modules: Iterable[nn.Module]) -> Counter[nn.Parameter]:
     return Counter(each for module in modules for each in module._parameters.values() if each is not None)
 
 
-def _divide(setup: Setup, group: nn.Module, parts: list[nn.Module], options: dict[str, Any]) -> None:
+def _divide(setup: Setup, group: nn.Module, parts: list[nn.Module], styles: Styles, options: dict[str, Any]) -> None:
     """Divide what the parts of a module hold, and free the whole."""
     given = [(module, dict(module._parameters)) for module in parts]
     for _, parameters in given:
@@ -92,7 +99,9 @@ def _divide(setup: Setup, group: nn.Module, parts: list[nn.Module], options: dic
             if not parameter.is_contiguous():
                 parameter.data = parameter.data.contiguous()
     setup.on_close(partial(_take_away, [_Given(module) for module in parts]))
-    fully_shard(group, **options)
+    split_layers(setup, parts, styles)
+    if setup.config["data_parallel"] == "fsdp":
+        fully_shard(group, **options)
     setup.on_close(partial(_put_together, given))
     for module, parameters in given:
         for name, parameter in parameters.items():
@@ -232,6 +241,15 @@ def _put_together(given: list[tuple[nn.Module, dict[str, nn.Parameter | None]]])
         for name, parameter in parameters.items():
             held = module._parameters[name]
             if parameter is not None and parameter not in whole and isinstance(held, DTensor):
-                whole[parameter] = parameter.data = held.full_tensor().detach()
+                whole[parameter] = parameter.data = _gathered(held.data).detach()
                 parameter.grad = None
             module._parameters[name] = parameter
+
+
+def _gathered(divided: DTensor) -> torch.Tensor:
+    """The whole of it, along one dimension of the mesh after the other: PyTorch warns of two at a time."""
+    for dimension in range(divided.device_mesh.ndim):
+        rest = divided.placements[dimension + 1 :]
+        divided = divided.redistribute(placements=[*[Replicate()] * (dimension + 1), *rest])
+    whole: torch.Tensor = divided.to_local()
+    return whole

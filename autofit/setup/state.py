@@ -39,6 +39,8 @@ class Setup:
     when_made: dict[nn.Module, Callable[[], Any]] = field(default_factory=dict)
     # Has ranks that each hold all weights average gradients; told which weights the loss of a small batch reaches.
     replicate: Callable[[Set[nn.Parameter]], Any] | None = None
+    # Called in this order when all but the compiler has changed the model.
+    when_built: list[Callable[[], Any]] = field(default_factory=list)
     # Makes another optimizer of the same kind for other groups.
     make_optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None
     optimizer: Optimizer | None = None

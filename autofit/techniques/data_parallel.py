@@ -5,6 +5,7 @@ Both average gradients over ranks, which see different samples of the same effec
 
 from functools import partial
 
+from autofit.core.layout import Layout, kind_of
 from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload
 from autofit.setup.sharding import replicated, sharded
 
@@ -25,7 +26,7 @@ class DataParallel(Technique):
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError where there is only one device."""
         if hardware.world > 1:
-            return config[self.name] or "ddp"
+            return kind_of(config, hardware)
         if config[self.name] in ("ddp", "fsdp"):
             message = f"data_parallel {config[self.name]} trains on several devices, and there is one"
             raise InputError(f"{message}.", "Leave it out.")
@@ -35,7 +36,12 @@ class DataParallel(Technique):
         value = config[self.name]
         if value is None:
             return None
-        if value == "none":
+        layout = Layout.of(config)
+        if value == "ddp" and layout.world > layout.samplers:
+            return "ddp was not tried beside tensor_parallel or context_parallel; use fsdp."
+        if value == "none" and layout.context > 1:
+            return "context_parallel adds up gradients as fsdp does; use fsdp."
+        if value == "none" and layout.samplers > 1:
             return f"without it {hardware.world} devices would all do the same; use ddp or fsdp."
         if value == "ddp" and config["optimizer_in_backward"]:
             return "updates in the backward come before ddp has averaged the gradients; use fsdp, or leave them out."
@@ -46,7 +52,7 @@ class DataParallel(Technique):
         return None
 
     def apply(self, setup: Setup, value: Value) -> None:
-        if value == "fsdp":
+        if value != "ddp":
             sharded(setup)
         else:
             setup.replicate = partial(replicated, setup)

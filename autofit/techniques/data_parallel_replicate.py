@@ -1,5 +1,6 @@
 """data_parallel_replicate: how many groups of devices hold all weights between them."""
 
+from autofit.core.layout import kind_of, samplers
 from autofit.setup import Config, Hardware, InputError, Stage, Technique, Value, Workload
 
 
@@ -20,11 +21,12 @@ class DataParallelReplicate(Technique):
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError for a number that does not divide the devices, or is not what ddp has."""
-        world, given, kind = hardware.world, config[self.name], config["data_parallel"]
-        if world == 1:
+        given, kind = config[self.name], kind_of(config, hardware)
+        if hardware.world == 1:
             if given not in (None, 1):
                 raise InputError(f"data_parallel_replicate {given} needs several devices, and there is one.")
             return None
+        world = samplers(config, hardware)
         if kind != "fsdp":
             if given not in (None, world):
                 raise InputError(f"with {kind} each of {world} devices is a replica, not {given}.", "Leave it out.")

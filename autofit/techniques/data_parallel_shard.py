@@ -1,5 +1,6 @@
 """data_parallel_shard: among how many devices weights are divided; derived, so that a config is complete."""
 
+from autofit.core.layout import kind_of, samplers
 from autofit.setup import Config, Hardware, InputError, Stage, Technique, Value, Workload
 
 
@@ -15,12 +16,12 @@ class DataParallelShard(Technique):
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError where a given number contradicts the others."""
-        sharded = config["data_parallel"] == "fsdp"
+        sharded, devices = kind_of(config, hardware) == "fsdp", samplers(config, hardware)
         replicas = int(config["data_parallel_replicate"] or 1)
-        shards = hardware.world // replicas if sharded else 1
+        shards = devices // replicas if sharded else 1
         left = None if hardware.world == 1 else shards
         given = config[self.name]
         if given not in (None, left):
             message = f"data_parallel_shard {given} x data_parallel_replicate {replicas} is not"
-            raise InputError(f"{message} the number of devices, {hardware.world}.", "Leave it out: it is derived.")
+            raise InputError(f"{message} the number of devices, {devices}.", "Leave it out: it is derived.")
         return left

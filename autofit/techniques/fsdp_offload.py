@@ -1,5 +1,6 @@
 """fsdp_offload: keep the parts of weights, gradients and optimizer state in the host's memory."""
 
+from autofit.core.layout import kind_of
 from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
 
@@ -20,4 +21,4 @@ class FsdpOffload(Technique):
         return self.values if hardware.device == "cuda" else ("none",)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
-        return (config[self.name] or "none") if config["data_parallel"] == "fsdp" else None
+        return (config[self.name] or "none") if kind_of(config, hardware) == "fsdp" else None

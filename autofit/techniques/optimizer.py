@@ -19,6 +19,7 @@ from torch.optim import Optimizer as TorchOptimizer
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from autofit.core.errors import reported, several, told
+from autofit.distributed.kinds import by_kind
 from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload, requirements
 
 _FIDELITY = {
@@ -124,9 +125,13 @@ def _make(setup: Setup, kind: Callable[[], Callable[..., TorchOptimizer]]) -> No
 def parameter_groups(setup: Setup) -> list[dict[str, Any]]:
     """Trainable parameters, each once, in groups: weight decay on matrices, none on biases and norms."""
     trained, decay = [parameter for _, parameter in setup.trainable()], setup.hyperparameters.weight_decay
-    matrices = {"params": [parameter for parameter in trained if parameter.dim() >= 2], "weight_decay": decay}
-    vectors = {"params": [parameter for parameter in trained if parameter.dim() < 2], "weight_decay": 0.0}
-    return [group for group in (matrices, vectors) if group["params"]]
+    matrices = [parameter for parameter in trained if parameter.dim() >= 2]
+    vectors = [parameter for parameter in trained if parameter.dim() < 2]
+    return [
+        {"params": kind, "weight_decay": each}
+        for parameters, each in ((matrices, decay), (vectors, 0.0))
+        for kind in by_kind(parameters)
+    ]
 
 
 def _kind(value: str) -> Callable[..., TorchOptimizer]:

@@ -1,5 +1,6 @@
 """reshard_after_forward: whether gathered weights are given up between forward and backward."""
 
+from autofit.core.layout import Layout, kind_of
 from autofit.setup import Config, Hardware, Stage, Technique, Value, Workload
 
 
@@ -19,12 +20,13 @@ class ReshardAfterForward(Technique):
         return self.values if hardware.world > 1 else (None,)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
-        if config["data_parallel"] != "fsdp":
+        if kind_of(config, hardware) != "fsdp":
             return None
         return True if config[self.name] is None else config[self.name]
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
-        value, shard = config[self.name], int(config["data_parallel_shard"] or 1)
+        value, layout = config[self.name], Layout.of(config)
+        shard = layout.shard * layout.context
         if type(value) is int and (shard % value or value == shard):
             return f"{value} is no smaller part of {shard} shards; use true, false, or a number that divides them."
         return None

@@ -63,6 +63,8 @@ def finish(setup: Setup, *, traced: bool = False) -> None:
     _apply(setup, [technique for technique in rest if technique.stage < Stage.COMPILE], traced)
     if setup.replicate:
         setup.replicate(reached(setup))  # before anything is compiled for a batch of this size
+    for last in setup.when_built:
+        last()
     _apply(setup, [technique for technique in rest if technique.stage >= Stage.COMPILE], traced)
 
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from autofit.core.errors import InputError, RefusedError, several
 from autofit.core.forks import ending_forks
 from autofit.data.batch import counted_slices, few_samples, map_tensors, sample_count, split, weight_of
+from autofit.distributed.kinds import clip
 from autofit.setup import Setup
 from autofit.setup.state import evaluation_mode
 from autofit.training.default_loss import default_loss, is_several
@@ -64,13 +64,13 @@ def accumulate(setup: Setup, batch: Any, *, counts: bool = True) -> torch.Tensor
     """
     setup.phase = "forward"  # already while data moves: the last step ended in "update"
     batch_loss = torch.zeros((), device=setup.device)
-    slices, ranks = _agreed_slices(setup, batch, counts), setup.ranks.layout.world
+    slices, layout = _agreed_slices(setup, batch, counts), setup.ranks.layout
     if setup.stepped_in_backward and len(slices) > 1:
         samples = sample_count(batch, setup.workload.split)
         message = f"a batch of {samples} samples is more than one micro-batch of {setup.micro_batch_size}"
         raise InputError(f"{message}, and each backward takes a step.", "Set optimizer_in_backward to false.")
     for number, (micro_batch, share) in enumerate(slices, start=1):
-        weight = share * ranks  # gradients are averaged over ranks
+        weight = share * layout.samplers  # gradients are averaged over ranks
         setup.sync_gradients(number == len(slices))
         setup.phase = "forward"
         on_device = map_tensors(micro_batch, lambda tensor: tensor.to(setup.device, non_blocking=True))
@@ -89,7 +89,7 @@ def accumulate(setup: Setup, batch: Any, *, counts: bool = True) -> torch.Tensor
         batch_loss += weighted.detach().to(batch_loss.dtype)
         del loss, weighted  # with their graph: bitsandbytes' int8 layers hold their inputs as long as it lives
     setup.average_rest()
-    return setup.ranks.sum_of(batch_loss) / ranks if setup.ranks.are_several else batch_loss
+    return setup.ranks.sum_of(batch_loss) / layout.world if setup.ranks.are_several else batch_loss
 
 
 def _agreed_slices(setup: Setup, batch: Any, counts: bool) -> list[tuple[Any, float]]:
@@ -118,8 +118,7 @@ def update(setup: Setup) -> bool:
     if max_norm is not None:
         if scaler:
             scaler.unscale_(setup.optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(trained, max_norm)
-        setup.gradient_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        setup.gradient_norm = clip(trained, max_norm)
     if scaler:
         before = scaler.get_scale()
         scaler.step(setup.optimizer)

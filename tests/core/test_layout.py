@@ -47,3 +47,12 @@ def test_a_config_of_one_device_stays_as_it_is() -> None:
     odd = {"micro_batch_size": 3, "data_parallel": None}
     assert fitted_to(odd, 1, 8) == odd, "what does not divide the batch is told where it is used"
     assert fitted_to({"data_parallel": "ddp"}, 2, 8) == {"data_parallel": "ddp"}
+
+
+def test_split_layers_alone_are_shards_too_on_another_number_of_devices() -> None:
+    alone = {"data_parallel": "none", "data_parallel_replicate": 1, "tensor_parallel": 4, "micro_batch_size": 8}
+    assert fitted_to(alone, 4, 8) == alone
+    kept = {"data_parallel": "fsdp", "data_parallel_replicate": 1, "tensor_parallel": 4}
+    assert fitted_to(alone, 8, 8) == kept | {"micro_batch_size": 4}
+    assert fitted_to(alone, 1, 8) == {"micro_batch_size": 8}
+    assert fitted_to({"tensor_parallel": 2}, 4, 8) == {"tensor_parallel": 2}, "what is not said follows from it"

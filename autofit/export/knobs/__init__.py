@@ -6,6 +6,7 @@ them fast is copies on a stream of their own, which a few plain lines do not hav
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from autofit.export.fragments import Case, Fragments
 from autofit.export.knobs.blocks import activation_checkpointing, attention, compiled, kernels
@@ -20,6 +21,13 @@ _ELSEWHERE = (
     *("micro_batch_size", "gradient_accumulation_steps", "lora_targets", "lora_alpha", "lora_dropout"),
     *("data_parallel_replicate", "data_parallel_shard", "reshard_after_forward", "fsdp_offload"),
 )
+
+
+def _whole(knob: str, case: Case) -> Fragments | None:
+    """Nothing where it splits nothing; what else it does has no lines."""
+    return Fragments() if case.config[knob] == 1 else None
+
+
 # In the order in which their lines follow each other.
 KNOBS: dict[str, Callable[[Case], Fragments | None]] = {
     **dict.fromkeys(_ELSEWHERE, lambda case: Fragments()),
@@ -35,4 +43,5 @@ KNOBS: dict[str, Callable[[Case], Fragments | None]] = {
     "optimizer_in_backward": optimizer_in_backward,
     "compile": compiled,
     "data_parallel": data_parallel,
+    **{knob: partial(_whole, knob) for knob in ("tensor_parallel", "context_parallel")},
 }

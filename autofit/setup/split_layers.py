@@ -1,0 +1,133 @@
+"""Layers split over the devices of a tensor group, by the plan that comes with a transformers model.
+
+A plan names, layer by layer, along which side a linear layer is split; PyTorch's ParallelStyles do it. What a plan does
+not name stays whole, and is the same on all devices of a group: so are its inputs and gradients.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from autofit.core.errors import RefusedError
+from autofit.setup.layers import output_head
+from autofit.setup.state import Setup
+
+Styles = dict[nn.Module, str]  # of transformers, by layer
+
+_WHOLE = "use tensor_parallel 1"
+_SUMMED = "replicated_with_grad_allreduce"  # norms of single heads, of which each device sees its own
+_HEAD = "colwise_gather_output"
+_VOCABULARY = "embedding_rowwise"
+_STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    _HEAD: lambda: ColwiseParallel(output_layouts=Replicate()),
+    "rowwise": RowwiseParallel,
+    **dict.fromkeys(("rowwise_split_input", _VOCABULARY), lambda: RowwiseParallel(input_layouts=Replicate())),
+}
+
+
+def styles_of(setup: Setup) -> Styles:
+    """How each layer is split: as the plan names it. Raises RefusedError where there is no plan, or none that can be
+    followed in so many parts."""
+    model, degree = setup.model, setup.ranks.layout.tensor
+    plan, name = getattr(model, "_tp_plan", None) or {}, type(model).__name__
+    if "colwise" not in plan.values():
+        raise RefusedError(f"transformers has no plan to split the layers of {name}; {_WHOLE}.")
+    if any(isinstance(each, nn.Dropout) and each.p for each in model.modules()):
+        raise RefusedError(f"each device of a group would drop something else; set dropout to 0, or {_WHOLE}.")
+    check_heads(model, degree)
+    styles: Styles = {}
+    for path, module in model.named_modules():
+        style = plan.get(re.sub(r"\d+", "*", path))
+        if style is None or isinstance(module, nn.Embedding) or module is output_head(model):
+            continue
+        if not (style == _SUMMED or (style in _STYLES and isinstance(module, nn.Linear))):
+            raise RefusedError(f"the plan of {name} asks for {style} of a {type(module).__name__}; {_WHOLE}.")
+        if isinstance(module, nn.Linear):
+            side = module.in_features if style.startswith("rowwise") else module.out_features
+            if side % degree:
+                raise RefusedError(f"a layer of {side} features cannot be split in {degree}; choose a divisor.")
+        styles[module] = style
+    return styles | _styles_of_ends(setup)
+
+
+def split_layers(setup: Setup, parts: list[nn.Module], styles: Styles) -> None:
+    """Split those layers among the parts of a model that have a style; their weights are there."""
+    weights: dict[nn.Parameter, nn.Parameter] = {}
+    for module in (each for each in parts if each in styles):
+        assert setup.ranks.mesh is not None, "one device splits nothing"
+        style, mesh = styles[module], setup.ranks.mesh["tensor"]
+        if style == _SUMMED:
+            _sum_gradients(module, mesh.get_group())
+            continue
+        given: Any = module._parameters["weight"]
+        parallelize_module(module, mesh, _STYLES[style]())
+        made: Any = module._parameters["weight"]
+        module._parameters["weight"] = weights.setdefault(given, made)  # tied weights stay tied
+        if style in (_HEAD, _VOCABULARY):  # FSDP2 puts a hook on what they return, which would be lost on a view
+            module.register_forward_hook(lambda module, inputs, output: output.clone())
+
+
+def _styles_of_ends(setup: Setup) -> Styles:
+    """Those of the embedding and the head, where they can be split. A loss that multiplies by the head's weight itself
+    wants it whole."""
+    model: Any = setup.model
+    degree, head, embedding = setup.ranks.layout.tensor, output_head(model), model.get_input_embeddings()
+    plain = type(embedding) is nn.Embedding  # others scale what they look up
+    divides = isinstance(head, nn.Linear) and head.out_features % degree == 0 and _HEAD in model._tp_plan.values()
+    splits_head = divides and setup.config["loss"] == "standard"
+    if head is not None and plain and head.weight is embedding.weight:
+        found = splits_head and embedding.padding_idx is None  # which is not found in a part of the vocabulary
+        return {head: _HEAD, embedding: _VOCABULARY} if found else {}
+    ends = {head: splits_head, embedding: plain and embedding.embedding_dim % degree == 0}
+    return {end: _HEAD for end, splits in ends.items() if splits}
+
+
+def check_heads(model: nn.Module, degree: int) -> None:
+    """Raise a RefusedError where attention has numbers of heads, or of key and value heads, that cannot be divided."""
+    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    given = [getattr(c, n, None) for c in configs.values() for n in ("num_attention_heads", "num_key_value_heads")]
+    heads = sorted({count for each in given for count in (each if isinstance(each, list | tuple) else [each]) if count})
+    if any(count % degree for count in heads):
+        message = f"{' and '.join(map(str, heads))} heads cannot be divided among {degree} devices"
+        raise RefusedError(f"{message}; choose a divisor of them.")
+
+
+class _Summed(torch.autograd.Function):
+    """A tensor whose gradients are added up over a group."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        total = gradients[0].contiguous().clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+def _sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
+    """Put its weights' stand-ins in place during each forward, so that their gradients are whole before anything else
+    sees them."""
+    held: dict[str, nn.Parameter | None] = {}
+
+    def before(*_: Any) -> None:
+        held.update(module._parameters)
+        for name, weight in held.items():
+            if weight is not None:
+                module._parameters[name] = _Summed.apply(weight, group)  # type: ignore[no-untyped-call]
+
+    def after(*_: Any) -> None:
+        module._parameters.update(held)
+        held.clear()
+
+    module.register_forward_pre_hook(before)
+    module.register_forward_hook(after, always_call=True)

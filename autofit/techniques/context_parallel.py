@@ -1,0 +1,38 @@
+"""context_parallel: over how many devices the tokens of each sample are split."""
+
+from autofit.core.layout import degree_of, degrees
+from autofit.setup import Config, Hardware, Setup, Stage, Technique, Value, Workload
+from autofit.setup.split_tokens import split_tokens
+
+
+class ContextParallel(Technique):
+    """By an exchange of heads: each device computes with a part of the tokens, and in attention with all tokens of some
+    of the heads. `fsdp` divides weights over these devices, too. null on one device."""
+
+    name = "context_parallel"
+    stage = Stage.SHARD
+    off = None
+    takes = "a whole number that divides the devices of a node, or null"
+    numbers = (1, 1_048_577)
+    all_exact = True
+
+    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
+        return degrees(hardware)
+
+    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+        """Raises InputError for what does not divide the devices."""
+        return degree_of(self.name, config, hardware)
+
+    def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
+        if config[self.name] in (None, 1):
+            return None
+        if workload.task != "causal-lm" or workload.loss is not None:
+            task = "a loss of your own" if workload.loss else workload.task
+            return f"only samples of causal language models are cut, with their own loss, not {task}; use fsdp alone."
+        if config["attention"] == "eager":
+            return "eager attention is part of the model's code, and sees no other device's tokens; use sdpa."
+        return None
+
+    def apply(self, setup: Setup, value: Value) -> None:
+        if value != 1:
+            split_tokens(setup)
