@@ -133,7 +133,8 @@ class Recorder(StorageTracker):
     def resize(self, sizes: Mapping[int, int]) -> None:
         """Count these storages as if they had held so many bytes, as long as they were there."""
         self.events = [
-            replace(each, nbytes=each.nbytes and sizes.get(each.storage, each.nbytes)) for each in self.events
+            replace(each, nbytes=sizes[each.storage]) if each.nbytes and each.storage in sizes else each
+            for each in self.events
         ]
 
     def storages_of(self, value: Any) -> Iterator[int]:

@@ -277,9 +277,10 @@ def _step(
                 hooks.callback(handle.remove)
         recorder.phase = lambda: setup.phase
         accumulate(setup, batch)
-        for parameter in made.keys() - reached:  # it would have neither gradient nor state
+        unreached = made.keys() - reached
+        for parameter in unreached:  # it would have neither gradient nor state
             parameter.grad = None
-            recorder.resize(dict.fromkeys(made[parameter], 0))
+        recorder.resize({number: 0 for parameter in unreached for number in made[parameter]})
         for shared in views.values():
             recorder.resize(shared)
         update(setup)

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from torch import nn
 
 from autofit.core.errors import InputError, RefusedError, UntraceableError
 from autofit.core.workload import Workload
+from autofit.estimate.recorder import Recorder
 from autofit.estimate.space_estimator import predict_all
 from autofit.estimate.trace import Skeleton, trace
 from autofit.hardware.tracker import StorageTracker
@@ -289,3 +291,10 @@ def test_weights_that_no_backward_reaches_have_neither_gradients_nor_state(knobs
     config = canonicalize(knobs, workload, CPU)
     (nbytes,), _ = predict_all(workload, CPU, [config], measuring=0)
     assert nbytes == pytest.approx(tracked(workload, knobs), rel=0.01)
+
+
+def test_the_record_is_gone_through_once_for_all_weights_that_no_backward_reaches() -> None:
+    with mock.patch.object(Recorder, "resize", autospec=True, side_effect=Recorder.resize) as resized:
+        traced(Workload(Branches, lambda n: torch.ones(n, 16), effective_batch_size=2))
+    (_, sizes), *others = (call.args for call in resized.call_args_list)
+    assert len(sizes) >= 4 and not others  # a weight and a bias, each with its state
