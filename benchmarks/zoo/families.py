@@ -143,19 +143,20 @@ def written(family: Family, folder: Path) -> tuple[str, dict[str, Any]]:
     from benchmarks.zoo.shrink import tiny_config
 
     try:
-        config = tiny_config(family.name)
-        config.architectures = [family.architecture]
-        for key in ("decoder_start_token_id", "pad_token_id") if "seq2seq" in family.task else ():
-            if getattr(config, key, None) is None:
-                setattr(config, key, 0)  # checkpoints say it, and default configs do not
-        with torch.device("meta"):
-            model = getattr(transformers, family.architecture)(copy.deepcopy(config))
+        model_class = getattr(transformers, family.architecture)
+        untrainable = _untrainable(family, model_class)
+        if not untrainable:
+            config = tiny_config(family.name)
+            config.architectures = [family.architecture]
+            for key in ("decoder_start_token_id", "pad_token_id") if "seq2seq" in family.task else ():
+                if getattr(config, key, None) is None:
+                    setattr(config, key, 0)  # checkpoints say it, and default configs do not
+            with torch.device("meta"):
+                model_class(copy.deepcopy(config))
     except Exception as error:
         raise NotBuiltError(told(error)) from error
-    if family.task != "embeddings" and not _TARGETS & {*inspect.signature(model.forward).parameters}:
-        raise NotBuiltError("transformers has no loss for it: its forward takes no labels")
-    if _UNTRAINED in inspect.getsource(inspect.unwrap(type(model).forward)):
-        raise NotBuiltError("transformers has no loss for it: its forward refuses labels")
+    if untrainable:
+        raise NotBuiltError(untrainable)
     path = folder / family.task / family.name
     config.save_pretrained(path)
     options: dict[str, Any] = {"effective_batch_size": EFFECTIVE_BATCH_SIZE}
@@ -164,3 +165,16 @@ def written(family: Family, folder: Path) -> tuple[str, dict[str, Any]]:
     if family.task in SEQUENCE_LENGTHS:
         options["sequence_length"] = SEQUENCE_LENGTHS[family.task]
     return str(path), options
+
+
+def _untrainable(family: Family, model_class: Any) -> str:
+    """Why no config of a family makes a model that transformers trains, or ""."""
+    from transformers import CONFIG_MAPPING
+
+    if family.task != "embeddings" and not _TARGETS & {*inspect.signature(model_class.forward).parameters}:
+        return "transformers has no loss for it: its forward takes no labels"
+    if _UNTRAINED in inspect.getsource(inspect.unwrap(model_class.forward)):
+        return "transformers has no loss for it: its forward refuses labels"
+    if model_class.config_class in CONFIG_MAPPING[family.name].sub_configs.values():
+        return f"transformers lists a part of it as the whole: {family.architecture} takes the config of a part"
+    return ""

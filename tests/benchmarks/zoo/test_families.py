@@ -48,9 +48,16 @@ def test_what_cannot_be_built_is_told_from_what_does_not_work(tmp_path: Path, mo
         written(families.Family("transformers", "llama", "causal-lm", "LlamaForCausalLM"), tmp_path)
 
 
-def test_what_transformers_has_no_loss_for_is_no_family_that_fails(tmp_path: Path) -> None:
-    with pytest.raises(families.NotBuiltError, match="its forward refuses labels"):
-        written(
-            families.Family("transformers", "pp_doclayout_v3", "object-detection", "PPDocLayoutV3ForObjectDetection"),
-            tmp_path,
-        )
+@pytest.mark.parametrize(
+    ("name", "task", "architecture", "why"),
+    [
+        ("pp_doclayout_v3", "object-detection", "PPDocLayoutV3ForObjectDetection", "refuses labels"),
+        ("pp_ocrv5_server_det", "object-detection", "PPOCRV5ServerDetForObjectDetection", "takes no labels"),
+        ("musicgen", "causal-lm", "MusicgenForCausalLM", "the config of a part"),
+    ],
+)
+def test_what_transformers_does_not_train_is_no_family_that_fails(
+    name: str, task: str, architecture: str, why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(families.NotBuiltError, match=why):
+        written(families.Family("transformers", name, task, architecture), tmp_path)
