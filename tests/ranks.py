@@ -20,7 +20,7 @@ _context.set_forkserver_preload(
 )
 
 
-def on_ranks(count: int, function: Callable[..., Any], *arguments: Any, timeout: float = 5.0) -> list[Any]:
+def on_ranks(count: int, function: Callable[..., Any], *arguments: Any, timeout: float = 30.0) -> list[Any]:
     """What a function of a module returns on each of some ranks. Raises AssertionError with the tracebacks of those
     that failed. `timeout`: of each collective, in seconds."""
     with tempfile.TemporaryDirectory() as folder:

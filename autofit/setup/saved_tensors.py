@@ -55,14 +55,15 @@ class Movable:
 
     def _is_weight(self, tensor: torch.Tensor) -> bool:
         """Whether it is a weight, a view of one, or made of one alone, as autocast's copies in the low format.
-        Autocast's cache holds those copies as long as the forward runs, so moving them would free nothing."""
-        if _key(tensor) in self._weights:
+        Autocast's cache holds those copies as long as the forward runs, so moving them would free nothing. What fsdp
+        gathered of a weight is a parameter, too, whose memory is taken away and filled again behind autograd's back."""
+        if _key(tensor) in self._weights or any(isinstance(each, nn.Parameter) for each in (tensor, tensor._base)):
             return True
         node: Any = tensor.grad_fn
         while node is not None and node.name() in _CAST_OR_VIEW:
             node = node.next_functions[0][0]
         variable = getattr(node, "variable", None)
-        return variable is not None and _key(variable) in self._weights
+        return isinstance(variable, nn.Parameter) or (variable is not None and _key(variable) in self._weights)
 
 
 class SavedTensorsOnHost:

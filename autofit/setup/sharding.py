@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
+from torch.nn.modules.batchnorm import _NormBase
 
 from autofit.core.errors import RefusedError
 from autofit.distributed import Ranks
@@ -51,6 +52,7 @@ def sharded(setup: Setup) -> None:
     options = options | {"reshard_after_forward": False}
     setup.when_made[model] = partial(_divide, setup, model, list(rest), styles, options)
     setup.reshard = partial(_reshard, model)
+    setup.after_backward += _statistics(setup)
     if config["data_parallel"] == "fsdp":
         setup.sync_gradients = partial(_sync, model, deferred=bool(config["lora_rank"]))
     if _drops_layers(model):
@@ -138,7 +140,7 @@ def _divide_and_watch(divide: Callable[[], Any], setup: Setup) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             setup.on_close(module.register_forward_pre_hook(watch).remove)
-    setup.average_rest = average_rest
+    setup.after_backward.append(average_rest)
 
 
 def replicated(setup: Setup, reached: Set[nn.Parameter]) -> None:
@@ -152,7 +154,8 @@ def replicated(setup: Setup, reached: Set[nn.Parameter]) -> None:
     reached_anywhere = setup.ranks.largest(*(float(parameter in reached) for parameter in trained))
     rest = [parameter for parameter, is_reached in zip(trained, reached_anywhere, strict=True) if not is_reached]
     setup.on_close(partial(_take_away, [_Given(module) for module in model.modules()]))
-    replicate(model, gradient_as_bucket_view=True, find_unused_parameters=may_skip(model))
+    # They hold the same weights already, some of which may rest on the host, where DDP would not find them.
+    replicate(model, gradient_as_bucket_view=True, find_unused_parameters=may_skip(model), init_sync=False)
     for parameter in rest:
         parameter.requires_grad_(False)
     replicate.state(model).lazy_init()  # takes what is trained at this moment
@@ -160,7 +163,8 @@ def replicated(setup: Setup, reached: Set[nn.Parameter]) -> None:
         parameter.requires_grad_(True)
     setup.sync_gradients = model.set_requires_gradient_sync
     if rest:
-        setup.average_rest = partial(_average, setup.ranks, rest)
+        setup.after_backward.append(partial(_average, setup.ranks, rest))
+    setup.after_backward += _statistics(setup)
 
 
 def may_skip(model: nn.Module) -> bool:
@@ -176,6 +180,20 @@ def may_skip(model: nn.Module) -> bool:
 def _drops_layers(model: Any) -> bool:
     config = model.config.to_dict() if type(model).__module__.startswith("transformers.") else {}
     return any(value for name, value in config.items() if "layerdrop" in name)
+
+
+def _statistics(setup: Setup) -> Iterator[Callable[[], Any]]:
+    """Average running statistics, so that the model is one; each rank's norms see only its own samples."""
+    norms = [module for module in setup.model.modules() if isinstance(module, _NormBase) and module.track_running_stats]
+
+    def average() -> None:
+        buffers = [buffer for norm in norms for buffer in norm.buffers() if buffer.is_floating_point()]
+        flat = setup.ranks.sum_of(torch.cat([buffer.flatten() for buffer in buffers])).div_(setup.ranks.layout.world)
+        for buffer, values in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
+            buffer.copy_(values.view_as(buffer))
+
+    if norms:
+        yield average
 
 
 def _average(ranks: Ranks, parameters: list[nn.Parameter]) -> None:

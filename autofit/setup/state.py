@@ -57,8 +57,8 @@ class Setup:
     ranks: Ranks = field(default_factory=Ranks)
     # Told before each micro-batch whether it is the last of a step, after which gradients are averaged over ranks.
     sync_gradients: Callable[[bool], Any] = lambda last: None
-    # Called after the last backward of a step, for gradients that are not averaged by then.
-    average_rest: Callable[[], Any] = lambda: None
+    # Called after the last backward of a step: average over ranks what is not averaged by then.
+    after_backward: list[Callable[[], Any]] = field(default_factory=list)
     # Gives up weights of other ranks that a forward without a backward gathered.
     reshard: Callable[[], Any] = lambda: None
     slices: Slices | None = None  # replaces the chunks of a loss where a trace does not want them all

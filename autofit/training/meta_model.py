@@ -125,6 +125,8 @@ def _placed(parameter: nn.Parameter, name: str, setup: Setup, generator: torch.G
             _fill(tensor, name, generator)
             if hasattr(parameter, "constant"):
                 tensor.copy_(parameter.constant)
+            if setup.ranks.layout.replicate > 1:  # cards of another kind draw other values
+                setup.ranks.from_first(tensor)
         return nn.Parameter(tensor, requires_grad=parameter.requires_grad)
     # In place, so that whoever holds the user's parameter (the user, an optimizer) keeps holding it.
     parameter.data = setup.ranks.from_first(parameter.data.to(device=setup.device, dtype=dtype))

@@ -88,7 +88,8 @@ def accumulate(setup: Setup, batch: Any, *, counts: bool = True) -> torch.Tensor
             (setup.scaler.scale(weighted) if setup.scaler else weighted).backward()
         batch_loss += weighted.detach().to(batch_loss.dtype)
         del loss, weighted  # with their graph: bitsandbytes' int8 layers hold their inputs as long as it lives
-    setup.average_rest()
+    for average in setup.after_backward:
+        average()
     return setup.ranks.sum_of(batch_loss) / layout.world if setup.ranks.are_several else batch_loss
 
 

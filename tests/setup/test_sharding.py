@@ -1,6 +1,7 @@
-"""Weights that not every loss reaches, under ways of averaging gradients over ranks."""
+"""What ranks share: weights, gradients that not every loss reaches, statistics; in float64 to the last digits."""
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import own_samples
+from autofit.setup.host_copies import CopyLane
+from autofit.setup.saved_tensors import SavedTensorsOnHost
 from autofit.setup.sharding import may_skip
+from autofit.techniques import precision
 from autofit.training.build import build
 from autofit.training.step import accumulate, update
 from tests import tiny
@@ -112,13 +116,18 @@ class _Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def counted(knobs: Mapping[str, Any], world: int, key: str) -> int:
-    """The collectives of a kind in one step."""
-    setup = build(tiny.llama_workload(8), knobs, dataclasses.replace(tiny.CPU, devices=world))
-    own, _ = own_samples(setup.workload.batch(8), setup.ranks.sampler, setup.ranks.layout.samplers)
-    with _Collectives() as collectives:
-        accumulate(setup, own)
-    return collectives.counts[key]
+def counted(knobs: Mapping[str, Any], world: int, key: str) -> list[int]:
+    """The collectives of a kind in one step of two micro-batches, and of one."""
+    found = []
+    for parts in (2, 1):
+        size = 8 // world // parts
+        hardware = dataclasses.replace(tiny.CPU, devices=world)
+        setup = build(tiny.llama_workload(8), {**knobs, "micro_batch_size": size}, hardware)
+        own, _ = own_samples(setup.workload.batch(8), setup.ranks.sampler, setup.ranks.layout.samplers)
+        with _Collectives() as collectives:
+            accumulate(setup, own)
+        found.append(collectives.counts[key])
+    return found
 
 
 SCATTER = "_reduce_scatter_base_"
@@ -137,13 +146,134 @@ def test_adapters_and_replicas_reduce_in_the_last_micro_batch(
     knobs: dict[str, Any], world: int, key: str, of_two: int, of_one: int
 ) -> None:
     """Two blocks, two ends and the root; three all-reduces agree on counts and the loss."""
-    size = 8 // world
-    for micro_batch_size, expected in ((size // 2, of_two), (size, of_one)):
-        found = on_ranks(world, counted, knobs | {"micro_batch_size": micro_batch_size}, world, key)
-        assert found == [expected] * world
+    assert on_ranks(world, counted, knobs, world, key) == [[of_two, of_one]] * world
 
 
-def test_only_models_whose_codemay_skip_weights_have_the_graph_walked() -> None:
+def test_only_models_whose_code_may_skip_weights_have_the_graph_walked() -> None:
     assert may_skip(Choosing())
     assert not may_skip(tiny.llama()())
     assert not any(may_skip(tiny.mixture_workload(kind).model()) for kind in tiny.MIXTURES)
+
+
+class Wide(nn.Module):
+    """Blocks, a norm and a scale in float64, one of whose sizes is odd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = (nn.Sequential(nn.Linear(8, 13), nn.GELU(), nn.Linear(13, 8)) for _ in range(3))
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), block) for block in blocks)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            features = features + block(features)
+        return self.last(features)
+
+
+def wide() -> Workload:
+    def batch(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(samples, 8, dtype=torch.float64), torch.randint(3, (samples,))
+
+    def loss(model: nn.Module, given: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return functional.cross_entropy(model(given[0]), given[1])
+
+    return Workload(Wide, batch, effective_batch_size=12, loss=loss)
+
+
+IN_FLOAT64: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "micro-batches": {"micro_batch_size": 1},
+    "checkpointed": {"activation_checkpointing": "full", "micro_batch_size": 2},
+    "sgd": {"optimizer": "sgd"},
+    "foreach": {"optimizer": "adamw-foreach"},
+    "lora": {"lora_rank": 2, "micro_batch_size": 1},
+    "in-backward": {"optimizer_in_backward": True},
+}
+
+
+def in_float64(ways: tuple[dict[str, Any], ...], world: int) -> list[dict[str, list[float]]]:
+    """Sums of each weight after three steps, by name of the knobs, in each way to train in parallel."""
+    precision._FORMATS["fp32"] = (torch.float64, torch.float64)
+    found: list[dict[str, list[float]]] = [{} for _ in ways]
+    for (name, knobs), way in itertools.product(IN_FLOAT64.items(), range(len(ways))):
+        if name == "in-backward" and ways[way] == DDP:
+            continue
+        settings = Hyperparameters(lr=1e-2, weight_decay=0.1, max_grad_norm=None if name == "in-backward" else 0.1)
+        hardware = dataclasses.replace(tiny.CPU, devices=world)
+        setup = build(wide(), knobs | ways[way], hardware, hyperparameters=settings)
+        for step in range(3):
+            torch.manual_seed(step)
+            own, _ = own_samples(setup.workload.batch(12), setup.ranks.sampler, setup.ranks.layout.samplers)
+            accumulate(setup, own)
+            update(setup)
+        setup.close()
+        found[way][name] = [float(parameter.detach().abs().sum()) for parameter in setup.model.parameters()]
+    return found
+
+
+def test_weights_agree_in_float64_to_the_last_digits() -> None:
+    ((expected,),) = on_ranks(1, in_float64, ({},), 1)
+    for ways in on_ranks(3, in_float64, (DDP, FSDP, FSDP | {"reshard_after_forward": False}), 3):
+        for sums in ways:
+            assert len(sums) >= len(expected) - 1
+            for name in sums:
+                assert sums[name] == pytest.approx(expected[name], rel=1e-12), name
+
+
+def scales() -> list[list[float]]:
+    """Of weights that are quantised when they are given, and drawn differently by each process."""
+    found = []
+    for parallel in (DDP, FSDP):
+        torch.manual_seed(torch.distributed.get_rank())
+        model, knobs = tiny.llama()(), {"lora_rank": 4, "quantization": "nf4"}
+        setup = build(tiny.llama_workload(), knobs | parallel, dataclasses.replace(tiny.CPU, devices=2), model=model)
+        states = [module.quant_state for module in setup.model.modules() if hasattr(module, "quant_state")]
+        found.append([float(state.absmax.sum()) for state in states])
+    return found
+
+
+def test_given_weights_are_made_one_before_they_are_quantised() -> None:
+    first, second = on_ranks(2, scales)
+    assert all(first)
+    assert first == second
+
+
+def statistics() -> list[list[float]]:
+    """The running ones after a step on other samples."""
+    found = []
+    for parallel in (DDP, FSDP):
+        setup = build(tiny.conv_workload(), parallel, dataclasses.replace(tiny.CPU, devices=2))
+        accumulate(setup, own_samples(setup.workload.batch(4), setup.ranks.sampler, 2)[0])
+        assert any("BatchNorm" in warning for warning in setup.warnings)
+        found += [buffer.flatten().tolist() for buffer in setup.model.buffers()]
+    return found
+
+
+def test_running_statistics_are_those_of_all_ranks() -> None:
+    first, second = on_ranks(2, statistics)
+    assert first == second
+
+
+def offloaded(knobs: Mapping[str, Any]) -> list[tuple[int, list[float]]]:
+    """Beside each way to train in parallel: the bytes that move to the host, and the losses of two steps."""
+    found = []
+    for parallel in (DDP, FSDP, FSDP | {"reshard_after_forward": False}):
+        setup = build(tiny.llama_workload(), {**knobs, **parallel}, dataclasses.replace(tiny.CPU, devices=2))
+        offload = SavedTensorsOnHost(setup.model, CopyLane(None), smallest=256, window=4096)
+        setup.forward_contexts.append(offload.hooks)
+        torch.manual_seed(0)
+        own, _ = own_samples(setup.workload.batch(4), setup.ranks.sampler, 2)
+        losses = []
+        for _ in range(2):
+            losses.append(float(accumulate(setup, own)))
+            update(setup)
+        found.append((offload.packed_bytes, losses))
+    return found
+
+
+@pytest.mark.parametrize("knobs", [{}, {"precision": "bf16-mixed"}, {"lora_rank": 4}], ids=["", "mixed", "lora"])
+def test_gathered_weights_do_not_move_to_the_host_with_activations(knobs: dict[str, Any]) -> None:
+    for (plain, expected), *others in on_ranks(2, offloaded, knobs):
+        for found, losses in others:
+            assert 0 < found <= plain
+            assert losses == pytest.approx(expected, abs=5e-3 if "precision" in knobs else EXACT)
