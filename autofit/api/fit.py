@@ -19,9 +19,10 @@ from autofit.core.events import Listener, Note
 from autofit.core.files import check_output, expanded, locked, write_atomically
 from autofit.core.layout import Layout, fitted_to
 from autofit.core.options import SearchOptions, search_options
+from autofit.core.place import given_place
 from autofit.core.result import Result, SavedResult
 from autofit.core.workload import Hyperparameters, length_of_training
-from autofit.distributed.group import given_place, joined
+from autofit.distributed.group import joined
 from autofit.report.explain import nothing_fits
 from autofit.report.html import trained_html
 from autofit.training import checkpoint

@@ -16,6 +16,8 @@ from autofit.api.fit import Trained, fit
 from autofit.core.errors import InputError, reported, sentence
 from autofit.core.events import Listener, Note
 from autofit.core.files import read_text
+from autofit.core.layout import Layout
+from autofit.core.place import given_place
 from autofit.core.result import SavedResult
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.byte_tokenizer import byte_tokenizer
@@ -73,6 +75,8 @@ def train(
     assert isinstance(factory, HuggingFaceModel), "what a file describes is a model of transformers"
     if saved.predicted:
         listener(Note(f"{NOTHING_MEASURED} It may need more memory, or be slower, than predicted."))
+    if memory_snapshot and Layout.of(saved.config).world > 1:
+        raise InputError("memory snapshots are taken on one device, and this config is for several.", "Leave it out.")
     names = {field.name for field in dataclasses.fields(Hyperparameters)} & training.keys()
     Hyperparameters(seed=seed, **{name: training[name] for name in names})  # checks them before the data is read
     options = DataOptions(packing, progress=progress)
@@ -98,7 +102,8 @@ def train(
         trained = fit(model, loader, loss=workload.loss, config=saved.config, **training)
     if step_trace and recorder:
         listener(Note(step_trace.message if recorder.done else "no step was recorded: fewer than three were trained."))
-    if output:
+    place = given_place()
+    if output and (place is None or not place.rank):
         reader.save(output / "model")
     return trained
 

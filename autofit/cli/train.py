@@ -14,6 +14,7 @@ from autofit.cli.output import INTERRUPTED, heavy
 from autofit.core.errors import InputError, counted
 from autofit.core.events import Event, Note
 from autofit.core.files import check_output, check_readable
+from autofit.core.place import given_place
 from autofit.core.result import SavedResult
 from autofit.core.workload import Hyperparameters, check_counts, length_of_training
 from autofit.models import named_by
@@ -68,24 +69,24 @@ def train(
     for path in filter(None, (data, eval_data)):
         check_readable(path, "the data file")
     check_output(output, resume)
-    stderr = Console(stderr=True)
+    place, stderr = given_place(), Console(stderr=True)
+    is_first = place is None or not place.rank  # the others know the same
     progress = stderr.is_terminal and not quiet
-
-    def print_step(step: Any) -> None:
-        if not quiet and not progress:
-            stderr.print(f"step {step.step + 1}: loss {step.loss:.4f}", highlight=False)
+    # torchrun starts all again when one has failed.
+    given["resume"] = resume = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
 
     def print_note(event: Event) -> None:
-        if isinstance(event, Note):
+        if isinstance(event, Note) and is_first:
             stderr.print(event.text, markup=False, highlight=False, soft_wrap=True)
 
     def restart() -> NoReturn:
         resumed = () if resume else ("--resume",)
         os.execv(sys.executable, [sys.executable, "-m", "autofit", *context.obj, *resumed])
 
+    callbacks = () if quiet or progress else (_print_step,)
     try:
         trained = heavy("autofit.api.train", "train")(
-            result, data, progress=progress, callbacks=(print_step,), listener=print_note, restart=restart, **given
+            result, data, progress=progress, callbacks=callbacks, listener=print_note, restart=restart, **given
         )
     except KeyboardInterrupt:
         remedy = "with --output it could be resumed"
@@ -93,6 +94,8 @@ def train(
             remedy = f"go on with --resume --output {output}" if output.exists() else "nothing was trained yet"
         stderr.print(f"interrupted; {remedy}", highlight=False, soft_wrap=True)
         return INTERRUPTED
+    if not is_first:
+        return 0
     if not trained.history:
         Console().print(f"nothing left to train: {output} holds the finished run", highlight=False)
         return 0
@@ -100,3 +103,8 @@ def train(
     evaluated = f", evaluation loss {trained.evaluations[-1]:.4f}" if trained.evaluations else ""
     Console().print(f"{done}, loss {first:.4f} -> {last:.4f}{evaluated}", highlight=False)
     return 0
+
+
+def _print_step(step: Any) -> None:
+    """Called in the process that trains, which may be another one."""
+    Console(stderr=True).print(f"step {step.step + 1}: loss {step.loss:.4f}", highlight=False)

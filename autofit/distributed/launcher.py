@@ -33,7 +33,8 @@ from autofit.core.environment import set_defaults
 from autofit.core.errors import AutofitError, RankError, printable, reported, told
 from autofit.core.forks import die_with_parent
 from autofit.core.interrupts import Interrupts
-from autofit.distributed.group import TIMEOUT, Place, is_of_a_peer, joined
+from autofit.core.place import Place
+from autofit.distributed.group import TIMEOUT, is_of_a_peer, joined
 from autofit.distributed.pickling import pickled
 
 Said = Callable[[Any], None]

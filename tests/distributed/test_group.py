@@ -1,35 +1,8 @@
-"""The place that a launcher gives a process."""
+"""Errors of a group: which rank's fault they are."""
 
 import pytest
 
-from autofit.distributed.group import Place, given_place, is_of_a_peer
-
-TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "host"}
-SRUN = {
-    "SLURM_JOB_ID": "41007",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "3",
-    "SLURM_LOCALID": "1",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NODELIST": "gpu[07-08],other1",
-}
-
-
-def test_the_place_among_ranks_of_torchrun() -> None:
-    assert given_place(TORCHRUN) == Place(5, 8, 1, 4)
-    assert given_place(TORCHRUN | {"WORLD_SIZE": "1", "RANK": "0"}) is None
-
-
-def test_the_place_in_a_step_of_srun() -> None:
-    assert given_place(SRUN) == Place(3, 4, 1, 2, "tcp://gpu07:21007")
-    assert given_place(SRUN | {"SLURM_STEP_NODELIST": "alone"}) == Place(3, 4, 1, 2, "tcp://alone:21007")
-
-
-def test_a_shell_in_an_allocation_is_alone() -> None:
-    assert given_place({"SLURM_JOB_ID": "41007", "SLURM_NTASKS": "4"}) is None
-    assert given_place(SRUN | {"SLURM_STEP_NUM_TASKS": "1"}) is None
-    assert given_place({}) is None
+from autofit.distributed.group import is_of_a_peer
 
 
 @pytest.mark.parametrize(
