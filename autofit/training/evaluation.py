@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from autofit.core.errors import InputError
-from autofit.data.batch import loss_count, own_samples, sample_count, samples_of
+from autofit.data.batch import loss_count, sample_count, samples_of
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.setup.state import evaluation_mode
 from autofit.training.inspect import blamed_on
+from autofit.training.own_part import own_part
 from autofit.training.step import loss_value
 from autofit.training.workload import batches_of
 
@@ -41,8 +42,8 @@ def _sums(setup: Setup, batches: Iterable[Any]) -> tuple[float, int]:
     total, weight, size, cut, ranks = 0.0, 0, setup.micro_batch_size, setup.workload.split, setup.ranks
     with evaluation_mode(setup.model):
         for batch in batches:
-            own, counts = own_samples(batch, ranks.sampler, ranks.layout.samplers, cut)
-            start, samples = 0, sample_count(own, cut) if counts else 0
+            given = own_part(setup, batch)
+            own, start, samples = given.batch, 0, sample_count(given.batch, cut) if given.counts else 0
             while ranks.largest(samples - start)[0] > 0:
                 is_spare = start >= samples  # a forward that only the other ranks need
                 part = samples_of(own, *(0, 1) if is_spare else (start, min(start + size, samples)), cut)

@@ -11,11 +11,12 @@ import torch
 
 from autofit.core.errors import DivergedError, InputError, OutOfMemoryError
 from autofit.core.workload import Hyperparameters
-from autofit.data.batch import few_samples, loss_count, own_samples, sample_count
+from autofit.data.batch import few_samples, loss_count
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.training.inspect import loss_splits
 from autofit.training.oom_recovery import Recovery
+from autofit.training.own_part import OwnPart, own_part
 from autofit.training.step import accumulate, update
 
 Listener = Callable[[str], None]
@@ -100,14 +101,14 @@ class _Stepper:
     def run(self, batch: Any, *, step: int, lr: float, start: float) -> StepReport:
         setup = self._setup
         assert setup.optimizer is not None, "build() sets the optimizer"
-        begun = time.perf_counter()
+        begun, part = time.perf_counter(), own_part(setup, batch)
         for group in setup.optimizer.param_groups:
             group["lr"] = lr
         self._recovery.snapshot()
-        loss = self._try(batch, step)
+        loss = self._try(part, step)
         while loss is None:
             self._fall_back(step)
-            loss = self._try(batch, step)
+            loss = self._try(part, step)
         norm = setup.gradient_norm
         seconds = time.perf_counter() - begun
         self._note_cost(seconds)
@@ -115,19 +116,25 @@ class _Stepper:
             step=step,
             loss=loss,
             lr=lr,
-            samples=sample_count(batch, setup.workload.split),
-            tokens=loss_count(setup.workload, batch) if setup.workload.unit == "tokens" else None,
+            samples=part.samples,
+            tokens=self._tokens(batch) if setup.workload.unit == "tokens" else None,
             gradient_norm=float(norm) if norm is not None else None,
             seconds=seconds,
             data_seconds=begun - start,
         )
 
-    def _try(self, batch: Any, step: int) -> float | None:
+    def _tokens(self, batch: Any) -> int:
+        """The labels that count in the effective batch."""
+        setup = self._setup
+        if not isinstance(batch, OwnPart):
+            return loss_count(setup.workload, batch)
+        own, alike = loss_count(setup.workload, batch.batch), setup.ranks.layout.world // setup.ranks.layout.samplers
+        return int(setup.ranks.sums(own * batch.counts)[0]) // alike
+
+    def _try(self, batch: OwnPart, step: int) -> float | None:
         """One optimizer step; its loss, or None when memory ran out."""
         try:
-            ranks, cut = self._setup.ranks, self._setup.workload.split
-            own, counts = own_samples(batch, ranks.sampler, ranks.layout.samplers, cut)
-            loss = float(accumulate(self._setup, own, counts=counts))
+            loss = float(accumulate(self._setup, batch.batch, counts=batch.counts))
             if not math.isfinite(loss):
                 self._recovery.roll_back()  # also the running statistics, which the forward has spoilt
                 raise DivergedError(loss, step)

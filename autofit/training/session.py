@@ -28,6 +28,7 @@ from autofit.training.inspect import check_loss
 from autofit.training.loop import Callback, Listener, StepReport, train
 from autofit.training.metrics import Bar, MetricsFile, Recorder, TensorBoard
 from autofit.training.oom_recovery import FALLBACK_KNOBS
+from autofit.training.own_part import own_loader
 from autofit.training.save_model import save_model
 from autofit.training.user_model import restored
 from autofit.training.workload import batches_of, length_of
@@ -116,8 +117,9 @@ class _Training:
         self._session, self._setup, self._ranks = session, setup, setup.ranks
         self._policy, self._notify = session.policy, session.listener
         self._directory = session.policy.directory
-        self._loader, self._eval_loader = loader, eval_loader
-        self._epochs = Epochs(loader, session.hyperparameters.seed)
+        self._loader = own_loader(loader, setup.ranks)
+        self._eval_loader = None if eval_loader is None else own_loader(eval_loader, setup.ranks)
+        self._epochs = Epochs(self._loader, session.hyperparameters.seed)
         self._epoch_length = length_of(loader)
         self._history: list[StepReport] = []
         self._evaluations: dict[int, float] = {}  # by the step before them

@@ -1,0 +1,119 @@
+"""A rank's own part of each effective batch, read alone where the loader can be asked for it.
+
+Any loader gives all ranks the same batches in the same order, of which each takes its samples. A DataLoader over a
+map-style dataset is asked for those alone, so that nothing is read twice; one over an IterableDataset of the library
+`datasets` is split between ranks by that library, as its samples come.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+
+from autofit.data.batch import own_samples, sample_count, samples_of
+from autofit.distributed import Ranks
+from autofit.setup import Setup
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """Samples of this rank; one that does not count where there are none for it."""
+
+    batch: Any
+    counts: bool
+    samples: int  # of the effective batch, of all ranks
+
+
+def own_part(setup: Setup, batch: Any) -> OwnPart:
+    """The part of a batch, if it is not one already."""
+    if isinstance(batch, OwnPart):
+        return batch
+    ranks, cut = setup.ranks, setup.workload.split
+    own, counts = own_samples(batch, ranks.sampler, ranks.layout.samplers, cut)
+    return OwnPart(own, counts, sample_count(batch, cut))
+
+
+def own_loader(loader: Any, ranks: Ranks) -> Any:
+    """A loader of `OwnPart`s where that saves reading; else the loader itself. Loaders that save their position are
+    left as they are: each rank's would be another one."""
+    parts = ranks.layout.samplers
+    if parts == 1 or type(loader) is not DataLoader or callable(getattr(loader, "state_dict", None)):
+        return loader
+    if not isinstance(loader.dataset, IterableDataset):
+        # A sampler of somebody else's may draw as it goes, from numbers that ranks no longer have in common.
+        is_plain = type(loader.batch_sampler) is BatchSampler and type(loader.sampler).__module__ == Sampler.__module__
+        return _OwnIndices(loader, ranks) if is_plain else loader
+    is_theirs = type(loader.dataset).__module__.startswith("datasets.")
+    is_split = loader.batch_size is not None and not loader.batch_size % parts
+    return _OwnStream(loader, ranks) if is_theirs and is_split else loader
+
+
+class _OwnIndices:
+    """The same batches of indices as the loader's, of which only this rank's are read."""
+
+    def __init__(self, loader: DataLoader[Any], ranks: Ranks) -> None:
+        self._given: deque[tuple[bool, int]] = deque()  # of each batch that is being read, in order
+        self._loader = _with(loader, batch_sampler=_Part(loader.batch_sampler, ranks, self._given))
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[OwnPart]:
+        self._given.clear()
+        for batch in self._loader:
+            yield OwnPart(batch, *self._given.popleft())
+
+
+class _Part(Sampler[list[int]]):
+    def __init__(self, batches: Any, ranks: Ranks, given: deque[tuple[bool, int]]) -> None:
+        self._batches, self._ranks, self._given = batches, ranks, given
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        part, parts = self._ranks.sampler, self._ranks.layout.samplers
+        for indices in self._batches:
+            size = -(-len(indices) // parts)
+            own = indices[part * size : (part + 1) * size]
+            self._given.append((bool(own), len(indices)))
+            yield own or indices[:1]
+
+
+class _OwnStream:
+    """Every n-th sample, or the own shards, of a stream. Ranks end a pass together: one that has no more takes part
+    with a sample that does not count."""
+
+    def __init__(self, loader: DataLoader[Any], ranks: Ranks) -> None:
+        from datasets.distributed import split_dataset_by_node
+
+        self._ranks, parts = ranks, ranks.layout.samplers
+        own = split_dataset_by_node(loader.dataset, ranks.sampler, parts)
+        self._loader = _with(loader, dataset=own, batch_size=(loader.batch_size or parts) // parts)
+
+    def __iter__(self) -> Iterator[OwnPart]:
+        spare: Any = None
+        batches = iter(self._loader)
+        alike = self._ranks.layout.world // self._ranks.layout.samplers  # ranks that read the same
+        while True:
+            batch = next(batches, None)
+            own = 0 if batch is None else sample_count(batch)
+            samples = int(self._ranks.sums(own)[0]) // alike
+            if not samples:
+                return
+            if spare is None:
+                assert batch is not None, "a stream has a sample for each rank"
+                spare = samples_of(batch, 0, 1)
+            yield OwnPart(spare if batch is None else batch, batch is not None, samples)
+
+
+def _with(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
+    """A DataLoader like this one."""
+    names = (
+        *("dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"),
+        *("multiprocessing_context", "prefetch_factor", "persistent_workers"),
+    )
+    given = {name: getattr(loader, name) for name in names} | changes
+    return DataLoader(**given)
