@@ -20,7 +20,8 @@ def parse(path):
     given = yaml.safe_load(Path(path).read_text())
     config = DictDefault(given)
     prepare_plugins(config)
-    checked = validate_config(config, capabilities=CARD, env_capabilities={"torch_version": "2.13.0"})
+    several = {"n_gpu": 4} if "fsdp_config" in given or given.get("ddp") else {}
+    checked = validate_config(config, capabilities=CARD | several, env_capabilities={"torch_version": "2.13.0"})
     known = set(AxolotlInputConfig.model_fields)
     if given.get("plugins"):
         from axolotl.integrations.config import merge_input_args

@@ -6,7 +6,6 @@ import sys
 import typing
 from pathlib import Path
 
-from torchtitan.config import TrainingConfig
 from torchtitan.config.manager import ConfigManager
 
 
@@ -22,10 +21,11 @@ def parse(path):
     finally:
         sys.path.pop(0)
         logging.getLogger().removeHandler(handler)
-    hints = typing.get_type_hints(TrainingConfig)
-    for each in dataclasses.fields(TrainingConfig):
-        if typing.get_origin(hints[each.name]) is typing.Literal:
-            value = getattr(config.training, each.name)
-            assert value in typing.get_args(hints[each.name]), f"our check: no {each.name} {value}"
+    for section in (config.training, config.parallelism):
+        hints = typing.get_type_hints(type(section))
+        for each in dataclasses.fields(section):
+            if typing.get_origin(hints[each.name]) is typing.Literal:
+                value = getattr(section, each.name)
+                assert value in typing.get_args(hints[each.name]), f"our check: no {each.name} {value}"
     unmatched = [text for text in warned if "match" in text.lower() and "lora" in text.lower()]
     assert not unmatched, f"our check: {unmatched}"

@@ -13,6 +13,7 @@ READ = {"output_dir", "tokenizer", "dataset", "seed", "shuffle", "model", "check
 READ |= {"batch_size", "epochs", "optimizer", "loss", "max_steps_per_epoch", "gradient_accumulation_steps", "compile"}
 READ |= {"clip_grad_norm", "device", "dtype", "metric_logger", "log_every_n_steps", "log_peak_memory_stats", "profiler"}
 READ |= {"enable_activation_checkpointing", "enable_activation_offloading"}
+DIVIDED = {"fsdp_cpu_offload", "fsdp_reshard_after_forward"}
 FULL, LORA = {"optimizer_in_bwd"}, {"lr_scheduler", "save_adapter_weights_only"}
 
 
@@ -20,9 +21,10 @@ def parse(path):
     given = OmegaConf.load(path)
     config.validate(given)
     adapters = ".lora_" in given.model._component_
-    name = f"{'lora' if adapters else 'full'}_finetune_single_device.py"
+    several = bool(DIVIDED & set(given))
+    name = f"{'lora' if adapters else 'full'}_finetune_{'distributed' if several else 'single_device'}.py"
     recipe = (RECIPES / name).read_text()
-    known = READ | (LORA if adapters else FULL)
+    known = READ | (LORA if adapters else FULL) | {each for each in DIVIDED if f'"{each}"' in recipe}
     unknown = set(given) - known
     assert not unknown, f"our check: the recipe reads no {sorted(unknown)}"
     missing = set(re.findall(r"cfg\.([a-z_]+)\b(?!\()", recipe)) - set(given) - {"get", "lr_scheduler"}
