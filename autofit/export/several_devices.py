@@ -10,7 +10,11 @@ from autofit.export.source import ExportSource
 from autofit.export.template import yaml_file
 from autofit.export.tool import Header, Request, Share, ToolKeys
 
-KNOBS = ("data_parallel", "data_parallel_replicate", "data_parallel_shard", "reshard_after_forward", "fsdp_offload")
+KNOBS = (
+    *("data_parallel", "data_parallel_replicate", "data_parallel_shard", "reshard_after_forward", "fsdp_offload"),
+    *("tensor_parallel", "context_parallel"),
+)
+RING = "{} exchanges keys and values between devices, not heads, which was not measured"
 _GROUPS = (
     "{} gives weights up between forward and backward on all devices, with less memory and more time than measured"
 )
@@ -18,11 +22,39 @@ REDUCED = "{} averages gradients in 16 bits, which were measured in float32"
 
 
 def rows(
-    data_parallel: Share, replicate: Share | None = None, reshard: Share | None = None, offload: Share | None = None
+    data_parallel: Share,
+    replicate: Share | None = None,
+    reshard: Share | None = None,
+    offload: Share | None = None,
+    *,
+    tensor: Share | None = None,
+    context: Share | None = None,
 ) -> dict[str, Share]:
-    """The rows of a tool; what has none of its own is said by another. The number of shards is what is left."""
+    """The rows of a tool; what has none of its own is said by another, or is no split. The number of shards is what is
+    left."""
     given = (data_parallel, replicate or _covered, _covered, reshard or _covered, offload or _covered)
-    return dict(zip(KNOBS, given, strict=True))
+    splits = (tensor or partial(unsplit, knob="tensor_parallel"), context or partial(unsplit, knob="context_parallel"))
+    return dict(zip(KNOBS, (*given, *splits), strict=True))
+
+
+def unsplit(request: Request, knob: str, why: str = "") -> ToolKeys:
+    """`tensor_parallel` or `context_parallel` of a tool that does not split layers or samples, or why it does not."""
+    degree = request.config.get(knob)
+    if degree in (None, 1):
+        return ToolKeys(as_measured=True)
+    what = why or f"{request.title} splits no {'layers' if knob == 'tensor_parallel' else 'samples'}"
+    left = f"{what}, and trains on {degree} times fewer devices, each of which holds more than measured"
+    return request.keys(knob, {}, left, may_not_fit=True)
+
+
+def split(
+    request: Request, knob: str, path: str, instead: str | None = None, further: Mapping[str, Any] | None = None
+) -> ToolKeys:
+    """The same knobs of a tool that takes the number of devices, with further keys."""
+    degree = request.config.get(knob)
+    if degree in (None, 1):
+        return ToolKeys(as_measured=True)
+    return request.keys(knob, {path: degree, **(further or {})}, instead)
 
 
 def _covered(request: Request) -> ToolKeys:
@@ -58,37 +90,41 @@ def sentence(instead: Callable[[Request], str], *, may_not_fit: bool = False) ->
     """The rows of a tool that can do nothing of it, which is said once for all of them."""
 
     def share(request: Request) -> ToolKeys:
-        several = request.text("data_parallel") in ("ddp", "fsdp")
+        several = request.source.layout.world > 1 or request.text("data_parallel") in ("ddp", "fsdp")
         what = instead(request) if several else None
         return ToolKeys({}, request.keys("data_parallel", {}, what, may_not_fit=may_not_fit).deviations, not several)
 
-    return rows(share)
+    return rows(share, tensor=_covered, context=_covered)
 
 
 def on_one_device(title: str) -> dict[str, Share]:
     """The rows of a tool that trains on one device."""
 
     def instead(request: Request) -> str:
-        count = request.source.layout.samplers
+        count = request.layout.samplers
         batch = f", and takes {count} times the gradient_accumulation_steps for the same batch" if count > 1 else ""
         return f"{title} trains on one device here, which has to hold all weights{batch}"
 
     return sentence(instead, may_not_fit=True)
 
 
-def accelerate(prefix: str = "", off: Mapping[str, Any] | None = None) -> dict[str, Share]:
-    """The rows of a file for `accelerate launch`, below a prefix; `off` are the keys of one device."""
+def accelerate(
+    prefix: str = "", off: Mapping[str, Any] | None = None, tensor: str = "", context: str = ""
+) -> dict[str, Share]:
+    """The rows of a file for `accelerate launch`, below a prefix; `off` are the keys of one device, `tensor` and
+    `context` what a tool deviates by that splits layers or samples."""
 
     def sections(request: Request) -> ToolKeys:
         kind, source = request.text("data_parallel"), request.source
-        if kind not in ("ddp", "fsdp"):
+        if kind not in ("ddp", "fsdp") and request.layout.world == 1:
             return ToolKeys(off or {}, as_measured=True)
+        kind = "ddp" if kind == "ddp" else "fsdp"  # which alone may be beside a split
         plain = "MULTI_CPU" if source.device == "cpu" else "MULTI_GPU"
         keys: dict[str, Any] = {
             "compute_environment": "LOCAL_MACHINE",
             "distributed_type": "FSDP" if kind == "fsdp" else plain,
-            "num_machines": source.nodes,
-            "num_processes": source.layout.world,
+            "num_machines": request.nodes,
+            "num_processes": request.layout.world,
             "machine_rank": 0,
         }
         if kind == "fsdp":
@@ -98,14 +134,23 @@ def accelerate(prefix: str = "", off: Mapping[str, Any] | None = None) -> dict[s
         keys = {f"{prefix}{name}": value for name, value in keys.items()}
         return request.keys("data_parallel", keys, reduced(request, "accelerate"))
 
-    def sizes(request: Request) -> ToolKeys:
-        words = parallelism(request.source.layout) if is_fsdp(request) else {}
-        return ToolKeys({f"{prefix}parallelism_config.parallelism_config_{name}": each for name, each in words.items()})
+    def sizes(request: Request, knob: str = "", instead: str = "") -> ToolKeys:
+        words = {} if request.text("data_parallel") == "ddp" else parallelism(request.layout)
+        words = {f"{prefix}parallelism_config.parallelism_config_{name}": each for name, each in words.items()}
+        if not knob:
+            return ToolKeys(words)
+        return (
+            request.keys(knob, words, instead)
+            if instead and request.config.get(knob) not in (None, 1)
+            else unsplit(request, knob)
+        )
 
     fsdp = f"{prefix}fsdp_config.fsdp_"
     return rows(
         *(sections, sizes, partial(reshard, path=f"{fsdp}reshard_after_forward")),
         partial(offload, path=f"{fsdp}offload_params"),
+        tensor=partial(sizes, knob="tensor_parallel", instead=tensor),
+        context=partial(sizes, knob="context_parallel", instead=context),
     )
 
 

@@ -61,11 +61,6 @@ class ExportSource:
         return Layout.of(self.config)
 
     @property
-    def nodes(self) -> int:
-        """On how many machines they are."""
-        return nodes_of(self.hardware, self.layout)
-
-    @property
     def origin(self) -> str:
         """Where the figures come from."""
         return "predicted" if self.predicted else "measured"

@@ -12,10 +12,12 @@ from typing import Any
 from autofit.core.config import Config, Value
 from autofit.core.errors import InputError, shown
 from autofit.core.knobs import is_off
+from autofit.core.layout import Layout
 from autofit.export.header import export_header
-from autofit.export.source import NOTHING_MEASURED, Deviation, ExportSource, batches_fit, torchrun
+from autofit.export.source import NOTHING_MEASURED, Deviation, ExportSource, batches_fit, nodes_of, torchrun
 from autofit.export.template import yaml_file
 
+_SPLIT = ("tensor_parallel", "context_parallel")
 _OF_ADAPTERS = ("lora_alpha", "lora_dropout", "lora_targets")  # tools are asked for these only beside adapters
 HUGGING_FACE = ("causal-lm", "masked-lm", "sequence-classification", "image-classification")
 
@@ -36,10 +38,22 @@ class Request:
     source: ExportSource
     version: str
     title: str
+    splits: tuple[str, ...] = ()  # as the tool's
 
     @property
     def config(self) -> Config:
         return self.source.config
+
+    @property
+    def layout(self) -> Layout:
+        """How the tool's processes are divided: without those that take part in what it cannot split."""
+        return Layout.of(
+            {knob: 1 if knob in _SPLIT and knob not in self.splits else self.config[knob] for knob in self.config}
+        )
+
+    @property
+    def nodes(self) -> int:
+        return nodes_of(self.source.hardware, self.layout)
 
     def text(self, knob: str) -> str:
         """The value of a knob as text; its off value if the config lacks it."""
@@ -83,6 +97,7 @@ class Tool:
     without: str = ""  # what the tool does with a knob that is not in `knobs`, as half a sentence
     without_may_not_fit: bool = True  # that may take more memory than was measured
     tasks: tuple[str, ...] = ()  # what the tool can train; empty: anything
+    splits: tuple[str, ...] = ()  # of tensor_parallel and context_parallel, those that it has keys for
     expert_targets: str = ""  # the key of experts' parameters that get adapters; empty: there is none
     quantises_experts: tuple[Value, ...] = ()  # the values of `quantization` that it holds experts in, too
     refuse: Callable[[ExportSource], str | None] = batches_fit  # why the tool cannot train a config, or None
@@ -98,9 +113,9 @@ class Tool:
             return f"{self.title} trains {', '.join(self.tasks)}, and this is {source.task}."
         return self.refuse(source)
 
-    def command(self, source: ExportSource) -> str:
+    def command(self, request: Request) -> str:
         """How the export is used, with a process for each device."""
-        layout, nodes = source.layout, source.nodes
+        layout, nodes = request.layout, request.nodes
         if layout.world == 1 or not self.run_several:
             return self.run
         further = "" if nodes == 1 else " --machine_rank NODE --main_process_ip FIRST_NODE --main_process_port 29500"
@@ -157,7 +172,7 @@ class Export:
 def write(tool: Tool, source: ExportSource, version: str | None = None) -> Export:
     """Write a config for a tool. Raises InputError where the tool cannot train this at all, or the keys of that version
     are not known."""
-    request = Request(source, tool.schema(version, source.versions.get(tool.name)), tool.title)
+    request = Request(source, tool.schema(version, source.versions.get(tool.name)), tool.title, tool.splits)
     if reason := tool.why_not(source):
         raise InputError(reason, "See `autofit export --to list`.")
     shares = {knob: _share(tool, knob, request) for knob in source.config}
@@ -170,7 +185,7 @@ def write(tool: Tool, source: ExportSource, version: str | None = None) -> Expor
     for share in shares.values():
         keys |= share.keys
     keys |= of_experts.keys
-    header = export_header(f"{tool.title} {request.version}", source, deviations=deviations, run=tool.command(source))
+    header = export_header(f"{tool.title} {request.version}", source, deviations=deviations, run=tool.command(request))
     tree = nested(keys)
     files = tool.files(source, tree, header) if tool.files else {f"{tool.name}.yaml": yaml_file(header, tree)}
     by_knob = {knob: share.keys for knob, share in shares.items()}

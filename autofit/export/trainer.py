@@ -275,6 +275,11 @@ def _replicate(case: TrainerCase) -> TrainerKeywords:
     return case.keywords(knob, why if layout.shard > 1 and layout.replicate > 1 else None)
 
 
+def _split(knob: str, what: str, given: str) -> Callable[[TrainerCase], TrainerKeywords]:
+    why = f"Trainer splits no {what}, unless you give {given}"
+    return lambda case: case.keywords(knob, why if case.config[knob] not in (None, 1) else None)
+
+
 def _impossible(knob: str, instead: str, *values: str) -> Callable[[TrainerCase], TrainerKeywords]:
     """A knob whose values, if none are named all but off, Trainer has nothing for."""
 
@@ -304,6 +309,8 @@ TRAINER_KNOBS: dict[str, Callable[[TrainerCase], TrainerKeywords]] = {
     "data_parallel_replicate": _replicate,
     "data_parallel_shard": lambda case: TrainerKeywords(),  # what is left
     "reshard_after_forward": _reshard,
+    "tensor_parallel": _split("tensor_parallel", "layers", "from_pretrained distributed_config=DistributedConfig(...)"),
+    "context_parallel": _split("context_parallel", "samples", "it parallelism_config=ParallelismConfig(cp_size=...)"),
     "fsdp_offload": lambda case: TrainerKeywords(
         arguments={} if case.config["fsdp_offload"] is None else {"fsdp_config": _fsdp(case)}
     ),

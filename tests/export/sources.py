@@ -24,11 +24,15 @@ VERSIONS = {"autofit": "0.1.0", "python": "3.12.3", "torch": "2.13.0", "transfor
 LORA = {"precision": "bf16", "lora_rank": 16, "lora_targets": "all-linear"}
 
 # On four cards of two machines, with the batch sizes of each; a whole effective batch is 8.
-DDP = {"data_parallel": "ddp", "data_parallel_replicate": 4, "data_parallel_shard": 1, "gradient_accumulation_steps": 1}
+UNSPLIT = {"tensor_parallel": 1, "context_parallel": 1, "gradient_accumulation_steps": 1}
+DDP = {"data_parallel": "ddp", "data_parallel_replicate": 4, "data_parallel_shard": 1, **UNSPLIT}
 FSDP: dict[str, Any] = {"data_parallel": "fsdp", "data_parallel_replicate": 1, "data_parallel_shard": 4}
-FSDP |= {"reshard_after_forward": True, "fsdp_offload": "none", "gradient_accumulation_steps": 1}
+FSDP |= {"reshard_after_forward": True, "fsdp_offload": "none", **UNSPLIT}
 ZERO_2 = {**FSDP, "reshard_after_forward": False}
 HSDP = {**FSDP, "data_parallel_replicate": 2, "data_parallel_shard": 2}
+TWO_SHARDS = {**FSDP, "data_parallel_shard": 2, "gradient_accumulation_steps": 2}
+TENSOR = {**TWO_SHARDS, "tensor_parallel": 2}
+CONTEXT = {**TWO_SHARDS, "context_parallel": 2}
 NODES = {"hardware": {"device": "cuda", "name": "NVIDIA H200", "budget_gib": 24.0, "devices": 2, "nodes": 2}}
 
 # What every tool's own parser is to accept.
@@ -40,6 +44,8 @@ CASES: dict[str, dict[str, Any]] = {
     "ddp": {"precision": "bf16-mixed", **DDP},
     "fsdp": {**LORA, "activation_checkpointing": "full", **FSDP, "fsdp_offload": "cpu"},
     "hsdp": {"precision": "bf16", **HSDP, "reshard_after_forward": False},
+    "tensor": {"precision": "bf16", **TENSOR},
+    "context": {"precision": "bf16", **CONTEXT},
 }
 
 

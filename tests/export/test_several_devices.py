@@ -9,7 +9,7 @@ import yaml
 from autofit.core.errors import InputError
 from autofit.export.tool import Export, write
 from autofit.export.tools import all_tools, tool_named
-from tests.export.sources import DDP, FSDP, HSDP, LORA, NODES, ZERO_2, source
+from tests.export.sources import CONTEXT, DDP, FSDP, HSDP, LORA, NODES, TENSOR, ZERO_2, source
 
 TOOLS = [tool.name for tool in all_tools()]
 GROUPS = FSDP | {"reshard_after_forward": 2}
@@ -172,3 +172,43 @@ def test_a_tool_of_one_device_says_what_it_takes_for_the_same_batch() -> None:
     (note,) = (each for each in exported("unsloth", **FSDP).departures if each.knob == "data_parallel")
     assert "takes 4 times the gradient_accumulation_steps for the same batch" in note.instead
     assert note.may_not_fit
+
+
+SPLIT = {  # which tools have keys for it; those of the second have them, and deviate
+    "tensor_parallel": (TENSOR, ("axolotl", "deepspeed", "torchtitan"), ("accelerate",)),
+    "context_parallel": (CONTEXT, (), ("accelerate", "torchtitan", "transformers", "trl")),
+}
+
+
+@pytest.mark.parametrize("knob", SPLIT)
+@pytest.mark.parametrize("name", [name for name in TOOLS if name != "peft"])
+def test_what_is_split_is_told_or_runs_on_fewer_devices(name: str, knob: str) -> None:
+    knobs, told, deviating = SPLIT[knob]
+    made = exported(name, **{"lora_rank": 0, "lora_targets": None, "precision": "bf16", **knobs})
+    notes = [each for each in made.departures if each.knob == knob]
+    assert bool(notes) == (name not in (*told, *ON_ONE))
+    assert bool(made.keys[knob]) == (name in (*told, *deviating))
+    if name not in (*told, *deviating, *ON_ONE):
+        assert "trains on 2 times fewer devices, each of which holds more than measured" in notes[0].instead
+        assert notes[0].may_not_fit
+
+
+def test_processes_are_as_many_as_a_tool_can_use() -> None:
+    def processes(name: str, **knobs: Any) -> tuple[int, dict[str, int]]:
+        file = held(name, **{"lora_rank": 0, "lora_targets": None, **knobs})
+        return file["num_processes"], file.get("parallelism_config", {})
+
+    assert processes("accelerate", **TENSOR)[0] == 4
+    assert processes("accelerate", **TENSOR)[1]["parallelism_config_tp_size"] == 2
+    assert processes("trl", **TENSOR) == processes("llamafactory", **CONTEXT) == (2, {})
+    assert processes("trl", **CONTEXT)[1]["parallelism_config_cp_size"] == 2
+    titan = exported("torchtitan", **{"lora_rank": 0, "lora_targets": None, **TENSOR}).text
+    assert "tensor_parallel_degree=2, enable_sequence_parallel=False" in " ".join(titan.split())
+    assert "torchrun --nproc-per-node 4 -m torchtitan" in titan
+    assert "global_batch_size=8" in titan
+    layers_alone: dict[str, Any] = {"data_parallel": "none", "data_parallel_shard": 1, "tensor_parallel": 4}
+    layers_alone |= {"data_parallel_replicate": 1, "context_parallel": 1, "gradient_accumulation_steps": 2}
+    for name in ("trl", "litgpt", "transformers"):
+        command = write(tool_named(name), source(**layers_alone, micro_batch_size=4)).text
+        assert "torchrun" not in command
+        assert "accelerate" not in command

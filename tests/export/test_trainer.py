@@ -132,6 +132,8 @@ def test_flash_attention_is_named_where_its_package_is() -> None:
         ("compile", "default"),
         ("loss", "chunked"),
         ("memory_format", "channels_last"),
+        ("tensor_parallel", 2),
+        ("context_parallel", 2),
     ],
 )
 def test_what_trainer_runs_otherwise_is_said_in_one_sentence(knob: str, value: Any) -> None:

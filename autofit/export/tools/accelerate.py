@@ -13,6 +13,9 @@ _ONE = {
     "num_processes": 1,
     "machine_rank": 0,
 }
+_BY_MODEL = (
+    "accelerate splits no layers by itself; the script has to load the model with transformers' DistributedConfig"
+)
 _INSTEAD = {
     "tf32": "accelerate multiplies in float32 unless the script sets torch.set_float32_matmul_precision('high')",
     "bf16": "accelerate casts no weights; the script has to load them in bfloat16",
@@ -42,6 +45,7 @@ TOOL = Tool(
     versions=("1.15.0",),
     refuse=lambda source: None,
     run="accelerate launch --config_file accelerate.yaml YOUR_SCRIPT.py",
+    splits=("tensor_parallel", "context_parallel"),
     run_several="accelerate launch --config_file accelerate.yaml{further} YOUR_SCRIPT.py",
     fixed=lambda request: {
         **_ONE,
@@ -49,5 +53,9 @@ TOOL = Tool(
         "debug": False,
     },
     without="accelerate's config holds none; the script that it launches has to",
-    knobs={**several_devices.accelerate(off=_ONE), "precision": _precision, "compile": _compile},
+    knobs={
+        **several_devices.accelerate(off=_ONE, tensor=_BY_MODEL, context=several_devices.RING.format("accelerate")),
+        "precision": _precision,
+        "compile": _compile,
+    },
 )

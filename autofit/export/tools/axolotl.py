@@ -18,6 +18,7 @@ _SAVED = ["attention", *(f"aten::{name}" for name in ("mm", "addmm", "bmm", "bad
 _LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 # torchao's, in the blocks that were measured; Trainer's deviate.
 _TORCHAO = {"adamw-4bit": "ao_adamw_4bit", "adamw-fp8": "ao_adamw_fp8"}
+_SAMPLES = "axolotl splits samples beside flash-attn and packing alone"
 _FULL_TRAINING = {
     "bf16": "axolotl holds embeddings and norms in float32 and runs under autocast, in more memory than measured",
     "bf16-mixed": "axolotl holds all weights but embeddings and norms in bfloat16, with less memory and precision",
@@ -107,7 +108,7 @@ def _data_parallel(request: Request) -> ToolKeys:
 
 
 def _replicate(request: Request) -> ToolKeys:
-    layout = request.source.layout
+    layout = request.layout
     groups = several_devices.is_fsdp(request) and layout.replicate > 1
     return ToolKeys({"dp_replicate_size": layout.replicate, "dp_shard_size": layout.shard} if groups else {})
 
@@ -144,6 +145,7 @@ TOOL = Tool(
     title="axolotl",
     versions=("0.19.0",),
     run="axolotl train axolotl.yaml",
+    splits=("tensor_parallel",),
     run_several="axolotl train axolotl.yaml --launcher torchrun -- --nproc_per_node={each}{rendezvous}",
     tasks=("causal-lm",),
     expert_targets="lora_target_parameters",
@@ -166,6 +168,8 @@ TOOL = Tool(
                 partial(several_devices.reshard, path="fsdp_config.reshard_after_forward"),
                 partial(several_devices.offload, path="fsdp_config.offload_params"),
             ),
+            tensor=partial(several_devices.split, knob="tensor_parallel", path="tensor_parallel_size"),
+            context=partial(several_devices.unsplit, knob="context_parallel", why=_SAMPLES),
         ),
         "precision": _precision,
         "micro_batch_size": lambda request: ToolKeys(

@@ -6,6 +6,7 @@ that all of them together need.
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from autofit.core.workload import Hyperparameters
@@ -14,6 +15,7 @@ from autofit.export.shared_keys import convolutions, missing, values
 from autofit.export.tool import Request, Tool, ToolKeys
 
 _CHECKPOINTING = "DeepSpeed's serves only models that call its own checkpoint function; switch on that of the model"
+_SAMPLES = "DeepSpeed splits samples in scripts that register its Ulysses attention alone"
 _STREAMED = "ZeRO streams all weights, those that are trained as well, and fetches ahead in its own way"
 _STAGE = "zero_optimization.stage"
 _AUTOCAST = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
@@ -85,7 +87,7 @@ def _data_parallel(request: Request) -> ToolKeys:
 
 
 def _replicate(request: Request) -> ToolKeys:
-    layout = request.source.layout
+    layout = request.layout
     if not several_devices.is_fsdp(request) or layout.replicate == 1:
         return ToolKeys(as_measured=True)
     why = "ZeRO divides gradients and the optimizer's state over all devices, in less memory and with more traffic"
@@ -115,6 +117,7 @@ TOOL = Tool(
     title="DeepSpeed",
     versions=("0.19.8",),
     run='deepspeed.initialize(model=model, config="deepspeed.json")',
+    splits=("tensor_parallel",),
     run_several='{torchrun} YOUR_SCRIPT.py, in which deepspeed.initialize(model=model, config="deepspeed.json")',
     fixed=lambda request: {"gradient_clipping": Hyperparameters().max_grad_norm or 0.0},
     files=lambda source, keys, header: {
@@ -124,7 +127,11 @@ TOOL = Tool(
     knobs={
         **missing("DeepSpeed", activation_checkpointing=_CHECKPOINTING),
         **missing("DeepSpeed", may_not_fit=False, compile="DeepSpeed compiles when the script calls engine.compile()"),
-        **several_devices.rows(_data_parallel, _replicate, _reshard, _parts),
+        **several_devices.rows(
+            *(_data_parallel, _replicate, _reshard, _parts),
+            tensor=partial(several_devices.split, knob="tensor_parallel", path="tensor_parallel.autotp_size"),
+            context=partial(several_devices.unsplit, knob="context_parallel", why=_SAMPLES),
+        ),
         "precision": _precision,
         **values(micro_batch_size="train_micro_batch_size_per_gpu"),
         **values(gradient_accumulation_steps="gradient_accumulation_steps"),

@@ -24,7 +24,7 @@ def _precision(request: Request) -> ToolKeys:
 
 
 def _data_parallel(request: Request) -> ToolKeys:
-    kind, layout, nodes = request.text("data_parallel"), request.source.layout, request.source.nodes
+    kind, layout, nodes = request.text("data_parallel"), request.layout, request.nodes
     keys = {"trainer.devices": layout.world // nodes, **({"trainer.num_nodes": nodes} if nodes > 1 else {})}
     if kind == "fsdp":
         why = "Lightning's is FSDP 1; it divides what your auto_wrap_policy names, which has to be the blocks"
@@ -36,7 +36,7 @@ def _data_parallel(request: Request) -> ToolKeys:
 
 def _strategy(request: Request, knob: str) -> ToolKeys:
     """The keys of all knobs of FSDP, which decide the strategy together."""
-    layout, reshard, offload = request.source.layout, *(request.config[name] for name in _OF_FSDP[1:])
+    layout, reshard, offload = request.layout, *(request.config[name] for name in _OF_FSDP[1:])
     if not several_devices.is_fsdp(request):
         return ToolKeys(as_measured=True)
     groups, kept = layout.replicate > 1, reshard is False

@@ -29,7 +29,7 @@ def _precision(request: Request) -> ToolKeys:
 
 def _checkpointing(request: Request) -> ToolKeys:
     knob = "activation_checkpointing"
-    value, several = request.text(knob), request.source.layout.world > 1
+    value, several = request.text(knob), request.layout.world > 1
     if several:
         why = "litgpt checkpoints every block on several devices, with less memory and more time than measured"
         return replace(request.keys(knob, {}, None if value == "full" else why), as_measured=True)
@@ -38,7 +38,7 @@ def _checkpointing(request: Request) -> ToolKeys:
 
 
 def _data_parallel(request: Request) -> ToolKeys:
-    layout, nodes = request.source.layout, request.source.nodes
+    layout, nodes = request.layout, request.nodes
     keys = {"devices": layout.world // nodes, **({"num_nodes": nodes} if nodes > 1 else {})}
     why = "litgpt divides weights, with less memory and more time than measured"
     deviating = request.keys("data_parallel", keys, why if request.text("data_parallel") == "ddp" else None)
@@ -47,7 +47,7 @@ def _data_parallel(request: Request) -> ToolKeys:
 
 def _replicate(request: Request) -> ToolKeys:
     why = "litgpt divides weights over all devices, with less memory and more time than measured"
-    groups = several_devices.is_fsdp(request) and request.source.layout.replicate > 1
+    groups = several_devices.is_fsdp(request) and request.layout.replicate > 1
     return replace(request.keys("data_parallel_replicate", {}, why if groups else None), as_measured=True)
 
 

@@ -78,7 +78,7 @@ def _loss(request: Request) -> ToolKeys:
 
 
 def _data_parallel(request: Request) -> ToolKeys:
-    kind, layout = request.text("data_parallel"), request.source.layout
+    kind, layout = request.text("data_parallel"), request.layout
     if kind not in ("ddp", "fsdp"):
         return ToolKeys(as_measured=True)
     degrees = {"replicate": layout.replicate, "shard": layout.shard}
@@ -88,6 +88,12 @@ def _data_parallel(request: Request) -> ToolKeys:
 def _reshard(request: Request) -> ToolKeys:
     share = several_devices.reshard(request, "parallelism.fsdp_reshard_after_forward")
     return replace(share, keys={path: "always" if value else "never" for path, value in share.keys.items()})
+
+
+def _tensor(request: Request) -> ToolKeys:
+    """What is between the split layers is whole on every device, as measured."""
+    sequence = {"parallelism.enable_sequence_parallel": False}
+    return several_devices.split(request, "tensor_parallel", "parallelism.tensor_parallel_degree", further=sequence)
 
 
 def _fixed(request: Request) -> dict[str, Any]:
@@ -155,6 +161,7 @@ TOOL = Tool(
     title="torchtitan",
     versions=("0.3.0",),
     run="torchrun --nproc_per_node=1 -m torchtitan.train --module torchtitan_config --config autofit",
+    splits=("tensor_parallel", "context_parallel"),
     run_several="{torchrun} -m torchtitan.train --module torchtitan_config --config autofit",
     tasks=("causal-lm",),
     refuse=lambda source: shared.refuse_unknown(source, _FLAVOURS, "flavour of torchtitan's"),
@@ -172,6 +179,11 @@ TOOL = Tool(
             _data_parallel,
             reshard=_reshard,
             offload=partial(several_devices.offload, path="training.enable_cpu_offload"),
+            tensor=_tensor,
+            context=lambda request: several_devices.split(
+                *(request, "context_parallel", "parallelism.context_parallel_degree"),
+                several_devices.RING.format("torchtitan"),
+            ),
         ),
         "precision": _precision,
         **shared.values(micro_batch_size="training.local_batch_size"),

@@ -112,7 +112,7 @@ def _data_parallel(request: Request) -> ToolKeys:
 
 
 def _replicate(request: Request) -> ToolKeys:
-    groups = several_devices.is_fsdp(request) and request.source.layout.replicate > 1
+    groups = several_devices.is_fsdp(request) and request.layout.replicate > 1
     why = "torchtune divides weights over all devices, with less memory and more time than measured"
     return replace(request.keys("data_parallel_replicate", {}, why if groups else None), as_measured=True)
 

@@ -63,9 +63,22 @@ def _data_parallel(request: Request) -> ToolKeys:
 
 def _replicate(request: Request) -> ToolKeys:
     """accelerate, below Trainer, reads the sizes of groups from the environment."""
-    sizes = several_devices.parallelism(request.source.layout) if several_devices.is_fsdp(request) else {}
+    sizes = several_devices.parallelism(request.layout) if several_devices.is_fsdp(request) else {}
     names = {f"PARALLELISM_CONFIG_{name.upper()}": str(size) for name, size in sizes.items()}
     return ToolKeys(_under("environment", {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **names} if names else {}))
+
+
+def _tensor(request: Request) -> ToolKeys:
+    given = "distributed_config=DistributedConfig(tp_size=..., fsdp_size=...)"
+    return several_devices.unsplit(
+        request, "tensor_parallel", f"without {given} of from_pretrained Trainer splits no layers"
+    )
+
+
+def _context(request: Request) -> ToolKeys:
+    if request.config.get("context_parallel") in (None, 1):
+        return several_devices.unsplit(request, "context_parallel")
+    return request.keys("context_parallel", _replicate(request).keys, several_devices.RING.format("Trainer"))
 
 
 def _targets(request: Request) -> ToolKeys:
@@ -117,6 +130,7 @@ TOOL = Tool(
     title="transformers",
     versions=("5.16.1", shared.OFFLOADS, shared.RENAMED),
     run=f"python {_SCRIPT} DATA_DIRECTORY",
+    splits=("context_parallel",),
     run_several=f"{{torchrun}} {_SCRIPT} DATA_DIRECTORY",
     tasks=HUGGING_FACE,
     expert_targets="lora.target_parameters",
@@ -130,6 +144,8 @@ TOOL = Tool(
         **several_devices.rows(
             *(_data_parallel, _replicate),
             *(partial(_arguments, knob=knob) for knob in ("reshard_after_forward", "fsdp_offload")),
+            tensor=_tensor,
+            context=_context,
         ),
         "precision": _precision,
         "activation_checkpointing": _checkpointing,

@@ -80,6 +80,7 @@ TOOL = Tool(
     title="TRL",
     versions=("1.16.0",),
     run="trl sft --config trl.yaml (with the transformers that it was measured with, or a later 5.x)",
+    splits=("context_parallel",),
     run_several="trl sft --config trl.yaml --accelerate_config trl_accelerate.yaml{further}",
     files=several_devices.launched("trl"),
     tasks=("causal-lm",),
@@ -95,7 +96,7 @@ TOOL = Tool(
     },
     knobs={
         **shared.trainer_arguments(*shared.TRAINER_ALONE),
-        **several_devices.accelerate("accelerate."),
+        **several_devices.accelerate("accelerate.", context=several_devices.RING.format("TRL")),
         "precision": _precision,
         "activation_checkpointing": _checkpointing,
         "activation_offload": _offload,

@@ -14,7 +14,7 @@ from autofit.export.tool import write
 from autofit.export.tools import tool_named
 from tests.export.sources import CASES, source
 
-SEVERAL = ("ddp", "fsdp", "hsdp")
+SEVERAL = ("ddp", "fsdp", "hsdp", "tensor", "context")
 DYNAMO = {"backend", "mode", "use_regional_compilation", "use_dynamic", "use_fullgraph"}
 
 
@@ -39,8 +39,13 @@ def test_its_launcher_takes_every_case(case: str, tmp_path: Path) -> None:
     assert bool(arguments.dynamo_use_regional_compilation) is (case == "compiled")
 
 
-@pytest.mark.parametrize("tool", ["accelerate", "trl", "llamafactory"])
-@pytest.mark.parametrize("case", SEVERAL)
+SIZES = {"hsdp": (2, 2, 1, 1), "tensor": (1, 2, 2, 1), "context": (1, 2, 1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("tool", "case"),
+    [*(("accelerate", case) for case in SEVERAL), ("trl", "hsdp"), ("trl", "context"), ("llamafactory", "fsdp")],
+)
 def test_processes_are_made_as_the_launcher_tells_them(tool: str, case: str, tmp_path: Path) -> None:
     """accelerate's own plugins, from the environment that its launcher gives each process."""
     files = write(tool_named(tool), source(**CASES[case])).files
@@ -50,11 +55,12 @@ def test_processes_are_made_as_the_launcher_tells_them(tool: str, case: str, tmp
         return
     with mock.patch.dict(os.environ, prepare_multi_gpu_env(arguments)):
         plugin = FullyShardedDataParallelPlugin()
-        sizes = ParallelismConfig() if case == "hsdp" else None
-    assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, case == "fsdp")
+        sizes = ParallelismConfig() if case in SIZES else None
+    assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, case != "hsdp")
     assert (plugin.cpu_offload.__class__.__name__ == "CPUOffloadPolicy") is (case == "fsdp")
     if sizes:
-        assert (sizes.dp_replicate_size, sizes.dp_shard_size, sizes.total_size) == (2, 2, 4)
+        found = (sizes.dp_replicate_size, sizes.dp_shard_size, sizes.tp_size, sizes.cp_size)
+        assert (found, sizes.total_size) == (SIZES[case], 4)
 
 
 def test_its_launcher_refuses_wrong_keys(tmp_path: Path) -> None:
