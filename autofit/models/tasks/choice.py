@@ -13,7 +13,7 @@ from autofit.models.tasks.sizes import YOUR_FUNCTION
 
 # Kinds that take no text alone although their forward could: GIT's loss leaves out the positions of an image, whether
 # there is one or not.
-_WITH_IMAGES = ("git", "kosmos-2")
+_WITH_IMAGES = ("git", "idefics", "kosmos-2", "pp_formulanet")
 
 
 def chosen_task(config: Mapping[str, Any], asked: str | None, label: str) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _SIDE = 448  # pixels of an image, where models take every size
 _PATCHES = 2048  # of a page that Pix2Struct reads (arXiv:2210.03347)
 _SIZED = ("mistral3", "lighton_ocr", "mistral_large4")  # kinds whose forward is told the size of each image
+_FRAMES = {"instructblipvideo": 4}  # of a sample, by kinds that see nothing but videos
 # Under which keys configs have the tokens that stand for an image, for other media, and before and behind an image.
 _IMAGE_TOKEN = ("image_token_id", "image_token_index")
 _VIDEO_TOKEN = ("video_token_id", "video_token_index", "audio_token_id")
@@ -41,7 +42,8 @@ class RandomImageText:
     after: tuple[int, ...]
     pixels: tuple[int, ...]
     grid: tuple[int, int, int] | None = None
-    images_of_sample: bool = False  # whether pixels have a dimension for several images of a sample
+    images: int = 0  # of a sample, where pixels have a dimension for them
+    attended: bool = False  # whether a mask says which token sees which image
     sizes: tuple[int, int] | None = None  # height and width, for models that are told the size of each image
     types: tuple[str, ...] = ()  # arguments that tell an image's tokens from text
     question: int = 0  # the vocabulary of what reads the text beside the image, too, as InstructBLIP's Q-Former
@@ -60,6 +62,8 @@ class RandomImageText:
         batch = {"input_ids": ids, "labels": labels}
         for name in self.types:
             batch[name] = (ids == self.image_token).long()
+        if self.attended:
+            batch["image_attention_mask"] = torch.ones((*ids.shape, self.images), dtype=torch.long, device="cpu")
         if self.question:
             batch["qformer_input_ids"] = random_ids(tuple(ids.shape), self.question, None, generator)
         if self.sizes is not None:
@@ -67,7 +71,7 @@ class RandomImageText:
         if self.grid is not None:
             pixels = torch.randn((n * self.pixels[0], *self.pixels[1:]), generator=generator, device="cpu")
             return {**batch, "pixel_values": pixels, "image_grid_thw": torch.tensor([self.grid] * n, device="cpu")}
-        shape = (n, 1, *self.pixels) if self.images_of_sample else (n, *self.pixels)
+        shape = (n, self.images, *self.pixels) if self.images else (n, *self.pixels)
         return {**batch, "pixel_values": torch.randn(shape, generator=generator, device="cpu")}
 
 
@@ -81,6 +85,15 @@ class RandomReading(RandomSound):
     """n -> an image [n, *shape], and what is read in it. `count` is what the loss is a mean over."""
 
     count = staticmethod(_read_tokens)
+
+
+@dataclass(frozen=True)
+class RandomFormulas(RandomReading):
+    """n -> an image, what is read in it, and that again, which PP-FormulaNet shifts for its decoder by itself."""
+
+    def __call__(self, n: int) -> dict[str, torch.Tensor]:
+        batch = super().__call__(n)
+        return {**batch, "input_ids": batch["labels"].clone()}
 
 
 @dataclass(frozen=True)
@@ -102,13 +115,15 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
     known here, or the text is too short for one."""
     config, text = asked.config, asked.config.get_text_config()
     vision = getattr(config, "vision_config", None)
-    if {"input_ids", "decoder_input_ids"} & {*asked.arguments} == {"decoder_input_ids"}:
+    beginning = {"input_ids", "decoder_input_ids"} & {*asked.arguments}
+    if beginning == {"decoder_input_ids"} or config.model_type == "pp_formulanet":
         return _read_batches(asked)
-    token = next((n for key in _IMAGE_TOKEN if isinstance(n := getattr(config, key, None), int)), None)
-    beside = token is None and not any(hasattr(config, key) for key in _IMAGE_TOKEN)  # BLIP attends to images apart
+    frames = _FRAMES.get(config.model_type, 0)
+    keys = ("video_token_index",) if frames else _IMAGE_TOKEN
+    token = next((n for key in keys if isinstance(n := getattr(config, key, None), int)), None)
+    beside = token is None and not any(hasattr(config, key) for key in keys)  # BLIP attends to images apart
     if vision is None or (token is None and not beside) or "pixel_values" not in asked.arguments:
         raise InputError(f"autofit knows no batches of images and text for {asked.name}.", YOUR_FUNCTION)
-    images_of_sample = "pixel_attention_mask" in asked.arguments
     channels, sizes = image_channels(asked, vision), None
     pixels: tuple[int, ...]
     grid: tuple[int, int, int] | None = None
@@ -118,7 +133,7 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
         sides = image_sides(asked, vision)
         pixels = (channels, *sides)
         sizes = sides if asked.config.model_type in _SIZED else None
-        tokens = 0 if token is None else _counted_tokens(asked, vision, pixels)
+        tokens = 0 if token is None else _counted_tokens(asked, vision, pixels) * max(1, frames)
     if "image_embeds_position_mask" in asked.arguments:  # Kosmos-2 is told where an image is, whatever its tokens are
         token, tokens = asked.size(text, "vocab_size") - 1, asked.size(config, "latent_query_num")
     before, after = ([t for key in keys if isinstance(t := getattr(config, key, None), int)] for keys in _AROUND)
@@ -141,7 +156,8 @@ def image_text_batches(asked: Asked) -> RandomImageText | RandomReading:
         after=tuple(after),
         pixels=pixels,
         grid=grid,
-        images_of_sample=images_of_sample,
+        images=frames or int(bool({"pixel_attention_mask", "image_attention_mask"} & {*asked.arguments})),
+        attended="image_attention_mask" in asked.arguments,
         sizes=sizes,
         types=tuple(name for name in _TYPES if name in asked.arguments),
         question=asked.size(config.qformer_config, "vocab_size") if "qformer_input_ids" in asked.arguments else 0,
@@ -158,7 +174,8 @@ def _read_batches(asked: Asked) -> RandomReading:
         pages = _PATCHES, 2 + asked.size(vision, "patch_embed_hidden_size")
         return RandomPages("flattened_patches", pages, None, length, vocabulary, pad, length)
     shape = image_channels(asked, vision), *image_sides(asked, vision)
-    return RandomReading("pixel_values", shape, None, length, vocabulary, pad, length)
+    kind = RandomFormulas if asked.config.model_type == "pp_formulanet" else RandomReading
+    return kind("pixel_values", shape, None, length, vocabulary, pad, length)
 
 
 def _patches(asked: Asked, vision: Any, channels: int) -> tuple[tuple[int, int], tuple[int, int, int], int]:

@@ -56,6 +56,7 @@ class RandomTokens:
     zeros: tuple[str, ...] = ()
     boxes: str = ""  # their type
     regions: int = 0  # the features of a region, where some of an image stand beside the text
+    sound: tuple[int, int] = (0, 0)  # codes of sound beside each token, and how many there are to choose from
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
         import torch
@@ -65,6 +66,9 @@ class RandomTokens:
         batch = {"input_ids": ids, **{name: torch.zeros_like(ids) for name in self.zeros}}
         if self.boxes:
             batch["bbox"] = torch.zeros((*ids.shape, 4), dtype=getattr(torch, self.boxes), device="cpu")
+        if self.sound[0]:
+            codes = random_ids((*ids.shape, self.sound[0]), self.sound[1], None, generator)
+            batch["input_ids"] = torch.cat([ids[..., None], codes], dim=2)
         if self.regions:
             batch["visual_feats"] = torch.randn((n, _REGIONS, self.regions), generator=generator, device="cpu")
             batch["visual_pos"] = torch.rand((n, _REGIONS, 4), generator=generator, device="cpu")
@@ -118,6 +122,7 @@ def text_batches(asked: Asked) -> RandomTokens:
     regions = asked.size(text, "visual_feat_dim") if hasattr(text, "visual_feat_dim") else 0
     if regions and asked.task == "question-answering":  # LXMERT's answers are classes, not parts of the text
         labels = ClassLabels(asked.size(text, "num_qa_labels"))
+    streams = hasattr(text, "codebook_vocab_size")  # Kyutai's models hear while they write
     return RandomTokens(
         task=asked.task,
         sequence_length=asked.length(positions(text), shortest),
@@ -127,5 +132,6 @@ def text_batches(asked: Asked) -> RandomTokens:
         # Gemma's models of images want to be told, in training, that no token is of an image.
         zeros=tuple(name for name in ("token_type_ids", "mm_token_type_ids") if name in asked.arguments),
         regions=regions,
+        sound=(asked.size(text, "num_codebooks"), asked.size(text, "codebook_vocab_size")) if streams else (0, 0),
         boxes=("float" if text.model_type == "udop" else "long") if any(hasattr(text, key) for key in _PAGES) else "",
     )
