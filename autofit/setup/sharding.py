@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from autofit.core.errors import RefusedError
 from autofit.distributed import Ranks
 from autofit.setup.layers import output_head, repeated_blocks
-from autofit.setup.split_layers import Styles, split_layers, styles_of
+from autofit.setup.split_layers import Styles, check_alike, split_layers, styles_of
 from autofit.setup.state import Setup
 
 _REDUCED = {
@@ -58,6 +58,8 @@ def sharded(setup: Setup) -> None:
     if _drops_layers(model):
         message = "the model drops whole layers at random (layerdrop), and each device would wait for others of them"
         raise RefusedError(f"data_parallel: {message}; set it to 0 in the model's config, or use ddp.")
+    if styles:
+        setup.after_backward.append(partial(check_alike, setup))
     if styles and may_skip(model):
         name = f"the code of {type(model).__name__} may leave out layers"
         raise RefusedError(f"tensor_parallel: {name}, and was not tried with split ones; use tensor_parallel 1.")

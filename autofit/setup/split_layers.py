@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from autofit.core.errors import RefusedError
@@ -20,6 +20,7 @@ from autofit.setup.state import Setup
 
 Styles = dict[nn.Module, str]  # of transformers, by layer
 
+_ALIKE, _NOISE = 0.05, 1e-3  # by how much norms of gradients may differ: of each, and of the largest
 _WHOLE = "use tensor_parallel 1"
 _SUMMED = "replicated_with_grad_allreduce"  # norms of single heads, of which each device sees its own
 _HEAD = "colwise_gather_output"
@@ -39,7 +40,7 @@ def styles_of(setup: Setup) -> Styles:
     plan, name = getattr(model, "_tp_plan", None) or {}, type(model).__name__
     if "colwise" not in plan.values():
         raise RefusedError(f"transformers has no plan to split the layers of {name}; {_WHOLE}.")
-    if any(isinstance(each, nn.Dropout) and each.p for each in model.modules()):
+    if _drops(model):
         raise RefusedError(f"each device of a group would drop something else; set dropout to 0, or {_WHOLE}.")
     check_heads(model, degree)
     styles: Styles = {}
@@ -74,19 +75,52 @@ def split_layers(setup: Setup, parts: list[nn.Module], styles: Styles) -> None:
             module.register_forward_hook(lambda module, inputs, output: output.clone())
 
 
+def check_alike(setup: Setup) -> None:
+    """Compare gradients of whole weights between the devices of each group once, after a backward: a plan that leaves
+    out weights among split layers would train them with parts of their gradients. Raises RefusedError."""
+    setup.after_backward = [each for each in setup.after_backward if getattr(each, "func", None) is not check_alike]
+    assert setup.ranks.mesh is not None, "one device splits nothing"
+    whole, group = [], setup.ranks.mesh["tensor"].get_group()
+    for name, weight in setup.trainable():
+        seen: torch.Tensor | None = weight if weight.grad is None else weight.grad
+        if isinstance(seen, DTensor):
+            seen = None if "tensor" in (seen.device_mesh.mesh_dim_names or ()) else seen.to_local()
+        if seen is not None:
+            whole.append((name, seen.detach().float().norm().to(setup.device)))
+    least, most = (torch.stack([norm for _, norm in whole]) for _ in range(2))
+    dist.all_reduce(least, dist.ReduceOp.MIN, group)
+    dist.all_reduce(most, dist.ReduceOp.MAX, group)
+    differ = setup.ranks.largest(*((most - least) / (_ALIKE * most + _NOISE * most.max())).tolist())
+    if names := [name for (name, _), each in zip(whole, differ, strict=True) if each > 1]:
+        message = f"gradients of {names[0]} differ between devices, which the plan of transformers does not say"
+        raise RefusedError(f"tensor_parallel: {message}; {_WHOLE}.")
+
+
 def _styles_of_ends(setup: Setup) -> Styles:
     """Those of the embedding and the head, where they can be split. A loss that multiplies by the head's weight itself
     wants it whole."""
     model: Any = setup.model
     degree, head, embedding = setup.ranks.layout.tensor, output_head(model), model.get_input_embeddings()
     plain = type(embedding) is nn.Embedding  # others scale what they look up
+    weights = [end.weight for end in (head, embedding) if end is not None and hasattr(end, "weight")]
+    holders = [each for each in model.modules() if any(each._parameters.get("weight") is weight for weight in weights)]
+    if {*holders} - {head, embedding}:  # encoder and decoder share one
+        return {}
     divides = isinstance(head, nn.Linear) and head.out_features % degree == 0 and _HEAD in model._tp_plan.values()
     splits_head = divides and setup.config["loss"] == "standard"
-    if head is not None and plain and head.weight is embedding.weight:
-        found = splits_head and embedding.padding_idx is None  # which is not found in a part of the vocabulary
-        return {head: _HEAD, embedding: _VOCABULARY} if found else {}
+    if head is not None and head.weight is embedding.weight:
+        together = splits_head and plain and embedding.padding_idx is None  # not to be found in a part of a vocabulary
+        return {head: _HEAD, embedding: _VOCABULARY} if together else {}
     ends = {head: splits_head, embedding: plain and embedding.embedding_dim % degree == 0}
     return {end: _HEAD for end, splits in ends.items() if splits}
+
+
+def _drops(model: Any) -> bool:
+    """Whether anything is dropped but of attention, where each device has heads of its own."""
+    named = [value for name, value in model.config.to_dict().items() if "drop" in name and "att" not in name]
+    return any(isinstance(each, nn.Dropout) and each.p for each in model.modules()) or any(
+        isinstance(value, float) and value for value in named
+    )
 
 
 def check_heads(model: nn.Module, degree: int) -> None:

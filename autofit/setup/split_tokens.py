@@ -54,7 +54,8 @@ def _install(setup: Setup) -> None:
 def _check(model: Any, degree: int) -> None:
     name, takes = type(model).__name__, inspect.signature(model.forward).parameters.values()
     kinds = {each.kind for each in takes}
-    if not getattr(model, "_supports_attention_backend", False):
+    kind = model.config._attn_implementation if getattr(model, "_supports_attention_backend", False) else "eager"
+    if kind == "eager":  # a function of the model's own code
         raise RefusedError(f"the attention of {name} cannot be exchanged for another; {_ONE}.")
     if getattr(model.loss_function, "__name__", "") != "ForCausalLMLoss" or inspect.Parameter.VAR_KEYWORD not in kinds:
         raise RefusedError(f"{name} computes its loss in a way of its own, which needs all tokens; {_ONE}.")
@@ -105,12 +106,19 @@ class _Split:
         return (), {name: value for name, value in batch.items() if name not in tensors} | own
 
     def attend(
-        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _: Any, **options: Any
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any = None,
+        **options: Any,
     ) -> tuple[torch.Tensor, None]:
         """Attention over all tokens, of this rank's share of the heads."""
         self._calls += 1
-        if any(options.get(name) is not None for name in ("s_aux", "position_bias")):
-            raise RefusedError(f"this attention has parts for each head, which are not exchanged; {_ONE}.")
+        of_heads = [attention_mask, *(options.get(name) for name in ("s_aux", "position_bias"))]
+        if any(each is not None for each in of_heads):
+            raise RefusedError(f"this attention has a mask or sinks of its own, which are not exchanged; {_ONE}.")
         if not options.get("is_causal", getattr(module, "is_causal", True)):
             raise RefusedError(f"this attention also looks ahead; {_ONE}.")
         query, key, value = (self._exchanged(each) for each in (query, key, value))

@@ -42,13 +42,16 @@ MODELS: dict[str, dict[str, Any]] = {
     "dropout": SMALL | {"model_type": "phi", "resid_pdrop": 0.1},
     "gpt2": GPT2 | {"n_head": 4},
     "mamba": {"model_type": "mamba", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+    "activations": SMALL | {"model_type": "apertus"},  # whose parameters are among split layers
+    "functions": SMALL | {"model_type": "seed_oss", "residual_dropout": 0.1},
+    "scaled": SMALL | {"model_type": "gemma"},  # whose embedding is tied, and scales what it looks up
     "mixture": SMALL | {"model_type": "mixtral", "num_local_experts": 2},
 }
 TENSOR, CONTEXT, FSDP = {"tensor_parallel": 2}, {"context_parallel": 2}, {"data_parallel": "fsdp"}
 SLICED, IN_BACKWARD = {"micro_batch_size": 3}, {"optimizer_in_backward": True}
 CHUNKED = {"loss": "chunked", "micro_batch_size": 3}
 CHECKPOINTED, MIXED = {"activation_checkpointing": "full"}, {"precision": "bf16-mixed"}
-LORA: dict[str, Any] = {"lora_rank": 4, "quantization": "nf4"}
+LORA = {"lora_rank": 4}
 Case = tuple[str, str]
 
 LEARNS: dict[int, dict[Case, dict[str, Any]]] = {
@@ -57,6 +60,7 @@ LEARNS: dict[int, dict[Case, dict[str, Any]]] = {
         ("qwen3", "tensor"): TENSOR,
         ("tied", "tensor"): TENSOR,
         ("padding", "tensor"): TENSOR | SLICED,
+        ("scaled", "tensor"): TENSOR,
         ("llama", "tensor, chunked"): TENSOR | CHUNKED | CHECKPOINTED,
         ("qwen3", "tensor, mixed"): TENSOR | MIXED,
         ("qwen3", "tensor, in backward"): TENSOR | IN_BACKWARD,
@@ -83,6 +87,8 @@ REFUSED: dict[Case, tuple[dict[str, Any], str]] = {
     ("gpt2", "tensor"): (TENSOR, "no plan to split the layers of GPT2LMHeadModel; use tensor_parallel 1"),
     ("1 kv", "tensor"): (TENSOR, "1 and 4 heads cannot be divided among 2 devices; choose a divisor"),
     ("dropout", "tensor"): (TENSOR, "would drop something else; set dropout to 0"),
+    ("functions", "tensor"): (TENSOR, "would drop something else; set dropout to 0"),
+    ("activations", "tensor"): (TENSOR, "gradients of model.layers.0.mlp.act_fn.alpha_p differ between devices"),
     ("mixture", "tensor"): (TENSOR, "the plan of MixtralForCausalLM asks for"),
     ("llama", "tensor and adapters"): (TENSOR | {"lora_rank": 4}, "adapters of split layers drift apart"),
     ("llama", "tensor and ddp"): (TENSOR | {"data_parallel": "ddp"}, "use fsdp"),
@@ -98,14 +104,11 @@ def workload_of(name: str) -> Workload:
     return huggingface_workload(model, sequence_length=TOKENS, effective_batch_size=BATCH)
 
 
-def losses(name: str, knobs: dict[str, Any], world: int) -> tuple[list[float], ...] | str:
-    """Of each step; of one sample after the first step, and the last norm of gradients. Or why it is refused."""
+def losses(name: str, knobs: dict[str, Any], world: int) -> tuple[list[float], ...]:
+    """Of each step; of one sample after the first step, and the last norm of gradients."""
     workload, clip = workload_of(name), "optimizer_in_backward" not in knobs
     learning = Hyperparameters(lr=RATE, max_grad_norm=1.0 if clip else None)
-    try:
-        setup = build(workload, knobs, dataclasses.replace(CPU, devices=world), hyperparameters=learning)
-    except AutofitError as error:
-        return str(error)
+    setup = build(workload, knobs, dataclasses.replace(CPU, devices=world), hyperparameters=learning)
     found, beside = [], []
     for step in range(STEPS):
         own, counts = own_samples(batch_of(workload, step), setup.ranks.sampler, setup.ranks.layout.samplers)
@@ -120,9 +123,13 @@ def losses(name: str, knobs: dict[str, Any], world: int) -> tuple[list[float], .
 
 
 def every(cases: list[tuple[str, dict[str, Any]]], world: int) -> list[Any]:
+    """The losses of each case, or why it is refused."""
+
     def of(name: str, knobs: dict[str, Any]) -> Any:
         try:
             return losses(name, knobs, world)
+        except AutofitError as error:
+            return str(error)
         except Exception:
             return traceback.format_exc()
 
@@ -141,7 +148,7 @@ def found(world: int) -> dict[Case, list[Any]]:
 
 @functools.cache
 def alone() -> dict[Case, tuple[list[float], list[float]]]:
-    kept = ("micro_batch_size", "loss", "precision", "lora_rank", "quantization", "optimizer", "optimizer_in_backward")
+    kept = ("micro_batch_size", "loss", "precision", "lora_rank", "optimizer", "optimizer_in_backward")
     cases = {
         case: (case[0], {knob: value for knob, value in knobs.items() if knob in kept})
         for world in LEARNS.values()
