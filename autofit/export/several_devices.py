@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from autofit.core.layout import Layout
 from autofit.export.source import ExportSource
 from autofit.export.template import yaml_file
 from autofit.export.tool import Header, Request, Share, ToolKeys
@@ -19,6 +18,7 @@ _GROUPS = (
     "{} gives weights up between forward and backward on all devices, with less memory and more time than measured"
 )
 REDUCED = "{} averages gradients in 16 bits, which were measured in float32"
+ON_CPU = "{} divides no weights on a CPU, and needs more memory than measured"
 
 
 def rows(
@@ -66,10 +66,14 @@ def is_fsdp(request: Request) -> bool:
     return request.text("data_parallel") == "fsdp"
 
 
-def reduced(request: Request, title: str = "") -> str | None:
-    """How accelerate's FSDP deviates in mixed precision."""
-    mixed = is_fsdp(request) and request.text("precision").endswith("-mixed")
-    return REDUCED.format(title or request.title) if mixed else None
+def by_accelerate(request: Request, keys: Mapping[str, Any], title: str = "", *, autocast: bool = False) -> ToolKeys:
+    """`data_parallel` of a tool on accelerate, which divides weights on cards alone."""
+    title, why, on_cpu = title or request.title, None, request.source.device == "cpu"
+    if is_fsdp(request) and on_cpu:
+        why = ON_CPU.format(title)
+    elif is_fsdp(request) and (autocast or request.text("precision").endswith("-mixed")):
+        why = REDUCED.format(title)
+    return request.keys("data_parallel", keys, why, may_not_fit=on_cpu)
 
 
 def reshard(request: Request, path: str) -> ToolKeys:
@@ -115,11 +119,12 @@ def accelerate(
     `context` what a tool deviates by that splits layers or samples."""
 
     def sections(request: Request) -> ToolKeys:
-        kind, source = request.text("data_parallel"), request.source
+        kind = request.text("data_parallel")
         if kind not in ("ddp", "fsdp") and request.layout.world == 1:
             return ToolKeys(off or {}, as_measured=True)
-        kind = "ddp" if kind == "ddp" else "fsdp"  # which alone may be beside a split
-        plain = "MULTI_CPU" if source.device == "cpu" else "MULTI_GPU"
+        on_cpu = request.source.device == "cpu"
+        kind = "ddp" if kind == "ddp" or on_cpu else "fsdp"  # which alone may be beside a split
+        plain = "MULTI_CPU" if on_cpu else "MULTI_GPU"
         keys: dict[str, Any] = {
             "compute_environment": "LOCAL_MACHINE",
             "distributed_type": "FSDP" if kind == "fsdp" else plain,
@@ -132,10 +137,10 @@ def accelerate(
             words["cpu_ram_efficient_loading"] = request.text("quantization") == "none"
             keys |= {f"fsdp_config.fsdp_{name}": value for name, value in words.items()}
         keys = {f"{prefix}{name}": value for name, value in keys.items()}
-        return request.keys("data_parallel", keys, reduced(request, "accelerate"))
+        return by_accelerate(request, keys, "accelerate")
 
     def sizes(request: Request, knob: str = "", instead: str = "") -> ToolKeys:
-        words = {} if request.text("data_parallel") == "ddp" else parallelism(request.layout)
+        words = {} if request.text("data_parallel") == "ddp" else parallelism(request)
         words = {f"{prefix}parallelism_config.parallelism_config_{name}": each for name, each in words.items()}
         if not knob:
             return ToolKeys(words)
@@ -154,9 +159,10 @@ def accelerate(
     )
 
 
-def parallelism(layout: Layout) -> dict[str, int]:
-    """The sizes of accelerate's ParallelismConfig; none where all devices are shards."""
-    if layout.world in (1, layout.shard):
+def parallelism(request: Request) -> dict[str, int]:
+    """The sizes of accelerate's ParallelismConfig; none where all devices are shards, or accelerate divides nothing."""
+    layout = request.layout
+    if layout.world in (1, layout.shard) or request.source.device == "cpu":
         return {}
     sizes = {"dp_replicate_size": layout.replicate, "dp_shard_size": layout.shard}
     return {**sizes, "tp_size": layout.tensor, "cp_size": layout.context}

@@ -242,10 +242,13 @@ def _liger(case: TrainerCase) -> TrainerKeywords:
 def _data_parallel(case: TrainerCase) -> TrainerKeywords:
     """How processes are started is the launcher's business; Trainer finds them."""
     value = case.config["data_parallel"]
-    mixed = str(case.config["precision"]).endswith("-mixed")
+    mixed, on_cpu = str(case.config["precision"]).endswith("-mixed"), case.device == "cpu"
     why = "Trainer averages gradients in 16 bits, which were measured in float32" if mixed else None
+    if on_cpu:
+        why = "Trainer divides no weights on a CPU, and needs more memory than measured"
     if value == "fsdp":
-        return case.keywords("data_parallel", why, arguments={"fsdp": True, "fsdp_config": _fsdp(case)})
+        arguments = {"fsdp": True, "fsdp_config": _fsdp(case)}
+        return case.keywords("data_parallel", why, may_not_fit=on_cpu, arguments=arguments)
     return TrainerKeywords(arguments={"ddp_find_unused_parameters": True} if value == "ddp" else {})
 
 

@@ -108,6 +108,16 @@ def test_gradients_in_16_bits_are_noted() -> None:
         assert any("averages gradients in 16 bits, which were measured in float32" in each for each in notes), name
 
 
+def test_on_a_cpu_accelerate_divides_nothing() -> None:
+    for name in ("accelerate", "transformers", "trl", "llamafactory"):
+        made = write(tool_named(name), source("cpu", **HSDP))
+        (note,) = (each for each in made.departures if each.knob == "data_parallel")
+        assert "divides no weights on a CPU" in note.instead
+        assert "arallelism_config" not in made.text
+        assert "PARALLELISM_CONFIG" not in made.text
+        assert ("distributed_type: MULTI_CPU" in made.text) == (name != "transformers")
+
+
 def test_deepspeed_has_the_stage_of_each_kind() -> None:
     def zero(**knobs: Any) -> Any:
         knobs = {"precision": "fp32", **knobs}

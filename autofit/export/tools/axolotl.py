@@ -103,8 +103,7 @@ def _data_parallel(request: Request) -> ToolKeys:
     words["cpu_ram_efficient_loading"] = request.text("quantization") == "none"
     keys = {"fsdp_version": 2, **{f"fsdp_config.{name}": value for name, value in words.items()}}
     autocast = request.text("precision") in ("fp8", "bf16") and not request.config["lora_rank"]
-    why = several_devices.REDUCED.format("axolotl") if autocast else several_devices.reduced(request)
-    return request.keys("data_parallel", keys, why)
+    return several_devices.by_accelerate(request, keys, autocast=autocast)
 
 
 def _replicate(request: Request) -> ToolKeys:

@@ -63,7 +63,7 @@ def _data_parallel(request: Request) -> ToolKeys:
 
 def _replicate(request: Request) -> ToolKeys:
     """accelerate, below Trainer, reads the sizes of groups from the environment."""
-    sizes = several_devices.parallelism(request.layout) if several_devices.is_fsdp(request) else {}
+    sizes = several_devices.parallelism(request) if several_devices.is_fsdp(request) else {}
     names = {f"PARALLELISM_CONFIG_{name.upper()}": str(size) for name, size in sizes.items()}
     return ToolKeys(_under("environment", {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **names} if names else {}))
 
