@@ -45,9 +45,14 @@ def build(
         adapt(setup)
         materialize(setup)
         finish(setup)
-    except BaseException:
-        setup.close()  # undoes what was done to the user's model so far
+    except BaseException as error:
+        # Undo what was done to the user's model so far; with others only where they refuse the config, too, and would
+        # not be waited for in vain.
+        if not setup.ranks.are_several or isinstance(error, RefusedError):
+            setup.close()
         raise
+    if setup.ranks.are_several:
+        torch.manual_seed(setup.hyperparameters.seed + setup.ranks.sampler)  # dropout of other samples is another one
     return setup
 
 

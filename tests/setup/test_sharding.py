@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autofit.core.errors import InputError
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import own_samples
 from autofit.setup.host_copies import CopyLane
@@ -238,20 +240,42 @@ def test_given_weights_are_made_one_before_they_are_quantised() -> None:
     assert first == second
 
 
-def statistics() -> list[list[float]]:
-    """The running ones after a step on other samples."""
+def statistics() -> tuple[list[list[float]], float]:
+    """The running ones after a step on other samples, and a random number."""
     found = []
     for parallel in (DDP, FSDP):
         setup = build(tiny.conv_workload(), parallel, dataclasses.replace(tiny.CPU, devices=2))
         accumulate(setup, own_samples(setup.workload.batch(4), setup.ranks.sampler, 2)[0])
         assert any("BatchNorm" in warning for warning in setup.warnings)
         found += [buffer.flatten().tolist() for buffer in setup.model.buffers()]
-    return found
+    return found, float(torch.rand(()))
 
 
-def test_running_statistics_are_those_of_all_ranks() -> None:
-    first, second = on_ranks(2, statistics)
+def test_running_statistics_are_those_of_all_ranks_and_random_numbers_are_not() -> None:
+    (first, drawn), (second, other) = on_ranks(2, statistics)
     assert first == second
+    assert drawn != other
+
+
+def failing() -> str:
+    """What a rank tells of a build that fails on the last one alone."""
+
+    def optimizer(groups: Any) -> torch.optim.Optimizer:
+        if torch.distributed.get_rank():
+            raise ValueError("not here")
+        return torch.optim.SGD(groups, lr=0.1)
+
+    workload = dataclasses.replace(tiny.llama_workload(), optimizer=optimizer)
+    try:
+        build(workload, FSDP, dataclasses.replace(tiny.CPU, devices=2))
+    except InputError as error:
+        return str(error)
+    time.sleep(2)
+    return "built"
+
+
+def test_a_rank_whose_build_fails_waits_for_nobody() -> None:
+    assert on_ranks(2, failing) == ["built", "the optimizer function raised ValueError: not here. Correct it."]
 
 
 def offloaded(knobs: Mapping[str, Any]) -> list[tuple[int, list[float]]]:
