@@ -56,6 +56,7 @@ class RandomTokens:
     zeros: tuple[str, ...] = ()
     boxes: str = ""  # their type
     regions: int = 0  # the features of a region, where some of an image stand beside the text
+    spectrogram: tuple[int, int] = (0, 0)  # of the sound beside each token: bins and frames
     sound: tuple[int, int] = (0, 0)  # codes of sound beside each token, and how many there are to choose from
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
@@ -66,6 +67,9 @@ class RandomTokens:
         batch = {"input_ids": ids, **{name: torch.zeros_like(ids) for name in self.zeros}}
         if self.boxes:
             batch["bbox"] = torch.zeros((*ids.shape, 4), dtype=getattr(torch, self.boxes), device="cpu")
+        if self.spectrogram[0]:
+            shape = n, self.spectrogram[0], self.spectrogram[1] * self.sequence_length
+            batch["input_features"] = torch.randn(shape, generator=generator, device="cpu")
         if self.sound[0]:
             codes = random_ids((*ids.shape, self.sound[0]), self.sound[1], None, generator)
             batch["input_ids"] = torch.cat([ids[..., None], codes], dim=2)
@@ -123,6 +127,7 @@ def text_batches(asked: Asked) -> RandomTokens:
     if regions and asked.task == "question-answering":  # LXMERT's answers are classes, not parts of the text
         labels = ClassLabels(asked.size(text, "num_qa_labels"))
     streams = hasattr(text, "codebook_vocab_size")  # Kyutai's models hear while they write
+    frames = getattr(asked.config, "audio_length_per_tok", 0)  # and Voxtral's
     return RandomTokens(
         task=asked.task,
         sequence_length=asked.length(positions(text), shortest),
@@ -132,6 +137,7 @@ def text_batches(asked: Asked) -> RandomTokens:
         # Gemma's models of images want to be told, in training, that no token is of an image.
         zeros=tuple(name for name in ("token_type_ids", "mm_token_type_ids") if name in asked.arguments),
         regions=regions,
+        spectrogram=(asked.size(asked.config.audio_config, "num_mel_bins"), frames) if frames else (0, 0),
         sound=(asked.size(text, "num_codebooks"), asked.size(text, "codebook_vocab_size")) if streams else (0, 0),
         boxes=("float" if text.model_type == "udop" else "long") if any(hasattr(text, key) for key in _PAGES) else "",
     )
