@@ -98,5 +98,6 @@ class Fragments(Parts):
     save: tuple[str, ...] = ()  # instead of the plain saving
     held: str | None = None  # how the weights are held, in words
     optimizer: str | None = None  # the call that makes it for {groups}, with {decay}
+    stepped_parts: tuple[str, ...] = ()  # puts the parts of weights in their place for it
     comment: str | None = None  # names the knob that chose the optimizer
     stepped_in_backward: bool = False

@@ -205,6 +205,7 @@ def _build_optimizer(fragments: Fragments, *, vectors: bool) -> str:
         return fill(template("step_in_backward"), {"knobs": knobs, "optimizer_call": made})
     groups, decay = ("[matrices, others]", "") if vectors else ("trained", ", weight_decay=WEIGHT_DECAY")
     slots = {
+        "parts": fragments.stepped_parts,
         "knobs": f"{knobs}; weight decay on {'matrices alone' if vectors else 'the adapters'}",
         "groups": _MATRICES if vectors else (),
         "optimizer_call": fragments.optimizer.format(groups=groups, decay=decay),
@@ -232,9 +233,14 @@ def _train_step(task: Task, fragments: Fragments, kind: str) -> str:
         "micro": fragments.micro,
         "valid": task.valid,
         "compute": _within(fragments.around_step, lines),
-        "update": [] if fragments.stepped_in_backward else [*steps, "optimizer.zero_grad()"],
+        "update": [] if fragments.stepped_in_backward else [*steps, _zero(fragments)],
     }
     return fill(template(f"step_{kind}"), slots)
+
+
+def _zero(fragments: Fragments) -> str:
+    """What frees gradients: where an optimizer steps parts of weights, those of whole ones are the model's."""
+    return "model.zero_grad()" if fragments.stepped_parts else "optimizer.zero_grad()"
 
 
 def _within(contexts: Sequence[str], lines: list[str]) -> list[str]:

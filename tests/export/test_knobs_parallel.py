@@ -72,6 +72,7 @@ def one_device(knobs: dict[str, Any]) -> dict[str, Any]:
         ("causal-lm", {**ZERO_2, **WHOLE, "precision": "bf16-mixed", "fsdp_offload": "cpu"}, 2),
         ("causal-lm", {**HSDP, "micro_batch_size": 1, "gradient_accumulation_steps": 2, "loss": "chunked"}, 4),
         ("causal-lm", {**FSDP, **SPLIT, "precision": "fp16-mixed"}, 2),
+        ("causal-lm", {**FSDP, **SPLIT, "optimizer": "adamw-8bit"}, 2),
         ("gpt2", {**FSDP, **WHOLE, "optimizer_in_backward": True}, 2),
         ("masked-lm", {**FSDP, **SPLIT}, 2),
     ],
@@ -93,7 +94,8 @@ def test_losses_and_weights_are_those_of_one_device(
     alone, ranks = (safetensors.torch.load_file(tmp_path / each / file.name) for each in ("alone", "ranks"))
     assert alone.keys() <= ranks.keys()  # tied weights may be there by both names
     for name, weight in alone.items():
-        torch.testing.assert_close(ranks[name], weight, rtol=0, atol=50 * tolerance)
+        in_blocks = 10 if "optimizer" in knobs else 1  # of state in 8 bits, which begin elsewhere in a part
+        torch.testing.assert_close(ranks[name], weight, rtol=0, atol=50 * tolerance * in_blocks)
 
 
 def on_cards(emit: Emit, knobs: dict[str, Any], **facts: Any) -> str:
@@ -137,7 +139,7 @@ def test_what_a_knob_of_several_devices_sets_stands_in_the_script(emit: Emit) ->
 
 def test_what_it_cannot_do_is_refused_and_batch_sizes_are_of_each_device(emit: Emit) -> None:
     with pytest.raises(InputError, match="cannot express optimizer adamw-8bit"):
-        emit(**FSDP, **SPLIT, optimizer="adamw-8bit")
+        emit(**FSDP, **WHOLE, optimizer="adamw-8bit", optimizer_in_backward=True)
     with pytest.raises(InputError, match="micro_batch_size 2 x gradient_accumulation_steps 4 on each of 2 devices is"):
         emit(**FSDP, micro_batch_size=2, gradient_accumulation_steps=4)
 
@@ -158,3 +160,12 @@ def test_a_script_is_clean_and_short(emit: Emit, tmp_path: Path, parallel: dict[
     ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "E,F"]
     checked = subprocess.run([*ruff, "--line-length", str(WIDTH), str(tmp_path)], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
+
+
+def test_experts_that_no_token_reaches_hold_nothing_up(emit: Emit, architectures: dict[str, Any]) -> None:
+    mixture: dict[str, Any] = {"model_config": {**architectures["causal-lm"], "num_local_experts": 4}}
+    assert "find_unused_parameters=True" in emit("causal-lm", mixture, **DDP, **SPLIT)
+    assert "find_unused_parameters" not in emit("causal-lm", **DDP, **SPLIT)
+    assert "model.set_reduce_scatter_unused_params(True)" in emit("causal-lm", mixture, **FSDP, **SPLIT)
+    with pytest.raises(InputError, match="cannot express data_parallel fsdp"):
+        emit("causal-lm", mixture | {"versions": {"torch": "2.12.1"}}, **FSDP, **SPLIT)

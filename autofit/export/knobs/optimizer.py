@@ -13,6 +13,13 @@ _OPTIMIZERS = {
     "adafactor": ("torch.optim.Adafactor({groups}, lr=lr{decay}, eps=(1e-15, 1.0))", ()),
     "sgd": ("torch.optim.SGD({groups}, lr=lr{decay})", ()),
 }
+# bitsandbytes' kernels know no weights that are divided.
+_PARTS = (
+    "for parameter in trained:  # it steps this process's parts, in the same memory",
+    "    parameter.part = torch.nn.Parameter(parameter.to_local())",
+    '    parameter.register_post_accumulate_grad_hook(lambda p: setattr(p.part, "grad", p.grad.to_local()))',
+    "trained = [parameter.part for parameter in trained if parameter.part.numel()]",
+)
 
 
 def optimizer(case: Case) -> Fragments | None:
@@ -20,9 +27,12 @@ def optimizer(case: Case) -> Fragments | None:
     value = case.text("optimizer", "adamw")
     if case.text("optimizer_offload") != "none":
         return Fragments()  # it makes its own
-    if value not in _OPTIMIZERS or (case.shards and value in ("adamw-8bit", "paged-adamw-8bit")):
-        return None  # bitsandbytes' kernels know no weights that are divided
+    of_wholes = case.shards and value in ("adamw-8bit", "paged-adamw-8bit")
+    if value not in _OPTIMIZERS or (of_wholes and case.config.get("optimizer_in_backward")):
+        return None
     made, imports = _OPTIMIZERS[value]
+    if of_wholes:
+        return Fragments(imports=imports, optimizer=made, comment=f"optimizer: {value}", stepped_parts=_PARTS)
     means = ", lr as AdamW's" if value == "adafactor" else ""
     return Fragments(imports=imports, optimizer=made, comment=f"optimizer: {value}{means}")
 

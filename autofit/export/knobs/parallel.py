@@ -4,6 +4,8 @@ from autofit.export.fragments import Case, Fragments
 from autofit.export.knobs.blocks import BLOCK_CLASS
 from autofit.export.template import call, fill, import_from, template
 
+_UNREACHED = "model.set_reduce_scatter_unused_params(True)  # of experts that no token reaches here"
+
 
 def data_parallel(case: Case) -> Fragments | None:
     """How weights are held, what happens between devices, and who saves."""
@@ -29,7 +31,8 @@ def data_parallel(case: Case) -> Fragments | None:
     if case.text("loss", "standard") != "standard":
         within = "model.forward = partial(causal_loss, model)  # so that it runs between the hooks below"
         common = common.joined(Fragments(standard=("from functools import partial",), spread=(within,)))
-    return common.joined(kinds[value](case))
+    added = kinds[value](case)
+    return common.joined(added) if added else None
 
 
 def _named(case: Case) -> str:
@@ -41,7 +44,7 @@ def _named(case: Case) -> str:
 def _replicated(case: Case) -> Fragments:
     """A model inside of DistributedDataParallel, which adds gradients up in the last micro-batch of a step."""
     split = case.config.get("gradient_accumulation_steps") != 1
-    options = ["model", "gradient_as_bucket_view=True", "find_unused_parameters=True"]
+    options = ["model", "gradient_as_bucket_view=True", *["find_unused_parameters=True"] * case.has_experts]
     later = "model.no_sync() if part[-1] < own[-1] else nullcontext()"
     adapters = "model.module.save_pretrained(args.output, save_embedding_layers=False)"
     return Fragments(
@@ -53,8 +56,10 @@ def _replicated(case: Case) -> Fragments:
     )
 
 
-def _sharded(case: Case) -> Fragments:
+def _sharded(case: Case) -> Fragments | None:
     """FSDP2, block by block."""
+    if case.has_experts and [int(part) for part in case.versions.get("torch", "2.13").split(".")[:2]] < [2, 13]:
+        return None
     layout, reshard = case.layout, case.config.get("reshard_after_forward")
     classes, lines = ["fully_shard"], []
     kept = "part is not model" if reshard is True else f"{reshard} if part is not model else False"
@@ -86,7 +91,7 @@ def _sharded(case: Case) -> Fragments:
         ),
         functions=(fill(template("shard"), slots),),
         micro=_deferred(case) if case.config.get("gradient_accumulation_steps") != 1 else (),
-        spread=("shard(model)",),
+        spread=("shard(model)", *([_UNREACHED] if case.has_experts else [])),
         gather=(
             f"whole = StateDictOptions(full_state_dict=True, cpu_offload=True{adapters})",
             "state = get_model_state_dict(model, options=whole)",
