@@ -22,9 +22,11 @@ from transformers import AutoModelForCausalLM
 import autofit
 from autofit import models
 from autofit.cli import main
+from autofit.core.layout import fitted_to
 from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
 from autofit.models import HuggingFaceModel
+from autofit.training.on_devices import run_on_devices
 from autofit.tuning import run as tune
 from tests import tiny
 
@@ -117,8 +119,8 @@ def kept(executor: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
     """Searches and predictions take a small model for a large one, and searches the CPU for the card.
 
-    Nothing is predicted before the one probe of each, nor followed after it, and every change of an estimate takes the
-    same. The rest is as it is.
+    Of several devices there are two. Nothing is predicted before the one probe of each, nor followed after it, and
+    every change of an estimate takes the same. The rest is as it is.
     """
     resolve, run_search = models.resolve, tune.run_search
 
@@ -131,6 +133,11 @@ def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
         here = {"gpu_mem": None, "gpu": None, "device": "cpu", "mem": 1.0, "trials": 1, "space": space}
         return run_search(workload, options.model_copy(update=here), listener)
 
+    def two(session: Any, config: Any, *given: Any, devices: int, **options: Any) -> Any:
+        knobs = fitted_to(config, 2, session.workload.effective_batch_size)
+        return run_on_devices(session, knobs, *given, devices=2, **options)
+
+    patch.setattr("autofit.api.fit.run_on_devices", two)
     for room in ("tuning.run", "api.doctor"):
         patch.setattr(f"autofit.{room}.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
     for room in ("api.search", "api.estimate"):

@@ -14,10 +14,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autofit.api.search import log_event, run_shown
-from autofit.core.errors import InputError, is_whole, require, several, unknown
+from autofit.core.errors import InputError, counted, is_whole, require, several, unknown
 from autofit.core.events import Listener, Note
 from autofit.core.files import check_output, expanded, locked, write_atomically
-from autofit.core.layout import Layout, fitted_to
+from autofit.core.layout import Layout, divisor, fitted_to
 from autofit.core.options import SearchOptions, search_options
 from autofit.core.place import given_place
 from autofit.core.result import Result, SavedResult
@@ -188,6 +188,10 @@ def fit(
             device = hardware["device"] if isinstance(hardware, Mapping) else hardware.device
         else:
             device = search_options(**options).wanted_device
+            if place is None and (fewer := divisor(config, world, workload.effective_batch_size)) < world:
+                samples = counted(workload.effective_batch_size, "sample")
+                listener(Note(f"{samples} do not divide among {world} devices: {fewer} of them train."))
+                world = fewer
             config = fitted_to(config, world, workload.effective_batch_size)
             if world > 1:
                 device = device or ("cuda" if torch.cuda.is_available() else "cpu")

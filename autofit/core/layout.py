@@ -50,6 +50,14 @@ def samplers(config: Mapping[str, Value], hardware: Hardware) -> int:
     return hardware.world // alike
 
 
+def divisor(config: Mapping[str, Value], world: int, effective_batch: int) -> int:
+    """The most devices, up to so many, among which a batch divides."""
+    alike = int(config.get("context_parallel") or 1) * int(config.get("tensor_parallel") or 1)
+    return max(
+        (size for size in range(alike, world + 1, alike) if not effective_batch % (size // alike)), default=world
+    )
+
+
 def fitted_to(config: Mapping[str, Value], world: int, effective_batch: int) -> dict[str, Value]:
     """A config for another number of devices: what follows from that is left out, degrees that do not divide it are,
     and the micro-batch is the largest that divides a device's part and is no larger than it was."""

@@ -22,7 +22,10 @@ from autofit.training.step import accumulate
 from tests import tiny
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ("causal_lm", "classifier", "convnet", "encoder", "estimate", "hf_trainer", "own_technique", "with_accelerate")
+NAMES = (
+    *("causal_lm", "classifier", "convnet", "encoder", "estimate", "hf_trainer"),
+    *("own_technique", "several_gpus", "with_accelerate"),
+)
 Example = Callable[[str], ModuleType]
 
 
@@ -218,6 +221,15 @@ def test_and_from_the_command_line(example: Example, capsys: pytest.CaptureFixtu
     assert end.value.code == 0
     assert answer["best"]["config"]["memory_format"] == "channels_last"
     assert answer["best"]["measured"]["verified"]
+
+
+def test_several_devices_train_and_one_goes_on(example: Example, tmp_path: Path) -> None:
+    example("classifier")
+    trained = example("several_gpus").main(steps=24, output=tmp_path / "run")
+    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [each["step"] for each in steps] == list(range(24)), "twelve of two devices, then twelve of one"
+    assert sum(each["loss"] for each in steps[-4:]) < 0.8 * sum(each["loss"] for each in steps[:4])
+    assert [report.step for report in trained.history] == list(range(12, 24))
 
 
 def test_the_readme_names_every_knob_and_its_values() -> None:

@@ -1,0 +1,75 @@
+"""Which devices `fit` trains on: its own processes, those that a launcher started, or this one."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import autofit
+from autofit.core.errors import InputError
+from autofit.training.session import Session
+
+BATCHES = [(torch.randn(8, 4), torch.randn(8, 4)) for _ in range(2)]
+FSDP = {"data_parallel": "fsdp"}
+
+
+def loss(model: Any, batch: Any) -> torch.Tensor:
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def fitted(**given: Any) -> autofit.Trained:
+    return autofit.fit(nn.Linear(4, 4), BATCHES, loss=loss, lr=1e-2, device="cpu", **given)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, Any]]]:
+    """The numbers of processes that would have been started, and the configs."""
+    found: list[tuple[int, dict[str, Any]]] = []
+
+    def run(_: Session, config: Any, *__: Any, devices: int, **___: Any) -> tuple[list[Any], list[float]]:
+        found.append((devices, dict(config)))
+        return [], []
+
+    monkeypatch.setattr("autofit.api.fit.run_on_devices", run)
+    return found
+
+
+def test_as_many_as_asked_for_or_as_the_config_is_for(launched: list[Any]) -> None:
+    fitted(config=FSDP, devices=4)
+    whole = FSDP | {"data_parallel_replicate": 1, "data_parallel_shard": 2, "micro_batch_size": 4}
+    fitted(config=whole)
+    fitted(config=whole, devices=8)
+    assert launched == [
+        (4, FSDP),
+        (2, whole),
+        (8, FSDP | {"data_parallel_replicate": 1, "micro_batch_size": 1}),
+    ]
+
+
+def test_one_device_needs_no_process_of_its_own(launched: list[Any]) -> None:
+    assert len(fitted(config=FSDP | {"data_parallel_shard": 2}, devices=1).history) == 2
+    assert not launched
+
+
+def test_devices_that_the_batch_does_not_go_round_are_left_idle(launched: list[Any], caplog: Any) -> None:
+    fitted(config=FSDP, devices=3)
+    assert launched == [(2, FSDP)]
+    assert "8 samples do not divide among 3 devices: 2 of them train." in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"devices": 0}, "devices must be a positive whole number, not 0"),
+        ({"devices": True}, "devices must be a positive whole number, not True"),
+        (
+            {"nodes": 2},
+            r"2 nodes are to train together, and this process was started alone\. Start it on each: torchrun",
+        ),
+        ({"devices": 2, "config": None}, r"a search finds configs for one device so far\. Give config="),
+    ],
+)
+def test_what_cannot_be(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        fitted(**{"config": FSDP, **given})
