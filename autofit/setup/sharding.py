@@ -6,6 +6,7 @@ so that a user's model can be returned as it came.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -54,6 +55,7 @@ def sharded(setup: Setup) -> None:
     setup.reshard = partial(_reshard, model)
     setup.after_backward += _statistics(setup)
     if config["data_parallel"] == "fsdp":
+        setup.forward_contexts.append(_told_of_code)
         setup.sync_gradients = partial(_sync, model, deferred=bool(config["lora_rank"]))
     if _drops_layers(model):
         message = "the model drops whole layers at random (layerdrop), and each device would wait for others of them"
@@ -65,6 +67,18 @@ def sharded(setup: Setup) -> None:
         raise RefusedError(f"tensor_parallel: {name}, and was not tried with split ones; use tensor_parallel 1.")
     if may_skip(model) and hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # from PyTorch 2.13 on
         setup.when_made[model] = partial(_divide_and_watch, setup.when_made[model], setup)
+
+
+@contextmanager
+def _told_of_code() -> Iterator[None]:
+    """Tell in a sentence that a model's code meets weights that were not gathered."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "mixed torch.Tensor and DTensor" not in str(error):
+            raise
+        message = "fsdp does not fit this model, whose code computes with weights of layers that it does not call"
+        raise RefusedError(f"data_parallel: {message}; use ddp.") from error
 
 
 def _sync(model: Any, last: bool, *, deferred: bool) -> None:
@@ -214,8 +228,9 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def _large_ends(setup: Setup) -> Iterator[nn.Module]:
     """Embedding and head, where each is called as a layer."""
-    get = getattr(setup.model, "get_input_embeddings", None)
-    embedding, head = get() if get else None, output_head(setup.model)
+    get, embedding, head = getattr(setup.model, "get_input_embeddings", None), None, output_head(setup.model)
+    with suppress(NotImplementedError):  # a model of images or sound
+        embedding = get() if get else None
     if setup.config["loss"] != "standard":  # which multiplies by the head's weight itself
         head = None
     yield from (each for each in (embedding, head) if each is not None and hasattr(each, "weight"))

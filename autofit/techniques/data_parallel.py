@@ -37,6 +37,8 @@ class DataParallel(Technique):
         if value is None:
             return None
         layout = Layout.of(config)
+        if layout.samplers > 1 and workload.traits and not workload.traits.splits:
+            return "this loss cannot be split, and each device would see a part of the batch; use one device."
         if value == "ddp" and layout.world > layout.samplers:
             return "ddp was not tried beside tensor_parallel or context_parallel; use fsdp."
         if value == "none" and layout.context > 1:

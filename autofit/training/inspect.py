@@ -140,7 +140,8 @@ def check_loss(setup: Setup) -> None:
         return
     splits, note = loss_splits(setup, few_samples(setup.workload, _CHECKED_SAMPLES))
     if not splits:
-        raise InputError(str(note), f"Set micro_batch_size to {whole}, or leave the config to the search.")
+        remedy = f"Set micro_batch_size to {whole}, or leave the config to the search."
+        raise InputError(str(note), "Train on one device." if setup.ranks.layout.samplers > 1 else remedy)
 
 
 def _tried_loss(setup: Setup, batch: Any) -> float:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, RefusedError
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import own_samples
 from autofit.setup.host_copies import CopyLane
@@ -301,3 +301,27 @@ def test_gathered_weights_do_not_move_to_the_host_with_activations(knobs: dict[s
         for found, losses in others:
             assert 0 < found <= plain
             assert losses == pytest.approx(expected, abs=5e-3 if "precision" in knobs else EXACT)
+
+
+class Reading(tiny.Transformer):
+    """Its blocks are not called, so that no hook of theirs runs."""
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(tokens)
+        for block in self.blocks:
+            hidden = block.forward(hidden)
+        return functional.cross_entropy(self.head(hidden).flatten(0, 1).float(), targets.flatten())
+
+
+def refused() -> str:
+    workload = dataclasses.replace(tiny.transformer_workload(), model=Reading)
+    setup = build(workload, FSDP, dataclasses.replace(tiny.CPU, devices=2))
+    try:
+        accumulate(setup, workload.batch(2))
+    except RefusedError as error:
+        return str(error)
+    return "trained"
+
+
+def test_blocks_that_are_not_called_are_refused_in_a_sentence() -> None:
+    assert "whose code computes with weights of layers that it does not call; use ddp." in on_ranks(2, refused)[0]

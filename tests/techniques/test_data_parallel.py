@@ -7,6 +7,7 @@ import pytest
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError
+from autofit.core.workload import Traits
 from autofit.techniques import canonicalize, refuse, technique_named
 from tests import tiny
 
@@ -47,6 +48,14 @@ def test_what_does_not_go_together_is_refused(knobs: dict[str, Any], reason: str
     refusal = refuse(canonical(**knobs), WORKLOAD, EIGHT)
     assert refusal is not None
     assert reason in refusal
+
+
+def test_a_loss_that_cannot_be_split_stays_on_one_device() -> None:
+    traits = Traits(parameters=1, blocks=2, linears=2, attention=False, sdpa=True, batch_norm=False, dropout=False)
+    coupled = replace(WORKLOAD, traits=replace(traits, splits=False))
+    for knobs in ({}, {"data_parallel": "fsdp"}):
+        assert "each device would see a part" in str(refuse(canonicalize(knobs, coupled, EIGHT), coupled, EIGHT))
+    assert refuse(canonicalize({}, coupled, tiny.CPU), coupled, tiny.CPU) is None
 
 
 def test_a_batch_needs_a_sample_for_each_device() -> None:
