@@ -222,8 +222,16 @@ def _average(ranks: Ranks, parameters: list[nn.Parameter]) -> None:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with the parts of all ranks, who call this together."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """A tensor with the parts of all ranks, who call this together; along one dimension of the mesh after the other,
+    because PyTorch warns of two at a time."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    joined = tensor
+    for dimension in range(tensor.device_mesh.ndim):
+        rest = tensor.placements[dimension + 1 :]
+        joined = joined.redistribute(placements=[*[Replicate()] * (dimension + 1), *rest])
+    local: torch.Tensor = joined.to_local()
+    return local
 
 
 def _large_ends(setup: Setup) -> Iterator[nn.Module]:
@@ -268,23 +276,14 @@ def _hooks_of(module: nn.Module) -> Iterator[dict[int, Any]]:
 
 def _put_together(given: list[tuple[nn.Module, dict[str, nn.Parameter | None]]]) -> None:
     """Gather the weights again, in the parameters that the model came with."""
-    whole: dict[nn.Parameter, torch.Tensor] = {}
+    done: set[nn.Parameter] = set()
     for module, _ in given:
         if isinstance(module, FSDPModule):
             module.reshard()
     for module, parameters in given:
         for name, parameter in parameters.items():
             held = module._parameters[name]
-            if parameter is not None and parameter not in whole and isinstance(held, DTensor):
-                whole[parameter] = parameter.data = _gathered(held.data).detach()
-                parameter.grad = None
+            if parameter is not None and parameter not in done and isinstance(held, DTensor):
+                parameter.data, parameter.grad = whole(held.data).detach(), None
+                done.add(parameter)
             module._parameters[name] = parameter
-
-
-def _gathered(divided: DTensor) -> torch.Tensor:
-    """The whole of it, along one dimension of the mesh after the other: PyTorch warns of two at a time."""
-    for dimension in range(divided.device_mesh.ndim):
-        rest = divided.placements[dimension + 1 :]
-        divided = divided.redistribute(placements=[*[Replicate()] * (dimension + 1), *rest])
-    whole: torch.Tensor = divided.to_local()
-    return whole

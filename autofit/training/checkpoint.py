@@ -99,9 +99,9 @@ def save(setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, d
         "versions": {"torch": str(torch.__version__)},
     }
     path = directory / FOLDER / f"step-{next_step:08d}"
-    (needed,) = ranks.sums(_storage_bytes((files, parts)) + MIB)
+    (largest,) = ranks.largest(_storage_bytes((files, parts)) + MIB)
     what = f"the checkpoint of step {next_step}"
-    with atomic_writes.directory_of_all(ranks, path, what=what, needed_bytes=int(needed)) as part:
+    with atomic_writes.directory_of_all(ranks, path, what=what, needed_bytes=int(largest) * ranks.layout.world) as part:
         for name, content in files.items():
             if name in (_WEIGHTS, _BUFFERS):
                 safetensors.torch.save_file(content, part / name)

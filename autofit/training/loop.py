@@ -128,8 +128,7 @@ class _Stepper:
         setup = self._setup
         if not isinstance(batch, OwnPart):
             return loss_count(setup.workload, batch)
-        own, alike = loss_count(setup.workload, batch.batch), setup.ranks.layout.world // setup.ranks.layout.samplers
-        return int(setup.ranks.sums(own * batch.counts)[0]) // alike
+        return int(setup.ranks.sums(loss_count(setup.workload, batch.batch) * batch.counts)[0])
 
     def _try(self, batch: OwnPart, step: int) -> float | None:
         """One optimizer step; its loss, or None when memory ran out."""

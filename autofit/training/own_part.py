@@ -96,11 +96,10 @@ class _OwnStream:
     def __iter__(self) -> Iterator[OwnPart]:
         spare: Any = None
         batches = iter(self._loader)
-        alike = self._ranks.layout.world // self._ranks.layout.samplers  # ranks that read the same
         while True:
             batch = next(batches, None)
             own = 0 if batch is None else sample_count(batch)
-            samples = int(self._ranks.sums(own)[0]) // alike
+            samples = int(self._ranks.sums(own)[0])
             if not samples:
                 return
             if spare is None:

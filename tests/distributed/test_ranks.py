@@ -33,6 +33,19 @@ def test_all_know_the_same_numbers() -> None:
     assert {answer[2:] == ((6.0, 4.0), (3.0,), [4.0, 4.0], (2, 2)) for answer in answers} == {True}
 
 
+def alike() -> tuple[object, ...]:
+    ranks = Ranks.of(Layout(context=2, tensor=2), torch.device("cpu"))
+    assert ranks.mesh is not None
+    assert ranks.context is not None
+    return ranks.sampler, ranks.sums(3), ranks.mesh.shape, torch.distributed.get_process_group_ranks(ranks.context)
+
+
+def test_ranks_that_see_the_same_samples_count_them_once() -> None:
+    answers = on_ranks(4, alike)
+    assert {answer[:3] for answer in answers} == {(0, (3.0,), (1, 2, 2))}
+    assert [answer[3] for answer in answers] == [[0, 2], [1, 3], [0, 2], [1, 3]]
+
+
 def test_one_device_needs_no_others() -> None:
     ranks = Ranks.of(Layout(), torch.device("cpu"))
     assert not ranks.are_several

@@ -77,6 +77,15 @@ def test_a_run_goes_on_with_any_number_of_ranks(knobs: dict[str, Any], whole: li
             assert not [note for note in notes if "damaged" in note]
 
 
+def test_a_run_of_split_layers_goes_on_with_fewer_ranks(whole: list[float], tmp_path: Path) -> None:
+    knobs = FSDP | {"tensor_parallel": 2}
+    for losses, _, _ in on_ranks(4, session, knobs, tmp_path, MIDDLE):
+        assert losses == pytest.approx(whole[:MIDDLE], abs=EXACT)
+    for losses, _, notes in on_ranks(2, session, knobs, tmp_path):
+        assert losses == pytest.approx(whole[MIDDLE:], abs=EXACT)
+        assert not [note for note in notes if "damaged" in note]
+
+
 def test_a_run_of_one_device_goes_on_with_two(whole: list[float], tmp_path: Path) -> None:
     on_ranks(1, session, {"micro_batch_size": 2}, tmp_path, MIDDLE)
     for losses, _, _ in on_ranks(2, session, FSDP, tmp_path):
