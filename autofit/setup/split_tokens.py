@@ -79,10 +79,10 @@ class _Split:
         """This rank's tokens of a batch. What is padded at the end needs no mask: no token sees one after it."""
         self._calls = 0
         tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
-        if inputs or not {"input_ids", "labels"} <= tensors.keys() <= set(_CUT):
-            message = (
-                f"context_parallel cuts batches of {', '.join(_CUT)}, and was given {', '.join(tensors) or 'none'}"
-            )
+        shapes = {value.shape for value in tensors.values()}
+        if inputs or len(shapes) != 1 or not {"input_ids", "labels"} <= tensors.keys() <= set(_CUT):
+            given = ", ".join(tensors) or "none"
+            message = f"context_parallel cuts batches of {', '.join(_CUT)} of one shape, and was given {given}"
             raise InputError(f"{message}.", f"Leave out what can be, without packing, or {_ONE}.")
         labels = functional.pad(tensors["labels"][:, 1:], (0, 1), value=_IGNORED)
         if (mask := tensors.get("attention_mask")) is not None:
