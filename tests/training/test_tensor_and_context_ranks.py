@@ -19,7 +19,7 @@ from autofit.training.build import build
 from autofit.training.step import accumulate, loss_value, update
 from tests.ranks import on_ranks
 from tests.tiny import CPU, GPT2
-from tests.training.test_several_ranks import BATCH, EXACT, RATE, STEPS, batch_of
+from tests.training.test_several_ranks import BATCH, EXACT, RATE, STEPS, batch_of, returned
 
 LOW = 3e-2  # of norms, too
 TOKENS = 15  # which two ranks cannot divide evenly
@@ -173,3 +173,9 @@ def test_what_would_learn_something_else_is_refused(case: Case) -> None:
     _, reason = REFUSED[case]
     for answer in found(2)[case]:
         assert reason in answer
+
+
+@pytest.mark.parametrize("knobs", [TENSOR, CONTEXT], ids=["tensor", "context"])
+def test_a_model_comes_back_as_it_was_but_trained(knobs: dict[str, Any]) -> None:
+    for answers in on_ranks(2, returned, knobs):
+        assert answers == (True,) * 6
