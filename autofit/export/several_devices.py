@@ -122,12 +122,10 @@ def accelerate(
         kind = request.text("data_parallel")
         if kind not in ("ddp", "fsdp") and request.layout.world == 1:
             return ToolKeys(off or {}, as_measured=True)
-        on_cpu = request.source.device == "cpu"
-        kind = "ddp" if kind == "ddp" or on_cpu else "fsdp"  # which alone may be beside a split
-        plain = "MULTI_CPU" if on_cpu else "MULTI_GPU"
+        kind = "ddp" if kind == "ddp" or request.source.device == "cpu" else "fsdp"  # which alone may be beside a split
         keys: dict[str, Any] = {
             "compute_environment": "LOCAL_MACHINE",
-            "distributed_type": "FSDP" if kind == "fsdp" else plain,
+            "distributed_type": "FSDP" if kind == "fsdp" else "MULTI_GPU",  # MULTI_CPU would start one
             "num_machines": request.nodes,
             "num_processes": request.layout.world,
             "machine_rank": 0,

@@ -115,7 +115,7 @@ def test_on_a_cpu_accelerate_divides_nothing() -> None:
         assert "divides no weights on a CPU" in note.instead
         assert "arallelism_config" not in made.text
         assert "PARALLELISM_CONFIG" not in made.text
-        assert ("distributed_type: MULTI_CPU" in made.text) == (name != "transformers")
+        assert ("distributed_type: MULTI_GPU" in made.text) == (name != "transformers")
 
 
 def test_deepspeed_has_the_stage_of_each_kind() -> None:
