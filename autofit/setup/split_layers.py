@@ -38,11 +38,6 @@ def styles_of(setup: Setup) -> Styles:
     followed in so many parts."""
     model, degree = setup.model, setup.ranks.layout.tensor
     plan, name = getattr(model, "_tp_plan", None) or {}, type(model).__name__
-    if "colwise" not in plan.values():
-        raise RefusedError(f"transformers has no plan to split the layers of {name}; {_WHOLE}.")
-    if _drops(model):
-        raise RefusedError(f"each device of a group would drop something else; set dropout to 0, or {_WHOLE}.")
-    check_heads(model, degree)
     styles: Styles = {}
     for path, module in model.named_modules():
         style = plan.get(re.sub(r"\d+", "*", path))
@@ -55,6 +50,11 @@ def styles_of(setup: Setup) -> Styles:
             if side % degree:
                 raise RefusedError(f"a layer of {side} features cannot be split in {degree}; choose a divisor.")
         styles[module] = style
+    if not styles:
+        raise RefusedError(f"transformers has no plan to split the layers of {name}; {_WHOLE}.")
+    if _drops(model):
+        raise RefusedError(f"each device of a group would drop something else; set dropout to 0, or {_WHOLE}.")
+    check_heads(model, degree)
     return styles | _styles_of_ends(setup)
 
 
@@ -87,6 +87,8 @@ def check_alike(setup: Setup) -> None:
             seen = None if "tensor" in (seen.device_mesh.mesh_dim_names or ()) else seen.to_local()
         if seen is not None:
             whole.append((name, seen.detach().float().norm().to(setup.device)))
+    if not whole:
+        return
     least, most = (torch.stack([norm for _, norm in whole]) for _ in range(2))
     dist.all_reduce(least, dist.ReduceOp.MIN, group)
     dist.all_reduce(most, dist.ReduceOp.MAX, group)

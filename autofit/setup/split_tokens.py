@@ -139,14 +139,15 @@ class _Split:
 
     def whole_loss(self, model: nn.Module, inputs: Any, output: Any) -> Any:
         """The output with the loss of all tokens. Its gradient is this rank's, times the ranks: fsdp takes a mean."""
+        name = type(model).__name__.removeprefix("FSDP")
         if self._calls != self._blocks:
-            message = f"{self._calls} attentions ran in the {self._blocks} blocks of {type(model).__name__}"
+            message = f"{self._calls} attentions ran in the {self._blocks} blocks of {name}"
             raise RefusedError(f"{message}, which mixes tokens in ways that cannot be split; {_ONE}.")
         own = output["loss"]
         total = own.detach().clone()
         dist.all_reduce(total, group=self._group)
         if not self._checked and not total:
-            raise RefusedError(f"the loss of {type(model).__name__} does not take shifted labels; {_ONE}.")
+            raise RefusedError(f"the loss of {name} does not take shifted labels; {_ONE}.")
         self._checked = True
         output["loss"] = total + self._degree * (own - own.detach())
         return output

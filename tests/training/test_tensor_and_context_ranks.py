@@ -45,6 +45,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "activations": SMALL | {"model_type": "apertus"},  # whose parameters are among split layers
     "functions": SMALL | {"model_type": "seed_oss", "residual_dropout": 0.1},
     "scaled": SMALL | {"model_type": "gemma"},  # whose embedding is tied, and scales what it looks up
+    "gathered": SMALL | {"model_type": "phi3"},  # whose fused projections are put together again
+    "no norms": SMALL | {"model_type": "olmo"},  # with weights, so that no weight is whole
     "mixture": SMALL | {"model_type": "mixtral", "num_local_experts": 2},
 }
 TENSOR, CONTEXT, FSDP = {"tensor_parallel": 2}, {"context_parallel": 2}, {"data_parallel": "fsdp"}
@@ -61,6 +63,8 @@ LEARNS: dict[int, dict[Case, dict[str, Any]]] = {
         ("tied", "tensor"): TENSOR,
         ("padding", "tensor"): TENSOR | SLICED,
         ("scaled", "tensor"): TENSOR,
+        ("gathered", "tensor"): TENSOR,
+        ("no norms", "tensor"): TENSOR,
         ("llama", "tensor, chunked"): TENSOR | CHUNKED | CHECKPOINTED,
         ("qwen3", "tensor, mixed"): TENSOR | MIXED,
         ("qwen3", "tensor, in backward"): TENSOR | IN_BACKWARD,
