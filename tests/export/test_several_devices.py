@@ -185,7 +185,7 @@ def test_a_tool_of_one_device_says_what_it_takes_for_the_same_batch() -> None:
 
 
 SPLIT = {  # which tools have keys for it; those of the second have them, and deviate
-    "tensor_parallel": (TENSOR, ("axolotl", "deepspeed", "torchtitan"), ("accelerate",)),
+    "tensor_parallel": (TENSOR, ("axolotl", "deepspeed", "torchtitan", "torchtune"), ("accelerate",)),
     "context_parallel": (CONTEXT, (), ("accelerate", "torchtitan", "transformers", "trl")),
 }
 
@@ -222,3 +222,13 @@ def test_processes_are_as_many_as_a_tool_can_use() -> None:
         command = write(tool_named(name), source(**layers_alone, micro_batch_size=4)).text
         assert "torchrun" not in command
         assert "accelerate" not in command
+
+
+def test_torchtune_splits_layers_by_its_plan_without_the_fused_optimizer() -> None:
+    full = {"lora_rank": 0, "lora_targets": None, **TENSOR}
+    tune = held("torchtune", **full)
+    assert (tune["tensor_parallel_dim"], tune["optimizer"]["fused"]) == (2, False)
+    assert tune["tensor_parallel_plan"]["_component_"] == "torchtune.models.llama3.base_llama_tp_plan"
+    assert {each.knob for each in exported("torchtune", **full).departures} == {"optimizer"}
+    with pytest.raises(InputError, match="no plan to split the layers of mistralai"):
+        write(tool_named("torchtune"), source(others={"weights": "mistralai/Mistral-7B-v0.1"}, **full))

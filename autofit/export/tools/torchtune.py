@@ -12,6 +12,7 @@ from typing import Any
 from autofit.core.workload import Hyperparameters
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
+from autofit.export.source import ExportSource
 from autofit.export.tool import Request, Tool, ToolKeys
 
 _PRECISION_INSTEAD = {
@@ -34,6 +35,7 @@ class _Builder:
     tied: bool = False  # its head is the embedding
 
 
+_PLAN = {"tensor_parallel_plan._component_": "torchtune.models.llama3.base_llama_tp_plan"}
 _LLAMA_3 = "original/tokenizer.model"
 _QWEN = ("QWEN2", "vocab.json", "merges.txt")
 _BUILDERS = {
@@ -117,6 +119,20 @@ def _replicate(request: Request) -> ToolKeys:
     return replace(request.keys("data_parallel_replicate", {}, why if groups else None), as_measured=True)
 
 
+def _optimizer(request: Request) -> ToolKeys:
+    """Where layers are split, torchtune refuses the fused one."""
+    share = shared.optimizer_class(request, "optimizer._component_", "optimizer", {"fused": False})
+    if request.layout.tensor == 1 or not share.keys.get("optimizer.fused"):
+        return share
+    why = "torchtune updates split weights without the fused kernel, in more time"
+    return request.keys("optimizer", {**share.keys, "optimizer.fused": False}, why)
+
+
+def _without_plan(source: ExportSource) -> str | None:
+    planned = source.layout.tensor == 1 or _BUILDERS[source.weights].module.startswith("llama3")
+    return None if planned else f"torchtune has no plan to split the layers of {source.weights}."
+
+
 def _fixed(request: Request) -> dict[str, Any]:
     source, builder = request.source, _BUILDERS[request.source.weights]
     tokenizer = "llama3" if builder.module.startswith("llama3") else builder.module
@@ -167,7 +183,8 @@ TOOL = Tool(
     "--config torchtune.yaml (lora_ where there are adapters)",
     run="tune run {full,lora}_finetune_single_device --config torchtune.yaml (lora_ where there are adapters)",
     tasks=("causal-lm",),
-    refuse=lambda source: shared.refuse_unknown(source, _BUILDERS, "builder of torchtune's"),
+    splits=("tensor_parallel",),
+    refuse=lambda source: shared.refuse_unknown(source, _BUILDERS, "builder of torchtune's") or _without_plan(source),
     fixed=_fixed,
     knobs={
         **shared.missing("torchtune", "attention", "kernels"),
@@ -178,6 +195,7 @@ TOOL = Tool(
                 partial(several_devices.reshard, path="fsdp_reshard_after_forward"),
                 partial(several_devices.offload, path="fsdp_cpu_offload"),
             ),
+            tensor=partial(several_devices.split, knob="tensor_parallel", path="tensor_parallel_dim", further=_PLAN),
         ),
         "precision": _precision,
         **shared.values(micro_batch_size="batch_size", gradient_accumulation_steps="gradient_accumulation_steps"),
@@ -192,7 +210,7 @@ TOOL = Tool(
         "lora_dropout": lambda request: shared.lora_dropout(request, "model.lora_dropout"),
         "lora_targets": _targets,
         "quantization": _quantization,
-        "optimizer": lambda each: shared.optimizer_class(each, "optimizer._component_", "optimizer", {"fused": False}),
+        "optimizer": _optimizer,
         "optimizer_in_backward": _in_backward,
         "compile": shared.compile_by_default,
         "loss": _loss,

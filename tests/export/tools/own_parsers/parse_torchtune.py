@@ -13,7 +13,7 @@ READ = {"output_dir", "tokenizer", "dataset", "seed", "shuffle", "model", "check
 READ |= {"batch_size", "epochs", "optimizer", "loss", "max_steps_per_epoch", "gradient_accumulation_steps", "compile"}
 READ |= {"clip_grad_norm", "device", "dtype", "metric_logger", "log_every_n_steps", "log_peak_memory_stats", "profiler"}
 READ |= {"enable_activation_checkpointing", "enable_activation_offloading"}
-DIVIDED = {"fsdp_cpu_offload", "fsdp_reshard_after_forward"}
+DIVIDED = {"fsdp_cpu_offload", "fsdp_reshard_after_forward", "tensor_parallel_dim", "tensor_parallel_plan"}
 FULL, LORA = {"optimizer_in_bwd"}, {"lr_scheduler", "save_adapter_weights_only"}
 
 
