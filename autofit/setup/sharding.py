@@ -44,7 +44,7 @@ def sharded(setup: Setup) -> None:
         "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if config["fsdp_offload"] == "cpu" else OffloadPolicy(),
     }
     rest, uses = dict.fromkeys(model.modules()), _uses(model.modules())
-    for group in (*repeated_blocks(model), *_large_ends(setup)):
+    for group in (*_called(repeated_blocks(model)), *_large_ends(setup)):
         parts = list(group.modules())
         alone = all(uses[parameter] == count for parameter, count in _uses(parts).items())
         if alone and rest.keys() >= set(parts):  # tied weights are the root's, an embedding in a block is the block's
@@ -55,7 +55,7 @@ def sharded(setup: Setup) -> None:
     setup.reshard = partial(_reshard, model)
     setup.after_backward += _statistics(setup)
     if config["data_parallel"] == "fsdp":
-        setup.forward_contexts.append(_told_of_code)
+        setup.step_contexts.append(_told_of_code)
         setup.sync_gradients = partial(_sync, model, deferred=bool(config["lora_rank"]))
     if _drops_layers(model):
         message = "the model drops whole layers at random (layerdrop), and each device would wait for others of them"
@@ -99,6 +99,15 @@ def _sync(model: Any, last: bool, *, deferred: bool) -> None:
         model.set_requires_all_reduce(last)
 
 
+def _called(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """The modules themselves, or what lists among them hold, which are not called."""
+    for module in modules:
+        if isinstance(module, nn.ModuleList | nn.ModuleDict):
+            yield from _called(module.children())
+        else:
+            yield module
+
+
 def _uses(modules: Iterable[nn.Module]) -> Counter[nn.Parameter]:
     """How many of some modules hold each parameter."""
     return Counter(each for module in modules for each in module._parameters.values() if each is not None)
@@ -107,12 +116,12 @@ def _uses(modules: Iterable[nn.Module]) -> Counter[nn.Parameter]:
 def _divide(setup: Setup, group: nn.Module, parts: list[nn.Module], styles: Styles, options: dict[str, Any]) -> None:
     """Divide what the parts of a module hold, and free the whole."""
     given = [(module, dict(module._parameters)) for module in parts]
-    for _, parameters in given:
+    for module, parameters in given:
         for name, parameter in parameters.items():
             if parameter is None:
                 continue
-            if not parameter.dim():
-                message = f"{name} has no dimension along which fsdp could divide it"
+            if not parameter.dim() or not parameter.numel():
+                message = f"{name} of {type(module).__name__} has no elements in rows that fsdp could divide"
                 raise RefusedError(f"data_parallel: {message}; use ddp.")
             if not parameter.is_contiguous():
                 parameter.data = parameter.data.contiguous()

@@ -37,7 +37,7 @@ class Setup:
     holders: dict[tuple[nn.Module, str], Holder] = field(default_factory=dict)
     # What is done as soon as all weights of a module are there, in the order of registration.
     when_made: dict[nn.Module, Callable[[], Any]] = field(default_factory=dict)
-    # Has ranks that each hold all weights average gradients; told which weights the loss of a small batch reaches.
+    # Has ranks that each hold all weights average gradients; told which weights the loss of a micro-batch reaches.
     replicate: Callable[[Set[nn.Parameter]], Any] | None = None
     # Called in this order when all but the compiler has changed the model.
     when_built: list[Callable[[], Any]] = field(default_factory=list)

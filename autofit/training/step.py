@@ -10,7 +10,7 @@ from autofit.core.forks import ending_forks
 from autofit.data.batch import counted_slices, few_samples, map_tensors, sample_count, split, weight_of
 from autofit.distributed.kinds import clip
 from autofit.setup import Setup
-from autofit.setup.state import evaluation_mode
+from autofit.training import random_state
 from autofit.training.default_loss import default_loss, is_several
 
 
@@ -42,10 +42,15 @@ def loss_value(setup: Setup, batch: Any) -> float:
 
 
 def reached(setup: Setup) -> set[nn.Parameter]:
-    """The trained weights that the loss of one sample reaches, found in the graph of its forward."""
-    on_device = map_tensors(few_samples(setup.workload, 1), lambda tensor: tensor.to(setup.device))
-    with evaluation_mode(setup.model), setup.step_context(), setup.forward_context():
+    """The trained weights that the loss of a micro-batch reaches, found in the graph of its forward. Neither running
+    statistics nor random numbers are other ones after it."""
+    batch = few_samples(setup.workload, setup.micro_batch_size)
+    on_device = map_tensors(batch, lambda tensor: tensor.to(setup.device))
+    buffers = [(buffer, buffer.clone()) for buffer in setup.model.buffers()]
+    with random_state.preserved(setup.device), setup.step_context(), setup.forward_context():
         graph: list[Any] = [compute_loss(setup, on_device).grad_fn]
+    for buffer, before in buffers:
+        buffer.copy_(before)
     nodes = set(graph)
     while graph:
         following = {node for node, _ in graph.pop().next_functions if node is not None} - nodes

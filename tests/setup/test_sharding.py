@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -313,15 +314,45 @@ class Reading(tiny.Transformer):
         return functional.cross_entropy(self.head(hidden).flatten(0, 1).float(), targets.flatten())
 
 
-def refused() -> str:
-    workload = dataclasses.replace(tiny.transformer_workload(), model=Reading)
-    setup = build(workload, FSDP, dataclasses.replace(tiny.CPU, devices=2))
-    try:
-        accumulate(setup, workload.batch(2))
-    except RefusedError as error:
-        return str(error)
-    return "trained"
+class Scaled(tiny.Transformer):
+    """It has a weight without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
 
 
-def test_blocks_that_are_not_called_are_refused_in_a_sentence() -> None:
-    assert "whose code computes with weights of layers that it does not call; use ddp." in on_ranks(2, refused)[0]
+class Staged(tiny.Transformer):
+    """Its blocks stand in lists of a list."""
+
+    def __init__(self) -> None:
+        super().__init__(depth=4)
+        self.blocks = nn.ModuleList(nn.ModuleList(self.blocks[start : start + 2]) for start in (0, 2))
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(tokens)
+        for stage in self.blocks:
+            for block in stage:
+                hidden = block(hidden)
+        return functional.cross_entropy(self.head(hidden).flatten(0, 1).float(), targets.flatten())
+
+
+def tried() -> list[str]:
+    """What is said of each model, or the number of its groups."""
+    said = []
+    for model in (Reading, Scaled, Staged):
+        workload = dataclasses.replace(tiny.transformer_workload(), model=model)
+        try:
+            setup = build(workload, FSDP, dataclasses.replace(tiny.CPU, devices=2))
+            accumulate(setup, workload.batch(2))
+            said.append(str(sum(isinstance(module, FSDPModule) for module in setup.model.modules())))
+        except RefusedError as error:
+            said.append(str(error))
+    return said
+
+
+def test_blocks_that_are_not_called_and_weights_without_rows_are_refused_in_a_sentence() -> None:
+    reading, scaled, staged = on_ranks(2, tried)[0]
+    assert "whose code computes with weights of layers that it does not call; use ddp." in reading
+    assert "scale of Scaled has no elements in rows that fsdp could divide; use ddp." in scaled
+    assert staged == "5"  # four blocks and the root
