@@ -23,6 +23,7 @@ Styles = dict[nn.Module, str]  # of transformers, by layer
 _ALIKE, _NOISE = 0.05, 1e-3  # by how much norms of gradients may differ: of each, and of the largest
 _WHOLE = "use tensor_parallel 1"
 _SUMMED = "replicated_with_grad_allreduce"  # norms of single heads, of which each device sees its own
+_EXPERTS = "moe_tp_experts"  # left whole, for fsdp to divide
 _HEAD = "colwise_gather_output"
 _VOCABULARY = "embedding_rowwise"
 _STYLES: dict[str, Callable[[], ParallelStyle]] = {
@@ -41,7 +42,7 @@ def styles_of(setup: Setup) -> Styles:
     styles: Styles = {}
     for path, module in model.named_modules():
         style = plan.get(re.sub(r"\d+", "*", path))
-        if style is None or isinstance(module, nn.Embedding) or module is output_head(model):
+        if style in (None, _EXPERTS) or isinstance(module, nn.Embedding) or module is output_head(model):
             continue
         if not (style == _SUMMED or (style in _STYLES and isinstance(module, nn.Linear))):
             raise RefusedError(f"the plan of {name} asks for {style} of a {type(module).__name__}; {_WHOLE}.")

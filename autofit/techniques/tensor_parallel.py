@@ -8,8 +8,8 @@ _OPTIMIZERS = ("adamw", "adamw-foreach", "adamw-8bit", "paged-adamw-8bit", "sgd"
 
 class TensorParallel(Technique):
     """By the plan that transformers has for a model: heads and features of the MLP are divided, and what the devices of
-    a group make of them is added up twice a block. They see the same samples. null on one device. Nothing to apply:
-    `data_parallel` reads it."""
+    a group make of them is added up twice a block; experts stay whole. They see the same samples. null on one device.
+    Nothing to apply: `data_parallel` reads it."""
 
     name = "tensor_parallel"
     stage = Stage.SHARD

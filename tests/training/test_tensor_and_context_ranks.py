@@ -47,6 +47,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "scaled": SMALL | {"model_type": "gemma"},  # whose embedding is tied, and scales what it looks up
     "gathered": SMALL | {"model_type": "phi3"},  # whose fused projections are put together again
     "no norms": SMALL | {"model_type": "olmo"},  # with weights, so that no weight is whole
+    "latent": SMALL
+    | {"model_type": "deepseek_v2", "first_k_dense_replace": 2}
+    | dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
     "mixture": SMALL | {"model_type": "mixtral", "num_local_experts": 2},
 }
 TENSOR, CONTEXT, FSDP = {"tensor_parallel": 2}, {"context_parallel": 2}, {"data_parallel": "fsdp"}
@@ -65,6 +68,7 @@ LEARNS: dict[int, dict[Case, dict[str, Any]]] = {
         ("scaled", "tensor"): TENSOR,
         ("gathered", "tensor"): TENSOR,
         ("no norms", "tensor"): TENSOR,
+        ("mixture", "tensor"): TENSOR,
         ("llama", "tensor, chunked"): TENSOR | CHUNKED | CHECKPOINTED,
         ("qwen3", "tensor, mixed"): TENSOR | MIXED,
         ("qwen3", "tensor, in backward"): TENSOR | IN_BACKWARD,
@@ -93,7 +97,7 @@ REFUSED: dict[Case, tuple[dict[str, Any], str]] = {
     ("dropout", "tensor"): (TENSOR, "would drop something else; set dropout to 0"),
     ("functions", "tensor"): (TENSOR, "would drop something else; set dropout to 0"),
     ("activations", "tensor"): (TENSOR, "gradients of model.layers.0.mlp.act_fn.alpha_p differ between devices"),
-    ("mixture", "tensor"): (TENSOR, "the plan of MixtralForCausalLM asks for"),
+    ("latent", "tensor"): (TENSOR, "the plan of DeepseekV2ForCausalLM asks for mla_kv_a_proj of a Linear"),
     ("llama", "tensor and adapters"): (TENSOR | {"lora_rank": 4}, "adapters of split layers drift apart"),
     ("llama", "tensor and ddp"): (TENSOR | {"data_parallel": "ddp"}, "use fsdp"),
     ("1 kv", "context"): (CONTEXT, "1 and 4 heads cannot be divided among 2 devices"),
