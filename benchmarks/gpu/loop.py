@@ -44,7 +44,7 @@ def run(bench: Bench) -> None:
     found = bench.store.get(search.STAGE, search.key_of(what.budgets[0]))
     if bench.store.get(STAGE, OVERHEAD) is None:
         bench.need(1.0 if bench.smoke else _LEAST)
-        bench.store.add(STAGE, OVERHEAD, _apart(bench, hand_against_loop, None, bench.smoke, log="overhead.log"))
+        bench.store.add(STAGE, OVERHEAD, apart(bench, hand_against_loop, None, bench.smoke, log="overhead.log"))
     if found is None or "answer" not in found:
         raise LeftOutError("train.py and fit wait for the stage search to find something")
     config = Config(found["answer"]["best"]["config"])
@@ -52,7 +52,7 @@ def run(bench: Bench) -> None:
     runs = {
         PROBE: lambda: measured(bench, workload, config, search.budget_of(what.budgets[0]), _PLAN),
         TRAIN_PY: lambda: _script(bench, found["files"], workload),
-        FIT: lambda: _apart(bench, fitted, workload, config, bench.device, log="fit.log"),
+        FIT: lambda: apart(bench, fitted, workload, config, bench.device, log="fit.log"),
     }
     for key, action in runs.items():
         if bench.store.get(STAGE, key) is None:
@@ -60,7 +60,7 @@ def run(bench: Bench) -> None:
             bench.store.add(STAGE, key, action())
 
 
-def _apart(bench: Bench, function: Callable[..., Row], workload: Workload | None, *arguments: Any, log: str) -> Row:
+def apart(bench: Bench, function: Callable[..., Row], workload: Workload | None, *arguments: Any, log: str) -> Row:
     """What a function makes in a child, or why it did not."""
     try:
         row: Row = bench.executor.run(function, workload, *arguments, log=log, timeout=bench.at_most(_CHILD))
@@ -84,7 +84,7 @@ def _script(bench: Bench, files: Mapping[str, str], workload: Workload) -> Row:
     text, wanted = DATA.read_text(encoding="utf-8"), workload.effective_batch_size * (workload.sequence_length or 1)
     data.write_text(text * (2 + wanted // len(text)), encoding="utf-8")
     options = ["--data", str(data), "--steps", str(_STEPS), "--log-every", "1"]
-    return _apart(bench, scripted, None, str(path), options, bench.device, log="train.py.log")
+    return apart(bench, scripted, None, str(path), options, bench.device, log="train.py.log")
 
 
 def scripted(_: Workload | None, path: str, options: Sequence[str], device: str) -> Row:
@@ -168,7 +168,7 @@ def _speed_and_peak(row: Row) -> tuple[float | None, float | None]:
 
 
 def _overhead_line(row: Mapping[str, Any]) -> list[str | None]:
-    each = Overhead(**{name: row[name] for name in ("name", "by_hand", "by_loop", "difference")})
+    each = Overhead(**{name: row[name] for name in ("name", "by_hand", "by_loop", "difference", "ranks")})
     times = [f"{value * 1e3:.3f}" for value in (each.by_hand, each.by_loop, each.difference)]
     return [each.name, *times, "yes" if each.reached else "no"]
 

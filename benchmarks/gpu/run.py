@@ -36,6 +36,7 @@ from benchmarks.gpu.measured import STAGE as MEASURED
 from benchmarks.gpu.measured import estimate_again
 from benchmarks.gpu.memory import MEMORY
 from benchmarks.gpu.peers import PEERS_STAGE
+from benchmarks.gpu.ranks import RANKS
 from benchmarks.gpu.search import SEARCH
 from benchmarks.gpu.speed import SPEED
 from benchmarks.gpu.stage import Stage, Summary
@@ -43,7 +44,7 @@ from benchmarks.gpu.store import Store
 from benchmarks.gpu.wanted import verdicts
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-STAGES = {each.name: each for each in (CORRECT, MEMORY, SPEED, SEARCH, LOOP, PEERS_STAGE, LEVERS)}
+STAGES = {each.name: each for each in (CORRECT, MEMORY, SPEED, SEARCH, LOOP, RANKS, PEERS_STAGE, LEVERS)}
 DONE, FAILED, LEFT_OUT, TIME_UP, NO_TIME, STOPPED = (
     "done",
     "failed",

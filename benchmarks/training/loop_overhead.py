@@ -112,9 +112,11 @@ def batch_of(samples: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(samples, width), torch.randint(10, (samples,))
 
 
-def overhead(name: str, network: Callable[[], Network], batch: Any, *, micro: int, rounds: int) -> Overhead:
+def overhead(
+    name: str, network: Callable[[], Network], batch: Any, *, micro: int, rounds: int, device_type: str | None = None
+) -> Overhead:
     """Alternate chunks of steps of the two loops; on each rank, where several train."""
-    device = detect(None).of_several(*devices_of_group())
+    device = detect(device_type).of_several(*devices_of_group())
     config = {"micro_batch_size": micro, "optimizer": "adamw"} | (FSDP if device.world > 1 else {})
     model = network()
     workload = workload_from(model, [batch], classify)
@@ -154,12 +156,12 @@ def divided(model: Network) -> Network:
     return model
 
 
-def of_ranks(_: object, width: int, samples: int, rounds: int) -> Overhead:
+def of_ranks(_: object, width: int, samples: int, rounds: int, device_type: str) -> Overhead:
     """What one of several ranks sees, with a micro-batch to each."""
     torch.manual_seed(0)
     batch, micro = batch_of(samples, width), samples // dist.get_world_size()
     name = f"a long step of {dist.get_world_size()} ranks (FSDP2)"
-    return overhead(name, lambda: Network(width, 4), batch, micro=micro, rounds=rounds)
+    return overhead(name, lambda: Network(width, 4), batch, micro=micro, rounds=rounds, device_type=device_type)
 
 
 def by_hand(model: nn.Module, batch: Any, *, micro: int, device: torch.device) -> Iterator[float]:
@@ -265,7 +267,7 @@ def overheads(*, smoke: bool) -> list[Overhead]:
     torch.manual_seed(0)
     rounds = 2 if smoke else 60
     small, large = batch_of(16, 32), batch_of(16 if smoke else 256, 32 if smoke else 512)
-    wide = 32 if smoke else 512
+    wide, kind = 32 if smoke else 512, "cuda" if torch.cuda.device_count() > 1 else "cpu"
     return [
         overhead("a small step", lambda: Network(32, 2), small, micro=16, rounds=4 * rounds),
         overhead("a small step of 4 micro-batches", lambda: Network(32, 2), small, micro=4, rounds=2 * rounds),
@@ -277,7 +279,7 @@ def overheads(*, smoke: bool) -> list[Overhead]:
             micro=len(large[0]) // 4,
             rounds=rounds,
         ),
-        on_ranks(of_ranks, wide, len(large[0]), rounds, count=2, device="cpu"),
+        on_ranks(of_ranks, wide, len(large[0]), rounds, kind, count=2, device=kind),
     ]
 
 

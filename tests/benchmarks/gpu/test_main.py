@@ -19,7 +19,7 @@ from benchmarks.gpu.store import Store
 from tests.benchmarks.gpu.rows import with_executor
 
 ROOT = Path(__file__).resolve().parents[3]
-STAGES = ["correct", "memory", "speed", "search", "loop", "peers", "levers"]
+STAGES = ["correct", "memory", "speed", "search", "loop", "ranks", "peers", "levers"]
 
 
 def begun(out: Path) -> subprocess.Popen[str]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import levers, loop, memory, speed
+from benchmarks.gpu import levers, loop, memory, ranks, speed
 from benchmarks.gpu.cases import SMOKE
 from benchmarks.gpu.measured import STAGE as MEASURED
 from tests.benchmarks.gpu.rows import MIB, bench_in, case, measurement
@@ -66,3 +66,20 @@ def test_levers_are_told_against_the_plain_config(tmp_path: Path) -> None:
     assert full["device_saved_bytes"] is None
     assert full["knobs"]["activation_checkpointing"] == "full"
     assert levers.summarize(store).figures == {"levers": 2}
+
+
+def test_ranks_tell_how_far_the_stand_in_is_off(tmp_path: Path) -> None:
+    store = bench_in(tmp_path).store
+    row = {"allocated": 100 * MIB, "reserved": 110 * MIB, "step_seconds": 0.5, "loss": 4.0}
+    store.add(ranks.STAGE, "fsdp: one of 2", row)
+    store.add(ranks.STAGE, "fsdp: one of 8", row | {"allocated": 40 * MIB, "reserved": None})
+    store.add(ranks.STAGE, "fsdp: two", row | {"allocated": 80 * MIB})
+    store.add(ranks.STAGE, "ddp: two", {"failed": "no memory"})
+    summary = ranks.summarize(store)
+    assert summary.figures == {"stand-in off by at most": pytest.approx(0.25)}
+    assert [line[1:4] for line in summary.tables[0].rows] == [
+        ["one of 2", "0.098", "0.107"],
+        ["one of 8", "0.039", None],
+        ["two", "0.078", "0.107"],
+    ]
+    assert summary.notes == ["ddp: two: no memory"]
