@@ -61,11 +61,11 @@ class Ranks:
     def sums(self, *numbers: float) -> tuple[float, ...]:
         """Each number added up over the ranks that see other samples; those that see the same give the same."""
         alike = self.layout.context * self.layout.tensor
-        return tuple(each / alike for each in self._agreed(numbers, dist.ReduceOp.SUM))
+        return tuple(sum(each) / alike for each in self.everywhere(*numbers))
 
     def largest(self, *numbers: float) -> tuple[float, ...]:
         """The largest of each number over all ranks."""
-        return self._agreed(numbers, dist.ReduceOp.MAX)
+        return tuple(map(max, self.everywhere(*numbers)))
 
     def sum_of(self, value: torch.Tensor) -> torch.Tensor:
         """A tensor added up over all ranks, in place."""
@@ -105,13 +105,15 @@ class Ranks:
         if anywhere:
             raise RankError(f"{what} failed on another rank.")
 
-    def _agreed(self, numbers: tuple[float, ...], operation: dist.ReduceOp.RedOpType) -> tuple[float, ...]:
+    def everywhere(self, *numbers: float) -> list[tuple[float, ...]]:
+        """What each number is on every rank, by one exchange."""
         if not self.are_several:
-            return numbers
+            return [(each,) for each in numbers]
         device = "cpu" if self.mesh is None else self.mesh.device_type
-        agreed = torch.tensor(numbers, dtype=torch.float64, device=device)
-        dist.all_reduce(agreed, op=operation)
-        return tuple(agreed.tolist())
+        own = torch.tensor(numbers, dtype=torch.float64, device=device)
+        found = own.new_empty(self.layout.world * len(numbers))
+        dist.all_gather_into_tensor(found, own)
+        return list(zip(*found.view(-1, len(numbers)).tolist(), strict=True))
 
 
 def _context_group(layout: Layout) -> dist.ProcessGroup | None:

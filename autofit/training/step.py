@@ -103,7 +103,9 @@ def _agreed_slices(setup: Setup, batch: Any, counts: bool) -> list[tuple[Any, fl
     has."""
     workload, size = setup.workload, setup.micro_batch_size
     slices = counted_slices(workload, batch, size) if counts else []
-    (total,), (most,) = setup.ranks.sums(sum(count for _, count in slices)), setup.ranks.largest(len(slices))
+    layout = setup.ranks.layout
+    counted, made = setup.ranks.everywhere(sum(count for _, count in slices), len(slices))
+    total, most = sum(counted) * layout.samplers / layout.world, max(made)
     weighted = [(part, weight_of(workload, count, total)) for part, count in slices]
     if len(slices) < most:
         spare = slices[0][0] if slices else next(split(batch, size, workload.split))
