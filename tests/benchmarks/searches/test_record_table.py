@@ -12,6 +12,7 @@ from autofit.probe import LocalExecutor
 from autofit.techniques import all_techniques
 from benchmarks import rank_tables, record_table
 from benchmarks.memory_models import Case
+from benchmarks.rank_tables import TABLES
 from benchmarks.record_table import Row, Table
 
 SPACE = """description: Two configs.
@@ -77,3 +78,10 @@ def test_a_table_is_recorded_goes_on_where_it_was_stopped_and_is_ranked(
     space.write_text(SPACE.replace("[4, 8]", "[2, 8]"))
     with pytest.raises(SystemExit, match="holds another table"):
         record_table.main([*given, "3"])
+
+
+@pytest.mark.parametrize("path", sorted(TABLES.glob("*.json")), ids=lambda path: path.stem)
+def test_tables_that_were_recorded_can_be_read(path: Path) -> None:
+    table = Table.read(path)
+    assert table.hardware.world == 1
+    assert len({row.config for row in table.rows}) == len(table.rows) > 100
