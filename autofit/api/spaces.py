@@ -18,7 +18,16 @@ from autofit.tuning.space import knob_choices
 MODEL, CARD, EFFECTIVE_BATCH, SEQUENCE_LENGTH = "llama-3.1-8b", "rtx-4090", 32, 2048
 # What inspecting the model finds (a test compares): a listing should not build 8,030,261,248 parameters.
 TRAITS = Traits(
-    8_030_261_248, blocks=32, linears=225, attention=True, sdpa=True, batch_norm=False, dropout=False, head=True
+    parameters=8_030_261_248,
+    blocks=32,
+    linears=225,
+    attention=True,
+    sdpa=True,
+    batch_norm=False,
+    dropout=False,
+    head=True,
+    heads=8,
+    plan=True,
 )
 
 

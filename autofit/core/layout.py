@@ -5,6 +5,7 @@ Ranks of different replicas or shards see different samples; ranks of one contex
 tokens, those of one tensor group the same samples and tokens.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -86,9 +87,10 @@ def kind_of(config: Mapping[str, Value], hardware: Hardware) -> Value:
     return "ddp" if several == hardware.world else "none" if several == 1 and whole else "fsdp"
 
 
-def degrees(hardware: Hardware) -> tuple[Value, ...]:
-    """Into how many parts the devices of a node can divide something; null on one device."""
-    divisors = tuple(size for size in range(1, hardware.devices + 1) if not hardware.devices % size)
+def degrees(hardware: Hardware, heads: int = 0) -> tuple[Value, ...]:
+    """Into how many parts the devices of a node can divide something, and heads of attention; null on one device."""
+    common = math.gcd(hardware.devices, heads)
+    divisors = tuple(size for size in range(1, common + 1) if not common % size)
     return divisors if hardware.world > 1 else (None,)
 
 

@@ -62,6 +62,8 @@ class Traits:
     dropout: bool
     experts: str | None = None  # a name in those of all experts' weights: "experts"; None where there are none
     head: bool = False  # a transformers model's cross-entropy over a linear head: `loss` need not hold all logits
+    heads: int = 0  # what divides all numbers of attention's heads, of queries and of keys; 0: it is not known
+    plan: bool = False  # whether transformers says how to split its layers over devices
     splits: bool = True  # whether the loss of a batch is the weighted mean of its slices' losses
     notes: tuple[str, ...] = ()
     # Equal for workloads that take the same memory and time; None where user code cannot be compared.

@@ -5,7 +5,7 @@ not name stays whole, and is the same on all devices of a group: so are its inpu
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -37,13 +37,9 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
 def styles_of(setup: Setup) -> Styles:
     """How each layer is split: as the plan names it. Raises RefusedError where there is no plan, or none that can be
     followed in so many parts."""
-    model, degree = setup.model, setup.ranks.layout.tensor
-    plan, name = getattr(model, "_tp_plan", None) or {}, type(model).__name__
+    model, degree, name = setup.model, setup.ranks.layout.tensor, type(setup.model).__name__
     styles: Styles = {}
-    for path, module in model.named_modules():
-        style = plan.get(re.sub(r"\d+", "*", path))
-        if style in (None, _EXPERTS) or isinstance(module, nn.Embedding) or module is output_head(model):
-            continue
+    for module, style in planned(model):
         if not (style == _SUMMED or (style in _STYLES and isinstance(module, nn.Linear))):
             raise RefusedError(f"the plan of {name} asks for {style} of a {type(module).__name__}; {_WHOLE}.")
         if isinstance(module, nn.Linear):
@@ -57,6 +53,15 @@ def styles_of(setup: Setup) -> Styles:
         raise RefusedError(f"each device of a group would drop something else; set dropout to 0, or {_WHOLE}.")
     check_heads(model, degree)
     return styles | _styles_of_ends(setup)
+
+
+def planned(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """What a plan names among the blocks' modules, each with its style."""
+    plan = getattr(model, "_tp_plan", None) or {}
+    for path, module in model.named_modules():
+        style = plan.get(re.sub(r"\d+", "*", path))
+        if style not in (None, _EXPERTS) and not isinstance(module, nn.Embedding) and module is not output_head(model):
+            yield module, style
 
 
 def split_layers(setup: Setup, parts: list[nn.Module], styles: Styles) -> None:
@@ -126,11 +131,17 @@ def _drops(model: Any) -> bool:
     )
 
 
-def check_heads(model: nn.Module, degree: int) -> None:
-    """Raise a RefusedError where attention has numbers of heads, or of key and value heads, that cannot be divided."""
+def heads_of(model: nn.Module) -> list[int]:
+    """The numbers of heads, and of key and value heads, of all attention in a transformers model."""
     configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
     given = [getattr(c, n, None) for c in configs.values() for n in ("num_attention_heads", "num_key_value_heads")]
-    heads = sorted({count for each in given for count in (each if isinstance(each, list | tuple) else [each]) if count})
+    counts = {count for each in given for count in (each if isinstance(each, list | tuple) else [each])}
+    return sorted(count for count in counts if isinstance(count, int) and count)
+
+
+def check_heads(model: nn.Module, degree: int) -> None:
+    """Raise a RefusedError where there are numbers of heads that cannot be divided."""
+    heads = heads_of(model)
     if any(count % degree for count in heads):
         message = f"{' and '.join(map(str, heads))} heads cannot be divided among {degree} devices"
         raise RefusedError(f"{message}; choose a divisor of them.")

@@ -19,6 +19,11 @@ class ContextParallel(Technique):
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         return degrees(hardware)
 
+    def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
+        """1 for other tasks, else what divides the model's heads, too."""
+        is_cut = workload.task == "causal-lm" and workload.loss is None
+        return degrees(hardware, (workload.traits.heads if workload.traits else 0) if is_cut else 1)
+
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError for what does not divide the devices."""
         return degree_of(self.name, config, hardware)

@@ -21,6 +21,11 @@ class TensorParallel(Technique):
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         return degrees(hardware)
 
+    def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
+        """1 for a model without a plan, else what divides its heads, too."""
+        traits = workload.traits
+        return degrees(hardware, traits.heads if traits and traits.plan else 1 if traits else 0)
+
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError for what does not divide the devices."""
         return degree_of(self.name, config, hardware)

@@ -22,6 +22,7 @@ from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.setup.experts import expert_weights
 from autofit.setup.layers import is_linear, repeated_blocks
+from autofit.setup.split_layers import heads_of, planned
 from autofit.setup.state import evaluation_mode
 from autofit.training.build import build
 from autofit.training.default_loss import check_call
@@ -74,6 +75,8 @@ def _structure(workload: Workload, model: nn.Module) -> Traits:
         sdpa=bool(getattr(model, "_supports_sdpa", False)),
         batch_norm=any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules),
         dropout=any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in modules),
+        heads=math.gcd(*heads_of(model)),
+        plan=any(True for _ in planned(model)),
         head=has_linear_head and callable(getattr(model, "loss_function", None)),
         notes=workload.notes,
         fingerprint=digest,

@@ -8,15 +8,25 @@ import pytest
 
 from autofit.core.errors import InputError
 from autofit.core.layout import Layout
+from autofit.core.workload import Traits
 from autofit.techniques import canonicalize, refuse, technique_named
 from tests import tiny
 from tests.techniques.test_data_parallel import EIGHT, WORKLOAD, canonical
+
+TRAITS = Traits(parameters=1, blocks=2, linears=1, attention=True, sdpa=True, batch_norm=False, dropout=False)
 
 
 def test_what_it_is() -> None:
     assert canonicalize({}, WORKLOAD, tiny.CPU)["context_parallel"] is None
     assert canonical()["context_parallel"] == 1
     assert technique_named("context_parallel").choices(EIGHT) == (1, 2, 4)
+
+
+def test_only_what_can_be_cut_is_searched() -> None:
+    choices = technique_named("context_parallel").choices_for
+    assert choices(WORKLOAD, EIGHT) == (1, 2, 4)
+    assert choices(replace(WORKLOAD, traits=replace(TRAITS, heads=6)), EIGHT) == (1, 2)
+    assert choices(tiny.bert_workload(16), EIGHT) == (1,)
 
 
 def test_what_it_cannot_be() -> None:

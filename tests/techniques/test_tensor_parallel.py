@@ -11,6 +11,7 @@ import pytest
 from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.layout import Layout
+from autofit.core.workload import Traits
 from autofit.techniques import canonicalize, refuse, technique_named
 from tests.techniques.test_data_parallel import EIGHT, WORKLOAD, canonical
 from tests.tiny import CPU
@@ -21,6 +22,16 @@ def test_what_it_is() -> None:
     assert canonical()["tensor_parallel"] == 1
     assert technique_named("tensor_parallel").choices(EIGHT) == (1, 2, 4)
     assert technique_named("tensor_parallel").choices(CPU) == (None,)
+
+
+def test_only_what_a_model_can_be_split_in_is_searched() -> None:
+    traits = Traits(parameters=1, blocks=2, linears=1, attention=True, sdpa=True, batch_norm=False, dropout=False)
+    of_knob = technique_named("tensor_parallel").choices_for
+    for heads, plan, choices in ((6, True, (1, 2)), (8, True, (1, 2, 4)), (8, False, (1,)), (0, True, (1, 2, 4))):
+        workload = replace(WORKLOAD, traits=replace(traits, heads=heads, plan=plan))
+        assert of_knob(workload, EIGHT) == choices
+        assert of_knob(workload, CPU) == (None,)
+    assert of_knob(WORKLOAD, EIGHT) == (1, 2, 4)
 
 
 def test_what_it_cannot_be() -> None:

@@ -373,3 +373,10 @@ def test_a_loss_is_tried_on_packed_samples_that_differ_in_size() -> None:
     assert len({len(each) for each in few_samples(workload, 4)["labels"]}) == 3
     with pytest.raises(InputError, match=r"it cannot be split.*Set micro_batch_size to 8"):
         check_loss(build(workload, {"micro_batch_size": 2}, tiny.CPU))
+
+
+def test_what_devices_can_divide() -> None:
+    llama = look(tiny.llama_workload(num_attention_heads=4))
+    assert (llama.heads, llama.plan) == (2, True), "4 heads, and 2 of keys and values"
+    assert not look(tiny.gpt2_workload()).plan
+    assert look(tiny.mlp_workload()).heads == 0
