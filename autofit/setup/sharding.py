@@ -114,21 +114,22 @@ def _uses(modules: Iterable[nn.Module]) -> Counter[nn.Parameter]:
 
 
 def _divide(setup: Setup, group: nn.Module, parts: list[nn.Module], styles: Styles, options: dict[str, Any]) -> None:
-    """Divide what the parts of a module hold, and free the whole."""
+    """Divide what the parts of a module hold, and free the whole. Weights without rows stay whole."""
     given = [(module, dict(module._parameters)) for module in parts]
-    for module, parameters in given:
-        for name, parameter in parameters.items():
-            if parameter is None:
-                continue
-            if not parameter.dim() or not parameter.numel():
-                message = f"{name} of {type(module).__name__} has no elements in rows that fsdp could divide"
-                raise RefusedError(f"data_parallel: {message}; use ddp.")
-            if not parameter.is_contiguous():
-                parameter.data = parameter.data.contiguous()
+    own = _uses(parts)
+    without_rows = [parameter for parameter in own if not parameter.dim() or not parameter.numel()]
+    if trained := [parameter for parameter in without_rows if parameter.requires_grad]:
+        if setup.config["optimizer_in_backward"] or setup.config["precision"] == "fp16-mixed":
+            message = "updates in the backward and fp16-mixed do not know a weight without rows, as the model has,"
+            raise RefusedError(f"data_parallel: {message} beside fsdp; leave them out, or use ddp.")
+        setup.after_backward.append(partial(_average, setup.ranks, trained))
+    for weight in own:
+        if not weight.is_contiguous():
+            weight.data = weight.data.contiguous()
     setup.on_close(partial(_take_away, [_Given(module) for module in parts]))
     split_layers(setup, parts, styles)
     if setup.config["data_parallel"] == "fsdp":
-        fully_shard(group, **options)
+        fully_shard(group, **options, ignored_params=set(without_rows))
     setup.on_close(partial(_put_together, given))
     for module, parameters in given:
         for name, parameter in parameters.items():

@@ -1,6 +1,7 @@
 """What ranks share: weights, gradients that not every loss reaches, statistics; in float64 to the last digits."""
 
 import dataclasses
+import functools
 import itertools
 import time
 from collections import Counter
@@ -141,14 +142,14 @@ SCATTER = "_reduce_scatter_base_"
     [
         (FSDP, 2, SCATTER, 10, 5),
         (FSDP | {"lora_rank": 4}, 2, SCATTER, 2, 2),
-        (FSDP | {"data_parallel_replicate": 2}, 4, "allreduce_", 3 + 5, 3 + 5),
-        (DDP, 2, "allreduce_", 3 + 1, 3 + 1),
+        (FSDP | {"data_parallel_replicate": 2}, 4, "allreduce_", 1 + 5, 1 + 5),
+        (DDP, 2, "allreduce_", 1 + 1, 1 + 1),
     ],
 )
 def test_adapters_and_replicas_reduce_in_the_last_micro_batch(
     knobs: dict[str, Any], world: int, key: str, of_two: int, of_one: int
 ) -> None:
-    """Two blocks, two ends and the root; three all-reduces agree on counts and the loss."""
+    """Two blocks, two ends and the root; one all-reduce adds up the loss."""
     assert on_ranks(world, counted, knobs, world, key) == [[of_two, of_one]] * world
 
 
@@ -159,10 +160,11 @@ def test_only_models_whose_code_may_skip_weights_have_the_graph_walked() -> None
 
 
 class Wide(nn.Module):
-    """Blocks, a norm and a scale in float64, one of whose sizes is odd."""
+    """Blocks with norms in float64, one of whose sizes is odd; `scaled`: and a weight without dimensions."""
 
-    def __init__(self) -> None:
+    def __init__(self, scaled: bool = False) -> None:
         super().__init__()
+        self.scale = nn.Parameter(torch.ones(())) if scaled else None
         blocks = (nn.Sequential(nn.Linear(8, 13), nn.GELU(), nn.Linear(13, 8)) for _ in range(3))
         self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), block) for block in blocks)
         self.last = nn.Linear(8, 3)
@@ -170,17 +172,18 @@ class Wide(nn.Module):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
             features = features + block(features)
-        return self.last(features)
+        logits = self.last(features)
+        return logits if self.scale is None else logits * self.scale.exp()
 
 
-def wide() -> Workload:
+def wide(scaled: bool) -> Workload:
     def batch(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.randn(samples, 8, dtype=torch.float64), torch.randint(3, (samples,))
 
     def loss(model: nn.Module, given: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return functional.cross_entropy(model(given[0]), given[1])
 
-    return Workload(Wide, batch, effective_batch_size=12, loss=loss)
+    return Workload(functools.partial(Wide, scaled), batch, effective_batch_size=12, loss=loss)
 
 
 IN_FLOAT64: dict[str, dict[str, Any]] = {
@@ -191,6 +194,7 @@ IN_FLOAT64: dict[str, dict[str, Any]] = {
     "foreach": {"optimizer": "adamw-foreach"},
     "lora": {"lora_rank": 2, "micro_batch_size": 1},
     "in-backward": {"optimizer_in_backward": True},
+    "scaled": {"micro_batch_size": 2},
 }
 
 
@@ -203,7 +207,7 @@ def in_float64(ways: tuple[dict[str, Any], ...], world: int) -> list[dict[str, l
             continue
         settings = Hyperparameters(lr=1e-2, weight_decay=0.1, max_grad_norm=None if name == "in-backward" else 0.1)
         hardware = dataclasses.replace(tiny.CPU, devices=world)
-        setup = build(wide(), knobs | ways[way], hardware, hyperparameters=settings)
+        setup = build(wide(name == "scaled"), knobs | ways[way], hardware, hyperparameters=settings)
         for step in range(3):
             torch.manual_seed(step)
             own, _ = own_samples(setup.workload.batch(12), setup.ranks.sampler, setup.ranks.layout.samplers)
@@ -343,7 +347,8 @@ def tried() -> list[str]:
     for model in (Reading, Scaled, Staged):
         workload = dataclasses.replace(tiny.transformer_workload(), model=model)
         try:
-            setup = build(workload, FSDP, dataclasses.replace(tiny.CPU, devices=2))
+            knobs = FSDP | {"optimizer_in_backward": model is Scaled}
+            setup = build(workload, knobs, dataclasses.replace(tiny.CPU, devices=2))
             accumulate(setup, workload.batch(2))
             said.append(str(sum(isinstance(module, FSDPModule) for module in setup.model.modules())))
         except RefusedError as error:
@@ -354,5 +359,5 @@ def tried() -> list[str]:
 def test_blocks_that_are_not_called_and_weights_without_rows_are_refused_in_a_sentence() -> None:
     reading, scaled, staged = on_ranks(2, tried)[0]
     assert "whose code computes with weights of layers that it does not call; use ddp." in reading
-    assert "scale of Scaled has no elements in rows that fsdp could divide; use ddp." in scaled
+    assert "do not know a weight without rows" in scaled
     assert staged == "5"  # four blocks and the root
