@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from autofit.core.errors import RefusedError
-from autofit.setup.layers import output_head
+from autofit.setup.layers import is_plain_linear, output_head
 from autofit.setup.state import Setup
 
 Styles = dict[nn.Module, str]  # of transformers, by layer
@@ -40,7 +40,8 @@ def styles_of(setup: Setup) -> Styles:
     model, degree, name = setup.model, setup.ranks.layout.tensor, type(setup.model).__name__
     styles: Styles = {}
     for module, style in planned(model):
-        if not (style == _SUMMED or (style in _STYLES and isinstance(module, nn.Linear))):
+        is_known = style in _STYLES and isinstance(module, nn.Linear) and is_plain_linear(module)
+        if style != _SUMMED and not is_known:
             raise RefusedError(f"the plan of {name} asks for {style} of a {type(module).__name__}; {_WHOLE}.")
         if isinstance(module, nn.Linear):
             side = module.in_features if style.startswith("rowwise") else module.out_features

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 
+from autofit.core.errors import RefusedError
 from autofit.training.build import build
 from tests.ranks import on_ranks
 from tests.tiny import CPU, llama_workload
@@ -45,6 +46,25 @@ def test_layers_and_ends_are_halved_and_norms_are_whole() -> None:
     assert ends == [(half, half), (half, None), (half, whole)], "a vocabulary of 65 cannot be halved"
     assert chunked["lm_head.weight"] == whole, "the loss multiplies by it itself"
     assert tied_chunked["model.embed_tokens.weight"] == whole
+
+
+def quantised() -> str:
+    """A model that was given with layers whose weights are packed."""
+    from bitsandbytes.nn import Linear4bit
+
+    workload = llama_workload()
+    model = workload.model()
+    model.model.layers[0].self_attn.q_proj = Linear4bit(32, 32, bias=False)
+    try:
+        build(workload, {"tensor_parallel": 2}, replace(CPU, devices=2), model=model)
+    except RefusedError as refused:
+        return str(refused)
+    return "built"
+
+
+def test_packed_weights_are_not_split() -> None:
+    for answer in on_ranks(2, quantised):
+        assert "the plan of LlamaForCausalLM asks for colwise of a Linear4bit; use tensor_parallel 1" in answer
 
 
 def test_what_is_left_is_divided_by_fsdp() -> None:
