@@ -62,13 +62,16 @@ class NoDeviceError(ProbeError):
 
 
 class RankError(AutofitError):
-    """One of the processes that train together failed, and so all ended. `details`: its traceback, or last output."""
+    """One of the processes that train together failed, and so all ended. `details`: its traceback, or last output,
+    which Python shows below this one's."""
 
     exit_code = 4
 
     def __init__(self, message: str, remedy: str = "", details: str = "") -> None:
         super().__init__(message, remedy)
         self.details = details
+        if details:
+            self.add_note(details)
 
 
 class StoreError(AutofitError):

@@ -46,7 +46,7 @@ die_with_parent()
 from autofit.distributed.launcher import main
 main()"""
 _JOB, _LOG, _FAILURE = "job.pickle", "rank-{}.log", "rank-{}.failure"
-_LAST_LINES = 2000  # characters of a log
+_LAST_CHARACTERS = 2000  # of a log
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,9 @@ def _cause(folder: Path, count: int, ended: dict[int, int]) -> AutofitError:
     if died is not None:
         code = ended[died]
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return RankError(f"rank {died} of {count} {how}.", "", _last_words(folder, died))
+        words = _last_words(folder, died)
+        remedy = f"The last line of its output: {words.splitlines()[-1]}" if words else ""
+        return RankError(f"rank {died} of {count} {how}.", remedy, words)
     if silent:
         return RankError(f"rank {silent[0]} of {count} hangs: the others waited for it in {told_by[0].where}.")
     stood = ", ".join(f"rank {each.rank} in {each.where}" for each in sorted(told_by, key=lambda each: each.rank))
@@ -209,4 +211,4 @@ def _cause(folder: Path, count: int, ended: dict[int, int]) -> AutofitError:
 
 def _last_words(folder: Path, rank: int) -> str:
     log = folder / _LOG.format(rank)
-    return log.read_text(errors="replace")[-_LAST_LINES:] if log.exists() else ""
+    return log.read_text(errors="replace").strip()[-_LAST_CHARACTERS:] if log.exists() else ""

@@ -111,9 +111,9 @@ class Ranks:
             return [(each,) for each in numbers]
         device = "cpu" if self.mesh is None else self.mesh.device_type
         own = torch.tensor(numbers, dtype=torch.float64, device=device)
-        found = own.new_empty(self.layout.world * len(numbers))
-        dist.all_gather_into_tensor(found, own)
-        return list(zip(*found.view(-1, len(numbers)).tolist(), strict=True))
+        found = [torch.empty_like(own) for _ in range(self.layout.world)]
+        dist.all_gather(found, own)
+        return list(zip(*torch.stack(found).tolist(), strict=True))
 
 
 def _context_group(layout: Layout) -> dist.ProcessGroup | None:

@@ -58,11 +58,16 @@ def refuses() -> None:
     raise InputError("the data ended.", "Give more.")
 
 
+def exits() -> None:
+    sys.stderr.write("about to exit\n")
+    os._exit(3)
+
+
 FAULTS: dict[str, Callable[[], Any]] = {
     "raises": raises,
     "refuses": refuses,
     "is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "exits": lambda: os._exit(3),
+    "exits": exits,
     "hangs": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "is out of step": lambda: dist.barrier(),
 }
@@ -70,7 +75,7 @@ CAUSES = {
     "raises": r"rank 1 of 2 raised ValueError: bad luck\.",
     "refuses": r"the data ended\. Give more\.",
     "is killed": r"rank 1 of 2 was killed by SIGKILL\.",
-    "exits": r"rank 1 of 2 ended with exit code 3\.",
+    "exits": r"rank 1 of 2 ended with exit code 3\. The last line",
     "hangs": r"rank 1 of 2 hangs: the others waited for it in broken \(test_launcher.py:\d+\)\.",
     "is out of step": r"the ranks waited for each other: rank 0 in broken \(.*\), rank 1 in <lambda> \(.*\)\. All must",
 }
@@ -86,6 +91,9 @@ def test_a_rank_that_fails_ends_all_with_its_own_cause(how: str, tmp_path: Path)
     assert not [file.name for file in tmp_path.iterdir() if psutil.pid_exists(int(file.name))]
     if how == "raises":
         assert 'raise ValueError("bad luck")' in raised.value.details
+        assert raised.value.__notes__ == [raised.value.details]
+    if how == "exits":
+        assert raised.value.remedy == "The last line of its output: about to exit"
 
 
 def waiting(say: Callable[[Any], None], log: Path) -> None:
