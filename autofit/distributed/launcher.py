@@ -112,6 +112,8 @@ def _listen(connection: Connection, said: Said) -> tuple[str, Any]:
     """How the ranks ended: "answer" and its pickle, or "failed" and the error."""
     while True:
         try:
+            while not connection.poll(_LOOK_SECONDS):
+                pass  # a signal that another thread got is acted on between two looks
             kind, value = connection.recv()
         except EOFError:
             return "failed", RankError("the process that starts ranks ended without an answer.")

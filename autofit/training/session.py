@@ -194,7 +194,9 @@ class _Training:
         """Whether a signal came, to any rank: all stop after the same step."""
         if self._directory and self._ranks.are_several:
             (number,) = self._ranks.largest(self._interrupts.received or 0)
-            self._interrupts.received = int(number) or None
+            if not number:
+                return False  # one that came meanwhile, here or there, is agreed on after the next step
+            self._interrupts.received = int(number)
         return self._interrupts.received is not None
 
     def _note_interrupt(self, number: int) -> None:

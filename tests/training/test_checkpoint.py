@@ -401,7 +401,7 @@ def test_what_a_crash_left_is_never_loaded_and_goes_with_the_next_save(tmp_path:
 def test_no_room_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = run({})
     checkpoint.save(setup, tmp_path, 1)
-    monkeypatch.setattr(atomic_writes, "_free_bytes", lambda _: 2**20)
+    monkeypatch.setattr(atomic_writes, "free_bytes", lambda _: 2**20)
     words = r"there is no room for the checkpoint of step 2 in .*: it needs 0\.00\d+ GiB, and 0\.000977 GiB is free\."
     with pytest.raises(InputError, match=words + " Make room there"):
         checkpoint.save(setup, tmp_path, 2)

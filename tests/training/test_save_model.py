@@ -209,7 +209,7 @@ def test_files_of_others_stay_and_a_former_model_is_replaced(tmp_path: Path) -> 
 
 def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setup, _ = trained("llama", {})
-    monkeypatch.setattr(atomic_writes, "_free_bytes", lambda _: 1000)
+    monkeypatch.setattr(atomic_writes, "free_bytes", lambda _: 1000)
     with pytest.raises(InputError, match=r"there is no room for the trained model in .*: it needs 0\.001\d* GiB, and"):
         save_model.save_model(setup, tmp_path / "model")
     assert not list((tmp_path / "model").iterdir())
