@@ -156,9 +156,12 @@ def _divide_and_watch(divide: Callable[[], Any], setup: Setup) -> None:
                 watched.add(number)
                 parameter.register_post_accumulate_grad_hook(lambda _, number=number: reached.add(number))
 
-    def average_rest() -> None:
-        anywhere = setup.ranks.largest(*(float(number in reached) for number in range(len(slots))))
+    def counts() -> list[float]:
+        found = [float(number in reached) for number in range(len(slots))]
         reached.clear()
+        return found
+
+    def drop_rest(anywhere: list[float]) -> None:
         for (module, name), is_reached in zip(slots, anywhere, strict=True):
             if not is_reached and (parameter := module._parameters[name]) is not None:
                 parameter.grad = None
@@ -166,7 +169,7 @@ def _divide_and_watch(divide: Callable[[], Any], setup: Setup) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             setup.on_close(module.register_forward_pre_hook(watch).remove)
-    setup.after_backward.append(average_rest)
+    setup.added_up = counts, drop_rest
 
 
 def replicated(setup: Setup, reached: Set[nn.Parameter]) -> None:

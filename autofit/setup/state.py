@@ -59,6 +59,8 @@ class Setup:
     sync_gradients: Callable[[bool], Any] = lambda last: None
     # Called after the last backward of a step: average over ranks what is not averaged by then.
     after_backward: list[Callable[[], Any]] = field(default_factory=list)
+    # Numbers that are added up over ranks together with a step's loss, and what gets the sums.
+    added_up: tuple[Callable[[], list[float]], Callable[[list[float]], Any]] | None = None
     # Gives up weights of other ranks that a forward without a backward gathered.
     reshard: Callable[[], Any] = lambda: None
     slices: Slices | None = None  # replaces the chunks of a loss where a trace does not want them all

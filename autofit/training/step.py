@@ -95,7 +95,18 @@ def accumulate(setup: Setup, batch: Any, *, counts: bool = True) -> torch.Tensor
         del loss, weighted  # with their graph: bitsandbytes' int8 layers hold their inputs as long as it lives
     for average in setup.after_backward:
         average()
-    return setup.ranks.sum_of(batch_loss) / layout.world if setup.ranks.are_several else batch_loss
+    return _of_all_ranks(setup, batch_loss) if setup.ranks.are_several else batch_loss
+
+
+def _of_all_ranks(setup: Setup, batch_loss: torch.Tensor) -> torch.Tensor:
+    """The loss of the effective batch. Whatever else is added up over ranks goes along: each time that they wait for
+    one another costs a step of 200 ms on two CPU ranks about 1 %."""
+    if setup.added_up is None:
+        return setup.ranks.sum_of(batch_loss) / setup.ranks.layout.world
+    own, use = setup.added_up
+    sums = setup.ranks.sum_of(torch.cat([batch_loss.view(1), batch_loss.new_tensor(own())]))
+    use(sums[1:].tolist())
+    return sums[0] / setup.ranks.layout.world
 
 
 def _agreed_slices(setup: Setup, batch: Any, counts: bool) -> list[tuple[Any, float]]:
