@@ -38,6 +38,7 @@ from autofit.tuning.run import run_search
 
 _SEARCH, _RESULT = "search", "result.yaml"  # in an output directory: the run directory, and the result of the search
 _DEFAULT_LR = Hyperparameters.lr
+_MOST_DEVICES = 1024  # of one machine
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,8 @@ def fit(
     require(fine, "eval_loader must be an iterable of batches", eval_loader, "Leave it out for none.")
     search_options(space=space, **{"seed": seed, **options})  # before anything is made of them
     place = given_place()
-    require(devices is None or is_whole(devices, 1), "devices must be a positive whole number", devices)
+    fine = devices is None or (is_whole(devices, 1) and devices <= _MOST_DEVICES)
+    require(fine, f"devices must be a whole number from 1 to {_MOST_DEVICES}", devices)
     require(is_whole(nodes, 1), "nodes must be a positive whole number", nodes)
     if nodes > 1 and place is None:
         message = f"{nodes} nodes are to train together, and this process was started alone"

@@ -27,6 +27,8 @@ _REDUCED = {
     for name, low in (("bf16", torch.bfloat16), ("fp16", torch.float16))
 }
 
+NEW_ENOUGH = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # PyTorch 2.13
+
 
 def sharded(setup: Setup) -> None:
     """Divide the weights as they are made: layers are split, and what is left of a block is gathered when it is used.
@@ -65,7 +67,7 @@ def sharded(setup: Setup) -> None:
     if styles and may_skip(model):
         name = f"the code of {type(model).__name__} may leave out layers"
         raise RefusedError(f"tensor_parallel: {name}, and was not tried with split ones; use tensor_parallel 1.")
-    if may_skip(model) and hasattr(FSDPModule, "set_reduce_scatter_unused_params"):  # from PyTorch 2.13 on
+    if may_skip(model) and NEW_ENOUGH:
         setup.when_made[model] = partial(_divide_and_watch, setup.when_made[model], setup)
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from autofit.core.layout import Layout, kind_of
 from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload
-from autofit.setup.sharding import replicated, sharded
+from autofit.setup.sharding import NEW_ENOUGH, replicated, sharded
 
 
 class DataParallel(Technique):
@@ -64,6 +64,8 @@ def _refused_by_shards(config: Config) -> str | None:
     """Why weights of this config cannot be divided."""
     if config["quantization"] == "int8":
         return "int8 weights lose their scales when they are divided; use nf4, or ddp."
+    if config["quantization"] != "none" and not NEW_ENOUGH:
+        return f"{config['quantization']} weights can be divided from PyTorch 2.13 on; update it, or use ddp."
     if config["optimizer"] == "adafactor":
         return "adafactor needs rows and columns of whole weights; use adamw, or ddp."
     for knob in ("parameter_offload", "optimizer_offload"):

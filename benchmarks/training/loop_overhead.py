@@ -279,7 +279,7 @@ def overheads(*, smoke: bool) -> list[Overhead]:
             micro=len(large[0]) // 4,
             rounds=rounds,
         ),
-        on_ranks(of_ranks, wide, len(large[0]), rounds, kind, count=2, device=kind),
+        on_ranks(of_ranks, wide, 2 * len(large[0]), rounds, kind, count=2, device=kind),  # as much for each as above
     ]
 
 

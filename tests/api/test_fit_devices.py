@@ -61,8 +61,8 @@ def test_devices_that_the_batch_does_not_go_round_are_left_idle(launched: list[A
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"devices": 0}, "devices must be a positive whole number, not 0"),
-        ({"devices": True}, "devices must be a positive whole number, not True"),
+        ({"devices": 0}, "devices must be a whole number from 1 to 1024, not 0"),
+        ({"devices": True}, "devices must be a whole number from 1 to 1024, not True"),
         (
             {"nodes": 2},
             r"2 nodes are to train together, and this process was started alone\. Start it on each: torchrun",

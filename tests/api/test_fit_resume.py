@@ -163,7 +163,7 @@ def test_a_signal_saves_a_checkpoint_before_it_acts(tmp_path: Path, number: sign
 
     with pytest.MonkeyPatch.context() as patch, signals_by_default():
         if number != signal.SIGINT:
-            patch.setattr("autofit.training.interrupts.signal.raise_signal", stop_instead(ended))
+            patch.setattr("autofit.core.interrupts.signal.raise_signal", stop_instead(ended))
         with pytest.raises(KeyboardInterrupt):
             fitted(output_dir=tmp_path, checkpoint_every=1000, callbacks=(send,), listener=said.append)
         assert signal.getsignal(number) == (signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

@@ -98,6 +98,8 @@ OF_FIT = {
     "progress": "True None",
     "listener": "None function",
     "restart": "None function",
+    "devices": "3 None",
+    "nodes": "",
 }
 OF_WORKLOAD = {
     "model": "function",
@@ -195,6 +197,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., objec
     for room in ("tuning.run", "tuning.predicted", "tuning.target", "probe"):
         monkeypatch.setattr(f"autofit.{room}.LocalExecutor", reached)
     monkeypatch.setattr(fit.Session, "run", reached)
+    monkeypatch.setattr(fit, "run_on_devices", reached)
     monkeypatch.setattr(estimate, "structure_traits", reached)
     model, batch = nn.Linear(4, 2), (torch.zeros(4, 4), torch.zeros(4))
     of_fit = {"model": model, "loader": [batch, batch], "loss": lambda m, b: m(b[0]).sum(), "lr": 0.1, "config": {}}

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from autofit.core.errors import InputError
 from autofit.export.template import WIDTH
 from autofit.models import load_preset
+from autofit.setup.sharding import NEW_ENOUGH
 from tests.export.emitted import losses_printed, module_of, saved_weights
 from tests.ranks import on_ranks
 
@@ -31,6 +32,7 @@ HSDP = FSDP | {"data_parallel_replicate": 2}
 SPLIT = {"micro_batch_size": 2, "gradient_accumulation_steps": 2}  # of the 4 samples of each of 2 ranks
 WHOLE = {"micro_batch_size": 4}
 LORA = {"lora_rank": 8, "lora_targets": "all-linear"}
+NF4 = {"quantization": "nf4"} if NEW_ENOUGH else {}
 EXACT, BF16 = 2e-6, 5e-3
 
 # transformers, peft and torch warn of each other's ways; what they warn of is not ours.
@@ -68,7 +70,7 @@ def one_device(knobs: dict[str, Any]) -> dict[str, Any]:
         ("causal-lm", {**DDP, **SPLIT}, 2),
         ("causal-lm", {**DDP, **WHOLE, **LORA, "loss": "chunked"}, 2),
         ("causal-lm", {**FSDP, **SPLIT, "activation_checkpointing": "full"}, 2),
-        ("causal-lm", {**FSDP, **SPLIT, **LORA, "quantization": "nf4", "loss": "chunked"}, 2),
+        ("causal-lm", {**FSDP, **SPLIT, **LORA, **NF4, "loss": "chunked"}, 2),
         ("causal-lm", {**ZERO_2, **WHOLE, "precision": "bf16-mixed", "fsdp_offload": "cpu"}, 2),
         ("causal-lm", {**HSDP, "micro_batch_size": 1, "gradient_accumulation_steps": 2, "loss": "chunked"}, 4),
         ("causal-lm", {**FSDP, **SPLIT, "precision": "fp16-mixed"}, 2),

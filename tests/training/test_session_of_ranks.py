@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from autofit.core.layout import fitted_to
 from autofit.core.workload import Hyperparameters
+from autofit.setup.sharding import NEW_ENOUGH
 from autofit.training import sharded_state
 from autofit.training.loop import StepReport
 from autofit.training.session import METRICS_FILE, CheckpointPolicy, Session
@@ -134,7 +135,9 @@ def test_state_of_own_parts_goes_on_with_as_many_ranks_only(tmp_path: Path) -> N
     assert [losses for losses, _, _ in on_ranks(2, session, knobs, tmp_path)] == [expected[MIDDLE:]] * 2
 
 
-@pytest.mark.parametrize("more", [{}, {"lora_rank": 2, "quantization": "nf4"}], ids=["full", "qlora"])
+@pytest.mark.parametrize(
+    "more", [{}, {"lora_rank": 2, "quantization": "nf4" if NEW_ENOUGH else "none"}], ids=["full", "adapters"]
+)
 def test_what_is_saved_is_what_one_device_saves(more: dict[str, Any], tmp_path: Path) -> None:
     on_ranks(1, session, {"micro_batch_size": 2} | more, tmp_path / "1")
     on_ranks(2, session, FSDP | more, tmp_path / "2")

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import own_samples
 from autofit.hardware.tracker import StorageTracker
+from autofit.setup.sharding import NEW_ENOUGH
 from autofit.techniques import all_techniques, canonicalize, refuse
 from autofit.techniques import compile as compiling
 from autofit.training.build import build
@@ -62,7 +63,9 @@ KNOBS: dict[str, dict[str, Any]] = {
     "offloaded": {"fsdp_offload": "cpu"},
 }
 PARALLEL = {"ddp": DDP, "fsdp": FSDP, "zero-2": ZERO_2}
-REFUSED = {"ddp": {"in-backward"}, "fsdp": {"int8", "adafactor"}, "zero-2": {"int8", "adafactor"}}
+OLD = set() if NEW_ENOUGH else {name for name, knobs in KNOBS.items() if "nf4" in str(knobs.get("quantization"))}
+UNDIVIDED = {"int8", "adafactor", *OLD}
+REFUSED = {"ddp": {"in-backward"}, "fsdp": UNDIVIDED, "zero-2": UNDIVIDED}
 CLOSE = {
     "8bit": 1e-4,  # a part of less than 4096 elements has its state in fp32
     "int8": 1e-4,  # sums over other rows
