@@ -99,6 +99,8 @@ def _whole(parameter: nn.Parameter) -> torch.Tensor:
 @pytest.mark.parametrize("parallel", [DDP, FSDP], ids=["ddp", "fsdp"])
 @pytest.mark.parametrize("make", [choosing, with_a_spare_layer])
 def test_weights_that_not_every_loss_reaches(make: Callable[[], Workload], parallel: dict[str, Any]) -> None:
+    if make is choosing and parallel is FSDP and not NEW_ENOUGH:
+        pytest.skip("before PyTorch 2.13, fsdp cannot add up gradients of other weights on each rank")
     knobs = {"micro_batch_size": 1}
     ((losses, moved),) = on_ranks(1, trained, make, knobs, 1)
     assert not all(moved)
