@@ -44,10 +44,11 @@ def _multiplies(layer: nn.Linear) -> bool:
         return False
     if kind.forward is not nn.Linear.forward and kind not in _multiply:
         with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            tensors = {"weight": torch.randn(2, 3, device="cpu")}
+            generator = torch.Generator().manual_seed(0)  # of both signs, which chance alone does not warrant
+            tensors = {"weight": torch.randn(2, 3, generator=generator, device="cpu")}
             if layer.bias is not None:
-                tensors["bias"] = torch.randn(2, device="cpu")
-            inputs = torch.randn(4, 3, device="cpu")
+                tensors["bias"] = torch.randn(2, generator=generator, device="cpu")
+            inputs = torch.randn(4, 3, generator=generator, device="cpu")
             _multiply[kind] = False
             with contextlib.suppress(Exception):  # whatever code raises that was written for its own weight
                 made = functional_call(layer, tensors, (inputs,))

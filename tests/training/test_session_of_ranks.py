@@ -170,6 +170,7 @@ def interrupted(report: StepReport) -> None:
 
 
 def stopped(knobs: Mapping[str, Any], folder: Path) -> str:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
     try:
         session(knobs, folder, STEPS, interrupted)  # a callback, and so on the first rank only
     except KeyboardInterrupt:
