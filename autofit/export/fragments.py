@@ -86,6 +86,7 @@ class Fragments(Parts):
     quantized: str | None = None  # to what, in words
     adapt: tuple[str, ...] = ()  # changes the loaded model
     place: tuple[str, ...] = ()  # after all of `adapt`
+    shard: tuple[str, ...] = ()  # after that: divides the model
     forward: tuple[str, ...] = ()  # contexts around the forward pass
     micro: tuple[str, ...] = ()  # before each micro-batch of several devices
     around_step: tuple[str, ...] = ()  # contexts around forward and backward
@@ -97,7 +98,7 @@ class Fragments(Parts):
     gather: tuple[str, ...] = ()  # what all processes do before one of them saves
     save: tuple[str, ...] = ()  # instead of the plain saving
     held: str | None = None  # how the weights are held, in words
-    optimizer: str | None = None  # the call that makes it for {groups}, with {decay}
+    optimizer: str | None = None  # the call that makes it for {groups}, with {lr} and {decay}
     stepped_parts: tuple[str, ...] = ()  # puts the parts of weights in their place for it
     comment: str | None = None  # names the knob that chose the optimizer
     stepped_in_backward: bool = False

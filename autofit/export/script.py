@@ -41,6 +41,7 @@ _EARLY = {
     "cpu": ('os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as measured; read by torch',),
 }
 _TOKENIZER = 'parser.add_argument("--tokenizer", help="name or directory; else beside the weights, else bytes")'
+_TOLD = "print(f\"weights: {args.weights or 'random'}\")"
 _COUNTED = {"tokens": "EFFECTIVE_BATCH_SIZE * SEQUENCE_LENGTH", "samples": "EFFECTIVE_BATCH_SIZE"}  # in a step
 _MATRICES = (
     'matrices = {"params": [p for p in trained if p.dim() >= 2], "weight_decay": WEIGHT_DECAY}',
@@ -112,6 +113,8 @@ def train_script(
         "WEIGHT_DECAY = 0.0",
     ]
     input_dtype = f".to(torch.{fragments.input_dtype})" if fragments.input_dtype else ""
+    # Adapters are matrices; beside them only a classifier's head is trained.
+    made, optimizer = _optimizer(fragments, vectors=not config.get("lora_rank") or task.classes)
     flags = {"data_kind": task.data_kind, "tokenizer_argument": [_TOKENIZER] if task.text else []}
     slots = {
         "title": textwrap.shorten(title, WIDTH - 6, placeholder=" ..."),
@@ -126,11 +129,9 @@ def train_script(
         "architecture": _architecture(task, model_config),
         "data": "\n\n".join(fill(template(name), {"input_dtype": input_dtype}) for name in task.data),
         "batches": fill(template("batches"), {"mask_argument": task.mask_argument, "batch": task.batch}),
-        "build_model": "\n\n".join([*fragments.functions, _build_model(task, fragments, case)]),
-        # Adapters are matrices; beside them only a classifier's head is trained.
-        "build_optimizer": _build_optimizer(fragments, vectors=not config.get("lora_rank") or task.classes),
+        "functions": "\n\n".join([*fragments.functions, _build_model(task, fragments, case), *made]),
         "train_step": _train_step(task, fragments, "ranks" if several else "split" if steps > 1 else "whole"),
-        "main": _main(task, fragments),
+        "main": _main(task, fragments, optimizer),
     }
     text = fill(template("train"), slots)
     return text.replace("# as measured", "# as predicted") if predicted else text
@@ -171,6 +172,7 @@ def _architecture(task: Task, model_config: Mapping[str, Any]) -> list[str]:
         *(f"{name}={literal(value, 0, len(name) + 6)}" for name, value in named.items()),
         *([f"**{literal(values, 0, 7)}"] if values else []),
     ]
+    arguments.sort(key=lambda argument: "\n" in argument)  # long ones last
     lines = [f"    {line}" for each in packed(arguments, WIDTH - 4) for line in each.splitlines()]
     return ["ARCHITECTURE = AutoConfig.for_model(  # as measured; --weights bring their own", *lines, ")"]
 
@@ -185,9 +187,9 @@ def _build_model(task: Task, fragments: Fragments, case: Case) -> str:
     first = ["weights or folder", "quantization_config=bnb", "device_map=DEVICE"] if quantized else ["weights"]
     slots = {
         "held": fragments.held or "",
-        "place": "the host" if case.shards else "its device",
+        "place": "the host, to be divided" if case.shards else "its device",
         "moved": "" if case.shards else ".to(DEVICE)",
-        "adapt": [*task.configure, *fragments.adapt, *fragments.place],
+        "adapt": [*task.configure, *fragments.adapt, *fragments.place, *fragments.shard],
         "random_weights": [*padding, f"{made}.save_pretrained(folder)" if quantized else f"model = {made}"],
         "load_weights": call(f"model = {task.auto_class}.from_pretrained", [*first, *given], indent=8),
         "quantized": str(fragments.quantized),
@@ -196,21 +198,27 @@ def _build_model(task: Task, fragments: Fragments, case: Case) -> str:
     return fill(template("build_quantized" if quantized else "build_model"), slots)
 
 
-def _build_optimizer(fragments: Fragments, *, vectors: bool) -> str:
-    """The optimizer; `vectors` are trained too, without weight decay."""
+def _optimizer(fragments: Fragments, *, vectors: bool) -> tuple[list[str], list[str]]:
+    """A function that makes the optimizer, and the lines that call it; or lines alone, in a script of several devices.
+    `vectors` are trained too, without weight decay."""
     assert fragments.optimizer, "the optimizer's row always makes one"
     knobs = str(fragments.comment)
     if fragments.stepped_in_backward:
-        made = fragments.optimizer.format(groups="groups", decay="")
-        return fill(template("step_in_backward"), {"knobs": knobs, "optimizer_call": made})
+        made = fragments.optimizer.format(groups="groups", lr="lr", decay="")
+        function = fill(template("step_in_backward"), {"knobs": knobs, "optimizer_call": made})
+        return [function], ["step_in_backward(model, args.lr)"]
     groups, decay = ("[matrices, others]", "") if vectors else ("trained", ", weight_decay=WEIGHT_DECAY")
+    trained = "trained = [p for p in model.parameters() if p.requires_grad]"
+    rest = [*fragments.stepped_parts, *(_MATRICES if vectors else ())]
+    if fragments.spread:
+        lines = [f"{trained}  # {knobs}", *rest]
+        return [], [*lines, f"optimizer = {fragments.optimizer.format(groups=groups, lr='args.lr', decay=decay)}"]
     slots = {
-        "parts": fragments.stepped_parts,
         "knobs": f"{knobs}; weight decay on {'matrices alone' if vectors else 'the adapters'}",
-        "groups": _MATRICES if vectors else (),
-        "optimizer_call": fragments.optimizer.format(groups=groups, decay=decay),
+        "lines": [trained, *rest],
+        "optimizer_call": fragments.optimizer.format(groups=groups, lr="lr", decay=decay),
     }
-    return fill(template("build_optimizer"), slots)
+    return [fill(template("build_optimizer"), slots)], ["optimizer = build_optimizer(model, args.lr)"]
 
 
 def _train_step(task: Task, fragments: Fragments, kind: str) -> str:
@@ -220,8 +228,9 @@ def _train_step(task: Task, fragments: Fragments, kind: str) -> str:
     averaged = kind == "ranks"
     if averaged and fragments.loss:
         loss = f"model({name})"
-    lines = _within(fragments.forward, [f"loss = share * {loss}" if kind == "split" else f"loss = {loss}"])
-    if averaged:  # every process takes part in every forward, also where its samples count nothing
+    by_mean = averaged and not fragments.loss  # which is no number over nothing
+    lines = _within(fragments.forward, [f"loss = {loss}" if kind == "whole" or by_mean else f"loss = share * {loss}"])
+    if by_mean:  # every process takes part in every forward, also where its samples count nothing
         lines += ["loss = loss * share if share else loss.nan_to_num() * 0"]
     weighted = "DEVICES * loss" if averaged else "loss"
     comment = "  # gradients are averaged over the devices" if averaged else ""
@@ -260,8 +269,7 @@ def _step_arguments(fragments: Fragments) -> str:
     return ", ".join(["model", *optimizer, "batch", *(["scaler"] if fragments.scaler else [])])
 
 
-def _main(task: Task, fragments: Fragments) -> str:
-    in_backward = fragments.stepped_in_backward
+def _main(task: Task, fragments: Fragments, optimizer: Sequence[str]) -> str:
     save = [*(fragments.save or ("model.save_pretrained(args.output)",))]
     save += ["if tokenizer:", "    tokenizer.save_pretrained(args.output)"] if task.text else []
     if fragments.spread:
@@ -270,9 +278,10 @@ def _main(task: Task, fragments: Fragments) -> str:
         "data_kind": task.data_kind,
         "data_arguments": "args.data, tokenizer" if task.text else "args.data",
         "start": fragments.start,
-        "tokenizer": (template("tokenizer") if task.text else "") + (template("mask_id") if task.mask_argument else ""),
+        "tokenizer": template("tokenizer") if task.text else _TOLD,
+        "mask_id": template("mask_id") if task.mask_argument else "",
         "model": ["model = build_model(args.weights)", *task.checks, *fragments.spread],
-        "optimizer": f"{'step_in_backward' if in_backward else 'optimizer = build_optimizer'}(model, args.lr)",
+        "optimizer": optimizer,
         "scaler": [f"scaler = {fragments.scaler}"] if fragments.scaler else [],
         "mask": task.mask_argument,
         "step_arguments": _step_arguments(fragments),

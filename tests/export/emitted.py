@@ -28,7 +28,7 @@ CPU = Hardware("cpu", "a test's CPU", GIB, GIB, GIB, 2)
 
 
 def module_of(script: str, name: str = "emitted") -> ModuleType:
-    """The script, imported."""
+    """The script, imported; run where its name is __main__."""
     module = ModuleType(name)
     exec(compile(script, name, "exec"), module.__dict__)
     return module
@@ -41,7 +41,7 @@ def losses_printed(script: str, *arguments: str | Path) -> list[float]:
         patch.setattr(sys, "argv", ["train.py", *map(str, arguments)])
         # A script has a process of its own: what an earlier Trainer told bitsandbytes of its layers does not reach it.
         patch.setattr(GlobalOptimManager, "_instance", None)
-        module_of(script).main()
+        module_of(script, "__main__")
     return _losses_in(printed.getvalue())
 
 

@@ -146,7 +146,7 @@ def test_compiled_blocks_compute_the_same(
 def test_the_compilers_budget_is_set_before_it_runs(emit: Emit) -> None:
     text = emit(compile="default", activation_checkpointing="budget-0.5")
     compile(text, "emitted", "exec")
-    main = text[text.index("def main()") :]
+    main = text[text.index("__main__") :]
     assert main.index("activation_memory_budget = 0.5") < main.index("build_model(")
 
 

@@ -109,7 +109,7 @@ def test_quantised_models_are_loaded_onto_the_gpu_and_not_moved_again(emit: Emit
 def test_tf32_is_switched_on_before_anything_runs(emit: Emit) -> None:
     text = emit(others=CUDA, precision="tf32")
     compile(text, "emitted", "exec")
-    main = text[text.index("def main()") :]
+    main = text[text.index("__main__") :]
     assert main.index('set_float32_matmul_precision("high")') < main.index("build_model(")
     assert "dtype=torch.float32" in text
 

@@ -12,15 +12,12 @@ import torch
 
 from autofit.data.labels import labels_from
 from autofit.data.options import LabelRule
+from tests.export.emitted import module_of
+
+Emit = Callable[..., str]
 
 # transformers and torchao warn of each other's ways; what they warn of is not ours.
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def module_of(script: str) -> ModuleType:
-    module = ModuleType("emitted")
-    exec(compile(script, "emitted", "exec"), module.__dict__)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +68,11 @@ def test_documents_of_jsonl_end_in_the_tokenizers_end_token(causal: ModuleType, 
     assert ids[0, :6].tolist() == [1, 2, 3, 9, 2, 9]
 
 
-def stopped(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> str:
+def stopped(script: str, monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> str:
     """What the script says as it stops before the first step."""
     monkeypatch.setattr(sys, "argv", ["train.py", *map(str, arguments)])
     with pytest.raises(SystemExit) as stop:
-        script.main()
+        module_of(script, "__main__")
     return str(stop.value)
 
 
@@ -92,14 +89,14 @@ def stopped(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str
     ],
 )
 def test_what_the_script_cannot_read_is_for_autofit_train(
-    causal: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | None, reason: str
+    emit: Emit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | None, reason: str
 ) -> None:
     path = tmp_path / name
     if content == "/":
         path.mkdir()
     elif content is not None:
         path.write_text(content)
-    said = stopped(causal, monkeypatch, "--data", path)
+    said = stopped(emit(), monkeypatch, "--data", path)
     assert "no text, or .jsonl with texts: " in said
     assert reason in said
     assert said.endswith("; see `autofit train`")
@@ -107,20 +104,17 @@ def test_what_the_script_cannot_read_is_for_autofit_train(
 
 @pytest.mark.parametrize("content", ["", '{"text": "a"}', "[]"])
 def test_rows_without_labels_are_for_autofit_train(
-    classifier: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+    emit: Emit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(content)
-    said = stopped(classifier, monkeypatch, "--data", path)
+    said = stopped(emit("sequence-classification"), monkeypatch, "--data", path)
     assert "no .jsonl with text and label: " in said
 
 
-def test_a_tokenizer_of_another_model_is_noticed(
-    causal: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokenizer_of_another_model_is_noticed(emit: Emit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.txt").write_text("some text")
-    monkeypatch.setattr(causal.ARCHITECTURE, "vocab_size", 110)
-    said = stopped(causal, monkeypatch, "--data", tmp_path / "text.txt")
+    said = stopped(emit().replace("vocab_size=256", "vocab_size=110"), monkeypatch, "--data", tmp_path / "text.txt")
     assert said == "the data has tokens that the model does not know: check --tokenizer"
 
 
@@ -141,22 +135,20 @@ def test_labels_are_numbered_as_autofit_train_numbers_them(classifier: ModuleTyp
         )
 
 
-def test_more_classes_than_measured_are_noticed(
-    emit: Callable[..., str], classifier: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_classes_than_measured_are_noticed(emit: Emit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [json.dumps({"text": "a", "label": name}) for name in ("x", "y", "z")]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    said = stopped(classifier, monkeypatch, "--data", tmp_path / "rows.jsonl")
+    said = stopped(emit("sequence-classification"), monkeypatch, "--data", tmp_path / "rows.jsonl")
     assert said == "the data has more classes than the model: change NUM_LABELS"
     three = module_of(emit("sequence-classification").replace("\nNUM_LABELS = 2 ", "\nNUM_LABELS = 3 "))
     assert three.build_model(None).config.num_labels == 3
 
 
 def test_weights_without_a_tokenizer_mean_bytes(
-    causal: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    emit: Emit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    stopped(causal, monkeypatch, "--data", tmp_path / "missing.txt", "--weights", tmp_path)
-    assert "the bytes of a text are its token ids" in capsys.readouterr().out
+    stopped(emit(), monkeypatch, "--data", tmp_path / "missing.txt", "--weights", tmp_path)
+    assert "tokenizer: none, bytes are token ids" in capsys.readouterr().out
 
 
 def test_every_batch_is_full_and_every_pass_sees_every_sample_anew(causal: ModuleType) -> None:

@@ -3,7 +3,8 @@
 from autofit.export.fragments import Case, Fragments
 from autofit.export.template import import_from, template
 
-_BLOCKS = ("blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]",)
+BLOCKS = "[m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]"
+_LISTED = f"blocks = {BLOCKS}"
 BLOCK_CLASS = "from transformers.modeling_layers import GradientCheckpointingLayer"
 
 
@@ -45,9 +46,9 @@ def activation_checkpointing(case: Case) -> Fragments | None:
         compiles = case.text("compile") != "none"
         return Fragments(imports=("import torch._functorch.config",), start=start) if compiles else None
     if value == "full":
-        return Fragments(adapt=(f"{comment}, each block keeps only its input", _enable(case)))
+        return Fragments(adapt=(f"{_enable(case)}  {comment}",))
     if value == "alternate":
-        others = (*_BLOCKS, "for block in blocks[::-2]:", "    block.gradient_checkpointing = False")
+        others = (_LISTED, "for block in blocks[::-2]:", "    block.gradient_checkpointing = False")
         words = f"{comment}, every second block keeps only its input"
         return Fragments(imports=(BLOCK_CLASS,), adapt=(words, _enable(case), *others))
     if value != "selective":
@@ -57,17 +58,17 @@ def activation_checkpointing(case: Case) -> Fragments | None:
         standard=("from functools import partial",),
         imports=(import_from("torch.utils.checkpoint", "CheckpointPolicy", "create_selective_checkpoint_contexts"),),
         functions=(template("selective"),),
-        adapt=(keep, _enable(case, ', "context_fn": keep')),
+        adapt=(keep, _enable(case, '{"use_reentrant": False, "context_fn": keep}')),
     )
 
 
-def _enable(case: Case, more: str = "") -> str:
+def _enable(case: Case, given: str = "") -> str:
     """The call that switches checkpointing on for all blocks. transformers 5.23 renamed the method; the older name
     warns there, and is to go with version 6."""
     version = [int(part) for part in case.versions.get("transformers", "").split(".")[:2] if part.isdigit()]
     older = version and version < [5, 23]
     method = "gradient_checkpointing_enable" if older else "activation_checkpointing_enable"
-    return f'model.{method}({{"use_reentrant": False{more}}})'
+    return f"model.{method}({given})"
 
 
 def compiled(case: Case) -> Fragments | None:
@@ -80,7 +81,7 @@ def compiled(case: Case) -> Fragments | None:
     return Fragments(
         imports=() if listed else (BLOCK_CLASS,),
         adapt=(
-            *(() if listed else _BLOCKS),
+            *(() if listed else (_LISTED,)),
             "torch._dynamo.config.recompile_limit = 8 * max(1, len(blocks))  # past it, nothing is compiled",
             "torch._dynamo.config.accumulated_recompile_limit = max(256, 8 * len(blocks))",
             f"for block in blocks or [model]:  # compile: {value}",

@@ -2,16 +2,17 @@
 
 from autofit.export.fragments import Case, Fragments
 
+_GIVEN = "{groups}, lr={lr}{decay}"
 _OPTIMIZERS = {
-    "adamw": ("torch.optim.AdamW({groups}, lr=lr{decay}, fused=True)", ()),
-    "adamw-foreach": ("torch.optim.AdamW({groups}, lr=lr{decay}, foreach=True)", ()),
-    "adamw-8bit": ("AdamW8bit({groups}, lr=lr{decay})", ("from bitsandbytes.optim import AdamW8bit",)),
-    "paged-adamw-8bit": ("PagedAdamW8bit({groups}, lr=lr{decay})", ("from bitsandbytes.optim import PagedAdamW8bit",)),
-    "adamw-4bit": ("AdamW4bit({groups}, lr=lr{decay})", ("from torchao.optim import AdamW4bit",)),
-    "adamw-fp8": ("AdamWFp8({groups}, lr=lr{decay})", ("from torchao.optim import AdamWFp8",)),
+    "adamw": (f"torch.optim.AdamW({_GIVEN}, fused=True)", ()),
+    "adamw-foreach": (f"torch.optim.AdamW({_GIVEN}, foreach=True)", ()),
+    "adamw-8bit": (f"AdamW8bit({_GIVEN})", ("from bitsandbytes.optim import AdamW8bit",)),
+    "paged-adamw-8bit": (f"PagedAdamW8bit({_GIVEN})", ("from bitsandbytes.optim import PagedAdamW8bit",)),
+    "adamw-4bit": (f"AdamW4bit({_GIVEN})", ("from torchao.optim import AdamW4bit",)),
+    "adamw-fp8": (f"AdamWFp8({_GIVEN})", ("from torchao.optim import AdamWFp8",)),
     # With these eps, lr means what it means to AdamW, and small gradients count in bf16 too.
-    "adafactor": ("torch.optim.Adafactor({groups}, lr=lr{decay}, eps=(1e-15, 1.0))", ()),
-    "sgd": ("torch.optim.SGD({groups}, lr=lr{decay})", ()),
+    "adafactor": (f"torch.optim.Adafactor({_GIVEN}, eps=(1e-15, 1.0))", ()),
+    "sgd": (f"torch.optim.SGD({_GIVEN})", ()),
 }
 # bitsandbytes' kernels know no weights that are divided.
 _PARTS = (
@@ -33,7 +34,7 @@ def optimizer(case: Case) -> Fragments | None:
     made, imports = _OPTIMIZERS[value]
     if of_wholes:
         return Fragments(imports=imports, optimizer=made, comment=f"optimizer: {value}", stepped_parts=_PARTS)
-    means = ", lr as AdamW's" if value == "adafactor" else ""
+    means = " (AdamW's lr)" if value == "adafactor" else ""
     return Fragments(imports=imports, optimizer=made, comment=f"optimizer: {value}{means}")
 
 
@@ -43,7 +44,7 @@ def optimizer_offload(case: Case) -> Fragments | None:
         return None
     return Fragments(
         imports=("from torch.optim import AdamW", "from torchao.optim import CPUOffloadOptimizer"),
-        optimizer="CPUOffloadOptimizer({groups}, AdamW, lr=lr{decay}, fused=True)",
+        optimizer="CPUOffloadOptimizer({groups}, AdamW, lr={lr}{decay}, fused=True)",
         comment="optimizer_offload: cpu",
     )
 

@@ -1,7 +1,7 @@
 """data_parallel, and the knobs that say how: several devices that train one model, a process each."""
 
 from autofit.export.fragments import Case, Fragments
-from autofit.export.knobs.blocks import BLOCK_CLASS
+from autofit.export.knobs.blocks import BLOCK_CLASS, BLOCKS
 from autofit.export.template import call, fill, import_from, template
 
 _UNREACHED = "model.set_reduce_scatter_unused_params(True)  # of experts that no token reaches here"
@@ -76,8 +76,10 @@ def _sharded(case: Case) -> Fragments | None:
         options["offload_policy"] = "CPUOffloadPolicy()" if case.device == "cuda" else "CPUOffloadPolicy(False)"
         classes.append("CPUOffloadPolicy")
     given = ["part", *(f"{name}={value}" for name, value in options.items())]
+    listed = case.text("compile") != "none" or case.text("activation_checkpointing") == "alternate"
     slots = {
         "options": lines,
+        "blocks": "blocks" if listed else BLOCKS,
         "ends": _ends(case) if case.task in ("causal-lm", "masked-lm") else (),
         "call": call("fully_shard", given, indent=8),
     }
@@ -89,9 +91,8 @@ def _sharded(case: Case) -> Fragments | None:
             import_from("torch.distributed.fsdp", *sorted(classes)),
             import_from("torch.distributed.checkpoint.state_dict", "StateDictOptions", "get_model_state_dict"),
         ),
-        functions=(fill(template("shard"), slots),),
+        shard=(*fill(template("shard"), slots).splitlines(), *([_UNREACHED] if case.has_experts else [])),
         micro=_deferred(case) if case.config.get("gradient_accumulation_steps") != 1 else (),
-        spread=("shard(model)", *([_UNREACHED] if case.has_experts else [])),
         gather=(
             f"whole = StateDictOptions(full_state_dict=True, cpu_offload=True{adapters})",
             "state = get_model_state_dict(model, options=whole)",
@@ -110,6 +111,9 @@ def _deferred(case: Case) -> tuple[str, ...]:
 def _ends(case: Case) -> tuple[str, ...]:
     """Embedding and head as parts of their own, unless one weight is both; a loss of its own multiplies by the weight
     of the head itself."""
-    own = "ends" if case.text("loss", "standard") == "standard" else "ends[:1]"
-    ends = "ends = [model.get_input_embeddings(), model.get_output_embeddings()]"
-    return ends, "if ends[0].weight is not ends[1].weight:", f"    parts += {own}"
+    if case.model_config.get("tie_word_embeddings"):
+        return ()
+    embedding, head = "model.get_input_embeddings()", "model.get_output_embeddings()"
+    if case.text("loss", "standard") != "standard":
+        return f"if {embedding}.weight is not {head}.weight:", f"    parts.append({embedding})"
+    return f"ends = [{embedding}, {head}]", "if ends[0].weight is not ends[1].weight:", "    parts += ends"
