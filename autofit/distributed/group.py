@@ -2,15 +2,19 @@
 
 import os
 import re
-from collections.abc import Iterator
+import time
+import traceback
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from autofit.core.errors import InputError, message_of
+from autofit.core.errors import InputError, RankError, message_of
 from autofit.core.place import Place
 
 TIMEOUT = 600.0  # seconds that one rank waits for another: NCCL's own default
@@ -22,10 +26,27 @@ _OF_PEERS = re.compile(
 )
 
 
+@dataclass(frozen=True)
+class Failure:
+    """What a rank says of its error before it ends. `where`: the innermost line that is not PyTorch's."""
+
+    rank: int
+    time: float
+    where: str
+    of_a_peer: bool  # it only says that another rank is gone, late or out of step
+
+
+Told = TypeVar("Told", bound=Failure)
+
+
 @contextmanager
 def joined(place: Place, device: str, timeout: float = TIMEOUT) -> Iterator[None]:
     """Be one of the ranks inside. `timeout`: seconds, of each collective. Raises InputError where the machine has fewer
     cards than ranks."""
+    # What the user's code may ask for, as torchrun sets it.
+    names = {"RANK": place.rank, "WORLD_SIZE": place.world}
+    names |= {"LOCAL_RANK": place.local_rank, "LOCAL_WORLD_SIZE": place.local_world}
+    os.environ.update({name: str(value) for name, value in names.items()})
     options: dict[str, Any] = {"backend": "gloo"}
     if device == "cuda":
         cards = torch.cuda.device_count()
@@ -56,6 +77,29 @@ def devices_of_group() -> tuple[int, int]:
     return devices, world // devices
 
 
-def is_of_a_peer(error: BaseException) -> bool:
-    """Whether an error only says that another rank is gone, late or out of step."""
-    return bool(_OF_PEERS.search(message_of(error)))
+def failure_of(rank: int, error: BaseException) -> Failure:
+    """What a rank says of an error that ends it."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if "/torch/" not in each.filename]
+    where = f"{frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else "its start"
+    return Failure(rank, time.monotonic(), where, is_of_a_peer(message_of(error)))
+
+
+def is_of_a_peer(words: str) -> bool:
+    """Whether the last words of a rank only say that another one is gone, late or out of step."""
+    return bool(_OF_PEERS.search(words))
+
+
+def first_cause(failures: Sequence[Told], died: Collection[int]) -> Told | int | None:
+    """Why ranks ended: the first error that is not of a peer; else a rank that died; None where none did."""
+    own = min((each for each in failures if not each.of_a_peer), key=lambda each: each.time, default=None)
+    return min(died, default=None) if own is None else own
+
+
+def stuck(failures: Sequence[Failure], count: int) -> RankError:
+    """The error of ranks of which none failed by itself: one says nothing, or all wait for each other."""
+    silent = sorted(set(range(count)) - {each.rank for each in failures})
+    if silent:
+        waited = min(failures, key=lambda each: each.time).where
+        return RankError(f"rank {silent[0]} of {count} hangs: the others waited for it in {waited}.")
+    stood = ", ".join(f"rank {each.rank} in {each.where}" for each in sorted(failures, key=lambda each: each.rank))
+    return RankError(f"the ranks waited for each other: {stood}.", "All must do the same in the same order.")

@@ -19,7 +19,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from autofit.core.errors import AutofitError, RankError, printable, reported, to
 from autofit.core.forks import die_with_parent
 from autofit.core.interrupts import Interrupts
 from autofit.core.place import Place
-from autofit.distributed.group import TIMEOUT, is_of_a_peer, joined
+from autofit.distributed.group import TIMEOUT, Failure, failure_of, first_cause, joined, stuck
 from autofit.distributed.pickling import pickled
 
 Said = Callable[[Any], None]
@@ -50,15 +49,11 @@ _LAST_CHARACTERS = 2000  # of a log
 
 
 @dataclass(frozen=True)
-class _Failure:
-    """What a rank says of its error before it ends. `where`: the innermost line that is not PyTorch's."""
+class _Told(Failure):
+    """With what the caller of all ranks raises."""
 
-    rank: int
-    time: float
     error: AutofitError | None  # one of autofit's own
     text: str
-    where: str
-    of_a_peer: bool
     traceback: str
 
 
@@ -157,17 +152,14 @@ def _rank(rank: int, folder: Path, count: int, device: str, timeout: float, conn
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
     place = Place(rank, count, rank, count, f"file://{folder}/store")
-    # What the user's code may ask for, as torchrun sets it.
-    names = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": count}
-    os.environ.update({name: str(value) for name, value in names.items()})
     try:
-        function, arguments = pickle.loads((folder / _JOB).read_bytes())
 
         def say(value: Any) -> None:
             if not rank:
                 connection.send(("said", value))
 
         with joined(place, device, timeout):
+            function, arguments = pickle.loads((folder / _JOB).read_bytes())
             answer = function(say, *arguments)
         if not rank:
             connection.send(("answer", pickled(answer)))
@@ -178,37 +170,29 @@ def _rank(rank: int, folder: Path, count: int, device: str, timeout: float, conn
         os._exit(1)  # what is left may wait for ranks that are gone
 
 
-def _failure(rank: int, error: BaseException) -> _Failure:
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if "/torch/" not in each.filename]
-    where = f"{frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else "its start"
+def _failure(rank: int, error: BaseException) -> _Told:
     own = error if isinstance(error, AutofitError) else None
     written = io.StringIO()
     traceback.print_exception(error, file=written)
-    return _Failure(rank, time.monotonic(), own, told(error), where, is_of_a_peer(error), written.getvalue())
+    return _Told(**vars(failure_of(rank, error)), error=own, text=told(error), traceback=written.getvalue())
 
 
 def _cause(folder: Path, count: int, ended: dict[int, int]) -> AutofitError:
-    """Why the ranks ended: the first error that is not of a peer; else a death; else who said nothing; else all."""
+    """Why the ranks ended."""
     written = [folder / _FAILURE.format(rank) for rank in range(count)]
-    found: list[_Failure] = [pickle.loads(each.read_bytes()) for each in written if each.exists()]
-    told_by = sorted(found, key=lambda each: each.time)
-    own = next((each for each in told_by if not each.of_a_peer), None)
-    if own is not None:
-        if own.error is not None:
-            return own.error
-        return RankError(f"rank {own.rank} of {count} raised {printable(own.text)}.", "", own.traceback)
-    silent = sorted(set(range(count)) - {each.rank for each in told_by})
-    died = next((rank for rank in silent if rank in ended), None)
-    if died is not None:
-        code = ended[died]
+    found: list[_Told] = [pickle.loads(each.read_bytes()) for each in written if each.exists()]
+    cause = first_cause(found, ended.keys() - {each.rank for each in found})
+    if cause is None:
+        return stuck(found, count)
+    if isinstance(cause, int):
+        code = ended[cause]
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        words = _last_words(folder, died)
+        words = _last_words(folder, cause)
         remedy = f"The last line of its output: {words.splitlines()[-1]}" if words else ""
-        return RankError(f"rank {died} of {count} {how}.", remedy, words)
-    if silent:
-        return RankError(f"rank {silent[0]} of {count} hangs: the others waited for it in {told_by[0].where}.")
-    stood = ", ".join(f"rank {each.rank} in {each.where}" for each in sorted(told_by, key=lambda each: each.rank))
-    return RankError(f"the ranks waited for each other: {stood}.", "All must do the same in the same order.")
+        return RankError(f"rank {cause} of {count} {how}.", remedy, words)
+    if cause.error is not None:
+        return cause.error
+    return RankError(f"rank {cause.rank} of {count} raised {printable(cause.text)}.", "", cause.traceback)
 
 
 def _last_words(folder: Path, rank: int) -> str:

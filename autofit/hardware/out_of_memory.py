@@ -16,10 +16,10 @@ _OUT_OF_HOST_MEMORY = re.compile(
 )
 # Device memory outside torch's allocator, which leaves none on a full card: handles of libraries, and kernels loaded on
 # first use, by torch ("CUDA error", where its type is lost), by Triton or by Inductor's launcher ("CUDA driver error",
-# which the allocator also says where it lets its segments grow).
+# which the allocator also says where it lets its segments grow), and what NCCL takes ("Cuda failure 2").
 _OUT_OF_DEVICE_MEMORY = re.compile(
     r"CU[A-Z]+_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)"
-    r"|(Triton Error \[CUDA\]|CUDA error|CUDA driver error): out of memory"
+    r"|(Triton Error \[CUDA\]|CUDA error|CUDA driver error): out of memory|Cuda failure (\d+ )?'out of memory'"
 )
 # cuBLAS says this where there is no room for its handle, and also on a device that another error has ended. Its handle
 # takes some 10 to 100 MiB, so with more than that free something else is wrong.

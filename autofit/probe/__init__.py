@@ -2,6 +2,7 @@
 
 from autofit.probe.contention import Contention
 from autofit.probe.executors import Executor
+from autofit.probe.executors.gang import GangExecutor
 from autofit.probe.executors.local import LocalExecutor
 from autofit.probe.executors.pool import PoolExecutor
 from autofit.probe.placement import Place, Placement, physical_cores, place_probes
@@ -11,6 +12,7 @@ from autofit.probe.timing import Plan
 __all__ = [
     "Contention",
     "Executor",
+    "GangExecutor",
     "LocalExecutor",
     "Place",
     "Placement",

@@ -1,10 +1,12 @@
 """What the child processes of an executor run: measure or trace one Config, inspect the workload and the hardware."""
 
+import contextlib
 import os
 import pickle
 import sys
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from autofit.core.budget import Budget
 from autofit.core.errors import AutofitError, ProbeError, RefusedError, message_of, printable, reported, told
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome
+from autofit.core.place import Place
 from autofit.core.workload import Traits, Workload
+from autofit.distributed.group import Failure, failure_of, joined
 from autofit.hardware.device import detect, used_bytes_without_context, visible_cards
 from autofit.hardware.out_of_memory import is_device_out_of_memory, is_host_out_of_memory, is_out_of_memory
 from autofit.probe.on_cpu import CpuProbe
@@ -76,29 +80,46 @@ def check_free_memory(_: Workload | None, budget: Budget, hardware: Hardware) ->
     require_free_memory(open_card(), budget, hardware)
 
 
+@dataclass(frozen=True)
+class RankAnswer:
+    """What one of several ranks measured; `failure`: of the error that ended it, if one did."""
+
+    measurement: Measurement
+    failure: Failure | None
+
+
 def measure(workload: Workload, request: Request) -> Measurement:
     """Measure one Config; every way a run can end comes back as an Outcome, never as an exception.
 
     Raises:
         ProbeError: the device cannot be used, or had less memory than the budget allows, so that nothing was measured.
     """
+    return _measured(workload, request, contextlib.nullcontext(), rank=0).measurement
+
+
+def measure_on_rank(workload: Workload, request: Request, place: Place, timeout: float) -> RankAnswer:
+    """`measure`, as one of several ranks; `timeout`: seconds that it waits for another."""
+    return _measured(workload, request, joined(place, request.hardware.device, timeout), rank=place.rank)
+
+
+def _measured(
+    workload: Workload, request: Request, group: contextlib.AbstractContextManager[None], *, rank: int
+) -> RankAnswer:
     start = time.monotonic()
     probe = _probe(workload, request)
-    outcome, reason = Outcome.FITS, None
+    outcome, reason, failure = Outcome.FITS, None, None
     try:
-        probe.run()
-        outcome, reason = probe.verdict()
-    except RefusedError as error:
-        outcome, reason = Outcome.REFUSED, str(error)
-    except LossDivergedError as error:
-        outcome, reason = Outcome.DIVERGED, str(error)
-    except AutofitError as error:
-        outcome, reason = Outcome.FAILED, str(error)
+        with group:  # what its communicators take of the device, which is open, counts as any growth of the context
+            probe.run()
+            outcome, reason = probe.verdict()
     except BaseException as error:  # nobody can press Ctrl-C here
-        outcome, reason = _classify(_root_cause(error), request)
+        cause = _root_cause(error)
+        failure = failure_of(rank, cause)
+        outcome, reason = _classify(cause, request)
     if outcome is Outcome.OUT_OF_MEMORY:
         probe.check_free_memory()
-    return probe.measurement(outcome, reason and printable(reason, _MOST_KEPT), time.monotonic() - start)
+    reason = reason and printable(reason, _MOST_KEPT)
+    return RankAnswer(probe.measurement(outcome, reason, time.monotonic() - start), failure)
 
 
 def trace_step(workload: Workload, request: Request, directory: Path) -> dict[str, str]:
@@ -133,6 +154,12 @@ def _root_cause(error: BaseException) -> BaseException:
 
 
 def _classify(error: BaseException, request: Request) -> tuple[Outcome, str]:
+    if isinstance(error, RefusedError):
+        return Outcome.REFUSED, str(error)
+    if isinstance(error, LossDivergedError):
+        return Outcome.DIVERGED, str(error)
+    if isinstance(error, AutofitError):
+        return Outcome.FAILED, str(error)
     if is_device_out_of_memory(error):
         return Outcome.OUT_OF_MEMORY, f"needs more than {request.budget.device_bytes / GIB:.2f} GiB"
     if is_host_out_of_memory(error):

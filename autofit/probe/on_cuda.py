@@ -79,7 +79,7 @@ class CudaProbe(Probe):
         self.synchronize()
         self._update_context()
         self._allow(self.usable - self.context)
-        if self.compiles or torch.cuda.max_memory_reserved(0) > self.cap:
+        if any(setup.ranks.largest(self.compiles or torch.cuda.max_memory_reserved(0) > self.cap)):
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(0)
             accumulate(setup, self.part(setup, 2))

@@ -1,4 +1,8 @@
-"""The part of a probe that is the same on every device: build one Config, run real steps, report what was measured."""
+"""The part of a probe that is the same on every device: build one Config, run real steps, report what was measured.
+
+Where several ranks are measured together, all decide alike: on the slowest one's times, and on whether any is over
+budget.
+"""
 
 import math
 import resource
@@ -72,9 +76,11 @@ class Probe(ABC):
         """Build, warm up with memory watched, then time."""
         with self.watched():
             setup = self.prepare()
-        if self.over_budget():
+        largest = setup.ranks.largest
+        if any(largest(self.over_budget())):
             return
-        self.samples, self.hopeless = time_steps(self._stepper(setup), self.request.plan, time.monotonic)
+        plan = self.request.plan
+        self.samples, self.hopeless = time_steps(self._stepper(setup), plan, lambda: largest(time.monotonic())[0])
 
     def prepare(self) -> Setup:
         """Build and warm up: every step from then on is like any later one."""
@@ -82,7 +88,8 @@ class Probe(ABC):
         self.setup = build(self.workload, self.request.config, self.request.hardware)
         self.build_seconds = time.monotonic() - start
         self.built()
-        self.batch = self.workload.batch(self.workload.effective_batch_size)
+        # A rank's own part, as a DataLoader reads it.
+        self.batch = self.workload.batch(self.workload.effective_batch_size // self.setup.ranks.layout.samplers)
         # Two micro-batches: the second runs with gradients alive, so no later one needs more memory.
         part = self.part(self.setup, 2)
         stepped = tried = 0
@@ -98,30 +105,31 @@ class Probe(ABC):
         return self.setup
 
     def part(self, setup: Setup, micro_batches: int) -> Any:
-        """The first few micro-batches of the effective batch, as a view of it."""
-        samples = min(micro_batches * setup.micro_batch_size, self.workload.effective_batch_size)
+        """The first few micro-batches of this rank's batch, as a view of it."""
+        samples = min(micro_batches, int(setup.config["gradient_accumulation_steps"] or 1)) * setup.micro_batch_size
         return samples_of(self.batch, 0, samples, self.workload.split)
 
     def _stepper(self, setup: Setup) -> Callable[[], float]:
         accumulation = int(setup.config["gradient_accumulation_steps"] or 1)
         if not self.request.plan.compose or accumulation <= COMPOSED_MICRO_BATCHES:
-            return lambda: self._seconds(lambda: self._check(train_step(setup, self.batch)))
+            return lambda: self._seconds(setup, lambda: self._check(train_step(setup, self.batch)))
         self.composed = True
         part = self.part(setup, COMPOSED_MICRO_BATCHES)
         factor = accumulation / COMPOSED_MICRO_BATCHES
 
         def composed() -> float:
-            micro = self._seconds(lambda: self._check(accumulate(setup, part)))
-            return micro * factor + self._seconds(lambda: update(setup))
+            micro = self._seconds(setup, lambda: self._check(accumulate(setup, part)))
+            return micro * factor + self._seconds(setup, lambda: update(setup))
 
         return composed
 
-    def _seconds(self, action: Callable[[], Any]) -> float:
+    def _seconds(self, setup: Setup, action: Callable[[], Any]) -> float:
+        """Of the slowest rank; all have waited for one another before."""
         self.synchronize()
         start, compiled = time.perf_counter(), self._compiled()
         action()
         self.synchronize()
-        return time.perf_counter() - start - (self._compiled() - compiled)
+        return setup.ranks.largest(time.perf_counter() - start - (self._compiled() - compiled))[0]
 
     def _compiled(self) -> float:
         """Seconds that torch.compile has taken in this process."""

@@ -43,11 +43,13 @@ main()"""  # whoever is killed while it imports, which takes seconds, and a fift
 
 @dataclass(frozen=True)
 class Job:
-    """Work for a child: `payload` is a pickle of (function, arguments), opened in the child only."""
+    """Work for a child: `payload` is a pickle of (function, arguments), opened in the child only. `scratch`: a file to
+    delete afterwards."""
 
     payload: bytes
     log: str
     timeout: float
+    scratch: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Ended:
     """How a child ended."""
 
     payload: bytes  # its answer, a pickle of what the function returned; empty: none
-    code: int | None  # its exit code; -number: killed by that signal; None: its time was up
+    code: int | None  # its exit code; -number: killed by that signal; None: its time was up, or the parent's patience
     last_line: str = ""  # of its log, which the parent looks up
 
 
@@ -79,11 +81,12 @@ def main() -> None:
     with contextlib.suppress(EOFError, OSError):  # the parent has ended
         connection.send(None)  # it is ready
         while True:
-            connection.send(_run(connection.recv(), connection, deaths))
+            if job := connection.recv():  # None is meant for a job that has just ended
+                connection.send(_run(job, connection, deaths))
 
 
 def _run(job: Job, connection: Connection, deaths: int) -> Ended:
-    """Fork a child for the job and wait for its answer, its death, its timeout or the parent's end."""
+    """Fork a child for the job and wait for its answer, its death, its timeout, or the parent's end or word."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -104,6 +107,8 @@ def _run(job: Job, connection: Connection, deaths: int) -> Ended:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         _end_orphans()
         _shorten(log)
+        if job.scratch:
+            Path(job.scratch).unlink(missing_ok=True)
     if answer is None:
         return Ended(b"", None)
     return Ended(b"" if code else answer, code)  # it may have been killed while it answered
@@ -128,7 +133,8 @@ def _end_orphans() -> None:
 
 
 def _collect(reader: int, child: int, deaths: int, connection: Connection, deadline: float, log: Path) -> bytes | None:
-    """What the child wrote before it ended; None when the time is up. Exits when the parent is gone.
+    """What the child wrote before it ended; None when the time is up, or the parent says so. Raises EOFError where that
+    is gone.
 
     The pipe is read in parts, not as a `Connection`: a child that is killed halfway through its answer, leaving a
     process that holds the pipe open, would keep `Connection.recv` waiting for the rest past the deadline. Nor is its
@@ -138,8 +144,9 @@ def _collect(reader: int, child: int, deaths: int, connection: Connection, deadl
     while (left := deadline - time.monotonic()) > 0:
         ready, _, _ = select.select(sources, [], [], min(left, _LOOK_SECONDS))
         _shorten(log)
-        if connection.fileno() in ready:  # the parent sends nothing while a job runs: so it has ended
-            raise SystemExit(0)
+        if connection.fileno() in ready:
+            connection.recv()
+            return None
         if reader in ready:
             part = os.read(reader, 1 << 16)
             parts += part

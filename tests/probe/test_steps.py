@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -16,6 +17,7 @@ from autofit.core.budget import Budget
 from autofit.core.hardware import GIB, MIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
+from autofit.distributed import Ranks
 from autofit.hardware.tracker import StorageTracker
 from autofit.probe import LocalExecutor, Plan, on_cpu, steps
 from autofit.probe.measure import measure
@@ -95,7 +97,7 @@ def timed_as(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
     """Whatever is timed takes the given seconds, in turn."""
     given = list(seconds)
 
-    def timed(self: Any, action: Callable[[], Any]) -> float:
+    def timed(self: Any, _: object, action: Callable[[], Any]) -> float:
         action()
         given.append(given.pop(0))
         return given[-1]
@@ -240,7 +242,8 @@ def test_seconds_that_a_step_spends_compiling_are_not_its_own(monkeypatch: pytes
     clock = iter((100.0, 105.0))
     monkeypatch.setattr(probe, "_compiled", lambda: next(spent))
     monkeypatch.setattr(steps.time, "perf_counter", lambda: next(clock))
-    assert probe._seconds(lambda: None) == 2.0
+    alone: Any = SimpleNamespace(ranks=Ranks())
+    assert probe._seconds(alone, lambda: None) == 2.0
 
 
 def test_the_resident_peak_is_of_this_process() -> None:

@@ -173,7 +173,7 @@ def test_of_a_zygote_that_ends_nothing_is_told_but_its_own_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, message: str, remedy: str
 ) -> None:
     monkeypatch.setattr(local, "START", STANDING_IN + end)
-    monkeypatch.setattr(local, "_LATE_SECONDS", 0.0)
+    monkeypatch.setattr(local, "LATE_SECONDS", 0.0)
     monkeypatch.setattr(local, "_END_SECONDS", 0.5)
     (tmp_path / "zygote.log").write_text("the last words of another zygote\n")
     with LocalExecutor(tmp_path) as executor:

@@ -28,6 +28,7 @@ class Executor(ABC):
     Its methods may be called from several threads."""
 
     places: int = 1  # configs measured at once
+    devices: int = 1  # that train one config together
     timeout: float = 600.0  # seconds a probe may take
 
     @abstractmethod

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,22 @@ from autofit.probe.placement import Place
 from autofit.probe.steps import Request
 from autofit.probe.zygote import START, Ended, Job
 
-_START_SECONDS, _LATE_SECONDS = 300.0, 60.0  # until a zygote is ready; and beyond a job's timeout, until it is stuck
+_START_SECONDS, LATE_SECONDS = 300.0, 60.0  # until a zygote is ready; and beyond a job's timeout, until it is stuck
 _END_SECONDS = 5.0  # until it has ended what its child started
 _HINT = "The last line of its log: "
 _PICKLING = threading.Lock()  # pickling runs the user's code, which need not be thread-safe
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """`function(workload, *arguments)` for a child. `scratch`: a file that is deleted afterwards."""
+
+    function: Work
+    workload: Workload | None
+    arguments: tuple[Any, ...]
+    log: str
+    timeout: float
+    scratch: str | None = None
 
 
 class LocalExecutor(Executor):
@@ -47,7 +60,7 @@ class LocalExecutor(Executor):
         self._probes = 0
         self._turn = threading.Lock()  # of the one caller whom the zygote serves
         self._socket, theirs = socket.socketpair()
-        self._connection = Connection(os.dup(self._socket.fileno()))
+        self.connection = Connection(os.dup(self._socket.fileno()))
         # The zygote imports from where this process does, and from nowhere else: "" is the current directory, which
         # `python -m` puts first unless told not to (-P), so that a types.py lying there would end it.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
@@ -70,6 +83,7 @@ class LocalExecutor(Executor):
             )
         self._ready = self._gave_up = False
         self._pickled: tuple[Workload | None, bytes] | None = None
+        self._written = self.logs, 0  # the log of the call that runs, and its size before
 
     def give_up(self) -> None:
         self._gave_up = True
@@ -79,7 +93,7 @@ class LocalExecutor(Executor):
     def close(self) -> None:
         self.give_up()  # closing alone would neither wake a waiting thread nor reach the zygote meanwhile
         with self._turn:
-            self._connection.close()
+            self.connection.close()
             self._socket.close()
         if not self._ready:
             self._process.kill()  # it has no child yet, and would import for seconds before it looked
@@ -98,7 +112,7 @@ class LocalExecutor(Executor):
         answer = self._call(measure, workload, (request,), f"{number:04d}.log", timeout)
         seconds = time.monotonic() - start
         if not isinstance(answer, Measurement):
-            outcome, reason = _ending(answer, timeout)
+            outcome, reason = how_it_ended(answer, timeout)
             answer = Measurement(config=request.config, outcome=outcome, reason=reason)
         if answer.outcome is Outcome.OUT_OF_MEMORY and request.hardware.device == "cuda":
             self._look(check_free_memory, None, request.budget, request.hardware)  # others may have come meanwhile
@@ -119,35 +133,56 @@ class LocalExecutor(Executor):
         self, function: Work, workload: Workload | None, arguments: tuple[Any, ...], log: str, timeout: float
     ) -> Any:
         """What `function(workload, *arguments)` returned in a child, or how that ended; raises autofit's errors."""
-        payload = pickle.dumps((serve, (self._pickle(workload), cloudpickle.dumps((function, arguments)))))
-        path = self.logs / log
+        with self._turn:
+            self.start(Call(function, workload, arguments, log, timeout))
+            return self.finish(timeout + LATE_SECONDS)
+
+    def start(self, call: Call) -> None:
+        """Have a child answer a call, for which `finish` waits; for one caller at a time. Raises as `run`."""
+        own = cloudpickle.dumps((call.function, call.arguments))
+        payload = pickle.dumps((serve, (self._pickle(call.workload), own)))
+        path = self.logs / call.log
         path.parent.mkdir(parents=True, exist_ok=True)  # it may have been deleted since
         with path.open("ab") as file:  # an OSError where it cannot be made: the child could not say so
-            written_before = file.tell()
-        with self._turn:
-            try:
-                if not self._ready:
-                    self._receive(_START_SECONDS)
-                    self._ready = True
-                self._connection.send(Job(payload, str(path), timeout))
-                answer = self._receive(timeout + _LATE_SECONDS)
-            except (EOFError, OSError) as error:
-                raise self._no_answer() from error
-            except BaseException:  # Ctrl-C: the next caller would take the answer still to come for its own
-                self.give_up()
-                raise
+            self._written = path, file.tell()
+        with self._talking():
+            if not self._ready:
+                self._receive(_START_SECONDS)
+                self._ready = True
+            self.connection.send(Job(payload, str(path), call.timeout, call.scratch))
+
+    def stop(self) -> None:
+        """End the child that runs, or has just ended, as if its time were up."""
+        with self._talking():
+            self.connection.send(None)
+
+    def finish(self, timeout: float) -> Any:
+        """The answer to the call that was started, or an `Ended`; raises autofit's errors."""
+        with self._talking():
+            answer = self._receive(timeout)
         with contextlib.suppress(Exception):  # the model may have written into the pipe
             if answer.payload:
                 answer = pickle.loads(answer.payload)
         if isinstance(answer, AutofitError):
             raise answer
-        return Ended(b"", answer.code, _last_line(path, written_before)) if isinstance(answer, Ended) else answer
+        return Ended(b"", answer.code, _last_line(*self._written)) if isinstance(answer, Ended) else answer
+
+    @contextlib.contextmanager
+    def _talking(self) -> Iterator[None]:
+        """With the zygote; a ProbeError where it has ended, or was given up."""
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            raise self._no_answer() from error
+        except BaseException:  # Ctrl-C: the next caller would take the answer still to come for its own
+            self.give_up()
+            raise
 
     def _receive(self, timeout: float) -> Any:
         """The zygote's next message; an EOFError where none comes in time."""
-        if not self._connection.poll(timeout):
+        if not self.connection.poll(timeout):
             raise EOFError
-        return self._connection.recv()
+        return self.connection.recv()
 
     def _no_answer(self) -> ProbeError:
         """How the zygote ended, with its last line where that tells of an error of its own."""
@@ -170,7 +205,8 @@ class LocalExecutor(Executor):
         return self._pickled[1]
 
 
-def _ending(answer: Ended, timeout: float) -> tuple[Outcome, str]:
+def how_it_ended(answer: Ended, timeout: float) -> tuple[Outcome, str]:
+    """The outcome of a probe without an answer, and the reason."""
     if answer.code is None:
         return Outcome.TIMED_OUT, f"took more than {timeout:.0f} s"
     if answer.code == -signal.SIGKILL:  # nobody here sent it: the kernel's out-of-memory killer did

@@ -20,7 +20,7 @@ from autofit.core.errors import InputError, ProbeError
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
-from autofit.probe import Executor, LocalExecutor, Place, Plan, PoolExecutor, Request
+from autofit.probe import Executor, GangExecutor, LocalExecutor, Place, Plan, PoolExecutor, Request
 from tests import tiny
 from tests.probe.bare import bare
 from tests.processes import number_in, wait_until, wait_until_gone
@@ -34,6 +34,7 @@ PLACES = [
 FACTORIES: dict[str, Callable[[Path], Executor]] = {
     "local": lambda logs: bare(lambda: LocalExecutor(logs, timeout=120.0)),
     "pool": lambda logs: bare(lambda: PoolExecutor(PLACES, logs, 120.0)),
+    "gang": lambda logs: bare(lambda: GangExecutor(PLACES, logs, 120.0)),
 }
 
 
@@ -49,8 +50,9 @@ def doing(action: Callable[[], object]) -> Workload:
 
 
 def measure(executor: Executor, workload: Workload, number: int = 0) -> Measurement:
-    config = techniques.canonicalize({}, workload, tiny.CPU)
-    request = Request(config, tiny.CPU, Budget(GIB, 4 * GIB), Plan(min_steps=2, max_steps=2))
+    hardware = tiny.CPU.of_several(executor.devices)
+    config = techniques.canonicalize({}, workload, hardware)
+    request = Request(config, hardware, Budget(GIB, 4 * GIB), Plan(min_steps=2, max_steps=2))
     return executor.measure(workload, request, number=number)
 
 
@@ -163,7 +165,7 @@ def test_ctrl_c_comes_through_and_closing_leaves_nothing_behind(
     """The last one that the tests' shared executor serves: it has ended then."""
 
     def press() -> None:
-        hung(tmp_path, 1)
+        hung(tmp_path, executor.devices)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # which also ends a wait for an answer
 
     presser = threading.Thread(target=press)
@@ -171,7 +173,7 @@ def test_ctrl_c_comes_through_and_closing_leaves_nothing_behind(
         presser.start()
         measure(executor, hanging(tmp_path))
     presser.join()
-    wait_until_gone(hung(tmp_path, 1))
+    wait_until_gone(hung(tmp_path, executor.devices))
 
 
 @pytest.mark.parametrize("name", FACTORIES)
@@ -180,7 +182,7 @@ def test_giving_up_frees_everyone_who_waits(name: str, tmp_path: Path) -> None:
     count, workload = executor.places, hanging(tmp_path)
     with ThreadPoolExecutor(count + 1) as threads:  # one more than there are places waits for its turn
         waiting = [threads.submit(measure, executor, workload, number) for number in range(count + 1)]
-        children = hung(tmp_path, count)
+        children = hung(tmp_path, count * executor.devices)
         executor.give_up()
         assert all(isinstance(each.exception(timeout=60), ProbeError) for each in waiting)
     with pytest.raises(ProbeError):  # nor does anything start later

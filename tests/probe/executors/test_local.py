@@ -427,13 +427,13 @@ def test_a_log_that_is_deleted_before_its_probe_begins_does_not_fail_it(
     executor: LocalExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor, "logs", tmp_path / "probes")
-    send = executor._connection.send
+    send = executor.connection.send
 
     def delete(job: Any) -> None:
         shutil.rmtree(tmp_path / "probes")
         send(job)
 
-    monkeypatch.setattr(executor._connection, "send", delete)
+    monkeypatch.setattr(executor.connection, "send", delete)
     assert measure(executor, tiny.mlp_workload()).fits
 
 

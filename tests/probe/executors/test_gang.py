@@ -1,0 +1,166 @@
+"""The gang: ranks that measure one config together, and end by the cause of the one that does not go on."""
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from autofit import techniques
+from autofit.core.budget import Budget
+from autofit.core.hardware import GIB
+from autofit.core.measurement import Measurement, Outcome
+from autofit.core.workload import Workload
+from autofit.probe import GangExecutor, Plan, Request
+from tests import tiny
+from tests.probe.bare import bare
+from tests.probe.executors.test_conformance import PLACES
+
+TWO = tiny.CPU.of_several(2)
+
+
+@pytest.fixture(scope="module")
+def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GangExecutor]:
+    """For all these tests, whatever happens to its ranks."""
+    with bare(lambda: GangExecutor(PLACES, tmp_path_factory.mktemp("gang"), 120.0)) as gang:
+        yield gang
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(gang: GangExecutor) -> Iterator[None]:
+    """Neither children of the zygotes nor the file where ranks met."""
+    yield
+    assert not [child for worker in gang._workers for child in psutil.Process(worker._process.pid).children()]
+    assert not list(Path(tempfile.gettempdir()).glob(f"autofit-ranks-{os.getpid()}-*"))
+
+
+def measure(
+    gang: GangExecutor, workload: Workload, knobs: Mapping[str, Any] | None = None, budget: int = GIB, number: int = 0
+) -> Measurement:
+    config = techniques.canonicalize(knobs or {}, workload, TWO)
+    request = Request(config, TWO, Budget(budget, 8 * GIB), Plan(min_steps=2, max_steps=3))
+    return gang.measure(workload, request, number=number)
+
+
+def on_rank_1(action: Callable[[], object]) -> Workload:
+    """Training in which rank 1 does something in its third loss."""
+    plain, calls = tiny.mlp_workload(), [0]
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        calls[0] += 1
+        if os.environ["RANK"] == "1" and calls[0] == 3:
+            action()
+        return tiny.classify(model, batch)
+
+    return Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=4)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_what_is_measured_is_of_all_ranks(gang: GangExecutor, kind: str) -> None:
+    found = measure(gang, tiny.transformer_workload(), {"data_parallel": kind, "micro_batch_size": 1}, number=3)
+    assert (found.outcome, found.number, found.reason) == (Outcome.FITS, 3, None)
+    assert found.config["gradient_accumulation_steps"] == 2
+    assert found.step_seconds
+    assert found.samples_per_second == pytest.approx(4 / found.step_seconds.median)
+    assert found.peak_bytes
+    assert found.peak_bytes.allocated > 100_000
+    assert {"0003.log", "0003-rank-1.log"} <= {path.name for path in gang._workers[0].logs.iterdir()}
+
+
+def test_each_rank_sees_its_part_of_the_batch_and_the_slowest_counts(gang: GangExecutor) -> None:
+    plain = tiny.mlp_workload()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        assert len(batch[0]) == 2
+        time.sleep(0.05 if os.environ["RANK"] == "1" else 0.0)
+        return tiny.classify(model, batch)
+
+    found = measure(gang, Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=4))
+    assert found.fits, found.reason
+    assert found.step_seconds
+    assert found.step_seconds.low > 0.05
+
+
+def fail() -> None:
+    raise ValueError("bad luck")
+
+
+FAULTS: dict[str, tuple[Callable[[], object], Outcome, str]] = {
+    "raises": (fail, Outcome.FAILED, "ValueError: bad luck"),
+    "exits": (lambda: os._exit(7), Outcome.FAILED, "exit code 7"),
+    "is killed": (lambda: os.kill(os.getpid(), signal.SIGKILL), Outcome.HOST_OUT_OF_MEMORY, "killed the process"),
+    "is out of memory": (
+        lambda: torch.empty(int(1.6 * GIB), dtype=torch.uint8),
+        Outcome.OUT_OF_MEMORY,
+        "needs more than 1.00 GiB",
+    ),
+    "lacks host memory": (lambda: bytearray(1 << 60), Outcome.OUT_OF_MEMORY, "ran into the resource limit"),
+}
+
+
+@pytest.mark.parametrize("how", FAULTS)
+def test_a_rank_that_fails_ends_all_with_its_own_cause(gang: GangExecutor, how: str) -> None:
+    action, outcome, words = FAULTS[how]
+    found = measure(gang, on_rank_1(action))
+    assert found.outcome is outcome
+    assert found.reason
+    assert found.reason.startswith("rank 1 of 2: ")
+    assert words in found.reason
+    assert found.seconds < 30  # nobody waits for the group's timeout
+
+
+def test_the_rank_that_needs_most_is_named(gang: GangExecutor) -> None:
+    plain = tiny.mlp_workload()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        torch.empty(50_000 * (2 + int(os.environ["RANK"])), dtype=torch.uint8)
+        return tiny.classify(model, batch)
+
+    workload = Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=4)
+    fits = measure(gang, workload)
+    assert fits.peak_bytes
+    found = measure(gang, workload, budget=fits.peak_bytes.allocated - 10_000)
+    assert found.outcome is Outcome.OUT_OF_MEMORY
+    assert found.peak_bytes
+    assert found.peak_bytes.allocated == pytest.approx(fits.peak_bytes.allocated, abs=1000)  # gloo's own come and go
+    assert found.reason
+    assert found.reason.startswith("rank 1 of 2: needs ")
+    assert found.step_seconds is None
+
+
+@pytest.mark.parametrize(
+    ("action", "outcome", "words"),
+    [
+        (lambda: time.sleep(600), Outcome.TIMED_OUT, "rank 1 of 2 hangs: the others waited for it in accumulate"),
+        (lambda: torch.distributed.barrier(), Outcome.FAILED, "the ranks waited for each other: rank 0 in accumulate"),
+    ],
+    ids=["hangs", "is out of step"],
+)
+def test_a_rank_that_others_wait_for(
+    gang: GangExecutor, monkeypatch: pytest.MonkeyPatch, action: Any, outcome: Outcome, words: str
+) -> None:
+    monkeypatch.setattr(gang, "timeout", 3.0)
+    monkeypatch.setattr(gang, "_probes", 1)
+    found = measure(gang, on_rank_1(action))
+    assert found.outcome is outcome
+    assert found.reason
+    assert found.reason.startswith(words)
+
+
+def test_what_all_ranks_say_names_none(gang: GangExecutor) -> None:
+    plain = tiny.mlp_workload()
+    workload = Workload(
+        model=plain.model,
+        batch=plain.batch,
+        loss=lambda model, batch: tiny.classify(model, batch) * torch.nan,
+        effective_batch_size=4,
+    )
+    found = measure(gang, workload)
+    assert (found.outcome, found.reason) == (Outcome.DIVERGED, "the loss is nan")
