@@ -94,16 +94,4 @@ def degrees(hardware: Hardware, heads: int = 0) -> tuple[Value, ...]:
     return divisors if hardware.world > 1 else (None,)
 
 
-def degree_of(knob: str, config: Mapping[str, Value], hardware: Hardware) -> Value:
-    """A knob's canonical degree. Raises InputError for one that the devices of a node cannot be divided by."""
-    given, possible = config[knob] or 1, degrees(hardware)
-    if hardware.world == 1:
-        samplers(config, hardware)
-        return None
-    if given not in possible:
-        words = f"{knob} {given} does not divide the {hardware.devices} devices of a node"
-        raise InputError(f"{words}.", f"Try {', '.join(map(str, possible))}.")
-    return given
-
-
 _KNOBS = ("data_parallel_replicate", "data_parallel_shard", "context_parallel", "tensor_parallel")

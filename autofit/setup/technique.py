@@ -4,8 +4,10 @@ from enum import IntEnum
 from typing import ClassVar
 
 from autofit.core.config import Config, Value
+from autofit.core.errors import InputError
 from autofit.core.hardware import Hardware
 from autofit.core.knobs import Knob
+from autofit.core.layout import degrees, samplers
 from autofit.core.workload import Workload
 from autofit.setup.state import Setup
 
@@ -103,3 +105,27 @@ class Technique:
     def trace(self, setup: Setup, value: Value) -> None:
         """A stand-in for `apply` under fake tensors."""
         self.apply(setup, value)
+
+
+class Degree(Technique):
+    """A knob that says among how many devices something is divided; null on one device, and where it is left out."""
+
+    stage = Stage.SHARD
+    off = None
+    takes = "a whole number that divides the devices of a node, or null"
+    numbers = (1, 1_048_577)
+    all_exact = True
+
+    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
+        return degrees(hardware)
+
+    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+        """Raises InputError for what does not divide the devices."""
+        given, possible = config[self.name] or 1, self.choices(hardware)
+        if hardware.world == 1:
+            samplers(config, hardware)
+            return None
+        if given not in possible:
+            words = f"{self.name} {given} does not divide the {hardware.devices} devices of a node"
+            raise InputError(f"{words}.", f"Try {', '.join(map(str, possible))}.")
+        return given

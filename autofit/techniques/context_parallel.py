@@ -1,32 +1,21 @@
 """context_parallel: over how many devices the tokens of each sample are split."""
 
-from autofit.core.layout import degree_of, degrees
-from autofit.setup import Config, Hardware, Setup, Stage, Technique, Value, Workload
+from autofit.core.layout import degrees
+from autofit.setup import Config, Hardware, Setup, Value, Workload
 from autofit.setup.split_tokens import split_tokens
+from autofit.setup.technique import Degree
 
 
-class ContextParallel(Technique):
+class ContextParallel(Degree):
     """By an exchange of heads: each device computes with a part of the tokens, and in attention with all tokens of some
     of the heads. `fsdp` divides weights over these devices, too. null on one device."""
 
     name = "context_parallel"
-    stage = Stage.SHARD
-    off = None
-    takes = "a whole number that divides the devices of a node, or null"
-    numbers = (1, 1_048_577)
-    all_exact = True
-
-    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
-        return degrees(hardware)
 
     def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
         """1 for other tasks, else what divides the model's heads, too."""
         is_cut = workload.task == "causal-lm" and workload.loss is None
         return degrees(hardware, (workload.traits.heads if workload.traits else 0) if is_cut else 1)
-
-    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
-        """Raises InputError for what does not divide the devices."""
-        return degree_of(self.name, config, hardware)
 
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] in (None, 1):

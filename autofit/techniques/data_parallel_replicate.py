@@ -1,20 +1,17 @@
 """data_parallel_replicate: how many groups of devices hold all weights between them."""
 
 from autofit.core.layout import kind_of, samplers
-from autofit.setup import Config, Hardware, InputError, Stage, Technique, Value, Workload
+from autofit.setup import Config, Hardware, InputError, Value, Workload
+from autofit.setup.technique import Degree
 
 
-class DataParallelReplicate(Technique):
+class DataParallelReplicate(Degree):
     """Under `fsdp`, more than 1 is hybrid sharding (HSDP): weights are divided inside of a group, and gradients are
     averaged between groups. `ddp` has as many as devices. null on one device. Nothing to apply: `data_parallel` reads
     it."""
 
     name = "data_parallel_replicate"
-    stage = Stage.SHARD
-    off = None
     takes = "a whole number that divides the number of devices, or null"
-    numbers = (1, 1_048_577)
-    all_exact = True
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         return tuple(size for size in range(1, hardware.world) if not hardware.world % size) or (None,)

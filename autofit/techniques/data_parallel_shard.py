@@ -1,18 +1,18 @@
 """data_parallel_shard: among how many devices weights are divided; derived, so that a config is complete."""
 
 from autofit.core.layout import kind_of, samplers
-from autofit.setup import Config, Hardware, InputError, Stage, Technique, Value, Workload
+from autofit.setup import Config, Hardware, InputError, Value, Workload
+from autofit.setup.technique import Degree
 
 
-class DataParallelShard(Technique):
+class DataParallelShard(Degree):
     """What the replicas leave of the devices; null on one device. Nothing to apply: `data_parallel` reads it."""
 
     name = "data_parallel_shard"
-    stage = Stage.SHARD
-    off = None
     takes = "a whole number, or null for what the replicas leave"
-    numbers = (1, 1_048_577)
-    all_exact = True
+
+    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
+        return ()
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError where a given number contradicts the others."""
