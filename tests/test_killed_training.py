@@ -189,7 +189,7 @@ def test_killed_twice(runs: Runs, uninterrupted: dict[str, torch.Tensor], tmp_pa
     assert_goes_on(runs, tmp_path, 15, uninterrupted)
 
 
-SYNCS = 6  # of one checkpoint: its four files, itself, and the directory that it is renamed in
+SYNCS = 7  # of one checkpoint: its five files, itself, and the directory that it is renamed in
 
 
 @pytest.mark.parametrize("sync", [0, *random.Random(5).sample(range(1, SYNCS), 2)])
@@ -207,7 +207,7 @@ def test_killed_while_a_checkpoint_is_written(
 def test_the_newest_checkpoint_is_damaged(runs: Runs, uninterrupted: dict[str, torch.Tensor], tmp_path: Path) -> None:
     assert runs(tmp_path, step=13) == -signal.SIGKILL
     assert checkpoints(tmp_path) == [9, 12]
-    state = tmp_path / "checkpoints" / "step-00000012" / "state.pt"
+    state = tmp_path / "checkpoints" / "step-00000012" / "state.json"
     state.write_bytes(state.read_bytes()[:-100])
     assert_goes_on(runs, tmp_path, 9, uninterrupted)
     assert checkpoints(tmp_path) == [21, 24]

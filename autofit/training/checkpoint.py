@@ -1,10 +1,10 @@
 """Checkpoints: the whole state of a training run, one atomic directory each.
 
 `checkpoints/step-00000200/` holds what training changes in 200 steps: trained weights and buffers (safetensors), the
-state of optimizer, scaler, random numbers and data (read with `weights_only=True`, so it cannot run code), and
-`checkpoint.yaml`, which names the run and holds the checksums of the other files. Several ranks write one together:
-each its parts of the weights and of the optimizer's state (`sharded_state`) and its random numbers. Any number of ranks
-reads either.
+state of scaler, random numbers and data (JSON), that of the optimizer (read with `weights_only=True`: libraries have
+tensors of their own), and `checkpoint.yaml`, which names the run and holds the checksums of the other files. Nothing
+that is read can run code. Several ranks write one together: each its parts of the weights and of the optimizer's state
+(`sharded_state`) and its random numbers. Any number of ranks reads either.
 """
 
 import hashlib
@@ -29,13 +29,13 @@ from autofit.setup import Setup
 from autofit.setup.host_copies import plain_tensors
 from autofit.setup.sharding import whole
 from autofit.techniques import all_techniques
-from autofit.training import atomic_writes, random_state, sharded_state
+from autofit.training import atomic_writes, json_state, random_state, sharded_state
 
 FOLDER = "checkpoints"
-_LABEL, _WEIGHTS, _BUFFERS, _STATE = "checkpoint.yaml", "weights.safetensors", "buffers.safetensors", "state.pt"
-_STATE_OF_RANK = "state-{}.pt"  # of ranks after the first
+_LABEL, _WEIGHTS, _BUFFERS = "checkpoint.yaml", "weights.safetensors", "buffers.safetensors"
+_STATE, _OPTIMIZER = "state{}.json", "optimizer{}.pt"  # of ranks after the first with their numbers
 _PARTS = "parts"  # in what was read: the tensors of which each rank wrote a part
-_FORMAT = 1
+_FORMAT = 2
 _STEP = re.compile(r"step-(\d{8,})")
 _OPTIMIZER_LAYOUT = ("optimizer", "optimizer_in_backward", "optimizer_offload")  # knobs that lay out its state
 _BATCH_SPLIT = ("micro_batch_size", "gradient_accumulation_steps")  # any split learns the same
@@ -62,31 +62,27 @@ def exists(directory: Path) -> bool:
 
 def save(setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, data_state: Any = None) -> Path:
     """Write the state after step `next_step - 1`; then remove all but the last `keep_last` checkpoints. On a GPU, the
-    host holds a copy of the trained weights meanwhile. `data_state` are plain values and tensors, in lists, tuples and
-    dicts. Where writing fails (InputError), earlier checkpoints stay."""
+    host holds a copy of the trained weights meanwhile. `data_state` is as `json_state.encoded` makes it. Where writing
+    fails (InputError), earlier checkpoints stay."""
     check_counts(keep_last=keep_last)
     assert setup.optimizer is not None, "build() sets the optimizer"
-    _check_readable(data_state, "the loader")
     ranks, files = setup.ranks, dict[str, Any]()
     by_name = sharded_state.optimizer_state(setup) if ranks.are_several else None
     parts = {name: weight.detach() for name, weight in setup.trainable()} if ranks.are_several else {}
     parts |= by_name[0] if by_name else {}
     state = {
-        "optimizer": None if by_name else setup.optimizer.state_dict(),
         "names": sharded_state.names_of(setup),
         "ranks": ranks.layout.world,
         "random": random_state.capture(setup.device),
+        "optimizer_numbers": by_name and by_name[1],
+        "scaler": setup.scaler.state_dict() if setup.scaler else None,
     }
+    files[_of(_STATE, ranks.rank)] = json.dumps({**json_state.encoded(state), "data": data_state})
+    if not by_name:
+        files[_of(_OPTIMIZER, ranks.rank)] = setup.optimizer.state_dict()
     if ranks.is_first:
-        files[_STATE] = state | {
-            "optimizer_numbers": by_name and by_name[1],
-            "scaler": setup.scaler.state_dict() if setup.scaler else None,
-            "data": data_state,
-        }
         files[_BUFFERS] = detached(setup.model.named_buffers())
         files |= {} if ranks.are_several else {_WEIGHTS: detached(setup.trainable())}
-    else:
-        files[_STATE_OF_RANK.format(ranks.rank)] = state
     label = {
         "autofit_checkpoint": _FORMAT,
         "next_step": next_step,
@@ -99,12 +95,14 @@ def save(setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, d
         "versions": {"torch": str(torch.__version__)},
     }
     path = directory / FOLDER / f"step-{next_step:08d}"
-    (largest,) = ranks.largest(_storage_bytes((files, parts)) + MIB)
+    (largest,) = ranks.largest(_storage_bytes((files, parts)) + len(files[_of(_STATE, ranks.rank)]) + MIB)
     what = f"the checkpoint of step {next_step}"
     with atomic_writes.directory_of_all(ranks, path, what=what, needed_bytes=int(largest) * ranks.layout.world) as part:
         for name, content in files.items():
             if name in (_WEIGHTS, _BUFFERS):
                 safetensors.torch.save_file(content, part / name)
+            elif isinstance(content, str):
+                (part / name).write_text(content, encoding="utf-8")
             else:
                 with (part / name).open("wb") as file:  # given a path, torch would hide why the system failed
                     torch.save(content, file)
@@ -135,7 +133,11 @@ def check_savable(setup: Setup) -> None:
         if value.layout is not torch.strided:
             raise InputError(f"{name} is a sparse tensor, which safetensors cannot hold.", remedy)
     groups = [{key: value for key, value in group.items() if key != "params"} for group in setup.optimizer.param_groups]
-    _check_readable(groups, "the optimizer")
+    file = io.BytesIO()
+    message = "the state_dict of the optimizer holds more than plain values and tensors, which is not safe to load."
+    with reported(lambda _: message, "Leave out what is neither, such as objects of classes of your own."):
+        torch.save(groups, file)
+        torch.load(io.BytesIO(file.getvalue()), weights_only=True)
 
 
 def load(setup: Setup, directory: Path) -> Loaded:
@@ -157,19 +159,15 @@ def load(setup: Setup, directory: Path) -> Loaded:
         _check_agreement(path, _weight_differences(setup, label, contents[_WEIGHTS]))
         _restore(setup, contents, path)
         notes = [f"{reason}; training goes on from that of step {label['next_step']}." for reason in damaged]
-        return Loaded(label["next_step"], contents[_STATE]["data"], (*notes, *_changed_settings(setup, label)))
+        return Loaded(label["next_step"], contents["data"], (*notes, *_changed_settings(setup, label)))
     if damaged:
         raise InputError(f"no checkpoint in {directory} can be read: {damaged[0]}.", "Train again without resume.")
     raise InputError(f"there is no checkpoint to resume in {directory}.", "Leave out resume, or check the directory.")
 
 
-def _check_readable(state: Any, owner: str) -> None:
-    """Refuse to write what could not be read back without running code."""
-    file = io.BytesIO()
-    message = f"the state_dict of {owner} holds more than plain values and tensors, which is not safe to load."
-    with reported(lambda _: message, "Leave out what is neither, such as objects of classes of your own."):
-        torch.save(state, file)
-        torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+def _of(name: str, rank: int) -> str:
+    """The name of a file of one rank."""
+    return name.format(f"-{rank}" if rank else "")
 
 
 def _frozen_digest(setup: Setup) -> str:
@@ -234,9 +232,9 @@ def _read_contents(path: Path, label: dict[str, Any], ranks: Ranks) -> dict[str,
     one none. Tensors of a library's own class (torchao's) pass `weights_only`: that library, loaded with the optimizer,
     has registered them as safe."""
     contents: dict[str, Any] = {}
-    of_rank = _STATE_OF_RANK.format(ranks.rank % int(label.get("ranks", 1)))
-    read = {_WEIGHTS, _BUFFERS, _STATE, of_rank} & label["crc32"].keys()
-    for number, name in enumerate(sorted(label["crc32"].keys() | {_BUFFERS, _STATE})):
+    state, optimizer = (_of(name, ranks.rank % int(label.get("ranks", 1))) for name in (_STATE, _OPTIMIZER))
+    read = {_WEIGHTS, _BUFFERS, state, optimizer} & label["crc32"].keys()
+    for number, name in enumerate(sorted(label["crc32"].keys() | {_BUFFERS, state})):
         file = path / name
         if name not in read and number % ranks.layout.world != ranks.rank:
             continue  # another rank checks it
@@ -247,15 +245,16 @@ def _read_contents(path: Path, label: dict[str, Any], ranks: Ranks) -> dict[str,
                 contents[name] = safetensors.torch.load_file(file)
         except OSError as error:
             raise _DamagedError(f"{name} cannot be read: {error.strerror}") from error
-        if name in read and name.endswith(".pt"):
-            try:
-                contents[name] = torch.load(file, map_location="cpu", weights_only=True)
-            except Exception as error:  # torch raises whatever it stumbles over, with pages of advice
-                raise _DamagedError(f"{name} cannot be read ({type(error).__name__})") from error
+        try:
+            if name == state:
+                contents |= json_state.loads(file.read_text(encoding="utf-8"))
+            elif name == optimizer:
+                contents["optimizer"] = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises whatever it stumbles over, with pages of advice
+            raise _DamagedError(f"{name} cannot be read ({type(error).__name__})") from error
     if _WEIGHTS not in label["crc32"] and "ranks" in label and label["ranks"] > 1:
         contents[_PARTS] = sharded_state.described(path)
         contents[_WEIGHTS] = {name: each for name, each in contents[_PARTS].items() if name not in contents[_BUFFERS]}
-    contents[_STATE] |= contents.pop(of_rank, {})
     return contents
 
 
@@ -293,17 +292,17 @@ def _weight_differences(setup: Setup, label: dict[str, Any], saved: dict[str, to
 def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
     """Load everything into the setup. Weight decay stays as this run sets it, as the learning rate does."""
     assert setup.optimizer is not None, "build() sets the optimizer"
-    state, buffers_of = contents[_STATE], setup.model.get_submodule
+    buffers_of = setup.model.get_submodule
     decays = [group.get("weight_decay") for group in setup.optimizer.param_groups]  # not every optimizer has one
     if _PARTS in contents:
-        sharded_state.restore(setup, contents[_PARTS], state, path)
+        sharded_state.restore(setup, contents[_PARTS], contents, path)
     else:
         for name, parameter in setup.trainable():
             parameter.copy_(sharded_state.own_part(contents[_WEIGHTS][name], parameter.detach()))
         if setup.ranks.are_several:
-            sharded_state.divide_optimizer(setup, state)
+            sharded_state.divide_optimizer(setup, contents)
         else:
-            setup.optimizer.load_state_dict(state["optimizer"])
+            setup.optimizer.load_state_dict(contents["optimizer"])
     for name, values in contents[_BUFFERS].items():
         parent, _, own_name = name.rpartition(".")
         buffers = buffers_of(parent)._buffers
@@ -315,9 +314,9 @@ def _restore(setup: Setup, contents: dict[str, Any], path: Path) -> None:
     for group, decay in zip(setup.optimizer.param_groups, decays, strict=True):
         if decay is not None:
             group["weight_decay"] = decay
-    if setup.scaler and state["scaler"]:
-        setup.scaler.load_state_dict(state["scaler"])
-    random_state.restore(state["random"], setup.device)
+    if setup.scaler and contents["scaler"]:
+        setup.scaler.load_state_dict(contents["scaler"])
+    random_state.restore(contents["random"], setup.device)
 
 
 def _changed_settings(setup: Setup, label: dict[str, Any]) -> list[str]:

@@ -1,7 +1,7 @@
 """Random state: every generator that training and its loaders draw from, captured and restored together.
 
-torch's (host and device), Python's and numpy's, since augmentations use any of them; captured as plain values and
-tensors, which a checkpoint reads back without running code.
+torch's (host and device), Python's and numpy's, since augmentations use any of them; captured as plain values, arrays
+and tensors, which a checkpoint reads back without running code.
 """
 
 import random
@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map_only
 
 
 def capture(device: torch.device) -> dict[str, Any]:
     """The state of every generator."""
-    numpy = tree_map_only(np.ndarray, torch.from_numpy, np.random.get_state(legacy=False))
-    return {**capture_torch(device), "python": random.getstate(), "numpy": numpy}
+    return {**capture_torch(device), "python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
 
 
 def capture_torch(device: torch.device) -> dict[str, Any]:
@@ -34,7 +32,7 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
     if "numpy" not in state:
         return
     random.setstate(state["python"])
-    np.random.set_state(tree_map_only(torch.Tensor, torch.Tensor.numpy, state["numpy"]))
+    np.random.set_state(state["numpy"])
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from autofit.distributed.group import devices_of_group
 from autofit.hardware import segments
 from autofit.hardware.device import detect
 from autofit.setup import Setup, requirements
-from autofit.training import checkpoint, random_state
+from autofit.training import checkpoint, json_state, random_state
 from autofit.training.build import build
 from autofit.training.epochs import Epochs
 from autofit.training.evaluation import check_evaluation, evaluate
@@ -125,6 +125,7 @@ class _Training:
         self._evaluations: dict[int, float] = {}  # by the step before them
         self._recorders: list[Recorder] = []
         self._config = setup.config
+        self._is_counted = False  # the position in the data, because a checkpoint cannot hold it
         self._interrupts = Interrupts(self._note_interrupt)
 
     def run(self, steps: int) -> tuple[list[StepReport], list[float]]:
@@ -204,8 +205,17 @@ class _Training:
         self._notify(f"{name}: stopping after this step, with a checkpoint; again: at once.")
 
     def _save(self, directory: Path, next_step: int) -> None:
-        keep_last, state = self._policy.keep_last, self._epochs.state()
-        checkpoint.save(self._setup, directory, next_step, keep_last=keep_last, data_state=state)
+        state = None
+        try:
+            state = json_state.encoded(self._epochs.state())
+        except TypeError as error:
+            if not self._is_counted:
+                self._notify(
+                    f"the state_dict of the loader holds a {error}, which no checkpoint does:"
+                    " a resumed run reads again what comes before its step."
+                )
+            self._is_counted = True
+        checkpoint.save(self._setup, directory, next_step, keep_last=self._policy.keep_last, data_state=state)
 
     def _resume(self) -> int:
         """Restore the last checkpoint, also in the middle of an epoch; returns the next step."""

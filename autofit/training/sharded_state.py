@@ -74,7 +74,7 @@ def restore(setup: Setup, saved: dict[str, torch.Tensor], state: dict[str, Any],
     with _quiet():
         reader = HuggingFaceStorageReader(str(folder))
         dcp.load(held, storage_reader=reader, planner=_TensorsOnly(), no_dist=not setup.ranks.are_several)
-    if state["optimizer"] is not None:
+    if "optimizer" in state:
         _check_same_ranks(setup, state)
         assert setup.optimizer is not None, "build() sets the optimizer"
         setup.optimizer.load_state_dict(state["optimizer"])

@@ -28,7 +28,7 @@ def test_without_a_directory_nothing_is_written(tmp_path: Path, monkeypatch: pyt
 def test_the_output_directory(tmp_path: Path) -> None:
     trained = fitted(output_dir=tmp_path / "out")
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
-        *(f"out/checkpoints/step-00000003/{name}" for name in ("checkpoint.yaml", "state.pt")),
+        *(f"out/checkpoints/step-00000003/{name}" for name in ("checkpoint.yaml", "state.json", "optimizer.pt")),
         *(f"out/checkpoints/step-00000003/{name}.safetensors" for name in ("weights", "buffers")),
         "out/.lock",
         "out/metrics.jsonl",
@@ -105,6 +105,24 @@ def test_a_loader_that_tells_its_place_is_put_there(tmp_path: Path, stopped: int
     assert loader.read == 3 + 9 - stopped  # a look at all of them comes first
 
 
+class Odd(Placed):
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "folder": Path("x")}
+
+
+def test_a_place_that_cannot_be_written_down_is_counted_instead(tmp_path: Path) -> None:
+    events: list[Event] = []
+    how: dict[str, Any] = {"epochs": 3, "checkpoint_every": 2, "output_dir": tmp_path}
+    whole = fitted(noisy(), Odd(), epochs=3)
+    with pytest.raises(StoppedError):
+        fitted(noisy(), Odd(), callbacks=(stop_at(4),), listener=events.append, **how)
+    told = [event.text for event in events if isinstance(event, Note) and "state_dict" in event.text]
+    assert len(told) == 1
+    assert "the state_dict of the loader holds a PosixPath, which no checkpoint does" in told[0]
+    resumed = fitted(noisy(), Odd(), resume=True, **how)
+    assert resumed.history == whole.history[4:]
+
+
 def test_as_many_checkpoints_are_kept_as_are_asked_for(tmp_path: Path) -> None:
     fitted(output_dir=tmp_path, epochs=3, checkpoint_every=2, keep_last=3)
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
@@ -114,7 +132,7 @@ def test_as_many_checkpoints_are_kept_as_are_asked_for(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_told_of(tmp_path: Path) -> None:
     events: list[Event] = []
     fitted(output_dir=tmp_path, epochs=2, checkpoint_every=3)
-    (tmp_path / "checkpoints" / "step-00000006" / "state.pt").unlink()
+    (tmp_path / "checkpoints" / "step-00000006" / "state.json").unlink()
     again = fitted(output_dir=tmp_path, resume=True, epochs=2, listener=events.append)
     assert [report.step for report in again.history] == [3, 4, 5]
     assert any(isinstance(event, Note) and "of step 6 is damaged" in event.text for event in events)
