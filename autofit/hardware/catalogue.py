@@ -1,4 +1,4 @@
-"""The catalogue of cards: memory, capability and peak rates of GPUs that need not be present (`--gpu NAME`)."""
+"""The catalogue of cards that need not be present (`--gpu NAME`): memory, capability, peak rates and links."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from autofit.core.errors import InputError, unknown
 from autofit.core.hardware import GIB, MIB, Hardware
+from autofit.core.links import Link, Links
 from autofit.core.strict_yaml import load_mapping
 
 _SOLD_TO_REAL = 1.1  # at most: 16 GB of a T4 are 14.6 GiB
@@ -26,6 +27,7 @@ class Card:
     flops_per_second: Mapping[str, float]  # of dense products, by their format (fp32, tf32, bf16, fp16, fp8, int8)
     bandwidth: float  # of the memory
     link: float  # to the host
+    links: Links  # to other cards
     context_bytes: int  # memory of an open context
     most_common: bool  # most people who name only its size mean this card
 
@@ -33,6 +35,26 @@ class Card:
     def runs_cuda(self) -> bool:
         """Whether a search can be for it; other cards are only estimated for."""
         return self.title.startswith(_MAKER)
+
+
+@cache
+def _links() -> dict[str, Link]:
+    return {
+        name: Link(data["title"], data["gb_s"] * 1e9, data["latency_us"] * 1e-6, data.get("shared", False))
+        for name, data in load_mapping(Path(__file__).with_name("links.yaml")).items()
+    }
+
+
+def link_names() -> list[str]:
+    """The names of all links."""
+    return list(_links())
+
+
+def link(name: str) -> Link:
+    """The link of that name. Raises InputError, which names the nearest one."""
+    if name not in _links():
+        raise unknown("link", name, link_names())
+    return _links()[name]
 
 
 @cache
@@ -48,6 +70,7 @@ def _cards() -> dict[str, Card]:
             flops_per_second={kind: tera * 1e12 for kind, tera in data["tflops"].items()},
             bandwidth=data["bandwidth_gb_s"] * 1e9,
             link=data["link_gb_s"] * 1e9,
+            links=Links(link(data["peers"]), link(data["network"])),
             context_bytes=data["context_mib"] * MIB,
             most_common=data.get("most_common", False),
         )

@@ -12,6 +12,8 @@ from autofit.hardware.catalogue import (
     card_names,
     card_to_search_for,
     hardware_of,
+    link,
+    link_names,
     most_common_card,
     sold_bytes,
     standing_in_for,
@@ -53,6 +55,26 @@ def test_the_rates_of_a_card_agree_with_its_architecture(name: str) -> None:
     assert 1.5 < rates["fp16"] / rates["fp32"] < 35  # 35: no figure with sparsity
     assert 2e11 < found.bandwidth < 1e13
     assert 1e10 < found.link < found.bandwidth
+
+
+@pytest.mark.parametrize("name", card_names())
+def test_the_links_of_a_card_are_known(name: str) -> None:
+    links = card(name).links
+    assert links.within.bandwidth > links.between.bandwidth
+    assert links.within.latency < links.between.latency
+    assert ("through the host" in links.within.title) == ("GeForce" in card(name).title)
+
+
+@pytest.mark.parametrize("name", link_names())
+def test_every_link_is_complete(name: str) -> None:
+    assert 1e9 < link(name).bandwidth < 1e12
+    assert 1e-6 < link(name).latency < 1e-4
+    assert link(name).shared == name.startswith("tcp")
+
+
+def test_a_link_that_is_not_there_is_told_with_the_nearest_one() -> None:
+    with pytest.raises(InputError, match="nvlink4"):
+        link("nvlink-4")
 
 
 def test_geforce_cards_sum_in_fp32_at_half_the_rate() -> None:
