@@ -93,7 +93,8 @@ def _interval(
 def _times(workload: Workload, traced: Trace, hardware: Hardware, rates: Rates, factor: float) -> dict[str, Any]:
     speed = Speed.of(rates, hardware, traced.config)
     accumulation = int(traced.config["gradient_accumulation_steps"] or 1)
-    forward, backward, update = (traced.waits(traced.spans(name), speed) for name in ("forward", "backward", "update"))
+    forward, backward = (traced.waits(traced.spans(name), speed) for name in ("forward", "backward"))
+    update = traced.waits(traced.spans("update"), Speed.of_update(rates, hardware, traced.config))
     micro = {name: forward[name] + backward[name] for name in update}
     waits = {name: accumulation * micro[name] + update[name] for name in update}
     copied = waits.pop("transfer")

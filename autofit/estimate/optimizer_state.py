@@ -44,7 +44,8 @@ class OptimizerCost:
     def seconds(self, speed: Speed) -> float:
         """How long the step takes on the device."""
         working = sum(count * working_seconds(cost, speed) for cost, count in self.operators)
-        return working + self.launches * speed.rates.launch_seconds
+        launching = self.launches * speed.rates.launch_seconds
+        return max(working, launching) if speed.asynchronous else working + launching
 
 
 class _Step(NamedTuple):

@@ -31,14 +31,27 @@ _REACHED = {
 # (xzwgit/gpu-flops-bench), for as long as a benchmark runs; the sheet is assumed for as long as training does.
 _REACHED_BY_GEFORCE = 1.0
 _REACHED_BY_OTHERS = 0.75  # what torch assumes of all cards (torch/utils/_runtime_estimation.py)
+# Of that, what products of a training reach for hours, when power and heat lower the clocks: between steps published by
+# PyTorch's own engineers (1.0) and those of a cloud (0.9), as benchmarks/published_speed compares them.
+_SUSTAINED = 0.95
 _REACHED_IN_FP32 = 0.75  # without matrix units: 0.70 on an RTX 4090, 0.79 on a 5090 and an H200 NVL (gpu-flops-bench)
 _FP8_TO_BF16 = 0.9  # of their shares: 0.88 on an H100, 0.93 on a GH200, 0.98 on a B200 (Bekman)
-_REACHED_BANDWIDTH = 0.9  # 0.91 was measured on an RTX 4090 (krrishnarraj/clpeak#106); taken for all cards alike
+# By PyTorch's elementwise kernels: what fms-acceleration's steps on an A100 took longer without fused ones. Copies of
+# large tensors reach more: 0.91 on an RTX 4090 (krrishnarraj/clpeak#106).
+_REACHED_BANDWIDTH = 0.78
+# The share of the rate of large products that attention reaches, in (forward, backward), at some thousand tokens with a
+# causal mask, whose upper half is skipped: FlashAttention-2 on an A100 a tenth below its best (0.73 and 0.63 of the
+# sheet without mask, arXiv 2307.08691), on Hopper 0.35 of the sheet (370 TFLOP/s, arXiv 2407.08608, which also has 600
+# of cuDNN's forward); cutlass' and cuDNN's backward, and both on other cards: guesses from these.
+_ATTENTION = {"flash": (0.66, 0.56), "efficient": (0.45, 0.30), "cudnn": (0.70, 0.58)}
+_ON_HOPPER = {"flash": (0.42, 0.35)}
 _HERE = "measured on this machine"
 _FORM = 3  # of what is cached: one more whenever something else is measured
 _OPERATORS = 100  # in a row, to measure what one costs
 _PASS = 1e-5  # seconds: seen on a server's processor
-_LAUNCH = 6e-6  # seconds: what the host takes for one operator of PyTorch, eagerly, on a server's processor
+# Seconds that the host takes for one operator of PyTorch, eagerly: 5 to 25 microseconds (jiahuanglin.xyz, "From PyTorch
+# op to kernel launch"), forwards more than backwards.
+_LAUNCH = 10e-6
 _NAMES = {"fp32": "float32", "tf32": "tf32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "int8": "int8"}
 _SIZE = 1024  # of the square products that are measured
 _COPIED = 64 * MIB  # larger than the caches of processors that have no memory of their own
@@ -57,6 +70,7 @@ class Rates:
     pass_seconds: float = _PASS  # of one operator, views too, in each of the two modes of selective checkpointing
     # By call and by operator: (seconds whatever the size, factor of the roofline's seconds); None: not measured.
     operators: Mapping[str, Sequence[float]] | None = None
+    kernels: Mapping[str, float] | None = None  # of a card, by operator: factor of the roofline's seconds
 
     @property
     def measured_here(self) -> bool:
@@ -96,15 +110,27 @@ def rates_of(card: Card) -> Rates:
         launch_seconds=_LAUNCH,
         source=f"catalogue: {card.title}",
         peak={_NAMES[kind]: rate for kind, rate in card.flops_per_second.items()},
+        kernels=_kernels(card),
     )
+
+
+def _kernels(card: Card) -> dict[str, float]:
+    """How many times longer than the roofline says kernels of PyTorch take."""
+    shares = _ATTENTION | (_ON_HOPPER if card.capability[0] == 9 else {})
+    names = {f"aten::_scaled_dot_product_{name}_attention": each for name, each in shares.items()}
+    return {
+        **{name: 1 / forward for name, (forward, _) in names.items()},
+        **{f"{name}_backward": 1 / backward for name, (_, backward) in names.items()},
+    }
 
 
 def _reached(card: Card, kind: str) -> float:
     """The share of a card's data sheet that large products in a format reach."""
     if kind == "fp32":
         return _REACHED_IN_FP32
-    others = _REACHED_BY_GEFORCE if "GeForce" in card.title else _REACHED_BY_OTHERS
-    return _REACHED.get(card.name, others) * (_FP8_TO_BF16 if kind == "fp8" else 1.0)
+    others = _REACHED_BY_GEFORCE if "GeForce" in card.title else _REACHED_BY_OTHERS * _SUSTAINED
+    share = _REACHED[card.name] * _SUSTAINED if card.name in _REACHED else others
+    return share * (_FP8_TO_BF16 if kind == "fp8" else 1.0)
 
 
 def rates_for(hardware: Hardware) -> Rates | None:

@@ -1,7 +1,10 @@
 """Seconds from costs: each operator takes as long as its arithmetic or its memory traffic, whichever is longer.
 
-The roofline of Williams et al. 2009 (doi 10.1145/1498765.1498785), operator by operator. On CUDA the host launches
-operators ahead of the device, so launching counts only where it takes longer than the work.
+The roofline of Williams et al. 2009 (doi 10.1145/1498765.1498785), operator by operator. On CUDA a kernel takes both:
+what it reads first and writes last lies beside no arithmetic. So do 8192 x 8192 x 8192 products on an A100, whose best
+shapes reach 271 TFLOP/s, come to the 257 that were measured of random numbers (Horace He, "Strangely, Matrix
+Multiplications on GPUs Run Faster When Given Predictable Data"). And the host launches operators ahead of the device,
+so launching counts only where a forward's or backward's takes longer than its work.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +17,7 @@ from autofit.core.hardware import Hardware
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.rates import Rates, rate_of
 from autofit.estimate.scaling import ONE, UNSCALED, Floats, Grid, Symbols
+from autofit.techniques import technique_named
 
 _ARITHMETIC = ("matmul", "convolution", "attention")
 # The share of elementwise operators' traffic left when the compiler fuses them: each chain reads its inputs and writes
@@ -36,8 +40,17 @@ class Speed:
         tf32, compiled = config["precision"] == "tf32", config["compile"] != "none"
         return cls(rates, hardware.device == "cuda", tf32, compiled)
 
+    @classmethod
+    def of_update(cls, rates: Rates, hardware: Hardware, config: Mapping[str, Any]) -> Self:
+        """The speed of a config's optimizer step, which some optimizers compile."""
+        asynchronous = hardware.device == "cuda"
+        compiled = config["optimizer"] in technique_named("optimizer").compiled_values
+        return cls(rates, asynchronous, compiled=asynchronous and compiled)
+
     def measured(self, call: str, operator: str) -> tuple[float, float]:
         """(seconds whatever the size, factor of the roofline's seconds); (0, 1) if not measured."""
+        if self.rates.kernels:
+            return 0.0, self.rates.kernels.get(operator.partition(" ")[0], 1.0)
         measured = self.rates.operators or {}
         fixed, factor = measured.get(call) or measured.get(operator) or (0.0, 1.0)
         return fixed, factor
@@ -78,8 +91,9 @@ class Work:
         return cls(kinds, tuple((cost.call, cost.operator) for cost in costs), flops, nbytes, dispatched)
 
     def seconds(self, speed: Speed, *, passes: int = 0) -> dict[str, Floats]:
-        """How long they take together, by what they wait for: compute, memory, transfer or launch. `passes`: how often
-        each dispatched operator passes through a dispatch mode of Python."""
+        """How long they take together, by what they wait for: compute, memory, transfer or launch, which a host that
+        runs ahead is done with meanwhile. `passes`: how often each dispatched operator passes through a dispatch mode
+        of Python."""
         rates = speed.rates
         totals = {name: np.zeros(self.flops.shape[1]) for name in ("compute", "memory", "transfer", "launch")}
         if not self.kinds:
@@ -91,20 +105,26 @@ class Work:
         arithmetic = self.flops / np.array([speed.flops_per_second(*kind) for kind in self.kinds])[:, None]
         traffic = self.nbytes / np.where(moving, rates.link, rates.bandwidth) * fused
         fixed, factor = np.array([speed.measured(*call) for call in self.calls]).T[:, :, None]
-        work = np.maximum(arithmetic, traffic) * factor + fixed
+        if speed.asynchronous:
+            work = (arithmetic + traffic) * factor
+        else:
+            work = np.maximum(arithmetic, traffic) * factor + fixed
         launch = rates.launch_seconds * fused + passes * rates.pass_seconds * self.dispatched / len(self.kinds)
-        waiting = np.maximum(launch - work, 0.0) if speed.asynchronous else launch + 0.0 * work
         totals["compute"] = np.where(arithmetic >= traffic, work, 0.0).sum(0)
         totals["memory"] = np.where((arithmetic < traffic) & ~moving, work, 0.0).sum(0)
         totals["transfer"] = np.where((arithmetic < traffic) & moving, work, 0.0).sum(0)
-        totals["launch"] = waiting.sum(0)
+        totals["launch"] = (launch + 0.0 * work).sum(0)
         return totals
 
 
 def waits_of(costs: Sequence[Cost], speed: Speed, *, dispatched: int = 0, passes: int = 0) -> dict[str, float]:
-    """The seconds of operators as they were traced, by what they wait for; as `Work.seconds`."""
+    """The seconds of operators as they were traced, by what they wait for; as `Work.seconds`, but for launching that
+    is done meanwhile."""
     seconds = Work.of(costs, ONE, UNSCALED, dispatched).seconds(speed, passes=passes)
-    return {name: float(each[0]) for name, each in seconds.items()}
+    waits = {name: float(each[0]) for name, each in seconds.items()}
+    if speed.asynchronous:
+        waits["launch"] = max(2 * waits["launch"] - sum(waits.values()), 0.0)
+    return waits
 
 
 def working_seconds(cost: Cost, speed: Speed) -> float:

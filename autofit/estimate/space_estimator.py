@@ -137,12 +137,15 @@ class _Pass:
     def seconds(self, speed: Speed, config: Config) -> Floats:
         key = (speed.tf32, speed.compiled)
         if key not in self._seconds:
-            busy = np.zeros_like(self.segments.parameters)
+            none = np.zeros_like(self.segments.parameters)
+            working, launching = ({"forward": none, "backward": none} for _ in range(2))
             for run, repeats in self.schedule:
                 for segment in run:
-                    passes = passes_of(config, segment.phase)
-                    busy = busy + repeats * sum(segment.work.seconds(speed, passes=passes).values())
-            self._seconds[key] = busy
+                    seconds = segment.work.seconds(speed, passes=passes_of(config, segment.phase))
+                    launching[segment.phase] = launching[segment.phase] + repeats * seconds.pop("launch")
+                    working[segment.phase] = working[segment.phase] + repeats * sum(seconds.values())
+            together = np.maximum if speed.asynchronous else np.add
+            self._seconds[key] = sum((together(working[phase], launching[phase]) for phase in working), none)
         return self._seconds[key]
 
 
@@ -326,7 +329,7 @@ class SpaceEstimator:
     def _optimizer(self, config: Config, segments: Segments) -> _OptimizerRow:
         key = (config["optimizer"], id(segments))
         if key not in self._optimizers:
-            speed = Speed(self.rates, self._hardware.device == "cuda")
+            speed = Speed.of_update(self.rates, self._hardware, config)
             costs = self._optimizer_costs_of(config, segments)
             self._updates.update({cost: cost.seconds(speed) for cost in set(costs) - self._updates.keys()})
             rows = [(each.state, each.temporary, each.largest, each.moved, self._updates[each]) for each in costs]

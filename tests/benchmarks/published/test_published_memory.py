@@ -12,10 +12,11 @@ from autofit.estimate.trace import Trace, trace
 from autofit.training.meta_model import meta_model_from
 from benchmarks import published_memory
 from benchmarks.published_layers import Shape
-from benchmarks.published_memory import Outcome, fused_run, hardware_of, inexpressible, rows, signs, split_run, summary
+from benchmarks.published_memory import Outcome, fused_run, hardware_of, inexpressible, signs, split_run, summary
+from benchmarks.published_runs import rows
 
 SMALL = Shape(layers=2, hidden=256, heads=4, groups=2, inner=512, vocabulary=1024, positions=512, tied=True)
-ROWS = {row["id"]: row for row in rows()}
+ROWS = {row["id"]: row for row in rows("published_memory")}
 
 
 @pytest.fixture(autouse=True)

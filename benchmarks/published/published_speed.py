@@ -1,0 +1,53 @@
+"""Predicted against published speed of training on one GPU: `python -m benchmarks.published_speed`.
+
+Every judged row of data/published_speed.csv is what `autofit estimate` says of it: its model (or the same architecture)
+and its knobs, on the catalogue's card. The others are listed with the reason. Nothing is fitted row by row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from autofit import estimate
+from autofit.core.workload import Workload
+from benchmarks.published_report import Outcome, figures, groups_table, left_out, rows_table
+from benchmarks.published_runs import card_of, inexpressible, length_of, measured, rows, run_of, samples_of
+
+FACTOR = 1.35  # that 80 % of the rows are to be within
+
+
+def outcome_of(row: dict[str, str]) -> Outcome:
+    """Predict one row."""
+    workload, config, _ = run_of(row)
+    predicted = estimate(workload, config, gpu=card_of(row)).step_seconds
+    assert predicted is not None, "cards of the catalogue have rates"
+    return Outcome(row, work_of(row, workload), measured(row), predicted)
+
+
+def work_of(row: dict[str, str], workload: Workload) -> float:
+    """Tokens of one card's step, or samples where they have no length."""
+    return samples_of(row) * (length_of(row) if workload.unit == "tokens" else 1)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Predict every judged row and print the tables and what they come to."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.published_speed", description=__doc__)
+    parser.add_argument("--only", default="", help="rows whose id begins so")
+    parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
+    given = parser.parse_args(arguments)
+    chosen = [row for row in rows("published_speed") if row["id"].startswith(given.only)]
+    outcomes = [outcome_of(row) for row in chosen if inexpressible(row) is None]
+    print(rows_table(outcomes))
+    print(f"\nBy publisher and card:\n{groups_table(outcomes, FACTOR, lambda each: each.group)}")
+    print(f"\nBy card:\n{groups_table(outcomes, FACTOR, lambda each: str(card_of(each.row)))}")
+    print(f"\n{left_out(chosen, inexpressible)}")
+    if given.out:
+        given.out.write_text(json.dumps(figures(outcomes, FACTOR), indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
