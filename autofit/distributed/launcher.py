@@ -107,8 +107,8 @@ def _listen(connection: Connection, said: Said) -> tuple[str, Any]:
     """How the ranks ended: "answer" and its pickle, or "failed" and the error."""
     while True:
         try:
-            while not connection.poll(_LOOK_SECONDS):
-                pass  # a signal that another thread got is acted on between two looks
+            if not connection.poll(_LOOK_SECONDS):
+                continue  # a signal that another thread got is acted on between two looks
             kind, value = connection.recv()
         except EOFError:
             return "failed", RankError("the process that starts ranks ended without an answer.")
@@ -137,9 +137,10 @@ def main() -> None:
         multiprocessing.connection.wait(list(context.sentinels), _LOOK_SECONDS)
         codes = {rank: process.exitcode for rank, process in enumerate(context.processes)}
         ended = {rank: code for rank, code in codes.items() if code}
+    is_over = False
     with contextlib.suppress(ProcessExitedException):
-        while not context.join(_LOOK_SECONDS, grace_period=_GRACE):
-            pass
+        while not is_over:
+            is_over = context.join(_LOOK_SECONDS, grace_period=_GRACE)
     if ended:
         connection.send(("failed", _cause(Path(folder), ranks, ended)))
 

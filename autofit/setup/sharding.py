@@ -4,6 +4,7 @@ Both change classes of modules and install hooks that nothing in PyTorch takes b
 so that a user's model can be returned as it came.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
@@ -19,7 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from autofit.core.errors import RefusedError
 from autofit.distributed import Ranks
 from autofit.setup.layers import output_head, repeated_blocks
-from autofit.setup.split_layers import Styles, check_alike, split_layers, styles_of
+from autofit.setup.split_layers import WHOLE, Styles, check_alike, norm_of, split_layers, styles_of
 from autofit.setup.state import Setup
 
 _REDUCED = {
@@ -27,6 +28,10 @@ _REDUCED = {
     for name, low in (("bf16", torch.bfloat16), ("fp16", torch.float16))
 }
 
+_MIXED = "mixed torch.Tensor and DTensor"
+_MISFITS = (
+    f"{_MIXED}|must match the size|same reduction dim|Sharding propagation|_ToTorchTensor|invalid for input of size"
+)
 NEW_ENOUGH = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # PyTorch 2.13
 
 
@@ -57,13 +62,19 @@ def sharded(setup: Setup) -> None:
     setup.reshard = partial(_reshard, model)
     setup.after_backward += _statistics(setup)
     if config["data_parallel"] == "fsdp":
-        setup.step_contexts.append(_told_of_code)
+        message = "fsdp does not fit this model, whose code computes with weights of layers that it does not call"
+        setup.step_contexts.append(partial(_told_of_code, _MIXED, f"data_parallel: {message}; use ddp."))
         setup.sync_gradients = partial(_sync, model, deferred=bool(config["lora_rank"]))
     if _drops_layers(model):
         message = "the model drops whole layers at random (layerdrop), and each device would wait for others of them"
         raise RefusedError(f"data_parallel: {message}; set it to 0 in the model's config, or use ddp.")
     if styles:
-        setup.after_backward.append(partial(check_alike, setup))
+        message = f"the code of {type(model).__name__} does not follow the plan that transformers has for it"
+        setup.step_contexts.append(partial(_told_of_code, _MISFITS, f"tensor_parallel: {message}; {WHOLE}."))
+        norms: dict[nn.Parameter, torch.Tensor] = {}
+        setup.after_backward.append(partial(check_alike, setup, norms))
+        if config["optimizer_in_backward"]:
+            setup.when_made[model] = partial(_divide_and_note, setup.when_made[model], setup, norms)
     if styles and may_skip(model):
         name = f"the code of {type(model).__name__} may leave out layers"
         raise RefusedError(f"tensor_parallel: {name}, and was not tried with split ones; use tensor_parallel 1.")
@@ -72,15 +83,26 @@ def sharded(setup: Setup) -> None:
 
 
 @contextmanager
-def _told_of_code() -> Iterator[None]:
-    """Tell in a sentence that a model's code meets weights that were not gathered."""
+def _told_of_code(words: str, sentence: str) -> Iterator[None]:
+    """Tell in a sentence what PyTorch has its own words for: a model's code does not meet what it expects."""
     try:
         yield
     except RuntimeError as error:
-        if "mixed torch.Tensor and DTensor" not in str(error):
+        if not re.search(words, str(error)):
             raise
-        message = "fsdp does not fit this model, whose code computes with weights of layers that it does not call"
-        raise RefusedError(f"data_parallel: {message}; use ddp.") from error
+        raise RefusedError(sentence) from error
+
+
+def _divide_and_note(divide: Callable[[], Any], setup: Setup, norms: dict[nn.Parameter, torch.Tensor]) -> None:
+    """Divide the root, and note the norms of gradients before the backward applies and frees them."""
+    divide()
+
+    def note(weight: Any) -> None:
+        if weight not in norms:
+            norms[weight] = norm_of(weight)
+
+    for _, weight in setup.trainable():
+        setup.on_close(weight.register_post_accumulate_grad_hook(note).remove)
 
 
 def _sync(model: Any, last: bool, *, deferred: bool) -> None:

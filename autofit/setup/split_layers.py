@@ -21,7 +21,7 @@ from autofit.setup.state import Setup
 Styles = dict[nn.Module, str]  # of transformers, by layer
 
 _ALIKE, _NOISE = 0.05, 1e-3  # by how much norms of gradients may differ: of each, and of the largest
-_WHOLE = "use tensor_parallel 1"
+WHOLE = "use tensor_parallel 1"
 _SUMMED = "replicated_with_grad_allreduce"  # norms of single heads, of which each device sees its own
 _EXPERTS = "moe_tp_experts"  # left whole, for fsdp to divide
 _HEAD = "colwise_gather_output"
@@ -42,16 +42,16 @@ def styles_of(setup: Setup) -> Styles:
     for module, style in planned(model):
         is_known = style in _STYLES and isinstance(module, nn.Linear) and is_plain_linear(module)
         if style != _SUMMED and not is_known:
-            raise RefusedError(f"the plan of {name} asks for {style} of a {type(module).__name__}; {_WHOLE}.")
+            raise RefusedError(f"the plan of {name} asks for {style} of a {type(module).__name__}; {WHOLE}.")
         if isinstance(module, nn.Linear):
             side = module.in_features if style.startswith("rowwise") else module.out_features
             if side % degree:
                 raise RefusedError(f"a layer of {side} features cannot be split in {degree}; choose a divisor.")
         styles[module] = style
     if not styles:
-        raise RefusedError(f"transformers has no plan to split the layers of {name}; {_WHOLE}.")
+        raise RefusedError(f"transformers has no plan to split the layers of {name}; {WHOLE}.")
     if _drops(model):
-        raise RefusedError(f"each device of a group would drop something else; set dropout to 0, or {_WHOLE}.")
+        raise RefusedError(f"each device of a group would drop something else; set dropout to 0, or {WHOLE}.")
     check_heads(model, degree)
     return styles | _styles_of_ends(setup)
 
@@ -82,18 +82,17 @@ def split_layers(setup: Setup, parts: list[nn.Module], styles: Styles) -> None:
             module.register_forward_hook(lambda module, inputs, output: output.clone())
 
 
-def check_alike(setup: Setup) -> None:
-    """Compare gradients of whole weights between the devices of each group once, after a backward: a plan that leaves
-    out weights among split layers would train them with parts of their gradients. Raises RefusedError."""
+def check_alike(setup: Setup, norms: dict[nn.Parameter, torch.Tensor]) -> None:
+    """Compare gradients of whole weights between the devices of each group once, after a backward, by their `norms` or
+    those of what is left of them: a plan that leaves out weights among split layers would train them with parts of
+    their gradients. Raises RefusedError."""
     setup.after_backward = [each for each in setup.after_backward if getattr(each, "func", None) is not check_alike]
     assert setup.ranks.mesh is not None, "one device splits nothing"
     whole, group = [], setup.ranks.mesh["tensor"].get_group()
     for name, weight in setup.trainable():
-        seen: torch.Tensor | None = weight if weight.grad is None else weight.grad
-        if isinstance(seen, DTensor):
-            seen = None if "tensor" in (seen.device_mesh.mesh_dim_names or ()) else seen.to_local()
-        if seen is not None:
-            whole.append((name, seen.detach().float().norm().to(setup.device)))
+        mesh = weight.data.device_mesh if isinstance(weight.data, DTensor) else None
+        if mesh is None or "tensor" not in (mesh.mesh_dim_names or ()):
+            whole.append((name, norms.get(weight, norm_of(weight)).to(setup.device)))
     if not whole:
         return
     least, most = (torch.stack([norm for _, norm in whole]) for _ in range(2))
@@ -102,7 +101,15 @@ def check_alike(setup: Setup) -> None:
     differ = setup.ranks.largest(*((most - least) / (_ALIKE * most + _NOISE * most.max())).tolist())
     if names := [name for (name, _), each in zip(whole, differ, strict=True) if each > 1]:
         message = f"gradients of {names[0]} differ between devices, which the plan of transformers does not say"
-        raise RefusedError(f"tensor_parallel: {message}; {_WHOLE}.")
+        raise RefusedError(f"tensor_parallel: {message}; {WHOLE}.")
+
+
+def norm_of(weight: nn.Parameter) -> torch.Tensor:
+    """The norm of a weight's gradient, or of the weight where it has none; of a divided one of this rank's part."""
+    seen = weight.data if weight.grad is None else weight.grad
+    local = seen.to_local() if isinstance(seen, DTensor) else seen
+    norm: torch.Tensor = local.detach().float().norm()
+    return norm
 
 
 def _styles_of_ends(setup: Setup) -> Styles:

@@ -50,6 +50,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "latent": SMALL
     | {"model_type": "deepseek_v2", "first_k_dense_replace": 2}
     | dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
+    "own code": SMALL
+    | {"model_type": "doge", "keep_window_size": 64},  # whose attention has a weight outside of layers
     "mixture": SMALL | {"model_type": "mixtral", "num_local_experts": 2},
 }
 TENSOR, CONTEXT, FSDP = {"tensor_parallel": 2}, {"context_parallel": 2}, {"data_parallel": "fsdp"}
@@ -97,6 +99,14 @@ REFUSED: dict[Case, tuple[dict[str, Any], str]] = {
     ("dropout", "tensor"): (TENSOR, "would drop something else; set dropout to 0"),
     ("functions", "tensor"): (TENSOR, "would drop something else; set dropout to 0"),
     ("activations", "tensor"): (TENSOR, "gradients of model.layers.0.mlp.act_fn.alpha_p differ between devices"),
+    ("activations", "tensor, in backward"): (
+        TENSOR | IN_BACKWARD,
+        "gradients of model.layers.0.mlp.act_fn.alpha_p differ",
+    ),
+    ("own code", "tensor"): (
+        TENSOR,
+        "the code of DogeForCausalLM does not follow the plan that transformers has for it",
+    ),
     ("latent", "tensor"): (TENSOR, "the plan of DeepseekV2ForCausalLM asks for mla_kv_a_proj of a Linear"),
     ("llama", "tensor and adapters"): (TENSOR | {"lora_rank": 4}, "adapters of split layers drift apart"),
     ("llama", "tensor and ddp"): (TENSOR | {"data_parallel": "ddp"}, "use fsdp"),
