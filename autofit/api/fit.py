@@ -14,11 +14,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autofit.api.search import log_event, run_shown
-from autofit.core.errors import InputError, counted, is_whole, require, several, unknown
+from autofit.core.errors import InputError, counted, require, several, unknown
 from autofit.core.events import Listener, Note
 from autofit.core.files import check_output, expanded, locked, write_atomically
 from autofit.core.layout import Layout, divisor, fitted_to
-from autofit.core.options import SearchOptions, search_options
+from autofit.core.options import SearchOptions, check_devices, search_options
 from autofit.core.place import given_place
 from autofit.core.result import Result, SavedResult
 from autofit.core.workload import Hyperparameters, length_of_training
@@ -38,7 +38,6 @@ from autofit.tuning.run import run_search
 
 _SEARCH, _RESULT = "search", "result.yaml"  # in an output directory: the run directory, and the result of the search
 _DEFAULT_LR = Hyperparameters.lr
-_MOST_DEVICES = 1024  # of one machine
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,8 @@ def fit(
         restart: called when memory ran out in the middle of an update, to resume in a fresh process (`autofit train`
             starts itself again); default: this process goes back to the last checkpoint.
         devices: how many of this machine train together, each in a process of its own; default: as many as the config
-            is for, else one. Under torchrun or srun each process takes its place among those that were started.
+            is for, else one. A search measures on as many. Under torchrun or srun each process takes its place among
+            those that were started, with a config.
         nodes: how many machines; more than one are started by torchrun or srun.
         options: those of `search`: gpu_mem, gpu, device, mem, set, trials, time_limit, ...
 
@@ -147,9 +147,7 @@ def fit(
     require(fine, "eval_loader must be an iterable of batches", eval_loader, "Leave it out for none.")
     search_options(space=space, **{"seed": seed, **options})  # before anything is made of them
     place = given_place()
-    fine = devices is None or (is_whole(devices, 1) and devices <= _MOST_DEVICES)
-    require(fine, f"devices must be a whole number from 1 to {_MOST_DEVICES}", devices)
-    require(is_whole(nodes, 1), "nodes must be a positive whole number", nodes)
+    check_devices(devices, nodes)
     if nodes > 1 and place is None:
         message = f"{nodes} nodes are to train together, and this process was started alone"
         raise InputError(f"{message}.", f"Start it on each: torchrun --nnodes {nodes} --nproc-per-node ... SCRIPT.")
@@ -157,10 +155,10 @@ def fit(
     if lr is _DEFAULT_LR:  # nobody gave one: a number that is written somewhere is an object of its own
         listener(Note(f"lr is not given: the learning rate is {_DEFAULT_LR:g}."))
     config, options = _with_optimizer(optimizer, config, options)
-    if config is not None:
-        world = place.world if place else devices or Layout.of(config).world
-    elif place is not None or (devices or 1) > 1:
-        raise InputError("a search finds configs for one device so far.", "Give config= for several.")
+    if config is None and place is not None:
+        message = "a search starts processes of its own, and this one was started as one of several."
+        raise InputError(message, "Give config=, or start it alone with devices=.")
+    world = place.world if place else devices or Layout.of(config or {}).world
     with contextlib.ExitStack() as stack:
         if place is None or not place.rank:
             directory = stack.enter_context(_output_directory(output_dir, resume, listener))
@@ -179,10 +177,15 @@ def fit(
         )
         total_steps = _total_steps(loader, epochs, steps)
         result, run = None, session.run
+        effective = workload.effective_batch_size
+        if place is None and (fewer := divisor(config or {}, world, effective)) < world:
+            samples = counted(effective, "sample")
+            listener(Note(f"{samples} do not divide among {world} devices: {fewer} of them train."))
+            world = fewer
         if config is None:
             if max_grad_norm is not None:  # which needs all gradients at once
                 options["set"] = {"optimizer_in_backward": False, **options.get("set", {})}
-            checked = search_options(space=space or "full", **{"seed": seed, **options})
+            checked = search_options(space=space or "full", devices=world, **{"seed": seed, **options})
             result = _result(session, checked, listener, reuse=search == "auto")
             config = result.config
             assert config is not None, "else NothingFitsError"
@@ -190,16 +193,12 @@ def fit(
             device = hardware["device"] if isinstance(hardware, Mapping) else hardware.device
         else:
             device = search_options(**options).wanted_device
-            if place is None and (fewer := divisor(config, world, workload.effective_batch_size)) < world:
-                samples = counted(workload.effective_batch_size, "sample")
-                listener(Note(f"{samples} do not divide among {world} devices: {fewer} of them train."))
-                world = fewer
-            config = fitted_to(config, world, workload.effective_batch_size)
-            if world > 1:
-                device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-                run = functools.partial(run_on_devices, session, devices=world) if place is None else session.run
-                if place is not None and not torch.distributed.is_initialized():
-                    stack.enter_context(joined(place, device))
+            config = fitted_to(config, world, effective)
+        if world > 1:
+            device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+            run = functools.partial(run_on_devices, session, devices=world) if place is None else session.run
+            if place is not None and not torch.distributed.is_initialized():
+                stack.enter_context(joined(place, device))
         history, evaluations = run(config, device, loader, steps=total_steps, eval_loader=eval_loader)
         return Trained(model, history, result, evaluations)
 

@@ -32,6 +32,7 @@ TrustRemoteCode = Annotated[bool, _option(_MODEL, "Run the model's own code.", N
 # What may be used
 _gpu = "The card to fit, such as rtx-4090"
 _gpu_or_list = f"{_gpu}; list: all of them."
+_devices = "Devices of a machine that train one config together, with the given memory each; all: like card 0."
 _device = "cuda or cpu; default: CUDA where there is a card."
 GpuMem = Annotated[str | None, _option(_BUDGET, "Memory of the card to fit.", "GIB")]
 Gpu = Annotated[str | None, _option(_BUDGET, f"{_gpu}.", "NAME", complete=card_names)]
@@ -39,6 +40,8 @@ GpuOrList = Annotated[str | None, _option(_BUDGET, _gpu_or_list, "NAME", "--gpu"
 Device = Annotated[str | None, _option(_BUDGET, _device, "DEVICE", complete=DEVICES)]
 Mem = Annotated[str | None, _option(_BUDGET, "Memory for tensors on the CPU; default: 80 % of what is free.", "GIB")]
 HostMem = Annotated[str | None, _option(_BUDGET, "Host memory beside a GPU; default: 80 % of what is free.", "GIB")]
+Devices = Annotated[str, _option(_BUDGET, _devices, "N|all")]
+Nodes = Annotated[int, _option(_BUDGET, "Machines that train one config together.", "N")]
 Margin = Annotated[float, _option(_BUDGET, "Share of the card to leave free.", "SHARE")]
 
 # Which configs

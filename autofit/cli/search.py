@@ -44,6 +44,8 @@ def search(
     tolerance: options.Tolerance = 0.03,
     seed: options.Seed = 0,
     workers: options.Workers = None,
+    devices: options.Devices = "1",
+    nodes: options.Nodes = 1,
     resume: options.ResumeSearch = False,
     no_store: options.NoStore = False,
     out: options.Out = None,

@@ -47,6 +47,12 @@ class Hardware:
             return ()
         return (f"segments of device memory do not grow here ({self.allocator}), which takes some percent more of it.",)
 
+    @property
+    def title(self) -> str:
+        """Its name, and how many train together."""
+        several = f"{self.devices} x {self.name}" if self.world > 1 else self.name
+        return f"{several} on each of {self.nodes} nodes" if self.nodes > 1 else several
+
     def of_several(self, devices: int, nodes: int = 1) -> Self:
         """The same device as one of several."""
         return dataclasses.replace(self, devices=devices, nodes=nodes)

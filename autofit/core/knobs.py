@@ -178,6 +178,7 @@ KNOB_WORDS = {
     "reshard_after_forward": KnobWords(
         "Gathered weights",
         "reshard {value}",
+        "no resharding",
         values={True: "are given up after the forward", False: "are kept from the forward to the backward"},
     ),
     "fsdp_offload": KnobWords("Shards kept", "shards offloaded", "shards on the device", {"cpu": "in host memory"}),

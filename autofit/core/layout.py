@@ -87,6 +87,14 @@ def kind_of(config: Mapping[str, Value], hardware: Hardware) -> Value:
     return "ddp" if several == hardware.world else "none" if several == 1 and whole else "fsdp"
 
 
+def implied(config: Mapping[str, Value]) -> set[str]:
+    """The knobs of several devices that a reader can tell from the others: degrees of 1, what is null, what is left."""
+    found = {
+        knob for knob in (*_KNOBS, "reshard_after_forward", "fsdp_offload") if str(config.get(knob)) in ("None", "1")
+    }
+    return found | {"data_parallel_shard"} | ({_KNOBS[0]} if config.get("data_parallel") == "ddp" else set())
+
+
 def degrees(hardware: Hardware, heads: int = 0) -> tuple[Value, ...]:
     """Into how many parts the devices of a node can divide something, and heads of attention; null on one device."""
     common = math.gcd(hardware.devices, heads)

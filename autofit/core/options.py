@@ -9,13 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from autofit.core.budget import gib_to_bytes
 from autofit.core.config import Value
-from autofit.core.errors import InputError, require, shown, unknown
+from autofit.core.errors import InputError, is_whole, require, shown, unknown
 from autofit.core.files import expanded
 from autofit.core.strict_yaml import parse
 from autofit.core.workload import check_seed
 
 DEVICES = ("cpu", "cuda")
 _MOST = 2**31  # of probes, and of seconds for one
+MOST_DEVICES = 1024  # of one machine
+ALL = "all"  # every card like the first
 _SIZES = {"gpu_mem": "the GPU memory", "mem": "the memory", "host_mem": "the host memory"}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "": 1}
 
@@ -38,13 +40,15 @@ class SearchOptions(BaseModel):
     tolerance: float = 0.03
     seed: int = 0
     workers: int | None = None
+    devices: int | str = 1  # that a config trains on, of each node; "all" cards like the first
+    nodes: int = 1
     out: Path | None = None
     resume: bool = False
     store: bool = True  # start from the measurements of earlier searches, and store this one's
     memory_snapshot: bool = False  # record PyTorch's memory history of one step of the best config
     probe_timeout: float = 600.0
 
-    @field_validator("gpu_mem", "mem", "host_mem", "time_limit", "set", "space", "out", mode="before")
+    @field_validator("gpu_mem", "mem", "host_mem", "time_limit", "set", "space", "out", "devices", mode="before")
     @classmethod
     def _read(cls, value: Any, info: Any) -> Any:
         name: str = info.field_name
@@ -57,6 +61,8 @@ class SearchOptions(BaseModel):
         if name == "set" and isinstance(value, Mapping):
             require(all(isinstance(knob, str) for knob in value), "set must map names of knobs to values", value)
             return {knob: tuple(v) if isinstance(v, list | tuple) else (v,) for knob, v in value.items()}
+        if name == "devices" and isinstance(value, str) and value.isdecimal():
+            return int(value[:9])
         return seconds_of(value) if name == "time_limit" and isinstance(value, str) else value
 
     @model_validator(mode="after")
@@ -77,6 +83,9 @@ class SearchOptions(BaseModel):
         for name, count in ("trials", self.trials), ("workers", self.workers):
             require(count is None or count >= 1, f"the number of {name} must be at least 1", count)
             require(count is None or count <= _MOST, f"the number of {name} must be at most {_MOST:,}", count)
+        check_devices(None if self.devices == ALL else self.devices, self.nodes)
+        message = "--workers are probes at a time, and each of these takes several devices."
+        _refuse(self.devices != 1 and (self.workers or 1) > 1, message, "Leave out --workers.")
         check_seed(self.seed)
         require(0 < self.probe_timeout <= _MOST, "probe_timeout must be seconds, more than 0", self.probe_timeout)
         limit, unnamed = self.time_limit, self.resume and self.out is None
@@ -96,6 +105,13 @@ class SearchOptions(BaseModel):
         """The device asked for, named or implied by the budget; None: whatever is there."""
         is_card = self.gpu_mem is not None or self.gpu is not None
         return self.device or ("cuda" if is_card else "cpu" if self.mem is not None else None)
+
+
+def check_devices(devices: Any, nodes: Any) -> None:
+    """Raise an InputError for what is no number of devices (None: not given) or nodes."""
+    fine = devices is None or (is_whole(devices, 1) and devices <= MOST_DEVICES)
+    require(fine, f"devices must be a whole number from 1 to {MOST_DEVICES}", devices)
+    require(is_whole(nodes, 1), "nodes must be a positive whole number", nodes)
 
 
 def _refuse(wrong: bool, message: str, remedy: str = "") -> None:

@@ -176,6 +176,8 @@ class Result:
             "model": self.model,
             "workload": dict(self.workload),
             "source": dict(self.source),
+            "devices": self.hardware.devices,  # on each node
+            "nodes": self.hardware.nodes,
             "hardware": {**hardware, **{name: value for name, value in optional.items() if value}},
             "versions": dict(self.versions),
             "config": dict(self.config),
@@ -236,10 +238,12 @@ class SavedResult:
             raise InputError(f"{path} has schema {shown(data['autofit'])}; this autofit reads schema {SCHEMA}.")
         parts = {key: data[key] for key in ("workload", "config")}
         parts |= {key: data.get(key) or {} for key in ("source", "hardware", "measured", "predicted", "versions")}
+        several = {key: data[key] for key in ("devices", "nodes") if key in data}
         for key, part in parts.items():
             if not isinstance(part, dict) or not isinstance(data.get(key), dict | None):
                 raise InputError(f"{path}: {key} must be a mapping.", _AGAIN)
         try:
+            parts["hardware"] = {**parts["hardware"], **several}
             _Parts.model_validate({**parts, "model": data["model"]}, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
@@ -272,7 +276,12 @@ _Parts = create_model(
     "Parts",
     model=str,
     workload=create_model("Work", task=_TEXT, sequence_length=_COUNT, effective_batch_size=_COUNT),
-    hardware=create_model("Device", **_SIZES, **dict.fromkeys(("device", "name", "allocator", "measured_on"), _TEXT)),
+    hardware=create_model(
+        "Device",
+        **_SIZES,
+        **dict.fromkeys(("device", "name", "allocator", "measured_on"), _TEXT),
+        **dict.fromkeys(("devices", "nodes"), _COUNT),
+    ),
     versions=dict[str, str],
     measured=create_model("Measured", __base__=_Speeds, step_seconds=_STEP, peak_gib=_PEAK),
     predicted=create_model("Predicted", __base__=_Speeds, step_seconds=_NUMBER, device_bytes=_INTERVAL),

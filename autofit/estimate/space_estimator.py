@@ -17,7 +17,7 @@ import numpy as np
 
 from autofit.core.config import Config
 from autofit.core.environment import version_of
-from autofit.core.errors import AutofitError
+from autofit.core.errors import AutofitError, InputError
 from autofit.core.files import cache_file, digest, keep, kept
 from autofit.core.forks import forked
 from autofit.core.hardware import Hardware
@@ -77,6 +77,8 @@ def predict_all(
     Cached on disk by workload, device, configs and versions where a config.json describes all of the model: custom code
     may change without its structure showing it.
     """
+    if hardware.world > 1:
+        raise InputError("a step of several devices cannot be predicted yet.")
     # Measured in a fork where this process is still to be forked: matrix products start threads.
     rates = (rates_for(hardware) if processes == 1 else forked(lambda: rates_for(hardware))()) or UNKNOWN
     key = cache_key_of(workload, hardware, rates, configs)

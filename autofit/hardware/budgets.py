@@ -87,7 +87,8 @@ def _device_bytes(options: SearchOptions, hardware: Hardware) -> int:
 def _requested(options: SearchOptions, hardware: Hardware) -> int:
     """What the options ask for, or by default all of a card and a share of a CPU's free memory."""
     if hardware.device == "cpu":
-        return int(hardware.host_free_bytes * FREE_FRACTION) if options.mem is None else gib_to_bytes(options.mem)
+        share = int(hardware.host_free_bytes * FREE_FRACTION) // hardware.devices
+        return share if options.mem is None else gib_to_bytes(options.mem)
     return hardware.memory_bytes if options.gpu_mem is None else gib_to_bytes(options.gpu_mem)
 
 

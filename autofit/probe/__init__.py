@@ -5,7 +5,7 @@ from autofit.probe.executors import Executor
 from autofit.probe.executors.gang import GangExecutor
 from autofit.probe.executors.local import LocalExecutor
 from autofit.probe.executors.pool import PoolExecutor
-from autofit.probe.placement import Place, Placement, physical_cores, place_probes
+from autofit.probe.placement import Place, Placement, physical_cores, place_probes, place_ranks
 from autofit.probe.steps import Request
 from autofit.probe.timing import Plan
 
@@ -21,4 +21,5 @@ __all__ = [
     "Request",
     "physical_cores",
     "place_probes",
+    "place_ranks",
 ]

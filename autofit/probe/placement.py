@@ -13,6 +13,7 @@ from pathlib import Path
 
 from autofit.core.errors import InputError, counted
 from autofit.core.hardware import Hardware
+from autofit.core.options import ALL
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -92,29 +93,43 @@ def place_probes(workers: int | None, hardware: Hardware, idle_cards: Callable[[
         workers: None: one on each of the idle cards, one on a CPU.
         idle_cards: the cards like card 0 that a probe can use, as CUDA_VISIBLE_DEVICES calls them, that one first.
     """
-    if hardware.device == "cpu":
-        return _on_cores(workers) if workers and workers > 1 else Placement()
-    if workers == 1:
+    if workers == 1 or (workers is None and hardware.device == "cpu"):
         return Placement()
-    cards = idle_cards()
-    if workers and workers > len(cards):
-        found = f"{len(cards)} of the visible cards {'is' if len(cards) == 1 else 'are'} an idle {hardware.name}"
-        raise InputError(f"{workers} workers need a card each like card 0, and {found}.", "Give fewer workers.")
-    if len(cards) == 1:
-        return Placement()
-    return Placement(tuple(Place(number, card=card) for number, card in enumerate(cards[:workers])))
+    places = _places(workers, "workers", hardware, idle_cards)
+    return Placement(places if len(places) > 1 else ())
 
 
-def _on_cores(workers: int) -> Placement:
-    """As many whole cores for each worker; those that are left over stay idle."""
+def place_ranks(devices: int | str, hardware: Hardware, idle_cards: Callable[[], Sequence[str]]) -> tuple[Place, ...]:
+    """A place for each of the devices that train together, "all" meaning the cards; none for a device alone. Raises
+    InputError for fewer cards or cores."""
+    if devices == 1:
+        return ()
+    if hardware.device == "cpu" and devices == ALL:
+        raise InputError("--devices all means cards, and the device is the CPU.", "Give a number: --devices 2.")
+    places = _places(devices if isinstance(devices, int) else None, "devices", hardware, idle_cards)
+    return places if len(places) > 1 else ()
+
+
+def _places(
+    count: int | None, what: str, hardware: Hardware, idle_cards: Callable[[], Sequence[str]]
+) -> tuple[Place, ...]:
+    """So many places on cards, None for all of them, or as many whole cores for each; those left over stay idle."""
+    if hardware.device == "cuda":
+        cards = idle_cards()
+        if count and count > len(cards):
+            found = f"{len(cards)} of the visible cards {'is' if len(cards) == 1 else 'are'} an idle {hardware.name}"
+            raise InputError(f"{count} {what} need a card each like card 0, and {found}.", f"Give fewer {what}.")
+        return tuple(Place(number, card=card) for number, card in enumerate(cards[:count]))
+    assert count, "a CPU is divided by a number"
     cores = physical_cores()
-    share = len(cores) // workers
+    share = len(cores) // count
     if not share:
         available = counted(len(cores), "core")
-        message = f"{workers} workers need a core each, and this process may use {available}."
-        raise InputError(message, "Give fewer workers.")
-    shares = [frozenset().union(*cores[number * share : (number + 1) * share]) for number in range(workers)]
-    return Placement(tuple(Place(number, processors=each, cores=share) for number, each in enumerate(shares)))
+        raise InputError(
+            f"{count} {what} need a core each, and this process may use {available}.", f"Give fewer {what}."
+        )
+    shares = [frozenset().union(*cores[number * share : (number + 1) * share]) for number in range(count)]
+    return tuple(Place(number, processors=each, cores=share) for number, each in enumerate(shares))
 
 
 def physical_cores(topology: Path = _TOPOLOGY) -> list[frozenset[int]]:

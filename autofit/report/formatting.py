@@ -14,6 +14,7 @@ from autofit.core.config import Config
 from autofit.core.estimate import Estimate
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.knobs import KNOB_WORDS, is_off, yaml_word
+from autofit.core.layout import implied
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.pareto import Point
 
@@ -30,14 +31,22 @@ _PART_OF_ANOTHER = ("gradient_accumulation_steps", "lora_targets")
 
 def describe(config: Mapping[str, Any], knobs: Collection[str] | None = None) -> str:
     """A config in a few words: its knobs that are on, of those named or of all."""
-    named = [name for name in config if (knobs is None or name in knobs) and name not in _PART_OF_ANOTHER]
+    told = {*_PART_OF_ANOTHER, *implied(config)}
+    named = [name for name in config if (knobs is None or name in knobs) and name not in told]
     on = [name for name in named if not is_off(config[name])]
     return ", ".join(_knob(config, name) for name in on or named)
 
 
 def changes(config: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The knobs of a config that differ from another one, in a few words each, off values included."""
-    differing = [name for name in config if config[name] != other.get(name) and name != "gradient_accumulation_steps"]
+    told = {name for name in implied(config) if config.get(name) is None or name in implied(other)}
+    differing = [
+        name
+        for name in config
+        if name not in (*told, "gradient_accumulation_steps")
+        and config[name] != other.get(name)
+        and not (is_off(config[name]) and is_off(other.get(name)))
+    ]
     names = dict.fromkeys("lora_rank" if name == "lora_targets" else name for name in differing)
     return [_knob(config, name) for name in names]
 
@@ -168,7 +177,7 @@ def source(measured: bool) -> str:
 
 def where(hardware: Hardware, budget: Budget) -> str:
     """The device and the budget."""
-    return f"{hardware.name} within {gib(budget.device_bytes)} GiB"
+    return f"{hardware.title} within {gib(budget.device_bytes)} GiB{' each' if hardware.world > 1 else ''}"
 
 
 def clock(seconds: float) -> str:

@@ -32,7 +32,7 @@ def answer_line(result: Result, best: Estimate) -> str:
     """The best predicted config's speed and memory."""
     speed = f"about {rate(best)} in " if rate(best) else ""
     of = f"{interval(best.low, best.high)} of {gib(result.budget.device_bytes)} GiB"
-    return f"{speed}{of}, the best predicted config for {result.model} on {result.hardware.name}."
+    return f"{speed}{of}, the best predicted config for {result.model} on {result.hardware.title}."
 
 
 def predicted_lines(result: Result, best: Estimate) -> list[str]:

@@ -41,7 +41,7 @@ def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> R
 def _answer(result: Result, best: Measurement) -> list[RenderableType]:
     peak, step = fmt.peak_gib(best), best.step_seconds
     memory = f" in {peak} of {fmt.gib(result.budget.device_bytes)} GiB" if peak else ""
-    of = fmt.printable(f": the best config for {result.model} on {result.hardware.name}, {fmt.proof(best)}.")
+    of = fmt.printable(f": the best config for {result.model} on {result.hardware.title}, {fmt.proof(best)}.")
     config = Padding(Text(fmt.describe(best.config), "bold"), (0, 0, 0, 2), expand=False)
     lines: list[RenderableType] = [Text.assemble((f"{fmt.rate(best)}{memory}", "bold"), of), config]
     if step:

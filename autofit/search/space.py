@@ -80,7 +80,9 @@ def load_space(name_or_path: str | Path, offer: KnobChoices) -> Space:
         raise unknown("space", str(name_or_path), shipped)
     data = _read(path)
     knobs = {knob: _listed(knob, given, offer, path) for knob, given in data["knobs"].items()}
-    return Space(path.stem, data["description"], knobs)
+    # What means nothing here, as the knobs of several devices do on one, is no part of the space.
+    kept = {knob: values for knob, values in knobs.items() if data["knobs"][knob] != _ALL or values != (None,)}
+    return Space(path.stem, data["description"], kept)
 
 
 def check_asked(

@@ -21,7 +21,7 @@ class DataParallel(Technique):
     all_exact = True
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
-        return ("ddp", "fsdp") if hardware.world > 1 else (None,)
+        return ("fsdp", "ddp") if hardware.world > 1 else (None,)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError where there is only one device."""

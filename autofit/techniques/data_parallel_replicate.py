@@ -14,7 +14,7 @@ class DataParallelReplicate(Degree):
     takes = "a whole number that divides the number of devices, or null"
 
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
-        return tuple(size for size in range(1, hardware.world) if not hardware.world % size) or (None,)
+        return (None, *(size for size in range(2, hardware.world) if not hardware.world % size))
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         """Raises InputError for a number that does not divide the devices, or is not what ddp has."""

@@ -18,7 +18,7 @@ class FsdpOffload(Technique):
     def choices(self, hardware: Hardware) -> tuple[Value, ...]:
         if hardware.world == 1:
             return (None,)
-        return self.values if hardware.device == "cuda" else ("none",)
+        return ("cpu", "none") if hardware.device == "cuda" else ("none",)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
         return (config[self.name] or "none") if kind_of(config, hardware) == "fsdp" else None

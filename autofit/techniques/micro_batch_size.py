@@ -23,7 +23,7 @@ class MicroBatchSize(Technique):
         return tuple(2**power for power in range(11))
 
     def choices_for(self, workload: Workload, hardware: Hardware) -> tuple[Value, ...]:
-        whole = workload.effective_batch_size // hardware.world
+        whole = workload.effective_batch_size
         return tuple(size for size in range(1, whole + 1) if whole % size == 0)
 
     def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:

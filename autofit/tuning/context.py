@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from autofit.core.budget import FREE_FRACTION, Budget, gib_to_bytes
-from autofit.core.errors import InputError
+from autofit.core.errors import InputError, counted
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
 from autofit.hardware.budgets import budget_for, budget_notes
 from autofit.hardware.catalogue import card_to_search_for, standing_in_for
-from autofit.probe import Executor, Placement, place_probes
+from autofit.probe import Executor, Place, Placement, place_probes, place_ranks
 from autofit.search.journal import begun_with
 from autofit.search.space import Space
 from autofit.tuning.space import space_for
@@ -30,6 +30,7 @@ class Context:
     requested_bytes: int | None  # of the device; None: the default budget
     budget: Budget
     placement: Placement  # where probes explore; finalists run one at a time on all of the machine
+    ranks: tuple[Place, ...]  # where the devices are that train one config together; none: one device
     space: Space
     budget_notes: tuple[str, ...]  # where the budget differs from what the user may expect
 
@@ -46,11 +47,14 @@ class Context:
     @property
     def exact_memory(self) -> bool:
         """Whether the tracked peak alone decides what fits, and is the same on every run."""
-        return self.hardware.device == "cpu"
+        return self.hardware.device == "cpu" and self.hardware.world == 1  # what ranks exchange comes and goes
 
     def notes(self) -> tuple[str, ...]:
         """What the user should know before the first probe."""
         traits, placement = self.workload.traits, self.placement.describe(self.measured_on)
+        if self.ranks:
+            each = counted(self.ranks[0].cores, "core") if self.ranks[0].cores else "a card"
+            placement = f"{len(self.ranks)} processes train each config together, on {each} each."
         notes = [*self.measured_on.notes, *self.budget_notes, *(traits.notes if traits else ()), placement]
         if self.options.store and not (traits and traits.fingerprint):
             notes += ["this model's code has no stable fingerprint, so earlier measurements of it are not looked up."]
@@ -58,6 +62,7 @@ class Context:
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for measurements to be comparable when a search is resumed."""
+        several = {"devices": self.hardware.devices, "nodes": self.hardware.nodes} if self.hardware.world > 1 else {}
         return {
             "model": self.workload.name,
             **self.workload.summary(),
@@ -67,6 +72,7 @@ class Context:
             "margin": self.budget.margin,
             "torch": importlib.metadata.version("torch"),
             "cores_of_each_worker": self.placement.cores_of_each,
+            **several,
         }
 
 
@@ -76,7 +82,8 @@ def context_of(workload: Workload, options: SearchOptions, executor: Executor, j
     card = card_to_search_for(options.gpu) if options.gpu is not None else None
     memory = options.gpu_mem if options.mem is None else options.mem
     budget_bytes = gib_to_bytes(memory) if memory is not None else None
-    measured_on, traits = executor.look(workload, options.wanted_device, budget_bytes)
+    look, traits = executor.look(workload, options.wanted_device, budget_bytes)
+    measured_on = look.of_several(options.devices if isinstance(options.devices, int) else 1, options.nodes)
     hardware = standing_in_for(measured_on, card) if card else measured_on
     requested = None
     if memory is not None or card is not None:  # a request beyond the card means the card
@@ -84,23 +91,32 @@ def context_of(workload: Workload, options: SearchOptions, executor: Executor, j
     before, started_with = begun_with(journal)
     budget = budget_for(options, hardware, started_with if before.get("budget_bytes") == requested else None)
     usable_bytes = budget.cap_bytes(measured_on.device)
-    placement = place_probes(options.workers, measured_on, lambda: executor.idle_cards_like(measured_on, usable_bytes))
+
+    def idle_cards() -> list[str]:
+        return executor.idle_cards_like(measured_on, usable_bytes)
+
+    ranks = place_ranks(options.devices, measured_on, idle_cards)
+    placement = Placement() if ranks else place_probes(options.workers, measured_on, idle_cards)
+    free_bytes = int(hardware.host_free_bytes * FREE_FRACTION)
     if placement.cores_of_each:
-        free_bytes = int(hardware.host_free_bytes * FREE_FRACTION)
-        check_memory(len(placement.places), budget, free_bytes, given=requested is not None)
+        check_memory(len(placement.places), "workers", budget, free_bytes, given=requested is not None)
+    if ranks:
+        measured_on, hardware = (each.of_several(len(ranks), options.nodes) for each in (measured_on, hardware))
+        if hardware.device == "cpu":
+            check_memory(len(ranks), "devices", budget, free_bytes, given=True)
     workload = dataclasses.replace(workload, traits=traits)
     space, notes = space_for(options, workload, hardware), tuple(budget_notes(options, hardware, budget))
-    return Context(options, workload, hardware, measured_on, requested, budget, placement, space, notes)
+    return Context(options, workload, hardware, measured_on, requested, budget, placement, ranks, space, notes)
 
 
-def check_memory(workers: int, budget: Budget, free_bytes: int, *, given: bool) -> None:
-    """Raise an InputError unless workers can all take the budget of a CPU at once: the default is all that is free."""
-    if given and workers * budget.device_bytes <= free_bytes:
+def check_memory(count: int, what: str, budget: Budget, free_bytes: int, *, given: bool) -> None:
+    """Raise an InputError unless so many can all take the budget of a CPU at once: the default is all that is free."""
+    if given and count * budget.device_bytes <= free_bytes:
         return
-    remedy = f"Give at most --mem {_gib(free_bytes // workers)}, or fewer workers."
+    remedy = f"Give at most --mem {_gib(free_bytes // count)}, or fewer {what}."
     if not given:
-        raise InputError(f"{workers} workers share the memory, so the budget of each must be given.", remedy)
-    wanted = f"{workers} workers with a budget of {_gib(budget.device_bytes)} GiB each"
+        raise InputError(f"{count} {what} share the memory, so the budget of each must be given.", remedy)
+    wanted = f"{count} {what} with a budget of {_gib(budget.device_bytes)} GiB each"
     raise InputError(f"{wanted} may take more than the {_gib(free_bytes)} GiB that can be used here.", remedy)
 
 

@@ -24,7 +24,7 @@ from autofit.core.workload import Workload
 from autofit.estimate.calibration import compare, learn
 from autofit.estimate.space_estimator import predict_all
 from autofit.hardware.budgets import other_budgets
-from autofit.probe import Contention, Executor, LocalExecutor, Plan, PoolExecutor, Request
+from autofit.probe import Contention, Executor, GangExecutor, LocalExecutor, Plan, PoolExecutor, Request
 from autofit.report.formatting import drift_note
 from autofit.search.concurrency import Threaded
 from autofit.search.journal import Journal
@@ -54,13 +54,20 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
         InputError: something given is wrong; ProbeError: probes cannot run here.
     """
     start = time.monotonic()
+    if options.nodes > 1:
+        message = f"a search measures on one machine, not on {options.nodes} nodes together"
+        raise InputError(f"{message}.", "Leave out --nodes: its result can be trained on more devices, too.")
     listener = listener or (lambda event: None)
     listener(PhaseStarted("looking at the model and the device"))
     with run_directory(workload, options.out, resume=options.resume) as directory:
         if options.resume and not directory.journal.exists():  # the search before was killed early
             listener(Note(f"nothing was measured in {directory.path} before: the search starts anew."))
-        with LocalExecutor(directory.probes, options.probe_timeout) as executor:
+        with contextlib.ExitStack() as stack:
+            executor: Executor = stack.enter_context(LocalExecutor(directory.probes, options.probe_timeout))
             context = context_of(workload, options, executor, directory.journal)
+            if context.ranks:
+                stack.close()  # one that serves no more needs no memory
+                executor = stack.enter_context(GangExecutor(context.ranks, directory.probes, options.probe_timeout))
             run = _Run(context, executor, directory, listener, start)
             outcome = run.explore()
             finals = run.verify(outcome)

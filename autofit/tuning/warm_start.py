@@ -38,6 +38,7 @@ def subject_of(workload: Workload, hardware: Hardware, versions: Mapping[str, st
         memory_gib=round(hardware.memory_bytes / GIB),  # the last bytes change with the kernel
         capability=hardware.capability,
         cores=hardware.cores,
+        devices=[hardware.devices, hardware.nodes],
         allocator=hardware.allocator,
         environment={name: os.environ.get(name, default) for name, default in SETTINGS.items()},
         versions={name: version for name, version in versions.items() if name not in _NO_INFLUENCE},

@@ -1,5 +1,6 @@
 """Which devices `fit` trains on: its own processes, those that a launcher started, or this one."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from torch import nn
 
 import autofit
 from autofit.core.errors import InputError
+from autofit.core.options import SearchOptions
 from autofit.training.session import Session
 
 BATCHES = [(torch.randn(8, 4), torch.randn(8, 4)) for _ in range(2)]
@@ -58,6 +60,27 @@ def test_devices_that_the_batch_does_not_go_round_are_left_idle(launched: list[A
     assert "8 samples do not divide among 3 devices: 2 of them train." in caplog.text
 
 
+def test_without_a_config_a_search_is_for_as_many(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def result(_: Session, options: SearchOptions, *__: Any, **___: Any) -> Any:
+        asked.append(options.devices)
+        return SimpleNamespace(config=FSDP | {"data_parallel_shard": options.devices}, hardware={"device": "cpu"})
+
+    monkeypatch.setattr("autofit.api.fit._result", result)
+    fitted(devices=2)
+    fitted(devices=3)  # of which two train
+    assert asked == [2, 2]
+    assert launched == [(2, FSDP | {"data_parallel_shard": 2})] * 2
+
+
+def test_a_search_starts_processes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=r"this one was started as one of several\. Give config="):
+        fitted()
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -67,7 +90,6 @@ def test_devices_that_the_batch_does_not_go_round_are_left_idle(launched: list[A
             {"nodes": 2},
             r"2 nodes are to train together, and this process was started alone\. Start it on each: torchrun",
         ),
-        ({"devices": 2, "config": None}, r"a search finds configs for one device so far\. Give config="),
     ],
 )
 def test_what_cannot_be(given: dict[str, Any], words: str) -> None:

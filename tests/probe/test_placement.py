@@ -11,7 +11,7 @@ import pytest
 
 from autofit.core.errors import InputError
 from autofit.core.hardware import GIB
-from autofit.probe import Place, physical_cores, place_probes
+from autofit.probe import Place, physical_cores, place_probes, place_ranks
 from autofit.probe import placement as place_module
 from tests import tiny
 
@@ -130,3 +130,20 @@ def test_on_the_only_card_of_its_kind_probes_run_one_at_a_time() -> None:
     assert place_probes(None, CARD, lambda: ["a"]).places == ()
     with pytest.raises(InputError, match="1 of the visible cards is an idle NVIDIA H200"):
         place_probes(2, CARD, lambda: ["a"])
+
+
+def test_each_device_of_a_training_has_a_card_or_a_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cards() -> list[str]:
+        return ["a", "b", "c"]
+
+    assert place_ranks(1, CARD, cards) == place_ranks("all", CARD, lambda: ["a"]) == ()
+    assert [place.card for place in place_ranks(2, CARD, cards)] == ["a", "b"]
+    assert [place.card for place in place_ranks("all", CARD, cards)] == ["a", "b", "c"]
+    with pytest.raises(InputError, match="4 devices need a card each like card 0, and 3 of the visible cards are"):
+        place_ranks(4, CARD, cards)
+    monkeypatch.setattr(place_module, "physical_cores", lambda: [frozenset({each}) for each in range(4)])
+    assert [place.processors for place in place_ranks(2, tiny.CPU, list)] == [frozenset({0, 1}), frozenset({2, 3})]
+    with pytest.raises(InputError, match="5 devices need a core each, and this process may use 4 cores"):
+        place_ranks(5, tiny.CPU, list)
+    with pytest.raises(InputError, match="--devices all means cards, and the device is the CPU"):
+        place_ranks("all", tiny.CPU, list)

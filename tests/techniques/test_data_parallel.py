@@ -30,7 +30,7 @@ def test_one_device_has_none() -> None:
 
 def test_several_devices_hold_all_weights_unless_told() -> None:
     assert canonical()["data_parallel"] == "ddp"
-    assert technique_named("data_parallel").choices(EIGHT) == ("ddp", "fsdp")
+    assert technique_named("data_parallel").choices(EIGHT) == ("fsdp", "ddp")
     assert technique_named("data_parallel").choices(tiny.CPU) == (None,)
 
 

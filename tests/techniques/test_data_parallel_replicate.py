@@ -14,7 +14,7 @@ def test_what_it_is() -> None:
     assert canonical()["data_parallel_replicate"] == 8
     assert canonical(**FSDP)["data_parallel_replicate"] == 1
     assert canonical(**FSDP, data_parallel_replicate=4)["data_parallel_replicate"] == 4
-    assert technique_named("data_parallel_replicate").choices(EIGHT) == (1, 2, 4)
+    assert technique_named("data_parallel_replicate").choices(EIGHT) == (None, 2, 4)
 
 
 def test_what_it_cannot_be() -> None:

@@ -17,4 +17,4 @@ def test_where_it_is_searched() -> None:
     choices = technique_named("fsdp_offload").choices
     assert choices(CPU) == (None,)
     assert choices(EIGHT) == ("none",)
-    assert choices(replace(EIGHT, device="cuda")) == ("none", "cpu")
+    assert choices(replace(EIGHT, device="cuda")) == ("cpu", "none")

@@ -368,7 +368,8 @@ def test_the_run_directory(bench: Bench) -> None:
     assert saved.source == {"kind": "directory", "path": "tiny"}
     assert saved.workload == {"task": "causal-lm", "sequence_length": 16, "effective_batch_size": 8}
     assert saved.measured["verified"] is True
-    assert saved.hardware == {"device": "cpu", "name": "a CPU", "memory_gib": 8.0, "budget_gib": 1.0, "margin": 0.05}
+    device = {"device": "cpu", "name": "a CPU", "memory_gib": 8.0, "devices": 1, "nodes": 1}
+    assert saved.hardware == {**device, "budget_gib": 1.0, "margin": 0.05}
 
 
 def test_the_record_is_the_result_and_what_was_predicted_of_it(bench: Bench) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from autofit.core.errors import counted
 from autofit.core.knobs import KNOB_WORDS, KnobWords, is_off
+from autofit.core.layout import implied
 from autofit.report.formatting import value
 
 _PART_OF_OTHERS = ("gradient_accumulation_steps", "lora_targets", "lora_alpha", "lora_dropout")
@@ -13,8 +14,8 @@ KnobRow = tuple[str, str, str]  # a title, what it means, and the knob as YAML h
 
 def config_rows(config: Mapping[str, Any]) -> list[KnobRow]:
     """Every knob that is on, in the order of the config; training all weights has a row, too."""
-    off = off_knobs(config)
-    return [_row(config, knob) for knob in config if knob not in (*_PART_OF_OTHERS, *off)]
+    told = {*_PART_OF_OTHERS, *off_knobs(config), *implied(config)}
+    return [_row(config, knob) for knob in config if knob not in told]
 
 
 def off_knobs(config: Mapping[str, Any]) -> list[str]:

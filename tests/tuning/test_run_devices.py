@@ -1,0 +1,114 @@
+"""A search for several devices: every config is measured on all of them, and the answer says how many they are."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autofit.core.errors import InputError
+from autofit.core.events import Event, Note, ProbeFinished
+from autofit.core.measurement import Outcome
+from autofit.core.options import search_options
+from autofit.core.result import Result, SavedResult
+from autofit.probe import GangExecutor, Place
+from autofit.tuning import run as tune
+from tests import tiny
+from tests.probe.bare import bare
+from tests.probe.executors.test_conformance import PLACES
+from tests.tuning.searching import Bench
+
+
+@pytest.fixture
+def gang(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Place, ...]]]:
+    """The places of the gangs that a search started; probes are a formula."""
+    started: list[tuple[Place, ...]] = []
+
+    def start(places: tuple[Place, ...], *_: object) -> Any:
+        started.append(places)
+        return bench.executor
+
+    monkeypatch.setattr(tune, "GangExecutor", start)
+    monkeypatch.setattr("autofit.probe.placement.physical_cores", lambda: [frozenset({each}) for each in range(4)])
+    bench.space(micro_batch_size=[1, 2, 4], data_parallel="all", tensor_parallel="all")
+    yield started
+
+
+def test_all_is_measured_on_several_devices_and_the_files_say_so(bench: Bench, gang: list[Any]) -> None:
+    events: list[Event] = []
+    result = bench.search(devices=2, listener=events.append)
+    assert [len(places) for places in gang] == [2]
+    assert (result.hardware.devices, result.hardware.nodes, result.hardware.title) == (2, 1, "2 x a CPU")
+    assert {config["data_parallel"] for config, _ in bench.executor.asked} == {"fsdp", "ddp"}
+    assert bench.executor.verified
+    saved = SavedResult.load(bench.folder / "run" / "result.yaml")
+    assert (saved.hardware["devices"], saved.hardware["nodes"]) == (2, 1)
+    assert "\ndevices: 2\nnodes: 1\n" in (bench.folder / "run" / "result.yaml").read_text()
+    assert "<dd>2 x a CPU, " in (bench.folder / "run" / "report.html").read_text()
+    assert Note("2 processes train each config together, on 2 cores each.") in events
+    assert saved.config["data_parallel_shard"] in (1, 2)
+
+
+def test_one_device_takes_no_gang_and_knows_no_knobs_of_several(bench: Bench, gang: list[Any]) -> None:
+    bench.space(micro_batch_size=[1, 2], data_parallel="all", tensor_parallel="all", data_parallel_replicate="all")
+    result = bench.search()
+    assert not gang
+    assert result.space_size == 2
+    assert result.config
+    assert result.config["data_parallel"] is None
+
+
+def test_it_is_resumed_on_as_many_devices(bench: Bench, gang: list[Any]) -> None:
+    bench.search(devices=2, trials=2)
+    with pytest.raises(InputError, match="devices was 2, is 4"):
+        bench.search(devices=4, trials=4, resume=True)
+    with pytest.raises(InputError, match="devices was 2, is None"):
+        bench.search(trials=4, resume=True)
+    assert len(bench.search(devices=2, trials=4, resume=True).trials) == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"nodes": 2}, "a search measures on one machine, not on 2 nodes together"),
+        ({"devices": 3}, "an effective batch of 8 cannot be divided among 3 devices"),
+        ({"devices": 4, "mem": 2.5}, "4 devices with a budget of 2.50 GiB each may take more than"),
+    ],
+)
+def test_what_cannot_be_searched(bench: Bench, gang: list[Any], given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        bench.search(**given)
+
+
+def test_each_device_has_a_share_of_the_memory_by_default(bench: Bench, gang: list[Any]) -> None:
+    whole = bench.search(mem=None, device="cpu", out=bench.folder / "one", trials=1).budget.device_bytes
+    assert bench.search(mem=None, device="cpu", devices=2, trials=1).budget.device_bytes == whole // 2
+
+
+def searched(folder: Path, listener: Callable[[Event], None], **given: Any) -> Result:
+    options = {"space": str(folder / "space.yaml"), "mem": 0.5, "out": folder / "run", "devices": 2, "store": False}
+    return tune.run_search(tiny.mlp_workload(8), search_options(**options, **given), listener)
+
+
+def test_a_search_that_is_interrupted_and_resumed_measures_nothing_twice(
+    tmp_path: Path, shared_zygote: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autofit.tuning.context.place_ranks", lambda *_: tuple(PLACES))
+    monkeypatch.setattr(tune, "GangExecutor", lambda *given: bare(lambda: GangExecutor(*given)))
+    knobs = "  micro_batch_size: [1, 4]\n  data_parallel: all\n  optimizer: [adamw]\n  attention: [sdpa]\n"
+    (tmp_path / "space.yaml").write_text(f"description: for a test\nknobs:\n{knobs}")
+    measured: list[Any] = []
+
+    def listener(event: Event) -> None:
+        if isinstance(event, ProbeFinished) and not event.measurement.verified:
+            measured.append(event.measurement)
+            if len(measured) == 2:
+                raise KeyboardInterrupt
+
+    assert searched(tmp_path, listener).stopped_by == "interrupt"
+    result = searched(tmp_path, listener, resume=True)
+    assert {each.outcome for each in result.trials} == {Outcome.FITS}
+    assert len(measured) == len(result.trials) == len({each.config for each in measured}) == 4
+    assert {each.config["data_parallel"] for each in measured} == {"ddp", "fsdp"}
+    assert result.best
+    assert result.best.verified
