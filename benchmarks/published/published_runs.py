@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def measured(row: dict[str, str]) -> float:
     """Seconds of a step of one card."""
     if row["s_per_step"]:
         return float(row["s_per_step"])
-    return samples_of(row) * length_of(row) / float(row["tokens_per_s"])
+    return samples_of(row) * length_of(row) / context_of(row) / float(row["tokens_per_s"])
 
 
 def samples_of(row: dict[str, str]) -> int:
@@ -102,6 +103,11 @@ def samples_of(row: dict[str, str]) -> int:
 def length_of(row: dict[str, str]) -> int:
     """The tokens of a sample."""
     return int(row["seq_len"] or (_SAMPLE if "padding-free" in row["note"] else _PADDED))
+
+
+def context_of(row: dict[str, str]) -> int:
+    """Among how many cards each sample is divided."""
+    return int(row["parallelism"].partition("CP ")[2] or 1)
 
 
 def inexpressible(row: dict[str, str]) -> str | None:
@@ -123,7 +129,7 @@ def run_of(row: dict[str, str]) -> tuple[Workload, Config, Hardware]:
     assert name is not None, "rows without a card are told apart"
     world = int(row["n_gpus"])
     hardware = hardware_of(card(name)).of_several(min(world, 8), max(1, world // 8))
-    workload = _workload(row, samples_of(row) * world)
+    workload = _workload(row, samples_of(row) * world // context_of(row))
     return workload, Config(**_knobs(row, world)), hardware
 
 
@@ -141,6 +147,8 @@ def _workload(row: dict[str, str], samples: int) -> Workload:
         task = "image-classification" if config["model_type"] == "vit" else "causal-lm"
         model = HuggingFaceModel(row["model"], task, config)
     length = None if model.task == "image-classification" else length_of(row)
+    if length and length > (model.longest() or length):  # rotary positions go on
+        model = replace(model, config={**model.config, "max_position_embeddings": length})
     return huggingface_workload(model, sequence_length=length, effective_batch_size=samples)
 
 
@@ -185,14 +193,13 @@ def _knobs(row: dict[str, str], world: int) -> dict[str, Any]:
         "attention": "sdpa" if row["model"].startswith(("timm", "MPT")) else "flash",
         "loss": "fused" if liger and row["fused_loss"].startswith("Liger") else loss,
         "kernels": "liger" if liger else "none",
-        **(_parallel(row, world) if world > 1 else {}),
+        **(_parallel(row) if world > 1 else {}),
     }
 
 
-def _parallel(row: dict[str, str], world: int) -> dict[str, Any]:
-    context = int(row["parallelism"].partition("CP ")[2] or 1)
-    offloaded = row["opt_offload"].startswith("yes")
-    return {"data_parallel": "fsdp", "context_parallel": context, "fsdp_offload": "cpu" if offloaded else "none"}
+def _parallel(row: dict[str, str]) -> dict[str, Any]:
+    offloaded = "cpu" if row["opt_offload"].startswith("yes") else "none"
+    return {"data_parallel": "fsdp", "context_parallel": context_of(row), "fsdp_offload": offloaded}
 
 
 def _model_type(row: dict[str, str]) -> str:

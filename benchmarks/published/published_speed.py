@@ -14,7 +14,7 @@ from pathlib import Path
 from autofit import estimate
 from autofit.core.workload import Workload
 from benchmarks.published_report import Outcome, figures, groups_table, left_out, rows_table
-from benchmarks.published_runs import card_of, inexpressible, length_of, measured, rows, run_of, samples_of
+from benchmarks.published_runs import card_of, context_of, inexpressible, length_of, measured, rows, run_of, samples_of
 
 FACTOR = 1.35  # that 80 % of the rows are to be within
 
@@ -29,7 +29,7 @@ def outcome_of(row: dict[str, str]) -> Outcome:
 
 def work_of(row: dict[str, str], workload: Workload) -> float:
     """Tokens of one card's step, or samples where they have no length."""
-    return samples_of(row) * (length_of(row) if workload.unit == "tokens" else 1)
+    return samples_of(row) * (length_of(row) / context_of(row) if workload.unit == "tokens" else 1)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,0 +1,52 @@
+"""How long a sharded forward and backward take: computation and collectives side by side, in the order of FSDP2.
+
+While a group of weights computes, the next one is gathered, and what the one before has reduced is sent behind it; all
+collectives of a group of ranks queue up one after the other (fully_shard: implicit prefetching in the forward, explicit
+in the backward, _fsdp_param_group.py). Seconds may be arrays.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# How much slower products run beside a collective, as a share of its time: NCCL's kernels hold 16 to 32 of some 108
+# to 132 multiprocessors, and share the memory's bandwidth.
+_SLOWED = 0.15
+Seconds = Any  # a number or an array of them
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A group of weights that are gathered together: seconds of a micro-batch."""
+
+    forward: Seconds
+    backward: Seconds
+    gather: Seconds = 0.0  # before its forward
+    again: Seconds = 0.0  # before its backward, unless it stayed
+    reduce: Seconds = 0.0  # after its backward
+
+
+def micro_batch(units: Sequence[Unit], *, reduced: bool = True) -> Seconds:
+    """The seconds of a forward and a backward. `reduced`: gradients are, as in the last micro-batch of a step."""
+    link = issued = done = 0.0  # when the link and the device are free, and when the next gathering may start
+    for unit in units:
+        link = gathered = np.maximum(link, issued) + unit.gather
+        issued = np.maximum(gathered, done)
+        done = issued + _beside(unit.forward, unit.gather)
+    issued = done
+    waiting: Seconds = None  # what is reduced once the gathering that was issued before is through
+    for unit in reversed(units):
+        link = gathered = np.maximum(link, issued) + unit.again
+        if waiting is not None:
+            link = np.maximum(link, done) + waiting
+        issued = np.maximum(gathered, done)
+        waiting = unit.reduce if reduced else 0.0
+        done = issued + _beside(unit.backward, unit.again + waiting)
+    return np.maximum(done, np.maximum(link, done) + waiting)
+
+
+def _beside(computing: Seconds, exchanging: Seconds) -> Seconds:
+    """The seconds of a computation while collectives run for so long."""
+    return computing + _SLOWED * np.minimum(computing, exchanging)

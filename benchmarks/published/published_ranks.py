@@ -1,0 +1,85 @@
+"""Predicted against published speed of training on several GPUs: `python -m benchmarks.published_ranks`.
+
+Every judged row of data/published_multi_gpu.csv is a run of autofit's own models and knobs. One device of it is traced;
+weights and gradients are exchanged over the links that the catalogue's card usually has. Nothing is fitted row by row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from autofit.api.estimate import workload_of
+from autofit.core.config import Config
+from autofit.core.hardware import Hardware
+from autofit.core.layout import Layout
+from autofit.core.workload import Traits, Workload
+from autofit.estimate.data_parallel import Exchange, sharded_seconds
+from autofit.estimate.optimizer_state import OptimizerCosts
+from autofit.estimate.rates import rates_of
+from autofit.estimate.roofline import Speed
+from autofit.estimate.trace import Skeleton, trace
+from autofit.hardware.catalogue import card
+from autofit.techniques import canonicalize
+from benchmarks.published_report import Outcome, figures, groups_table, left_out, rows_table
+from benchmarks.published_runs import card_of, context_of, inexpressible, measured, rows, run_of
+from benchmarks.published_speed import work_of
+
+FACTOR = 1.6  # that 80 % of the rows are to be within
+_SEVERAL = ("data_parallel", "context_parallel", "fsdp_offload")
+_traits: dict[str, Traits | None] = {}
+
+
+def outcome_of(row: dict[str, str]) -> Outcome:
+    """Predict one row."""
+    workload, config, hardware = run_of(row)
+    return Outcome(row, work_of(row, workload), measured(row), seconds_of(row, workload, config, hardware))
+
+
+def seconds_of(row: dict[str, str], workload: Workload, config: Config, hardware: Hardware) -> float:
+    """The predicted seconds of a step: fully sharded, as all rows are."""
+    found, context = card(str(card_of(row))), context_of(row)
+    own, alone = of_one(row, workload, hardware.world // context), hardware.of_several(1)
+    knobs = canonicalize(Config({name: config[name] for name in config if name not in _SEVERAL}), own, alone)
+    traced = trace(own, knobs, alone, model=Skeleton.cut_short(own, alone, alternating=False))
+    shapes: Counter[tuple[torch.Size, torch.dtype]] = Counter()
+    for shape, dtype, block in traced.shapes:
+        shapes[shape, dtype] += traced.depth.times(block) if traced.depth else 1
+    rates = rates_of(found)
+    update = OptimizerCosts(own, alone).of(knobs, shapes).seconds(Speed.of_update(rates, alone, knobs))
+    layout = Layout(shard=hardware.world // context, context=context)
+    return sharded_seconds(traced, rates, Exchange(layout, hardware, found.links, "fsdp"), update)
+
+
+def of_one(row: dict[str, str], workload: Workload, samplers: int) -> Workload:
+    """What one rank trains of it, with the traits of the model."""
+    own = replace(workload, effective_batch_size=workload.effective_batch_size // samplers)
+    if row["model"] not in _traits:
+        _traits[row["model"]] = workload_of(own, run_of(row)[2].of_several(1)).traits
+    return replace(own, traits=_traits[row["model"]])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Predict every judged row and print the tables and what they come to."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.published_ranks", description=__doc__)
+    parser.add_argument("--only", default="", help="rows whose id begins so")
+    parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
+    given = parser.parse_args(arguments)
+    chosen = [row for row in rows("published_multi_gpu") if row["id"].startswith(given.only)]
+    outcomes = [outcome_of(row) for row in chosen if inexpressible(row) is None]
+    print(rows_table(outcomes))
+    print(f"\nBy publisher and cards:\n{groups_table(outcomes, FACTOR, lambda each: each.group)}")
+    print(f"\n{left_out(chosen, inexpressible)}")
+    if given.out:
+        given.out.write_text(json.dumps(figures(outcomes, FACTOR), indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
