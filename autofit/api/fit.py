@@ -172,9 +172,9 @@ def fit(
         hyperparameters = Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed)
         policy = CheckpointPolicy(directory, resume, checkpoint_every, keep_last)
         bar = Bar.wanted() if progress is None else progress
-        session = Session(
-            workload, model, hyperparameters, policy, tuple(callbacks), lambda text: listener(Note(text)), bar, restart
-        )
+        given = (workload, model, hyperparameters, policy, tuple(callbacks), lambda text: listener(Note(text)), bar)
+        # A process that may be started again ends after training, so that no device needs to hold the whole model.
+        session = Session(*given, restart, taken=_silent if restart and place else None)
         total_steps = _total_steps(loader, epochs, steps)
         result, run = None, session.run
         effective = workload.effective_batch_size
@@ -204,7 +204,7 @@ def fit(
 
 
 def _silent(_: Any) -> None:
-    """What ranks after the first do with events, which are the same on all."""
+    """What ranks after the first do with events, which are the same on all, and any with a model that nobody wants."""
 
 
 def _with_optimizer(

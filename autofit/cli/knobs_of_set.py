@@ -5,31 +5,39 @@ there as plain `values` or `numbers`, and in words as `takes`.
 """
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from autofit.core.config import Value
 from autofit.core.errors import unknown
 from autofit.core.knobs import Knob
 
 _TECHNIQUES = Path(__file__).resolve().parents[1] / "techniques"
+_BASES = _TECHNIQUES.with_name("setup") / "technique.py"
 _SAID = tuple(field.name for field in fields(Knob))
 _DERIVED = ("gradient_accumulation_steps",)  # follows from the micro-batch: a search refuses to set it
 
 
 def known_knobs(*, derived: bool = False) -> list[Knob]:
     """The knobs that ship with autofit, by name; those that follow from others only if asked for."""
-    knobs = []
+    bases, knobs = {name: said for name, _, said in _classes(_BASES)}, []
     for path in sorted(_TECHNIQUES.glob("*.py")):
-        nodes = ast.parse(path.read_text(encoding="utf-8")).body
-        for technique in (node for node in nodes if isinstance(node, ast.ClassDef)):
-            lines = (line for line in technique.body if isinstance(line, ast.Assign))
-            assigned = {ast.unparse(line.targets[0]): line.value for line in lines}
-            said = {name: ast.literal_eval(assigned[name]) for name in _SAID if name in assigned}
-            if "name" in said and (derived or said["name"] not in _DERIVED):
-                knobs.append(Knob(**said))
+        for _, base, own in _classes(path):
+            if "name" in own and (derived or own["name"] not in _DERIVED):
+                knobs.append(Knob(**{**bases.get(base, {}), **own}))
     return knobs
+
+
+def _classes(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The classes of a file with their base, and what each says of a knob."""
+    nodes = ast.parse(path.read_text(encoding="utf-8")).body
+    for technique in (node for node in nodes if isinstance(node, ast.ClassDef)):
+        lines = (line for line in technique.body if isinstance(line, ast.Assign))
+        assigned = {ast.unparse(line.targets[0]): line.value for line in lines}
+        said = {name: ast.literal_eval(assigned[name]) for name in _SAID if name in assigned}
+        yield technique.name, "".join(map(ast.unparse, technique.bases)), said
 
 
 def check_knobs(config: Mapping[str, Value]) -> None:

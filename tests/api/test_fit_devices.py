@@ -1,5 +1,6 @@
 """Which devices `fit` trains on: its own processes, those that a launcher started, or this one."""
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +48,19 @@ def test_as_many_as_asked_for_or_as_the_config_is_for(launched: list[Any]) -> No
         (2, whole),
         (8, FSDP | {"data_parallel_replicate": 1, "micro_batch_size": 1}),
     ]
+
+
+@pytest.mark.parametrize("restart", [None, lambda: None])
+def test_a_process_that_ends_after_training_does_not_put_the_model_together(
+    restart: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions: list[Session] = []
+    monkeypatch.setattr(Session, "run", lambda session, *_, **__: sessions.append(session) or ([], []))
+    monkeypatch.setattr("autofit.api.fit.joined", lambda *_: contextlib.nullcontext())
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host"}.items():
+        monkeypatch.setenv(name, value)
+    fitted(config=FSDP, restart=restart)
+    assert (sessions[0].taken is None) is (restart is None)
 
 
 def test_one_device_needs_no_process_of_its_own(launched: list[Any]) -> None:
