@@ -60,9 +60,9 @@ def tensors_in(*values: Any) -> list[torch.Tensor]:
 
 @cache
 def _kind(func: Any) -> str | None:
-    """None for what computes nothing: views and allocations."""
-    name = func._schema.name.partition("::")[2]
-    if func.is_view or name in _FREE:
+    """None for what computes nothing: views, allocations, and what other ranks are sent."""
+    namespace, _, name = func._schema.name.partition("::")
+    if func.is_view or name in _FREE or "c10d" in namespace:
         return None
     if name in _KINDS:
         return _KINDS[name]

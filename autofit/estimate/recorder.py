@@ -8,12 +8,9 @@ from small tensors of known values, such as labels and masks.
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
@@ -32,7 +29,7 @@ from autofit.estimate.known_values import (
 )
 from autofit.estimate.library_kernels import library_kernels
 from autofit.estimate.operator_costs import MATMUL, Cost, cost_of, tensors_in
-from autofit.hardware.tracker import StorageTracker
+from autofit.hardware.tracker import StorageTracker, wraps_tensors
 from autofit.setup.host_copies import plain_tensors
 
 # References to a gradient that only the engine holds, and to its storage, inside a dispatch.
@@ -47,6 +44,8 @@ _SPREAD = "what the model's own scores choose, as the experts of a token, was ta
 _ALL = "where values choose rows, all were taken to be chosen, the most there can be."
 _MASKED, _MASKS = ("aten::index", "aten::masked_select"), (torch.bool, torch.uint8)
 HOST = "host"
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
+_REDUCE_SCATTER = torch.ops.c10d._reduce_scatter_base_.default
 _DEVICE = torch.ops.prim.device.default
 
 
@@ -70,6 +69,17 @@ class Mark:
     block: int | None = None
 
 
+@dataclass(frozen=True)
+class Collective:
+    """An exchange of a group of ranks. `nbytes` are those of the whole: what is gathered, or before it is reduced."""
+
+    kind: str  # all_gather, reduce_scatter, all_reduce, all_to_all, broadcast
+    nbytes: int
+    ranks: int
+    stride: int  # from one rank of the group to the next: 1 for neighbours, which are on one node
+    event: int = 0  # the number of earlier events
+
+
 class Recorder(StorageTracker):
     """Records the events and costs of all operators while it is active, under a fake-tensor mode.
 
@@ -85,6 +95,8 @@ class Recorder(StorageTracker):
         products: by phase, the number of events before its first matrix product ended.
         before_each: called before each operator.
         called: called with each operator that costs something, its arguments and its cost.
+        collective_of, collectives: tells what an operator exchanges with other ranks; what was exchanged.
+        ignoring: what runs now is not part of the step.
         alike: the samples whose rows choose alike, among experts for example.
         assumptions: what was taken for granted of values, in sentences.
     """
@@ -106,7 +118,10 @@ class Recorder(StorageTracker):
         self.phase: Callable[[], str] | None = None
         self.before_each: Callable[[], None] | None = None
         self.called: Callable[[Any, tuple[Any, ...], Mapping[str, Any], Cost], None] | None = None
+        self.collective_of: Callable[[Any, tuple[Any, ...], Any], Collective | None] = lambda func, args, result: None
+        self.collectives: list[Collective] = []
         self.alike = 1
+        self.ignoring = False
         self.assumptions: dict[str, None] = {}
         self._dispatched = 0
         self._numbers: dict[int, int] = {}
@@ -150,26 +165,17 @@ class Recorder(StorageTracker):
         self.label(tensor, HOST)
         self._has_host = True
 
-    @contextmanager
-    def watching_resizes(self) -> Iterator[None]:
-        """Inside, count storages that are emptied and filled again, which no operator does."""
-        plain = torch.UntypedStorage.resize_
-
-        def resize(storage: torch.UntypedStorage, size: int) -> Any:
-            resized = plain(storage, size)
-            self._count(storage)
-            return resized
-
-        with mock.patch.object(torch.UntypedStorage, "resize_", resize):
-            yield
-
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is _DEVICE:  # seven of ten calls; the fake mode would run all of its own checks on them
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         if func is _READ:
             return self._read(args[0])
-        if any(map(_wraps_tensors, types)):
-            return NotImplemented  # a wrapper subclass dispatches again, with its inner tensors
+        if self.ignoring:
+            return func(*args, **(kwargs or {}))
+        if any(map(wraps_tensors, types)):
+            return NotImplemented  # it dispatches again, with its inner tensors
+        if func is _WAIT:  # the argument itself, as in a run; a fake one would be another tensor
+            return args[0]
         if self.phase is not None and (phase := self.phase()) != self.marks[-1].phase:
             self.mark(phase)
         self._dispatched += 1
@@ -196,6 +202,11 @@ class Recorder(StorageTracker):
             except (DynamicOutputShapeException, DataDependentOutputException):
                 result = self._by_values(func, args, kwargs)
             self.see(result)
+        if (collective := self.collective_of(func, args, result)) is not None:
+            self.collectives.append(replace(collective, event=len(self.events)))
+            if func is _REDUCE_SCATTER and self._as_tracked:  # gloo works on a copy
+                self._lives += 1
+                self.events += [Event(self._lives, collective.nbytes), Event(self._lives, 0)]
         given = tensors_in(args, kwargs)
         follow(func, args, kwargs, given, result)
         if name in CHOICES:
@@ -317,11 +328,6 @@ def _with_indices(values: torch.Tensor, masks: Any) -> tuple[torch.Tensor, list[
     for mask in masks:
         indices += mask.nonzero().unbind(1) if mask is not None and mask.dtype in _MASKS else [mask]
     return values, indices
-
-
-@cache
-def _wraps_tensors(kind: type) -> bool:
-    return hasattr(kind, "__tensor_flatten__")
 
 
 def _name(func: Any) -> str:

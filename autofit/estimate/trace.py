@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Self
+from unittest import mock
 
 import torch
 from torch import nn
@@ -19,14 +20,16 @@ from torch.utils._pytree import tree_iter
 from autofit.core.config import Config
 from autofit.core.errors import AutofitError, RefusedError, UntraceableError, told
 from autofit.core.hardware import Hardware
+from autofit.core.layout import Layout
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import map_tensors, samples_of, split, tensors
 from autofit.data.layouts import layout_of
 from autofit.estimate.fake_device import fake_device
+from autofit.estimate.fake_ranks import fake_ranks
 from autofit.estimate.known_values import know, on_real_tensors
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.operators import Calls
-from autofit.estimate.recorder import Event, Mark, Recorder
+from autofit.estimate.recorder import Collective, Event, Mark, Recorder
 from autofit.estimate.roofline import Speed, passes_of, waits_of
 from autofit.estimate.saved_activations import SavedTensors, Stay
 from autofit.estimate.shallow_model import Depth, SampledChunks, shorten
@@ -54,6 +57,7 @@ class Trace:
         saved: the storages that autograd alone holds for the backward, where asked for.
         chunks: (tokens, features, vocabulary) of a loss that was traced by two chunks.
         shapes: shape and dtype of every trained parameter, and its block.
+        collectives: what is exchanged with other ranks, in order.
         calls: the arguments of operators, where the target is the CPU.
         depth: how the blocks stand for those of a deeper model; None where all are there.
         packed: samples are not the rows of tensors, and code may work on each by itself.
@@ -73,6 +77,7 @@ class Trace:
     chunks: tuple[int, int, int] | None
     shapes: tuple[tuple[torch.Size, torch.dtype, int | None], ...]
     costs: tuple[Cost, ...]
+    collectives: tuple[Collective, ...]
     calls: Calls
     depth: Depth | None
     packed: bool = False
@@ -166,9 +171,11 @@ def trace(
     chunks = SampledChunks(rows, recorder, str(canonical["loss"])) if rows else None
     setup.slices = chunks
     saved: SavedTensors | None = None
+    ranks = ExitStack()
     try:
+        setup.ranks = ranks.enter_context(fake_ranks(Layout.of(canonical), recorder))
         adapt(setup, traced=True)
-        with fake_device(hardware) as fake_mode, recorder, recorder.watching_resizes():
+        with fake_device(hardware) as fake_mode, recorder:
             _build(setup, recorder, fake_mode)
             recorder.called = calls.note if hardware.device == "cpu" else None
             if rows:
@@ -185,6 +192,7 @@ def trace(
         raise UntraceableError(message) from error
     finally:
         setup.close()
+        ranks.close()
     trainable = [parameter for _, parameter in setup.trainable() if parameter in reached]
     return Trace(
         config=canonical,
@@ -199,6 +207,7 @@ def trace(
         chunks=chunks.sizes if chunks else None,
         shapes=tuple((parameter.shape, parameter.dtype, owners.get(parameter)) for parameter in trainable),
         costs=tuple(recorder.costs),
+        collectives=tuple(recorder.collectives),
         calls=calls,
         depth=skeleton.depth,
         packed=packed,
@@ -232,6 +241,7 @@ def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
     materialize(setup, values=False)
     finish(setup, traced=True)
     recorder.label([*setup.model.parameters(), *setup.model.buffers()], "parameters")
+    recorder.label([getattr(module, "constants", []) for module in setup.model.modules()], "parameters")
     for number, block in enumerate(repeated_blocks(setup.model)):
         recorder.label([*block.parameters(), *block.buffers()], "parameters", number)
 
@@ -261,8 +271,13 @@ def _step(
             shared = views.setdefault(of_view, {})
             shared[of_earlier] = 0 if shared else nbytes
 
+    accumulating = int(setup.config["gradient_accumulation_steps"] or 1) > 1
+    waits = accumulating and setup.ranks.layout.samplers > 1
+    waits = waits and (setup.ranks.layout.replicate > 1 or bool(setup.config["lora_rank"]))
+    if waits:
+        _leave_own_gradients(setup, batch, recorder)
     with ExitStack() as hooks:
-        if int(setup.config["gradient_accumulation_steps"] or 1) > 1:
+        if accumulating and not waits:
             for parameter in trained:
                 parameter.grad = torch.empty_like(parameter)
                 label_gradient(parameter)
@@ -287,6 +302,15 @@ def _step(
         recorder.phase = None
         recorder.mark("end")
     return bool(beside), reached
+
+
+def _leave_own_gradients(setup: Setup, batch: Any, recorder: Recorder) -> None:
+    """A micro-batch whose gradients are averaged over ranks after the last one only, kept until then."""
+    before, sync = set(recorder.living), setup.sync_gradients
+    with mock.patch.object(setup, "sync_gradients", lambda last: sync(False)):
+        accumulate(setup, batch)
+    setup.phase = "forward"
+    recorder.labels |= dict.fromkeys(recorder.living - before, "gradients")
 
 
 def _layout(tensor: torch.Tensor) -> list[int]:
@@ -333,7 +357,8 @@ def _make_state(setup: Setup, recorder: Recorder, owners: Mapping[nn.Parameter, 
 def _batch(setup: Setup, recorder: Recorder, fake_mode: Any) -> list[Any]:
     """A micro-batch on the device; on a CPU the rest of the batch is in the same memory. Of a packed batch also the
     whole and the other micro-batches, which may be copies."""
-    samples = setup.workload.effective_batch_size if setup.hardware.device == "cpu" else setup.micro_batch_size
+    of_rank = setup.workload.effective_batch_size // setup.ranks.layout.samplers
+    samples = of_rank if setup.hardware.device == "cpu" else setup.micro_batch_size
     with on_real_tensors():
         real = setup.workload.batch(samples)
     whole = map_tensors(real, lambda tensor: know(fake_mode.from_tensor(tensor), tensor))

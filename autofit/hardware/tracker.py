@@ -6,11 +6,15 @@ the tracked peak). The tracker serves real tensors and fake ones, so predicted a
 
 import gc
 import weakref
-from functools import partial
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from typing import Any, Self
+from unittest import mock
 
 import torch
 from torch._C._profiler import _ExtraFields_Allocation
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
@@ -34,8 +38,38 @@ class StorageTracker(TorchDispatchMode):
         self.live = self.peak = 0
         self._sizes: dict[int, int] = {}
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._entered, self._resizes, self._of_fakes = 0, ExitStack(), False
+
+    def __enter__(self) -> Self:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._entered += 1
+        if self._entered == 1:
+            self._of_fakes = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+            self._resizes.enter_context(self._watching_resizes())
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered -= 1
+        if not self._entered:
+            self._resizes.close()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def _watching_resizes(self) -> Iterator[None]:
+        """Count storages that are emptied and filled again, which no operator does: FSDP2 gathers weights so."""
+        plain = torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            resized = plain(storage, size)
+            self._count(storage)
+            return resized
+
+        with mock.patch.object(torch.UntypedStorage, "resize_", resize):
+            yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if any(map(wraps_tensors, types)):
+            return NotImplemented  # it dispatches again, with its inner tensors
         result = func(*args, **(kwargs or {}))
         self.see(args)
         self.see(result)
@@ -53,11 +87,15 @@ class StorageTracker(TorchDispatchMode):
                 self.see([getattr(value, name) for name in inner.__tensor_flatten__()[0]])
             elif value.layout is torch.sparse_coo:  # the gradient of a sparse embedding
                 self.see((value._indices(), value._values()))
-            elif value.layout is torch.strided and value.device.type != "meta":
+            elif value.layout is torch.strided and not value.is_meta and not self._is_foreign(value):
                 self._count(value.untyped_storage())
         elif isinstance(value, list | tuple):
             for item in value:
                 self.see(item)
+
+    def _is_foreign(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a fake one among real ones: DTensors compute the shapes of results with them."""
+        return not self._of_fakes and isinstance(tensor, FakeTensor)
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
@@ -77,6 +115,12 @@ class StorageTracker(TorchDispatchMode):
     def _freed(self, key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
         self.live -= self._sizes.pop(key, 0)
         self._references.pop(key, None)
+
+
+@cache
+def wraps_tensors(kind: type) -> bool:
+    """Whether a class of tensors holds others: quantised weights, weights divided among ranks."""
+    return hasattr(kind, "__tensor_flatten__")
 
 
 class AllocationRecord:

@@ -35,10 +35,10 @@ _MISFITS = (
 NEW_ENOUGH = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # PyTorch 2.13
 
 
-def sharded(setup: Setup) -> None:
+def sharded(setup: Setup, *, checked: bool = False) -> None:
     """Divide the weights as they are made: layers are split, and what is left of a block is gathered when it is used.
     The root's group stays gathered from the forward to the end of the backward, so embedding and head, the largest
-    weights outside of blocks, are groups of their own."""
+    weights outside of blocks, are groups of their own. `checked`: the plan for split layers is known to be complete."""
     mesh, layout = setup.ranks.mesh, setup.ranks.layout
     assert mesh is not None, "one device shards nothing"
     config, model = setup.config, setup.model
@@ -71,6 +71,7 @@ def sharded(setup: Setup) -> None:
     if styles:
         message = f"the code of {type(model).__name__} does not follow the plan that transformers has for it"
         setup.step_contexts.append(partial(_told_of_code, _MISFITS, f"tensor_parallel: {message}; {WHOLE}."))
+    if styles and not checked:
         norms: dict[nn.Parameter, torch.Tensor] = {}
         setup.after_backward.append(partial(check_alike, setup, norms))
         if config["optimizer_in_backward"]:

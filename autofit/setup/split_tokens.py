@@ -28,22 +28,23 @@ _CUT = ("input_ids", "labels", "attention_mask")
 _PASSED = ("dropout", "scaling", "is_causal", "sliding_window", "softcap")
 
 
-def split_tokens(setup: Setup) -> None:
+def split_tokens(setup: Setup, *, checked: bool = False) -> None:
     """Cut what the model gets, and exchange heads around its attention, once that and the loss are what they will be.
-    Raises RefusedError where tokens also meet elsewhere, or heads cannot be divided."""
+    `checked`: the loss is known to take shifted labels. Raises RefusedError where tokens also meet elsewhere, or heads
+    cannot be divided."""
     layout = setup.ranks.layout
     _check(setup.model, layout.context * layout.tensor)
-    setup.when_built.append(partial(_install, setup))
+    setup.when_built.append(partial(_install, setup, checked))
 
 
-def _install(setup: Setup) -> None:
+def _install(setup: Setup, checked: bool) -> None:
     from transformers import AttentionInterface
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     model: Any = setup.model
     group, before = setup.ranks.context, model.config._attn_implementation
     assert group is not None, "one device splits nothing"
-    split = _Split(group, len(repeated_blocks(model)), ALL_ATTENTION_FUNCTIONS[before])
+    split = _Split(group, len(repeated_blocks(model)), ALL_ATTENTION_FUNCTIONS[before], checked)
     AttentionInterface.register(_NAME, split.attend)
     model.set_attn_implementation(_NAME)
     setup.on_close(lambda: model.set_attn_implementation(before))
@@ -71,9 +72,9 @@ def _check(model: Any, degree: int) -> None:
 class _Split:
     """How one rank sees the batches and the attention of a model."""
 
-    def __init__(self, group: dist.ProcessGroup, blocks: int, attention: Any) -> None:
+    def __init__(self, group: dist.ProcessGroup, blocks: int, attention: Any, checked: bool) -> None:
         self._group, self._blocks, self._attention = group, blocks, attention
-        self._degree, self._calls, self._checked = group.size(), 0, False
+        self._degree, self._calls, self._checked = group.size(), 0, checked
 
     def cut(self, model: nn.Module, inputs: tuple[Any, ...], batch: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
         """This rank's tokens of a batch. What is padded at the end needs no mask: no token sees one after it."""

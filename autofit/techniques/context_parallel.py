@@ -30,3 +30,7 @@ class ContextParallel(Degree):
     def apply(self, setup: Setup, value: Value) -> None:
         if value != 1:
             split_tokens(setup)
+
+    def trace(self, setup: Setup, value: Value) -> None:
+        if value != 1:
+            split_tokens(setup, checked=True)  # fake losses have no values

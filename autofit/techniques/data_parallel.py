@@ -7,6 +7,7 @@ from functools import partial
 
 from autofit.core.layout import Layout, kind_of
 from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload
+from autofit.setup.buckets import bucketed
 from autofit.setup.sharding import NEW_ENOUGH, replicated, sharded
 
 
@@ -58,6 +59,12 @@ class DataParallel(Technique):
             sharded(setup)
         else:
             setup.replicate = partial(replicated, setup)
+
+    def trace(self, setup: Setup, value: Value) -> None:
+        if value != "ddp":
+            sharded(setup, checked=True)
+        else:
+            setup.replicate = partial(bucketed, setup)
 
 
 def _refused_by_shards(config: Config) -> str | None:

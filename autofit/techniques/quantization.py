@@ -74,11 +74,13 @@ class Quantization(Technique):
 
     def trace(self, setup: Setup, value: Value) -> None:
         """The real layers with plain parameters: bitsandbytes' tensor subclasses cannot be made of fake tensors."""
+        import bitsandbytes
         from bitsandbytes.functional import quantize_4bit
 
         _quantise(setup, value, _store_fake_int8 if value == "int8" else _store_fake_nf4)
         # bitsandbytes makes its tables of values once for good: before there are fake tensors, or they would be fake.
         quantize_4bit(torch.zeros(_SMALLEST_NESTED), compress_statistics=True, quant_type="nf4")
+        setup.patch(bitsandbytes.nn.modules, "fix_4bit_weight_quant_state_from_module", _give_state)
         if value == "int8" and setup.hardware.device == "cuda":
             _multiply_as_on_cuda(setup)
 
@@ -187,10 +189,15 @@ def _store_fake_nf4(layer: Any, values: torch.Tensor) -> nn.Parameter:
     packed, state = quantize_4bit(values, compress_statistics=double, quant_type="nf4")
     weight: Any = nn.Parameter(packed, requires_grad=False)
     weight.quant_state = layer.quant_state = state
-    weight.constants = [state.absmax, state.code]
+    weight.constants = layer.constants = [state.absmax, state.code]  # the layer's, which ranks do not divide
     if state.nested:
         weight.constants += [state.offset, state.state2.absmax, state.state2.code]
     return weight  # type: ignore[no-any-return]
+
+
+def _give_state(layer: Any) -> None:
+    """What bitsandbytes does for a weight that ranks have gathered, but for its class."""
+    layer.weight.quant_state = layer.quant_state
 
 
 def _store_fake_int8(layer: Any, values: torch.Tensor) -> nn.Parameter:

@@ -67,7 +67,8 @@ def finish(setup: Setup, *, traced: bool = False) -> None:
     rest = [technique for technique in all_techniques() if technique.stage > Stage.SHARD]
     _apply(setup, [technique for technique in rest if technique.stage < Stage.COMPILE], traced)
     if setup.replicate:
-        setup.replicate(reached(setup))  # before anything is compiled for a batch of this size
+        # Before anything is compiled for a batch of this size; a look at what is reached would be a forward of a trace.
+        setup.replicate({each for _, each in setup.trainable()} if traced else reached(setup))
     for last in setup.when_built:
         last()
     _apply(setup, [technique for technique in rest if technique.stage >= Stage.COMPILE], traced)

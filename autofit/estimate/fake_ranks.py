@@ -1,0 +1,91 @@
+"""Fake ranks: one process traces the step of a rank among any number of them.
+
+PyTorch's fake process group answers every collective at once, whatever the size of the group. What a rank learns from
+others by numbers (how many micro-batches they have, what their labels weigh) is taken to be what it has itself.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from autofit.core.errors import UntraceableError
+from autofit.core.layout import Layout
+from autofit.distributed import Ranks
+from autofit.estimate.recorder import Collective, Recorder
+
+_NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
+_KINDS = {  # by what is in an operator's name
+    **dict.fromkeys(("allgather", "all_gather"), "all_gather"),
+    **dict.fromkeys(("allreduce", "all_reduce"), "all_reduce"),
+    **dict.fromkeys(("alltoall", "all_to_all"), "all_to_all"),
+    "reduce_scatter": "reduce_scatter",
+    "broadcast": "broadcast",
+}
+
+
+class _FakeRanks(Ranks):
+    """The first rank, whose numbers are everybody's."""
+
+    def everywhere(self, *numbers: float) -> list[tuple[float, ...]]:
+        if self.are_several:  # the exchange itself takes part in a step
+            own = torch.tensor(numbers, dtype=torch.float64)
+            dist.all_gather([torch.empty_like(own) for _ in range(self.layout.world)], own)
+        return [(each,) * self.layout.world for each in numbers]
+
+
+@contextmanager
+def fake_ranks(layout: Layout, recorder: Recorder) -> Iterator[Ranks]:
+    """The first of the ranks of a layout. To be entered outside of a fake-tensor mode, which cannot make a mesh. Raises
+    UntraceableError where this process is a rank of a real group."""
+    if layout.world == 1:
+        yield Ranks(layout)
+        return
+    if dist.is_initialized():
+        raise UntraceableError("this process trains with others, beside whom no others can be imagined.")
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    propagate = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def aside(propagator: Any, schema: Any) -> Any:
+        """The shape of a result, for which DTensor computes with whole tensors that a step does not have."""
+        with mock.patch.object(recorder, "ignoring", True):
+            return propagate(propagator, schema)
+
+    recorder.collective_of, hook = collective_of, sys.excepthook
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world)
+    try:
+        with (
+            mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", aside),
+            mock.patch.object(_fsdp_param, "_chunk_with_empty", _first_chunk),
+        ):
+            yield _FakeRanks.of(layout, torch.device("cpu"))
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook  # each group wraps it, to tell the rank
+
+
+def _first_chunk(tensor: torch.Tensor, count: int, dim: int) -> list[torch.Tensor]:
+    """What FSDP2 takes of a weight for the first rank; it would make those of a thousand ranks."""
+    return [tensor.narrow(dim, 0, -(-tensor.shape[dim] // count))]
+
+
+def collective_of(func: Any, args: tuple[Any, ...], result: Any) -> Collective | None:
+    """What an operator exchanges, by PyTorch's own table; None for any other."""
+    if func.namespace not in _NAMESPACES:
+        return None
+    from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
+
+    if func not in collective_ops or func in sync_ops:
+        return None
+    group = dist.get_process_group_ranks(CollectiveOp.get_process_group(func, args))
+    name = func._schema.name.partition("::")[2]
+    kind = next((kind for word, kind in _KINDS.items() if word in name), name)
+    nbytes = CollectiveOp.get_comm_tensor_size(func, result, args, {})
+    return Collective(kind, nbytes, len(group), group[1] - group[0] if len(group) > 1 else 1)
