@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class Interrupts:
     """While it is entered, the first SIGINT, SIGTERM or SIGHUP is noted in `received` and told to a function; the
@@ -20,7 +22,7 @@ class Interrupts:
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in SIGNALS:
                 if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                     self._before[number] = signal.signal(number, self._note)
         return self

@@ -31,7 +31,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 from autofit.core.environment import set_defaults
 from autofit.core.errors import AutofitError, RankError, printable, reported, told
 from autofit.core.forks import die_with_parent
-from autofit.core.interrupts import Interrupts
+from autofit.core.interrupts import SIGNALS, Interrupts
 from autofit.core.place import Place
 from autofit.distributed.group import TIMEOUT, Failure, failure_of, first_cause, joined, stuck
 from autofit.distributed.pickling import pickled
@@ -130,7 +130,7 @@ def main() -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, number)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, pass_on)
     ended = dict[int, int]()  # exit codes of those that ended by themselves
     while not ended and any(process.is_alive() for process in context.processes):

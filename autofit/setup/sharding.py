@@ -194,7 +194,7 @@ def _divide_and_watch(divide: Callable[[], Any], setup: Setup) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             setup.on_close(module.register_forward_pre_hook(watch).remove)
-    setup.added_up = counts, drop_rest
+    setup.added_up.append((counts, drop_rest))
 
 
 def replicated(setup: Setup, reached: Set[nn.Parameter]) -> None:

@@ -60,7 +60,8 @@ class Setup:
     # Called after the last backward of a step: average over ranks what is not averaged by then.
     after_backward: list[Callable[[], Any]] = field(default_factory=list)
     # Numbers that are added up over ranks together with a step's loss, and what gets the sums.
-    added_up: tuple[Callable[[], list[float]], Callable[[list[float]], Any]] | None = None
+    added_up: list[tuple[Callable[[], list[float]], Callable[[list[float]], Any]]] = field(default_factory=list)
+    counted: float = 0.0  # the terms in the loss of the last step, over all ranks
     # Gives up weights of other ranks that a forward without a backward gathered.
     reshard: Callable[[], Any] = lambda: None
     slices: Slices | None = None  # replaces the chunks of a loss where a trace does not want them all

@@ -11,7 +11,7 @@ import torch
 
 from autofit.core.errors import DivergedError, InputError, OutOfMemoryError
 from autofit.core.workload import Hyperparameters
-from autofit.data.batch import few_samples, loss_count
+from autofit.data.batch import few_samples
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.training.inspect import loss_splits
@@ -117,18 +117,11 @@ class _Stepper:
             loss=loss,
             lr=lr,
             samples=part.samples,
-            tokens=self._tokens(batch) if setup.workload.unit == "tokens" else None,
+            tokens=int(setup.counted) if setup.workload.unit == "tokens" else None,
             gradient_norm=float(norm) if norm is not None else None,
             seconds=seconds,
             data_seconds=begun - start,
         )
-
-    def _tokens(self, batch: Any) -> int:
-        """The labels that count in the effective batch."""
-        setup = self._setup
-        if not isinstance(batch, OwnPart):
-            return loss_count(setup.workload, batch)
-        return int(setup.ranks.sums(loss_count(setup.workload, batch.batch) * batch.counts)[0])
 
     def _try(self, batch: OwnPart, step: int) -> float | None:
         """One optimizer step; its loss, or None when memory ran out."""

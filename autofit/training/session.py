@@ -13,7 +13,7 @@ from torch import nn
 
 from autofit.core.errors import AutofitError, DivergedError, OutOfMemoryError, counted
 from autofit.core.files import write_atomically
-from autofit.core.interrupts import Interrupts
+from autofit.core.interrupts import SIGNALS, Interrupts
 from autofit.core.strict_yaml import dump, load_mapping
 from autofit.core.workload import Hyperparameters, Workload, check_counts
 from autofit.distributed.group import devices_of_group
@@ -127,6 +127,9 @@ class _Training:
         self._config = setup.config
         self._is_counted = False  # the position in the data, because a checkpoint cannot hold it
         self._interrupts = Interrupts(self._note_interrupt)
+        self._agreed: int | None = None  # a signal that came to any of several ranks before a step's loss was known
+        if self._directory and self._ranks.are_several:
+            setup.added_up.append((self._signals, self._agree))
 
     def run(self, steps: int) -> tuple[list[StepReport], list[float]]:
         """Train up to that many steps in all, from wherever the run stands."""
@@ -178,7 +181,7 @@ class _Training:
         if self._setup.config != self._config:
             self._config = self._setup.config
             self._policy.save_batch_split(self._config)
-        stopping = self._is_stopping()
+        stopping = self._is_stopping(last=done == steps)
         if self._directory and (stopping or done % self._policy.checkpoint_every == 0 or done == steps):
             self._save(self._directory, done)
         if stopping:
@@ -191,14 +194,22 @@ class _Training:
             for recorder in self._recorders:
                 recorder.evaluated(report.step, loss)
 
-    def _is_stopping(self) -> bool:
-        """Whether a signal came, to any rank: all stop after the same step."""
+    def _is_stopping(self, *, last: bool) -> bool:
+        """Whether a signal came, to any rank: all stop after the same step. One that came after a step's loss was added
+        up over ranks is agreed on with the next one's."""
         if self._directory and self._ranks.are_several:
-            (number,) = self._ranks.largest(self._interrupts.received or 0)
-            if not number:
-                return False  # one that came meanwhile, here or there, is agreed on after the next step
-            self._interrupts.received = int(number)
+            if last:
+                self._agree(list(self._ranks.largest(*self._signals())))
+            if self._agreed is None:
+                return False
+            self._interrupts.received = self._agreed
         return self._interrupts.received is not None
+
+    def _signals(self) -> list[float]:
+        return [float(self._interrupts.received == each) for each in SIGNALS]
+
+    def _agree(self, anywhere: list[float]) -> None:
+        self._agreed = next((each for each, came in zip(SIGNALS, anywhere, strict=True) if came), None)
 
     def _note_interrupt(self, number: int) -> None:
         name = signal.Signals(number).name
