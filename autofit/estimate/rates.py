@@ -49,9 +49,9 @@ _HERE = "measured on this machine"
 _FORM = 3  # of what is cached: one more whenever something else is measured
 _OPERATORS = 100  # in a row, to measure what one costs
 _PASS = 1e-5  # seconds: seen on a server's processor
-# Seconds that the host takes for one operator of PyTorch, eagerly: 5 to 25 microseconds (jiahuanglin.xyz, "From PyTorch
-# op to kernel launch"), forwards more than backwards.
-_LAUNCH = 10e-6
+# Seconds that the host takes for one operator of PyTorch, eagerly: the middle of 5 to 25 microseconds (jiahuanglin.xyz,
+# "From PyTorch op to kernel launch").
+_LAUNCH = 15e-6
 _NAMES = {"fp32": "float32", "tf32": "tf32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "int8": "int8"}
 _SIZE = 1024  # of the square products that are measured
 _COPIED = 64 * MIB  # larger than the caches of processors that have no memory of their own
