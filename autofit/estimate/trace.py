@@ -183,6 +183,7 @@ def trace(
                 setup.forward_contexts.append(saved.hooks)
             owners = _owners(setup)
             packed, reached = _step(setup, recorder, fake_mode, owners)
+        trainable = [parameter for _, parameter in setup.trainable() if parameter in reached]  # until it is given back
     except (AutofitError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the model's own code, under conditions that it was not written for
@@ -193,7 +194,6 @@ def trace(
     finally:
         setup.close()
         ranks.close()
-    trainable = [parameter for _, parameter in setup.trainable() if parameter in reached]
     return Trace(
         config=canonical,
         events=tuple(recorder.events),

@@ -146,3 +146,9 @@ def test_the_collectives_of_a_group_say_how_far_its_ranks_are_apart() -> None:
 
 def test_other_tensors_are_not_exchanged() -> None:
     assert collective_of(torch.ops.aten.add.Tensor, (), None) is None
+
+
+def test_what_one_of_several_ranks_trains_is_what_one_device_does() -> None:
+    alone, sharded = (trace(workload(), knobs, hardware) for knobs, hardware in (({}, CPU), (FSDP, CPU.of_several(2))))
+    assert [shape for shape, *_ in sharded.shapes] == [shape for shape, *_ in alone.shapes]
+    assert len(sharded.trained) == len(alone.trained) > 0
