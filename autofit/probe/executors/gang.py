@@ -88,7 +88,7 @@ class GangExecutor(Executor):
                 local = (rank, self.devices) if sees_all else (0, 1)
                 rank_place = place.Place(rank, self.devices, *local, f"file://{store}")
                 # gloo tells in time where it waited; NCCL's watchdog would tell nothing.
-                arguments = request, rank_place, timeout / 2 if sees_all else 2 * timeout
+                arguments = request, rank_place, timeout / 3 if sees_all else 2 * timeout
                 name = f"{log}-rank-{rank}.log" if rank else f"{log}.log"
                 worker.start(Call(measure_on_rank, workload, arguments, name, timeout, str(store)))
                 running[rank] = worker

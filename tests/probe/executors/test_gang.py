@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,7 +24,8 @@ from autofit.core.workload import Workload
 from autofit.probe import GangExecutor, Plan, Request
 from tests import tiny
 from tests.probe.bare import bare
-from tests.probe.executors.test_conformance import PLACES
+from tests.probe.executors.test_conformance import PLACES, hanging, hung
+from tests.processes import wait_until, wait_until_gone
 
 TWO = tiny.CPU.of_several(2)
 
@@ -33,12 +37,17 @@ def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GangExecutor]:
         yield gang
 
 
+def stores(process: int) -> list[Path]:
+    """The files where ranks of a process's gangs meet."""
+    return list(Path(tempfile.gettempdir()).glob(f"autofit-ranks-{process}-*"))
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing(gang: GangExecutor) -> Iterator[None]:
     """Neither children of the zygotes nor the file where ranks met."""
     yield
     assert not [child for worker in gang._workers for child in psutil.Process(worker._process.pid).children()]
-    assert not list(Path(tempfile.gettempdir()).glob(f"autofit-ranks-{os.getpid()}-*"))
+    assert not stores(os.getpid())
 
 
 def measure(
@@ -146,10 +155,10 @@ def test_the_rank_that_needs_most_is_named(gang: GangExecutor) -> None:
 def test_a_rank_that_others_wait_for(
     gang: GangExecutor, monkeypatch: pytest.MonkeyPatch, action: Any, outcome: Outcome, words: str
 ) -> None:
-    monkeypatch.setattr(gang, "timeout", 3.0)
+    monkeypatch.setattr(gang, "timeout", 9.0)  # a third of it for one rank to wait for another
     monkeypatch.setattr(gang, "_probes", 1)
     found = measure(gang, on_rank_1(action))
-    assert found.outcome is outcome
+    assert found.outcome is outcome, found.reason
     assert found.reason
     assert found.reason.startswith(words)
 
@@ -164,3 +173,21 @@ def test_what_all_ranks_say_names_none(gang: GangExecutor) -> None:
     )
     found = measure(gang, workload)
     assert (found.outcome, found.reason) == (Outcome.DIVERGED, "the loss is nan")
+
+
+def hang_and_be_killed(folder: Path) -> None:
+    def kill() -> None:
+        hung(folder, 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with bare(lambda: GangExecutor(PLACES, folder, 120.0)) as own:
+        threading.Thread(target=kill).start()
+        measure(own, hanging(folder))
+
+
+def test_of_a_caller_that_is_killed_nothing_is_left(tmp_path: Path) -> None:
+    code = "from tests.probe.executors.test_gang import *; hang_and_be_killed(Path(sys.argv[1]))"
+    caller = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[3])
+    assert caller.wait() == -signal.SIGKILL
+    wait_until_gone(hung(tmp_path, 2))
+    wait_until(lambda: not stores(caller.pid), "the file where they met is deleted")
