@@ -23,7 +23,7 @@ from autofit.tuning.target import estimate_on, structure_traits, target_hardware
 
 ConfigSource = Mapping[str, Any] | str | Path | None
 
-_OPTIONS = ("gpu", "gpu_mem", "device", "mem", "set")
+_OPTIONS = ("gpu", "gpu_mem", "device", "mem", "devices", "nodes", "link", "set")
 _SIZES = ("task", "seq_len", "effective_batch", "trust_remote_code")
 _START = {"micro_batch_size": 1, "activation_checkpointing": "full"}  # where people begin with a language model
 _START_PRECISIONS = ("bf16", "fp16-mixed", "fp32")  # the first one that the card can compute in
@@ -55,8 +55,8 @@ def estimate(model: str | Workload, config: ConfigSource = None, **options: Any)
         config: a mapping of knobs, or the path of one or of a result.yaml; absent knobs are off. None: a usual start,
             which a note names: for language models bf16, micro-batches of one sample and full checkpointing, for others
             no knob.
-        options: gpu, gpu_mem (GiB), device, mem (GiB), task, seq_len, effective_batch, set, trust_remote_code: as on
-            the command line. The card named by `gpu` need not be here.
+        options: gpu, gpu_mem (GiB), device, mem (GiB), devices (of each node), nodes, link, task, seq_len,
+            effective_batch, set, trust_remote_code: as on the command line. The card named by `gpu` need not be here.
 
     Returns:
         The estimate; its `verdict` is on the memory given, or on that of the device.
@@ -119,9 +119,10 @@ def config_of(
 
     if source is not None:
         return changed(knobs_of(source)), ()
-    starts = [changed({})]
+    several = {"data_parallel": "fsdp"} if hardware.world > 1 else {}
+    starts = [changed(several)]
     if workload.task == "causal-lm":
-        starts = [changed({**_START, "precision": precision}) for precision in _START_PRECISIONS]
+        starts = [changed({**_START, **several, "precision": precision}) for precision in _START_PRECISIONS]
     possible = (config for config in starts if techniques.refuse(config, workload, hardware) is None)
     given = f"only {', '.join(sorted(changes))} of the config was given" if changes else "no config was given"
     return next(possible, starts[0]), (f"{given}: the other knobs are where training such a model usually starts.",)

@@ -26,6 +26,9 @@ def estimate(
     gpu_mem: options.GpuMem = None,
     device: options.Device = None,
     mem: options.Mem = None,
+    devices: options.Devices = "1",
+    nodes: options.Nodes = 1,
+    link: options.Link = None,
     config: options.ConfigFile = None,
     set_: options.Fix = None,
     alternatives: options.Alternatives = None,
@@ -36,13 +39,15 @@ def estimate(
     Examples:
       autofit estimate --model llama-3.1-8b --gpu rtx-4090 --set lora_rank=16
       autofit estimate --model llama-3.1-8b --gpu list
+      autofit estimate --model llama-3.1-70b --gpu h100 --devices 8 --nodes 2
     """
     given: dict[str, Any] = {"set": parse_settings(set_ or []), "seq_len": seq_len, "effective_batch": effective_batch}
     given |= {"task": task, "trust_remote_code": trust_remote_code}
     target = {"gpu_mem": gpu_mem, "device": device, "mem": mem}
+    several = {"devices": devices, "nodes": nodes, "link": link}
     if gpu not in (None, "list"):
         card(gpu)
-    search_options(**target, gpu=None if gpu == "list" else gpu, set=given["set"])
+    search_options(**target, **several, gpu=None if gpu == "list" else gpu, set=given["set"])
     check_task(task)
     check_sizes(seq_len, 1 if effective_batch is None else effective_batch)
     knobs = {**({} if config is None else knobs_of(config)), **single_values(given["set"])}
@@ -53,7 +58,7 @@ def estimate(
             raise InputError("--gpu list is about whole cards.", "Leave out --gpu-mem, --device and --mem.")
         cards = heavy("autofit.api.what_if", "fitting_cards")(model, config, **given)
         return print_answer(cards, cards_table(cards), as_json)
-    prediction = heavy("autofit.api.estimate", "predict")(model, config, gpu=gpu, **target, **given)
+    prediction = heavy("autofit.api.estimate", "predict")(model, config, gpu=gpu, **target, **several, **given)
     answer = prediction.to_dict()
     if not as_json:  # before the alternatives, which take longer
         Console().print(estimate_table(answer))

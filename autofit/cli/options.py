@@ -8,7 +8,7 @@ import typer
 import autofit.cli.completion as completion
 from autofit.core.options import DEVICES
 from autofit.core.workload import SCHEDULES, TASKS
-from autofit.hardware.catalogue import card_names
+from autofit.hardware.catalogue import card_names, link_names
 
 _MODEL, _BUDGET, _SPACE, _CONFIG, _SEARCH = "Model", "Budget", "Search space", "Config", "Search"
 _DATA, _LEARNING, _RUN, _OUTPUT = "Weights and data", "Learning", "Run", "Output"
@@ -33,6 +33,7 @@ TrustRemoteCode = Annotated[bool, _option(_MODEL, "Run the model's own code.", N
 _gpu = "The card to fit, such as rtx-4090"
 _gpu_or_list = f"{_gpu}; list: all of them."
 _devices = "Devices of a machine that train one config together, with the given memory each; all: like card 0."
+_link = "The link between nodes, or between the cards of one; default: what such cards usually have."
 _device = "cuda or cpu; default: CUDA where there is a card."
 GpuMem = Annotated[str | None, _option(_BUDGET, "Memory of the card to fit.", "GIB")]
 Gpu = Annotated[str | None, _option(_BUDGET, f"{_gpu}.", "NAME", complete=card_names)]
@@ -42,6 +43,7 @@ Mem = Annotated[str | None, _option(_BUDGET, "Memory for tensors on the CPU; def
 HostMem = Annotated[str | None, _option(_BUDGET, "Host memory beside a GPU; default: 80 % of what is free.", "GIB")]
 Devices = Annotated[str, _option(_BUDGET, _devices, "N|all")]
 Nodes = Annotated[int, _option(_BUDGET, "Machines that train one config together.", "N")]
+Link = Annotated[str | None, _option(_BUDGET, _link, "NAME", complete=link_names)]
 Margin = Annotated[float, _option(_BUDGET, "Share of the card to leave free.", "SHARE")]
 
 # Which configs

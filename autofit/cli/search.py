@@ -46,6 +46,7 @@ def search(
     workers: options.Workers = None,
     devices: options.Devices = "1",
     nodes: options.Nodes = 1,
+    link: options.Link = None,
     resume: options.ResumeSearch = False,
     no_store: options.NoStore = False,
     out: options.Out = None,

@@ -9,8 +9,9 @@ from autofit.core.config import Config
 from autofit.core.notebook import as_html
 
 Fits = Literal["yes", "maybe", "no"]
-PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary", "context")
-KINDS = ("parameters", "optimizer", "gradients", "activations", "temporary")  # of a timeline, in stacking order
+OF_SEVERAL = ("gathered", "reduced")  # whole weights of other ranks, and buffers of gradients that are added up
+PARTS = ("parameters", "gradients", "optimizer", "activations", "gathered", "reduced", "temporary", "context")
+KINDS = ("parameters", "optimizer", "gradients", "activations", "gathered", "reduced", "temporary")  # as stacked
 
 
 @dataclass(frozen=True)

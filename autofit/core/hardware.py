@@ -25,6 +25,7 @@ class Hardware:
     context_bytes: int = 0  # of the open CUDA context; 0 on CPU
     devices: int = 1  # like this one, on each node, that a training uses
     nodes: int = 1
+    link: str | None = None  # by its name in the catalogue, where it is another than such a card usually has
     measured_on: str | None = None  # the card that probes run on where it is not the one described (`--gpu NAME`)
     here: bool = True  # False where nothing is run: what this machine lacks is then not held against a config
     used_bytes: int = 0  # device memory held by other processes; 0 on CPU
@@ -53,9 +54,9 @@ class Hardware:
         several = f"{self.devices} x {self.name}" if self.world > 1 else self.name
         return f"{several} on each of {self.nodes} nodes" if self.nodes > 1 else several
 
-    def of_several(self, devices: int, nodes: int = 1) -> Self:
+    def of_several(self, devices: int, nodes: int = 1, link: str | None = None) -> Self:
         """The same device as one of several."""
-        return dataclasses.replace(self, devices=devices, nodes=nodes)
+        return dataclasses.replace(self, devices=devices, nodes=nodes, link=link)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -42,6 +42,7 @@ class SearchOptions(BaseModel):
     workers: int | None = None
     devices: int | str = 1  # that a config trains on, of each node; "all" cards like the first
     nodes: int = 1
+    link: str | None = None  # between devices, by its name in the catalogue
     out: Path | None = None
     resume: bool = False
     store: bool = True  # start from the measurements of earlier searches, and store this one's

@@ -14,6 +14,7 @@ from autofit.core.layout import Layout
 from autofit.core.links import Links
 from autofit.distributed.collectives import Group, seconds
 from autofit.estimate.overlap import Unit, micro_batch
+from autofit.estimate.ranks import group_of
 from autofit.estimate.rates import Rates
 from autofit.estimate.roofline import Speed
 from autofit.estimate.trace import Span, Trace
@@ -37,24 +38,19 @@ class Exchange:
     def reduce(self, nbytes: float) -> float:
         """Seconds until gradients of so many bytes are averaged."""
         if self.kind == "ddp":
-            return float(seconds("all_reduce", nbytes, self._group(self.layout.world, 1), self.links))
+            return float(seconds("all_reduce", nbytes, group_of(self.layout.world, 1, self.hardware), self.links))
         across = seconds("all_reduce", nbytes / self._shards.size, self._replicas, self.links)
         return float(seconds("reduce_scatter", nbytes, self._shards, self.links) + across)
 
     @property
     def _shards(self) -> Group:
         layout = self.layout
-        return self._group(layout.shard * layout.context, layout.tensor)
+        return group_of(layout.shard * layout.context, layout.tensor, self.hardware)
 
     @property
     def _replicas(self) -> Group:
         layout = self.layout
-        return self._group(layout.replicate, layout.shard * layout.context * layout.tensor)
-
-    def _group(self, size: int, stride: int) -> Group:
-        """So many ranks, each so far from the next one in the order of ranks, in which nodes are filled."""
-        devices = min(size, max(1, self.hardware.devices // stride))
-        return Group(devices, size // devices)
+        return group_of(layout.replicate, layout.shard * layout.context * layout.tensor, self.hardware)
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,21 @@ from autofit.estimate.allocator_events import two_steps
 from autofit.estimate.calibration import Calibration
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.peak import LEAST_COMPILED, MOST_COMPILED, RECOMPUTED_UNCERTAINTY, Peak, peak_of, recomputed_share
+from autofit.estimate.ranks import groups_of, step_seconds
 from autofit.estimate.rates import Rates, format_of, rate_of
 from autofit.estimate.roofline import Speed
 from autofit.estimate.trace import Trace, trace
 from autofit.hardware.caching_allocator import reserved_by
+from autofit.hardware.catalogue import links_of
 
 # (low, high) relative to predictions before probes have shown more. On the CPU from benchmarks/estimate_memory; on CUDA
 # of reserved bytes: PyTorch's own allocator, rehearsed without kernels (benchmarks/fake_cuda), reserved 2.7 % less to
 # 3.9 % more in uncompiled steps of language models; what kernels and their libraries add is unknown.
 _UNCERTAINTY = {"cpu": (0.99, 1.01), "cuda": (0.97, 1.06)}
 _CONTEXT = 500 * MIB  # of CUDA, where the card does not tell; 300 to 700 MiB are usual
+# Of NCCL, for each group of ranks: a send and a receive buffer of 4 MiB and two smaller ones (NCCL_BUFFSIZE, LL, LL128)
+# for each of 8 to 24 channels. Not measured.
+_COMMUNICATOR, _COMMUNICATOR_SPREAD = 200 * MIB, 120 * MIB
 
 
 def predict(
@@ -45,9 +50,10 @@ def estimate_of(
     if rates and rates.measured_here and rates.operators is None:
         rates = replace(rates, operators=traced.calls.measured(rates))
     peak = peak_of(traced, hardware)
-    reserved, context, workspace = None, 0, 0
+    reserved, context, workspace, groups = None, 0, 0, groups_of(traced)
     if hardware.device == "cuda":
         context, workspace = hardware.context_bytes or _CONTEXT, workspace_bytes(hardware)
+        context += _COMMUNICATOR * groups
         allocator = workspace, hardware.expandable_segments
         if allocator not in traced.reserved:
             traced.reserved[allocator] = reserved_by(two_steps(traced, hardware), expandable=allocator[1])
@@ -67,8 +73,8 @@ def estimate_of(
         config=traced.config,
         allocated_bytes=peak.nbytes,
         reserved_bytes=reserved,
-        low=low + context,
-        high=high + context,
+        low=low + context - _COMMUNICATOR_SPREAD * groups * (context > 0),
+        high=high + context + _COMMUNICATOR_SPREAD * groups * (context > 0),
         breakdown={**peak.parts, "context": context},
         notes=tuple(_notes(traced, rates, uncertainty)),
         **times,
@@ -101,7 +107,11 @@ def _times(workload: Workload, traced: Trace, hardware: Hardware, rates: Rates, 
     busy = sum(waits.values())
     # Copies overlap with the computation of a micro-batch; an update waits for what is moved or computed for it.
     overlapped = max(micro["transfer"], sum(micro.values()) - micro["transfer"])
-    seconds = (accumulation * overlapped + sum(update.values())) * factor
+    computing = accumulation * overlapped
+    if hardware.world > 1:
+        both = step_seconds(traced, speed, hardware, links_of(hardware))
+        copied, computing = copied + max(both - computing, 0.0), both
+    seconds = (computing + sum(update.values())) * factor
     bottleneck = "transfer" if copied > busy else "compute" if waits["compute"] > busy / 2 else "memory"
     samples = workload.effective_batch_size / seconds
     tokens = samples * workload.sequence_length if workload.unit == "tokens" and workload.sequence_length else None

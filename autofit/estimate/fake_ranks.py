@@ -19,6 +19,12 @@ from autofit.distributed import Ranks
 from autofit.estimate.recorder import Collective, Recorder
 
 _NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
+# By operator, which of its arguments holds weights that are whole for a while, or gradients before they are divided.
+_HOLDING = {
+    "c10d::_allgather_base_": (0, "gathered"),
+    "fsdp::split_with_sizes_copy": (-1, "gathered"),
+    "fsdp::chunk_cat": (-1, "reduced"),
+}
 _KINDS = {  # by what is in an operator's name
     **dict.fromkeys(("allgather", "all_gather"), "all_gather"),
     **dict.fromkeys(("allreduce", "all_reduce"), "all_reduce"),
@@ -58,7 +64,14 @@ def fake_ranks(layout: Layout, recorder: Recorder) -> Iterator[Ranks]:
         with mock.patch.object(recorder, "ignoring", True):
             return propagate(propagator, schema)
 
-    recorder.collective_of, hook = collective_of, sys.excepthook
+    def exchanged(func: Any, args: tuple[Any, ...], result: Any) -> Collective | None:
+        """Also tells what holds whole weights and gradients for it."""
+        if (found := _HOLDING.get(func._schema.name)) is not None:
+            position, label = found
+            recorder.label(args[position], label)
+        return collective_of(func, args, result)
+
+    recorder.exchanged, hook = exchanged, sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world)
     try:
         with (
@@ -88,4 +101,7 @@ def collective_of(func: Any, args: tuple[Any, ...], result: Any) -> Collective |
     name = func._schema.name.partition("::")[2]
     kind = next((kind for word, kind in _KINDS.items() if word in name), name)
     nbytes = CollectiveOp.get_comm_tensor_size(func, result, args, {})
-    return Collective(kind, nbytes, len(group), group[1] - group[0] if len(group) > 1 else 1)
+    if kind == "all_to_all":  # which counts what is given and what is got
+        nbytes //= 2
+    stride = group[1] - group[0] if len(group) > 1 else 1
+    return Collective(kind, nbytes, len(group), func.namespace != "c10d", stride)

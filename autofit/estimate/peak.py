@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from autofit.core.config import Config
+from autofit.core.estimate import KINDS, OF_SEVERAL, PARTS
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.recorder import HOST
@@ -63,14 +64,14 @@ def _parts(trace: Trace, hardware: Hardware, last: int) -> dict[str, int]:
     for index, (storage, nbytes) in enumerate(islice(rounded(trace, hardware), last + 1)):
         made.setdefault(storage, index)
         live[storage] = nbytes
-    parts = dict.fromkeys(("parameters", "gradients", "optimizer", "activations", "temporary"), 0)
+    parts = dict.fromkeys(KINDS, 0)
     for storage, nbytes in live.items():
         label = trace.labels.get(storage)
         if label not in parts:
             saved = label == "inputs" or trace.phase_at(made[storage]) == "forward"
             label = "activations" if saved else "temporary"
         parts[label] += nbytes
-    return parts
+    return {kind: parts[kind] for kind in PARTS if kind in parts and (parts[kind] or kind not in OF_SEVERAL)}
 
 
 def recomputed_share(config: Config, workload: Workload, hardware: Hardware) -> float | None:

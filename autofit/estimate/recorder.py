@@ -38,7 +38,7 @@ _READ = torch.ops.aten._local_scalar_dense.default
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))  # where nobody's model is
 _LIFT = torch.ops.aten.lift_fresh.default
 _ADD = torch.ops.aten.add.Tensor
-_COPIES = ("aten::copy_",)
+_COPIES = ("aten::copy_", "fsdp::all_gather_copy_in")
 _SHAPED_BY_LENGTHS = ("aten::_ctc_loss",)  # whatever the numbers
 _SPREAD = "what the model's own scores choose, as the experts of a token, was taken to be spread evenly."
 _ALL = "where values choose rows, all were taken to be chosen, the most there can be."
@@ -76,6 +76,7 @@ class Collective:
     kind: str  # all_gather, reduce_scatter, all_reduce, all_to_all, broadcast
     nbytes: int
     ranks: int
+    waits: bool  # what follows waits for it; else it runs beside
     stride: int  # from one rank of the group to the next: 1 for neighbours, which are on one node
     event: int = 0  # the number of earlier events
 
@@ -95,7 +96,7 @@ class Recorder(StorageTracker):
         products: by phase, the number of events before its first matrix product ended.
         before_each: called before each operator.
         called: called with each operator that costs something, its arguments and its cost.
-        collective_of, collectives: tells what an operator exchanges with other ranks; what was exchanged.
+        exchanged, collectives: tells what an operator exchanges with other ranks; what was exchanged.
         ignoring: what runs now is not part of the step.
         alike: the samples whose rows choose alike, among experts for example.
         assumptions: what was taken for granted of values, in sentences.
@@ -118,7 +119,7 @@ class Recorder(StorageTracker):
         self.phase: Callable[[], str] | None = None
         self.before_each: Callable[[], None] | None = None
         self.called: Callable[[Any, tuple[Any, ...], Mapping[str, Any], Cost], None] | None = None
-        self.collective_of: Callable[[Any, tuple[Any, ...], Any], Collective | None] = lambda func, args, result: None
+        self.exchanged: Callable[[Any, tuple[Any, ...], Any], Collective | None] = lambda func, args, result: None
         self.collectives: list[Collective] = []
         self.alike = 1
         self.ignoring = False
@@ -160,8 +161,9 @@ class Recorder(StorageTracker):
                 if number is not None:
                     yield number
 
-    def note_host(self, tensor: torch.Tensor) -> None:
-        """Mark a tensor as being in the host's memory, and with it what is computed from such tensors alone."""
+    def note_host(self, tensor: Any) -> None:
+        """Mark a tensor, or those of a list, as being in the host's memory, and with it what is computed from such
+        tensors alone."""
         self.label(tensor, HOST)
         self._has_host = True
 
@@ -202,7 +204,7 @@ class Recorder(StorageTracker):
             except (DynamicOutputShapeException, DataDependentOutputException):
                 result = self._by_values(func, args, kwargs)
             self.see(result)
-        if (collective := self.collective_of(func, args, result)) is not None:
+        if (collective := self.exchanged(func, (*args, *kwargs.values()), result)) is not None:
             self.collectives.append(replace(collective, event=len(self.events)))
             if func is _REDUCE_SCATTER and self._as_tracked:  # gloo works on a copy
                 self._lives += 1
@@ -263,14 +265,16 @@ class Recorder(StorageTracker):
 
     def _with_host(self, func: Any, given: Any, result: Any, cost: Cost | None) -> Cost | None:
         """The cost, where what the host computes is not the device's work, and a copy between them is a transfer."""
-        tensors = tensors_in(given)
-        labels = ([self.labels.get(number) for number in self.storages_of(each)] for each in tensors if each.dim())
-        sides = {HOST in each for each in labels}  # not of numbers, which may come from anywhere
+        tensors = [each for each in tensors_in(given) if each.dim()]  # not numbers, which may come from anywhere
+        on_host = [HOST in [self.labels.get(number) for number in self.storages_of(each)] for each in tensors]
+        sides = set(on_host)
         if sides == {True}:
             self.label(result, HOST)
             return replace(cost, kind=HOST) if cost else None
         if sides == {True, False} and _name(func) in _COPIES:
-            return Cost("transfer", str(result.dtype).removeprefix("torch."), 0, (result.numel() * result.itemsize,))
+            moved = [each for each, is_there in zip(tensors, on_host, strict=True) if is_there]
+            sizes = tuple(each.numel() * each.itemsize for each in moved)
+            return Cost("transfer", str(moved[0].dtype).removeprefix("torch."), 0, sizes)
         return cost
 
     def _count(self, storage: torch.UntypedStorage) -> None:

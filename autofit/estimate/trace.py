@@ -29,7 +29,7 @@ from autofit.estimate.fake_ranks import fake_ranks
 from autofit.estimate.known_values import know, on_real_tensors
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.operators import Calls
-from autofit.estimate.recorder import Collective, Event, Mark, Recorder
+from autofit.estimate.recorder import HOST, Collective, Event, Mark, Recorder
 from autofit.estimate.roofline import Speed, passes_of, waits_of
 from autofit.estimate.saved_activations import SavedTensors, Stay
 from autofit.estimate.shallow_model import Depth, SampledChunks, shorten
@@ -240,6 +240,8 @@ def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
     recorder.see(list(setup.model.buffers()))  # they are there before any weight
     materialize(setup, values=False)
     finish(setup, traced=True)
+    if setup.config["fsdp_offload"] == "cpu" and setup.hardware.device == "cuda":
+        recorder.note_host(list(setup.model.parameters()))
     recorder.label([*setup.model.parameters(), *setup.model.buffers()], "parameters")
     recorder.label([getattr(module, "constants", []) for module in setup.model.modules()], "parameters")
     for number, block in enumerate(repeated_blocks(setup.model)):
@@ -258,7 +260,8 @@ def _step(
     trained = [] if setup.stepped_in_backward else [parameter for _, parameter in setup.trainable()]
 
     def label_gradient(parameter: nn.Parameter) -> None:
-        recorder.label(parameter.grad, "gradients", owners.get(parameter))
+        offloaded = setup.config["fsdp_offload"] == "cpu" and setup.hardware.device == "cuda"
+        recorder.label(parameter.grad, HOST if offloaded else "gradients", owners.get(parameter))
 
     # Gradients of earlier micro-batches that are views of something larger, by its storage, which they keep. Autograd
     # copies only those whose layout is not the parameter's (accumulate_grad.h).

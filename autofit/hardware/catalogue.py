@@ -11,6 +11,7 @@ from autofit.core.links import Link, Links
 from autofit.core.strict_yaml import load_mapping
 
 _SOLD_TO_REAL = 1.1  # at most: 16 GB of a T4 are 14.6 GiB
+_OF_CPUS, _OF_UNKNOWN = ("gloo", "tcp-10"), ("pcie4", "tcp-100")  # within a node and between nodes
 _MAKER = "NVIDIA "  # which drivers before version 470 leave out
 
 
@@ -111,6 +112,17 @@ def card_like(hardware: Hardware) -> Card | None:
     name = (hardware.measured_on or hardware.name).removeprefix(_MAKER)
     alike = [each for each in _cards().values() if name in {one.removeprefix(_MAKER) for one in each.drivers_say}]
     return min(alike, key=lambda each: abs(each.memory_bytes - hardware.memory_bytes), default=None)
+
+
+def links_of(hardware: Hardware) -> Links:
+    """The links that its devices exchange data by: those that its card usually has, but for the one that was named,
+    between nodes where there are several, else within a node."""
+    found = card_like(hardware)
+    links = found.links if found else Links(*map(link, _OF_CPUS if hardware.device == "cpu" else _OF_UNKNOWN))
+    if hardware.link is None:
+        return links
+    named = link(hardware.link)
+    return Links(links.within, named) if hardware.nodes > 1 else Links(named, links.between)
 
 
 def sold_bytes(hardware: Hardware) -> int:

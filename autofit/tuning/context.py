@@ -12,7 +12,7 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
 from autofit.hardware.budgets import budget_for, budget_notes
-from autofit.hardware.catalogue import card_to_search_for, standing_in_for
+from autofit.hardware.catalogue import card_to_search_for, link, standing_in_for
 from autofit.probe import Executor, Place, Placement, place_probes, place_ranks
 from autofit.search.journal import begun_with
 from autofit.search.space import Space
@@ -79,11 +79,14 @@ class Context:
 def context_of(workload: Workload, options: SearchOptions, executor: Executor, journal: Path) -> Context:
     """What the executor finds of machine and workload; an InputError for wrong options, a ProbeError for the device."""
     # First, since a wrong name needs no look.
+    if options.link is not None:
+        link(options.link)
     card = card_to_search_for(options.gpu) if options.gpu is not None else None
     memory = options.gpu_mem if options.mem is None else options.mem
     budget_bytes = gib_to_bytes(memory) if memory is not None else None
     look, traits = executor.look(workload, options.wanted_device, budget_bytes)
-    measured_on = look.of_several(options.devices if isinstance(options.devices, int) else 1, options.nodes)
+    devices = options.devices if isinstance(options.devices, int) else 1
+    measured_on = look.of_several(devices, options.nodes, options.link)
     hardware = standing_in_for(measured_on, card) if card else measured_on
     requested = None
     if memory is not None or card is not None:  # a request beyond the card means the card
@@ -101,7 +104,8 @@ def context_of(workload: Workload, options: SearchOptions, executor: Executor, j
     if placement.cores_of_each:
         check_memory(len(placement.places), "workers", budget, free_bytes, given=requested is not None)
     if ranks:
-        measured_on, hardware = (each.of_several(len(ranks), options.nodes) for each in (measured_on, hardware))
+        several = len(ranks), options.nodes, options.link
+        measured_on, hardware = (each.of_several(*several) for each in (measured_on, hardware))
         if hardware.device == "cpu":
             check_memory(len(ranks), "devices", budget, free_bytes, given=True)
     workload = dataclasses.replace(workload, traits=traits)

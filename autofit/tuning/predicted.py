@@ -16,11 +16,11 @@ from autofit import techniques
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.environment import versions
-from autofit.core.errors import AutofitError, InputError, NoDeviceError, counted
+from autofit.core.errors import AutofitError, NoDeviceError, counted
 from autofit.core.estimate import Estimate, Timeline
 from autofit.core.events import Listener, Note, PhaseStarted, SearchStarted
 from autofit.core.hardware import Hardware
-from autofit.core.options import ALL, SearchOptions
+from autofit.core.options import SearchOptions
 from autofit.core.pareto import Point, frontier, thinned
 from autofit.core.result import TIERS, Result, tier
 from autofit.core.workload import Workload
@@ -87,9 +87,6 @@ def predicted_search(workload: Workload, options: SearchOptions, listener: Liste
     notify(no_gpu_note(reason))
     listener(PhaseStarted("looking at the model"))
     hardware, assumptions = target_hardware(options)
-    if options.devices == ALL:
-        raise InputError("--devices all means the cards of this machine, which has none.", "Give a number.")
-    hardware = hardware.of_several(int(options.devices), options.nodes)
     assumptions = (*workload.notes, *assumptions, *([_HOST_UNKNOWN] if options.host_mem is None else []))
     budget = budget_for(options, hardware)
     with run_directory(workload, options.out) as directory:

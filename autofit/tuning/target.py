@@ -8,14 +8,14 @@ from autofit.core.budget import Budget, gib_to_bytes
 from autofit.core.errors import InputError, reported, told
 from autofit.core.estimate import Estimate
 from autofit.core.hardware import Hardware
-from autofit.core.options import SearchOptions
+from autofit.core.options import ALL, SearchOptions
 from autofit.core.workload import Traits, Workload
 from autofit.estimate.calibration import calibration_for
 from autofit.estimate.estimator import estimate_of
 from autofit.estimate.rates import rates_for
 from autofit.estimate.trace import Trace
 from autofit.hardware.budgets import budget_for, budget_notes
-from autofit.hardware.catalogue import card, hardware_of, most_common_card, sold_bytes
+from autofit.hardware.catalogue import card, hardware_of, link, most_common_card, sold_bytes
 from autofit.hardware.device import detect
 from autofit.probe import LocalExecutor
 from autofit.training.inspect import inspect_workload
@@ -23,6 +23,15 @@ from autofit.training.inspect import inspect_workload
 
 def target_hardware(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
     """The hardware to predict for, and what is assumed of it; an InputError for CUDA without card, size or device."""
+    if options.devices == ALL:
+        raise InputError("--devices all means the cards of this machine; a prediction is for any.", "Give a number.")
+    if options.link is not None:
+        link(options.link)
+    hardware, notes = _one_device(options)
+    return hardware.of_several(int(options.devices), options.nodes, options.link), notes
+
+
+def _one_device(options: SearchOptions) -> tuple[Hardware, tuple[str, ...]]:
     if options.gpu is not None:
         return hardware_of(card(options.gpu)), ()
     notes: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autofit.core.estimate import PARTS
+from autofit.core.estimate import OF_SEVERAL, PARTS
 from tests.cli.command import Run
 from tests.cli.test_search import shape
 
@@ -28,7 +28,7 @@ def test_the_json_of_an_estimate(run: Run) -> None:
         "allocated_bytes": int,
         "reserved_bytes": int,
         "device_bytes": {"low": int, "high": int},
-        "breakdown": dict.fromkeys(PARTS, int),
+        "breakdown": {part: int for part in PARTS if part not in OF_SEVERAL},
         "step_seconds": float,
         "samples_per_second": float,
         "tokens_per_second": float,
@@ -41,6 +41,17 @@ def test_the_json_of_an_estimate(run: Run) -> None:
     assert sum(answer["breakdown"].values()) == answer["allocated_bytes"] + answer["breakdown"]["context"]
     assert answer["fits"] == "yes"
     assert answer["bottleneck"] in ("compute", "memory", "transfer")
+
+
+@pytest.mark.usefixtures("here")
+def test_an_estimate_for_several_devices(run: Run) -> None:
+    cards = ("--gpu", "h100", "--devices", "4", "--nodes", "2", "--link", "ib-ndr")
+    answer = run(*ESTIMATE[:-1], "16", *cards, "--set", "data_parallel_replicate=2", "--json").json
+    degrees = ("data_parallel", "data_parallel_replicate", "data_parallel_shard")
+    assert [answer["config"][name] for name in degrees] == ["fsdp", 2, 4]
+    assert set(answer["breakdown"]) == set(PARTS)
+    assert sum(answer["breakdown"].values()) == answer["allocated_bytes"] + answer["breakdown"]["context"]
+    assert answer["tokens_per_second"] > 0
 
 
 @pytest.mark.usefixtures("here")

@@ -85,7 +85,7 @@ def test_an_update_on_the_host_is_waited_for_and_copies_beside_the_backward_are_
     seconds = {link: estimate_of(moved, workload, AMPERE, rates=rates[link], calibration=None) for link in rates}
     waited = sum(cost.nbytes for cost in moved.costs_of("update") if cost.kind in ("transfer", "host"))
     longer = seconds[1e9].step_seconds - seconds[1e12].step_seconds
-    assert longer == pytest.approx(waited / 1e9, rel=0.03)  # some of it hides what launching takes
+    assert longer == pytest.approx(waited / 1e9, rel=0.06)  # some of it hides what launching takes
 
 
 def test_paged_state_is_none_of_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def search_result(**changes: Any) -> Result:
 
 def step_timeline(gib: float = 1.5, **knobs: Any) -> Timeline:
     """A step that rises to so many GiB and falls again."""
-    shares = ((3, 2, 0, 1, 0), (3, 2, 0, 6, 1), (3, 2, 3, 4, 8), (3, 2, 3, 1, 1))
+    shares = ((3, 2, 0, 1, 0, 0, 0), (3, 2, 0, 6, 0, 0, 1), (3, 2, 3, 4, 0, 0, 8), (3, 2, 3, 1, 0, 0, 1))
     moments = tuple(tuple(int(gib * GIB * share / 20) for share in moment) for moment in shares)
     phases = (("forward", 0.0), ("backward", 0.33), ("update", 0.95))
     return Timeline(OFF.replace(**knobs), moments, (0.0, 0.3, 0.6, 1.0), phases, True, int(gib * GIB), "backward", 4)

@@ -10,7 +10,8 @@ from autofit.core.result import TIERS
 from autofit.report.formatting import TIER_TITLES, describe, gib, percent
 from autofit.report.html.svg import Picture, Scale, apart, steps, width_of
 
-KIND_WORDS = dict(zip(KINDS, ("weights", "optimizer state", "gradients", "activations", "temporary"), strict=True))
+KIND_WORDS = {kind: kind for kind in KINDS}
+KIND_WORDS |= {"parameters": "weights", "optimizer": "optimizer state", "reduced": "being reduced"}
 _BAR, _ROW = 22, 62
 _NARROW = 160  # moments that a small picture can show
 

@@ -65,7 +65,7 @@ def test_a_peak_before_the_step_is_told(record: Records) -> None:
 def test_a_small_picture_has_fewer_moments(record: Records) -> None:
     whole = record()
     line = whole.timelines["full"]
-    moments = tuple((1, 1, 1, place % 7, 1) for place in range(400))
+    moments = tuple((1, 1, 1, place % 7, 0, 0, 1) for place in range(400))
     long = dataclasses.replace(line, moments=moments, at=tuple(place / 400 for place in range(400)))
     long_record = dataclasses.replace(whole, timelines={"full": long})
     small, large = timeline_picture(long_record, "full", 360), timeline_picture(long_record, "full", 720)
