@@ -6,6 +6,7 @@ output and a number per row), so PyTorch's stands for it. A window makes it fast
 """
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -28,10 +29,20 @@ def stand_in_for_flash_attn(setup: Setup) -> None:
     plain, before = implementations[IMPLEMENTATION], model.config._attn_implementation
     implementations[IMPLEMENTATION] = _attention
     setup.on_close(lambda: implementations.update({IMPLEMENTATION: plain}))
-    # Skips the check that the package is installed.
-    with mock.patch.object(modeling.PreTrainedModel, "_check_and_adjust_attn_implementation", _checked):
-        model.set_attn_implementation(IMPLEMENTATION)
+    _set(model, IMPLEMENTATION, _checked)
     setup.on_close(lambda: model.set_attn_implementation(before))
+
+
+def put_back(model: Any, implementation: str) -> None:
+    """Make a model call again what it called before, which may be the stand-in."""
+    _set(model, implementation, lambda _, implementation, **__: implementation)
+
+
+def _set(model: Any, implementation: str, checked: Callable[..., str]) -> None:
+    """Without the check that the package is installed."""
+    modeling: Any = importlib.import_module("transformers.modeling_utils")
+    with mock.patch.object(modeling.PreTrainedModel, "_check_and_adjust_attn_implementation", checked):
+        model.set_attn_implementation(implementation)
 
 
 def _checked(model: Any, implementation: str, **_: Any) -> str:

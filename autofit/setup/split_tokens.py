@@ -16,6 +16,7 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.nn import functional
 
 from autofit.core.errors import InputError, RefusedError
+from autofit.setup.flash_attn import put_back
 from autofit.setup.layers import repeated_blocks
 from autofit.setup.split_layers import check_heads
 from autofit.setup.state import Setup
@@ -47,7 +48,7 @@ def _install(setup: Setup, checked: bool) -> None:
     split = _Split(group, len(repeated_blocks(model)), ALL_ATTENTION_FUNCTIONS[before], checked)
     AttentionInterface.register(_NAME, split.attend)
     model.set_attn_implementation(_NAME)
-    setup.on_close(lambda: model.set_attn_implementation(before))
+    setup.on_close(partial(put_back, model, before))
     setup.on_close(model.register_forward_pre_hook(split.cut, with_kwargs=True).remove)
     setup.on_close(model.register_forward_hook(split.whole_loss).remove)
 
@@ -72,7 +73,7 @@ def _check(model: Any, degree: int) -> None:
 class _Split:
     """How one rank sees the batches and the attention of a model."""
 
-    def __init__(self, group: dist.ProcessGroup, blocks: int, attention: Any, checked: bool) -> None:
+    def __init__(self, group: dist.ProcessGroup, blocks: int, attention: Any, checked: bool = False) -> None:
         self._group, self._blocks, self._attention = group, blocks, attention
         self._degree, self._calls, self._checked = group.size(), 0, checked
 

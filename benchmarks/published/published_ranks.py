@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -17,14 +18,18 @@ import torch
 
 from autofit.api.estimate import workload_of
 from autofit.core.config import Config
-from autofit.core.hardware import Hardware
+from autofit.core.hardware import GIB, Hardware
 from autofit.core.layout import Layout
 from autofit.core.workload import Traits, Workload
+from autofit.estimate.allocator_events import two_steps
 from autofit.estimate.data_parallel import Exchange, sharded_seconds
+from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.optimizer_state import OptimizerCosts
+from autofit.estimate.peak import peak_of
 from autofit.estimate.rates import rates_of
 from autofit.estimate.roofline import Speed
 from autofit.estimate.trace import Skeleton, trace
+from autofit.hardware.caching_allocator import reserved_by
 from autofit.hardware.catalogue import card
 from autofit.techniques import canonicalize
 from benchmarks.published_report import Outcome, figures, groups_table, left_out, rows_table
@@ -57,6 +62,29 @@ def seconds_of(row: dict[str, str], workload: Workload, config: Config, hardware
     return sharded_seconds(traced, rates, Exchange(layout, hardware, found.links, "fsdp"), update)
 
 
+def memory_of(row: dict[str, str]) -> float:
+    """The predicted bytes of a rank, as they were published: allocated, or reserved by the allocator."""
+    workload, config, hardware = run_of(row)
+    workload = replace(workload, traits=workload_of(workload, hardware.of_several(1)).traits)
+    traced = trace(workload, canonicalize(config, workload, hardware), hardware)
+    allocated = peak_of(traced, hardware).nbytes + workspace_bytes(hardware)
+    return max(allocated, reserved_by(two_steps(traced, hardware), expandable=True) * (row["mem_kind"] == "reserved"))
+
+
+def memory_table(chosen: list[dict[str, str]]) -> str:
+    """Predicted and published memory of the rows that tell it, and what the errors come to."""
+    lines, errors = ["| row | model | GiB | published | error |", "|---|---|---:|---:|---:|"], []
+    for row in chosen:
+        predicted, published = memory_of(row) / GIB, float(row["mem_value"])
+        errors.append(predicted / published - 1)
+        cells = (row["id"], row["model"], f"{predicted:.2f}", f"{published:.2f}", f"{errors[-1]:+.1%}")
+        lines.append("| " + " | ".join(cells) + " |")
+    sizes = [abs(error) for error in errors]
+    told = f"median error {statistics.median(sizes):.1%}, bias {statistics.fmean(errors):+.1%}"
+    lines.append(f"\n{len(sizes)} rows: {told}, {sum(size <= 0.12 for size in sizes) / len(sizes):.0%} within 12 %.")
+    return "\n".join(lines)
+
+
 def of_one(row: dict[str, str], workload: Workload, samplers: int) -> Workload:
     """What one rank trains of it, with the traits of the model."""
     own = replace(workload, effective_batch_size=workload.effective_batch_size // samplers)
@@ -69,6 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Predict every judged row and print the tables and what they come to."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.published_ranks", description=__doc__)
     parser.add_argument("--only", default="", help="rows whose id begins so")
+    parser.add_argument("--memory", action="store_true", help="hold memory against what was published, too")
     parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
     given = parser.parse_args(arguments)
     chosen = [row for row in rows("published_multi_gpu") if row["id"].startswith(given.only)]
@@ -76,6 +105,9 @@ def main(arguments: list[str] | None = None) -> int:
     print(rows_table(outcomes))
     print(f"\nBy publisher and cards:\n{groups_table(outcomes, FACTOR, lambda each: each.group)}")
     print(f"\n{left_out(chosen, inexpressible)}")
+    told = [row for row in chosen if inexpressible(row) is None and row["mem_value"]]
+    if given.memory and told:
+        print(f"\n{memory_table(told)}")
     if given.out:
         given.out.write_text(json.dumps(figures(outcomes, FACTOR), indent=1) + "\n")
     return 0

@@ -175,7 +175,8 @@ def _knobs(row: dict[str, str], world: int) -> dict[str, Any]:
     if quantisation == "fp8":
         precision = "fp8"
     else:
-        masters = row["param_dtype"].startswith("fp32") or (rank and row["autocast"] != "none")
+        # accelerate makes fp32 masters of what FSDP trains under autocast.
+        masters = row["param_dtype"].startswith("fp32") or ((rank or world > 1) and row["autocast"] != "none")
         precision = "bf16-mixed" if masters else "bf16"
     loss = "chunked" if row["fused_loss"].startswith("CEWithChunked") else "standard"
     return {

@@ -86,3 +86,10 @@ def test_groups_fill_nodes_first() -> None:
 def test_every_degree_has_a_group() -> None:
     assert groups_of(traced(1, data_parallel=None)[0]) == 0
     assert groups_of(traced(4, tensor_parallel=2)[0]) == 3
+
+
+def test_split_tokens_go_with_the_stand_in_for_flash_attn() -> None:
+    """It is not installed here, and closing the trace asked for it."""
+    workload, hardware = replace(llama_workload(8), traits=None), replace(AMPERE, here=False).of_several(2)
+    found = trace(workload, FSDP | {"context_parallel": 2, "attention": "flash", "micro_batch_size": 4}, hardware)
+    assert "all_to_all" in {each.kind for each in found.collectives}
