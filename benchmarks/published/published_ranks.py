@@ -1,7 +1,7 @@
 """Predicted against published speed of training on several GPUs: `python -m benchmarks.published_ranks`.
 
-Every judged row of data/published_multi_gpu.csv is a run of autofit's own models and knobs. One device of it is traced;
-weights and gradients are exchanged over the links that the catalogue's card usually has. Nothing is fitted row by row.
+Every judged row of data/published_multi_gpu.csv is a run of autofit's own models and knobs. One rank of it is traced;
+what it exchanges goes over the links that the catalogue's card usually has. Nothing is fitted row by row.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.core.layout import Layout
 from autofit.core.workload import Traits, Workload
 from autofit.estimate.allocator_events import two_steps
-from autofit.estimate.data_parallel import Exchange, sharded_seconds
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.optimizer_state import OptimizerCosts
 from autofit.estimate.peak import peak_of
+from autofit.estimate.ranks import step_seconds
 from autofit.estimate.rates import rates_of
 from autofit.estimate.roofline import Speed
 from autofit.estimate.trace import Skeleton, trace
 from autofit.hardware.caching_allocator import reserved_by
-from autofit.hardware.catalogue import card
+from autofit.hardware.catalogue import card, links_of
 from autofit.techniques import canonicalize
 from benchmarks.published_report import Outcome, figures, groups_table, left_out, rows_table
-from benchmarks.published_runs import card_of, context_of, inexpressible, measured, rows, run_of
+from benchmarks.published_runs import card_of, inexpressible, measured, rows, run_of
 from benchmarks.published_speed import work_of
 
 FACTOR = 1.6  # that 80 % of the rows are to be within
-_SEVERAL = ("data_parallel", "context_parallel", "fsdp_offload")
 _traits: dict[str, Traits | None] = {}
 
 
@@ -48,18 +47,19 @@ def outcome_of(row: dict[str, str]) -> Outcome:
 
 
 def seconds_of(row: dict[str, str], workload: Workload, config: Config, hardware: Hardware) -> float:
-    """The predicted seconds of a step: fully sharded, as all rows are."""
-    found, context = card(str(card_of(row))), context_of(row)
-    own, alone = of_one(row, workload, hardware.world // context), hardware.of_several(1)
-    knobs = canonicalize(Config({name: config[name] for name in config if name not in _SEVERAL}), own, alone)
-    traced = trace(own, knobs, alone, model=Skeleton.cut_short(own, alone, alternating=False))
+    """The predicted seconds of a step, from few blocks of the model."""
+    if row["model"] not in _traits:
+        _traits[row["model"]] = workload_of(workload, hardware.of_several(1)).traits
+    workload = replace(workload, traits=_traits[row["model"]])
+    knobs = canonicalize(config, workload, hardware)
+    traced = trace(workload, knobs, hardware, model=Skeleton.cut_short(workload, hardware, alternating=False))
     shapes: Counter[tuple[torch.Size, torch.dtype]] = Counter()
     for shape, dtype, block in traced.shapes:
         shapes[shape, dtype] += traced.depth.times(block) if traced.depth else 1
-    rates = rates_of(found)
-    update = OptimizerCosts(own, alone).of(knobs, shapes).seconds(Speed.of_update(rates, alone, knobs))
-    layout = Layout(shard=hardware.world // context, context=context)
-    return sharded_seconds(traced, rates, Exchange(layout, hardware, found.links, "fsdp"), update)
+    rates, layout = rates_of(card(str(card_of(row)))), Layout.of(knobs)
+    update = OptimizerCosts(workload, hardware).of(knobs, shapes).seconds(Speed.of_update(rates, hardware, knobs))
+    passes = step_seconds(traced, Speed.of(rates, hardware, knobs), hardware, links_of(hardware))
+    return passes + update / (layout.shard * layout.context)
 
 
 def memory_of(row: dict[str, str]) -> float:
@@ -83,14 +83,6 @@ def memory_table(chosen: list[dict[str, str]]) -> str:
     told = f"median error {statistics.median(sizes):.1%}, bias {statistics.fmean(errors):+.1%}"
     lines.append(f"\n{len(sizes)} rows: {told}, {sum(size <= 0.12 for size in sizes) / len(sizes):.0%} within 12 %.")
     return "\n".join(lines)
-
-
-def of_one(row: dict[str, str], workload: Workload, samplers: int) -> Workload:
-    """What one rank trains of it, with the traits of the model."""
-    own = replace(workload, effective_batch_size=workload.effective_batch_size // samplers)
-    if row["model"] not in _traits:
-        _traits[row["model"]] = workload_of(own, run_of(row)[2].of_several(1)).traits
-    return replace(own, traits=_traits[row["model"]])
 
 
 def main(arguments: list[str] | None = None) -> int:
