@@ -4,7 +4,7 @@ Everything that decides how a step goes on (how many micro-batches, what a label
 decided on what all ranks know: otherwise one of them waits for ever in a collective that another never enters.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -107,13 +107,22 @@ class Ranks:
 
     def everywhere(self, *numbers: float) -> list[tuple[float, ...]]:
         """What each number is on every rank, by one exchange."""
+        return self.asked(*numbers)()
+
+    def asked(self, *numbers: float) -> Callable[[], list[tuple[float, ...]]]:
+        """The same by an exchange that goes on until the answer is called for."""
         if not self.are_several:
-            return [(each,) for each in numbers]
+            return lambda: [(each,) for each in numbers]
         device = "cpu" if self.mesh is None else self.mesh.device_type
         own = torch.tensor(numbers, dtype=torch.float64, device=device)
         found = [torch.empty_like(own) for _ in range(self.layout.world)]
-        dist.all_gather(found, own)
-        return list(zip(*torch.stack(found).tolist(), strict=True))
+        exchange = dist.all_gather(found, own, async_op=True)
+
+        def answer() -> list[tuple[float, ...]]:
+            exchange.wait()
+            return list(zip(*torch.stack(found).tolist(), strict=True))
+
+        return answer
 
 
 def _context_group(layout: Layout) -> dist.ProcessGroup | None:

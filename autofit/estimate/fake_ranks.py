@@ -5,7 +5,7 @@ others by numbers (how many micro-batches they have, what their labels weigh) is
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -37,11 +37,18 @@ _KINDS = {  # by what is in an operator's name
 class _FakeRanks(Ranks):
     """The first rank, whose numbers are everybody's."""
 
-    def everywhere(self, *numbers: float) -> list[tuple[float, ...]]:
+    def asked(self, *numbers: float) -> Callable[[], list[tuple[float, ...]]]:
+        tensors: list[torch.Tensor] = []
         if self.are_several:  # the exchange itself takes part in a step
             own = torch.tensor(numbers, dtype=torch.float64)
-            dist.all_gather([torch.empty_like(own) for _ in range(self.layout.world)], own)
-        return [(each,) * self.layout.world for each in numbers]
+            tensors = [own, *(torch.empty_like(own) for _ in range(self.layout.world))]
+            dist.all_gather(tensors[1:], own)
+
+        def answer() -> list[tuple[float, ...]]:
+            tensors.clear()
+            return [(each,) * self.layout.world for each in numbers]
+
+        return answer
 
 
 @contextmanager

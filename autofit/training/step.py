@@ -1,5 +1,6 @@
 """The training step: loss, gradients, update. A probe times `train_step`; the training loop repeats it for the user."""
 
+from collections.abc import Callable
 from itertools import chain, islice
 from typing import Any
 
@@ -70,25 +71,38 @@ def accumulate(setup: Setup, batch: Any, *, counts: bool = True) -> torch.Tensor
     """
     setup.phase = "forward"  # already while data moves: the last step ended in "update"
     batch_loss = torch.zeros((), device=setup.device)
-    slices, layout = _agreed_slices(setup, batch, counts), setup.ranks.layout
-    if setup.stepped_in_backward and len(slices) > 1:
-        samples = sample_count(batch, setup.workload.split)
-        message = f"a batch of {samples} samples is more than one micro-batch of {setup.micro_batch_size}"
-        raise InputError(f"{message}, and each backward takes a step.", "Set optimizer_in_backward to false.")
-    for number, (micro_batch, share) in enumerate(slices, start=1):
-        weight = share * layout.samplers  # gradients are averaged over ranks
-        setup.sync_gradients(number == len(slices))
+    workload, ranks = setup.workload, setup.ranks
+    slices = counted_slices(workload, batch, setup.micro_batch_size) if counts else []
+    asked = [ranks.asked(sum(count for _, count in slices), len(slices))]
+    # The answer travels during the first forward; but that of ddp asks whether gradients are averaged, and a GPU would
+    # have to end it first.
+    is_late = ranks.are_several and setup.replicate is None and setup.device.type == "cpu"
+    most = None if is_late else _agree(setup, asked, batch)
+    spare = slices[0][0] if slices else next(split(batch, setup.micro_batch_size, workload.split))
+    number = 0
+    while most is None or number < most:
+        micro_batch, count = slices[number] if number < len(slices) else (spare, 0)
+        number += 1
+        setup.sync_gradients(number == most)
         setup.phase = "forward"
         on_device = map_tensors(micro_batch, lambda tensor: tensor.to(setup.device, non_blocking=True))
         with setup.step_context():
             with setup.forward_context():
                 loss = compute_loss(setup, on_device)
+            if most is None:
+                most = _agree(setup, asked, batch)
+                setup.sync_gradients(number == most)
+                if not most:
+                    setup.reshard()
+                    break
+            # Gradients are averaged over ranks.
+            weight = weight_of(workload, count, setup.counted) * ranks.layout.samplers if count else 0.0
             weighted = loss.nan_to_num() * 0.0 if not weight else loss * weight if weight != 1.0 else loss
             setup.phase = "backward"
             if setup.stepped_in_backward:  # its backward would write NaN into every weight
                 everywhere = weighted.detach()
-                if setup.ranks.are_several:
-                    everywhere = setup.ranks.sum_of(everywhere.clone())
+                if ranks.are_several:
+                    everywhere = ranks.sum_of(everywhere.clone())
                 if not everywhere.isfinite():
                     return everywhere
             (setup.scaler.scale(weighted) if setup.scaler else weighted).backward()
@@ -96,7 +110,7 @@ def accumulate(setup: Setup, batch: Any, *, counts: bool = True) -> torch.Tensor
         del loss, weighted  # with their graph: bitsandbytes' int8 layers hold their inputs as long as it lives
     for average in setup.after_backward:
         average()
-    return _of_all_ranks(setup, batch_loss) if setup.ranks.are_several else batch_loss
+    return _of_all_ranks(setup, batch_loss) if ranks.are_several else batch_loss
 
 
 def _of_all_ranks(setup: Setup, batch_loss: torch.Tensor) -> torch.Tensor:
@@ -112,19 +126,16 @@ def _of_all_ranks(setup: Setup, batch_loss: torch.Tensor) -> torch.Tensor:
     return sums[0] / setup.ranks.layout.world
 
 
-def _agreed_slices(setup: Setup, batch: Any, counts: bool) -> list[tuple[Any, float]]:
-    """The micro-batches of this rank, each with its share in the loss of the whole effective batch; as many as any rank
-    has."""
-    workload, size = setup.workload, setup.micro_batch_size
-    slices = counted_slices(workload, batch, size) if counts else []
+def _agree(setup: Setup, asked: list[Callable[[], list[tuple[float, ...]]]], batch: Any) -> int:
+    """The most micro-batches that any rank has; notes how many terms the loss of the whole effective batch has."""
     layout = setup.ranks.layout
-    counted, made = setup.ranks.everywhere(sum(count for _, count in slices), len(slices))
-    setup.counted, most = sum(counted) * layout.samplers / layout.world, max(made)
-    weighted = [(part, weight_of(workload, count, setup.counted)) for part, count in slices]
-    if len(slices) < most:
-        spare = slices[0][0] if slices else next(split(batch, size, workload.split))
-        weighted += [(spare, 0.0)] * (int(most) - len(slices))
-    return weighted
+    counted, made = asked.pop()()
+    setup.counted, most = sum(counted) * layout.samplers / layout.world, int(max(made))
+    if setup.stepped_in_backward and most > 1:
+        samples = sample_count(batch, setup.workload.split)
+        message = f"a batch of {samples} samples is more than one micro-batch of {setup.micro_batch_size}"
+        raise InputError(f"{message}, and each backward takes a step.", "Set optimizer_in_backward to false.")
+    return most
 
 
 def update(setup: Setup) -> bool:

@@ -225,6 +225,21 @@ def test_a_model_comes_back_as_it_was_but_trained(knobs: dict[str, Any]) -> None
         assert answers == (True,) * 6
 
 
+def unlabelled(knobs: Mapping[str, Any]) -> tuple[float, bool, bool]:
+    """The loss of a batch without a label, whether a step was taken, and whether weights are divided after it."""
+    workload = workload_of()
+    setup = build(workload, knobs, dataclasses.replace(CPU, devices=2))
+    batch = batch_of(workload, 0)
+    batch["labels"].fill_(-100)
+    loss = float(accumulate(setup, own_samples(batch, setup.ranks.sampler, 2)[0]))
+    return loss, update(setup), all(isinstance(each, DTensor) for each in setup.model.parameters())
+
+
+@pytest.mark.parametrize("knobs", [DDP, FSDP], ids=["ddp", "fsdp"])
+def test_a_batch_without_a_label_takes_no_step(knobs: dict[str, Any]) -> None:
+    assert on_ranks(2, unlabelled, knobs) == [(0.0, False, knobs is FSDP)] * 2
+
+
 def skipped(knobs: Mapping[str, Any]) -> list[tuple[bool, float]]:
     """Whether each step was taken, and the scale after it: in the second, a gradient overflows on the last rank."""
     hardware = dataclasses.replace(CPU, devices=2)
