@@ -20,7 +20,7 @@ from autofit.core.place import Place
 TIMEOUT = 600.0  # seconds that one rank waits for another: NCCL's own default
 # What a rank says because another one is gone or late: gloo's words, the store's, and NCCL's.
 _OF_PEERS = re.compile(
-    r"closed by peer|reset by peer|Broken pipe|Timed out waiting|socket has timed out|Connection refused"
+    r"closed by peer|reset by peer|pair closure|Broken pipe|Timed out waiting|socket has timed out|Connection refused"
     r"|communicator was aborted|remote process exited|Watchdog caught|NCCL communicator|Socket closed|wait timeout",
     re.IGNORECASE,
 )
