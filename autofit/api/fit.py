@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from autofit.api.search import log_event, run_shown
+from autofit.api.search import check_alone, log_event, run_shown
 from autofit.core.errors import InputError, counted, require, several, unknown
 from autofit.core.events import Listener, Note
 from autofit.core.files import check_output, expanded, locked, write_atomically
@@ -155,9 +155,8 @@ def fit(
     if lr is _DEFAULT_LR:  # nobody gave one: a number that is written somewhere is an object of its own
         listener(Note(f"lr is not given: the learning rate is {_DEFAULT_LR:g}."))
     config, options = _with_optimizer(optimizer, config, options)
-    if config is None and place is not None:
-        message = "a search starts processes of its own, and this one was started as one of several."
-        raise InputError(message, "Give config=, or start it alone with devices=.")
+    if config is None:
+        check_alone("Give config=, or start it once, with devices=.")
     world = place.world if place else devices or Layout.of(config or {}).world
     with contextlib.ExitStack() as stack:
         if place is None or not place.rank:

@@ -11,6 +11,7 @@ from autofit.core.errors import InputError, require
 from autofit.core.events import Event, Listener, Note, ProbeFinished
 from autofit.core.notebook import Cell, in_notebook
 from autofit.core.options import SearchOptions, search_options
+from autofit.core.place import given_place
 from autofit.core.result import Result
 from autofit.core.workload import Workload
 from autofit.models import resolve
@@ -58,6 +59,7 @@ def search(
         InputError: an argument is wrong; ProbeError: probes cannot run here.
     """
     require(listener is None or callable(listener), "listener must be a function", listener)
+    check_alone("Start it once, with devices=.")
     checked = search_options(**options)
     living = model if isinstance(model, nn.Module) else None
     if isinstance(model, str | Workload) and any(each is not None for each in (loader, loss, split)):
@@ -72,6 +74,13 @@ def search(
     else:
         workload = model if isinstance(model, Workload) else workload_from(model, loader, loss, split=split)
     return run_shown(search_or_predict, workload, checked, listener, living)
+
+
+def check_alone(remedy: str) -> None:
+    """Raise an InputError where torchrun or srun started this process as one of several, which would all search."""
+    if given_place() is not None:
+        message = "a search starts processes of its own, and this one was started as one of several."
+        raise InputError(message, remedy)
 
 
 def run_shown(

@@ -50,6 +50,8 @@ class DataParallel(Technique):
             return "updates in the backward come before ddp has averaged the gradients; use fsdp, or leave them out."
         if value == "ddp" and config["optimizer_offload"] == "cpu":
             return "optimizer_offload copies gradients before ddp has averaged them; use fsdp with fsdp_offload."
+        if value == "fsdp" and workload.traits and workload.traits.batch_norm and "mixed" in str(config["precision"]):
+            return "BatchNorm would get weights in 16 bits beside running statistics in 32; use bf16, fp32, or ddp."
         if value == "fsdp":
             return _refused_by_shards(config)
         return None

@@ -58,6 +58,17 @@ def test_a_loss_that_cannot_be_split_stays_on_one_device() -> None:
     assert refuse(canonicalize({}, coupled, tiny.CPU), coupled, tiny.CPU) is None
 
 
+def test_batch_norm_needs_weights_in_the_format_of_its_statistics() -> None:
+    traits = Traits(parameters=1, blocks=2, linears=2, attention=False, sdpa=True, batch_norm=True, dropout=False)
+    images = replace(tiny.conv_workload(8), traits=traits)
+
+    def refusal(**knobs: Any) -> str | None:
+        return refuse(canonicalize({"data_parallel": "fsdp", **knobs}, images, EIGHT), images, EIGHT)
+
+    assert "BatchNorm would get weights in 16 bits" in str(refusal(precision="bf16-mixed"))
+    assert refusal(precision="bf16") is refusal(precision="bf16-mixed", data_parallel="ddp") is None
+
+
 def test_a_batch_needs_a_sample_for_each_device() -> None:
     with pytest.raises(InputError, match="an effective batch of 4 cannot be divided among 8 devices"):
         canonicalize({}, tiny.llama_workload(4), EIGHT)
