@@ -137,6 +137,15 @@ def trace_step(workload: Workload, request: Request, directory: Path) -> dict[st
     return {name: str(path) for name, path in trace.files.items()}
 
 
+def trace_on_rank(
+    workload: Workload, request: Request, place: Place, timeout: float, *, directory: Path
+) -> dict[str, str]:
+    """`trace_step`, as one of several ranks, each into a directory of its own."""
+    own = directory / f"rank-{place.rank}" if place.rank else directory
+    with joined(place, request.hardware.device, timeout):
+        return trace_step(workload, request, own)
+
+
 def _probe(workload: Workload, request: Request) -> Probe:
     """The probe of the requested device, which puts this process under the cap; a ProbeError if it is unusable."""
     for technique in request.techniques:

@@ -1,5 +1,6 @@
 """A search for several devices: every config is measured on all of them, and the answer says how many they are."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from autofit.tuning import run as tune
 from tests import tiny
 from tests.probe.bare import bare
 from tests.probe.executors.test_conformance import PLACES
-from tests.tuning.searching import Bench
+from tests.tuning.searching import TRAITS, Bench
 
 
 @pytest.fixture
@@ -83,6 +84,19 @@ def test_what_cannot_be_searched(bench: Bench, gang: list[Any], given: dict[str,
 def test_each_device_has_a_share_of_the_memory_by_default(bench: Bench, gang: list[Any]) -> None:
     whole = bench.search(mem=None, device="cpu", out=bench.folder / "one", trials=1).budget.device_bytes
     assert bench.search(mem=None, device="cpu", devices=2, trials=1).budget.device_bytes == whole // 2
+
+
+def test_what_is_known_from_earlier_is_of_as_many_devices(bench: Bench, gang: list[Any]) -> None:
+    bench.executor.traits = dataclasses.replace(TRAITS, fingerprint="of this model")
+    told: list[str] = []
+
+    def listener(event: Event) -> None:
+        if isinstance(event, Note) and event.text.startswith("earlier searches measured"):
+            told.append(event.text.split(":")[0])
+
+    for name, devices in (("first", 2), ("more", 4), ("again", 2)):
+        bench.search(devices=devices, trials=3, out=bench.folder / name, store=True, listener=listener)
+    assert told == ["earlier searches measured 3 configs"]
 
 
 def searched(folder: Path, listener: Callable[[Event], None], **given: Any) -> Result:

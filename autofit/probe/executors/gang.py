@@ -12,26 +12,30 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from autofit.core import place
+from autofit.core.budget import Budget
+from autofit.core.config import Config
 from autofit.core.errors import ProbeError
+from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes
 from autofit.core.workload import Workload
 from autofit.distributed.group import first_cause, stuck
 from autofit.probe.executors import Executor, Work
 from autofit.probe.executors.local import LATE_SECONDS, Call, LocalExecutor, how_it_ended
-from autofit.probe.measure import RankAnswer, check_free_memory, measure_on_rank
+from autofit.probe.measure import RankAnswer, check_free_memory, measure_on_rank, trace_on_rank
 from autofit.probe.placement import Place
 from autofit.probe.steps import Request
+from autofit.probe.timing import Plan
 from autofit.probe.zygote import Ended
 
 _GRACE = 1.0
 
-Answers = dict[int, RankAnswer | Ended]
+Answers = dict[int, Any]  # by rank: what a function returned, or an Ended
 
 
 class GangExecutor(Executor):
@@ -69,7 +73,8 @@ class GangExecutor(Executor):
         budget = request.budget
         own = dataclasses.replace(budget, host_bytes=budget.host_bytes // self.devices)  # the host's is shared
         with self._turn:
-            answers = self._together(workload, dataclasses.replace(request, budget=own), f"{number:04d}", timeout)
+            request = dataclasses.replace(request, budget=own)
+            answers = self._together(measure_on_rank, workload, request, f"{number:04d}", timeout)
             seconds = time.monotonic() - start
             rank, measurement = _combined(answers, request, timeout, self.devices)
             if measurement.outcome is Outcome.OUT_OF_MEMORY and request.hardware.device == "cuda":
@@ -77,8 +82,21 @@ class GangExecutor(Executor):
                 self._workers[rank].run(*look, log="look.log", timeout=timeout, task="looking at the card")
         return dataclasses.replace(measurement, number=number, seconds=seconds)
 
-    def _together(self, workload: Workload, request: Request, log: str, timeout: float) -> Answers:
-        """How each rank ended by itself: the ranks left out were ended."""
+    def trace(
+        self, workload: Workload, config: Config, hardware: Hardware, budget: Budget, *, directory: Path
+    ) -> dict[str, str]:
+        """As `Executor.trace`, of rank 0; the others' files are in `rank-R` beside them."""
+        record, request = partial(trace_on_rank, directory=directory), Request(config, hardware, budget, Plan())
+        with self._turn:
+            answers = self._together(record, workload, request, "step-trace", self.timeout)
+        ended = [rank for rank in range(self.devices) if not isinstance(answers.get(rank), dict)]
+        if ended:
+            raise ProbeError(f"rank {ended[0]} of {self.devices} did not end its step.", "See step-trace.log.")
+        return answers[0]  # type: ignore[no-any-return]
+
+    def _together(self, function: Work, workload: Workload, request: Request, log: str, timeout: float) -> Answers:
+        """What `function(workload, request, place, timeout)` returned on each rank, or how that ended; the ranks left
+        out were ended."""
         store = Path(tempfile.gettempdir(), f"autofit-ranks-{os.getpid()}-{uuid.uuid4().hex}")
         sees_all = request.hardware.device == "cpu"  # of the cards, each rank sees its own
         answers: Answers = {}
@@ -90,7 +108,7 @@ class GangExecutor(Executor):
                 # gloo tells in time where it waited; NCCL's watchdog would tell nothing.
                 arguments = request, rank_place, timeout / 3 if sees_all else 2 * timeout
                 name = f"{log}-rank-{rank}.log" if rank else f"{log}.log"
-                worker.start(Call(measure_on_rank, workload, arguments, name, timeout, str(store)))
+                worker.start(Call(function, workload, arguments, name, timeout, str(store)))
                 running[rank] = worker
             deadline = time.monotonic() + timeout + LATE_SECONDS
             while running and (
@@ -98,7 +116,7 @@ class GangExecutor(Executor):
             ):
                 for rank in [rank for rank, worker in running.items() if worker.connection in ready]:
                     answers[rank] = running.pop(rank).finish(timeout)
-                    if not _fits(answers[rank]):
+                    if not _worked(answers[rank]):
                         deadline = min(deadline, time.monotonic() + _GRACE)
         finally:
             with contextlib.suppress(ProbeError):  # of a zygote that has ended itself, which the next probe is told
@@ -109,8 +127,8 @@ class GangExecutor(Executor):
         return answers
 
 
-def _fits(answer: RankAnswer | Ended) -> bool:
-    return isinstance(answer, RankAnswer) and answer.measurement.fits
+def _worked(answer: Any) -> bool:
+    return answer.measurement.fits if isinstance(answer, RankAnswer) else not isinstance(answer, Ended)
 
 
 def _combined(answers: Answers, request: Request, timeout: float, count: int) -> tuple[int, Measurement]:

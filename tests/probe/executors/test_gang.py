@@ -18,6 +18,7 @@ from torch import nn
 
 from autofit import techniques
 from autofit.core.budget import Budget
+from autofit.core.errors import ProbeError
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
@@ -95,6 +96,18 @@ def test_each_rank_sees_its_part_of_the_batch_and_the_slowest_counts(gang: GangE
     assert found.fits, found.reason
     assert found.step_seconds
     assert found.step_seconds.low > 0.05
+
+
+def test_a_step_is_recorded_on_all_ranks(gang: GangExecutor, tmp_path: Path) -> None:
+    workload = tiny.mlp_workload()
+    config = techniques.canonicalize({}, workload, TWO)
+    found = gang.trace(workload, config, TWO, Budget(GIB, 8 * GIB), directory=tmp_path)
+    assert found == {"trace": str(tmp_path / "step_trace.json.gz")}
+    assert (tmp_path / "step_trace.json.gz").stat().st_size > 1000
+    assert (tmp_path / "rank-1" / "step_trace.json.gz").exists()
+    crashing = on_rank_1(lambda: os._exit(7))
+    with pytest.raises(ProbeError, match=r"rank [01] of 2 did not end its step"):
+        gang.trace(crashing, config, TWO, Budget(GIB, 8 * GIB), directory=tmp_path)
 
 
 def fail() -> None:
