@@ -67,6 +67,9 @@ OPTIONS = {
     "tolerance": "0",
     "seed": "3 0 -1",
     "workers": "3 None",
+    "devices": "3",
+    "nodes": "",  # 3 of them are too many to measure on
+    "link": f"{NAMES} None",
     "out": "x path None",
     "resume": "",  # without `out`
     "store": "True",
