@@ -34,7 +34,7 @@ def micro_batch(units: Sequence[Unit], *, reduced: bool = True) -> Seconds:
     for unit in units:
         link = gathered = np.maximum(link, issued) + unit.gather
         issued = np.maximum(gathered, done)
-        done = issued + _beside(unit.forward, unit.gather)
+        done = issued + _slowed(unit.forward, unit.gather)
     issued = done
     waiting: Seconds = None  # what is reduced once the gathering that was issued before is through
     for unit in reversed(units):
@@ -43,10 +43,15 @@ def micro_batch(units: Sequence[Unit], *, reduced: bool = True) -> Seconds:
             link = np.maximum(link, done) + waiting
         issued = np.maximum(gathered, done)
         waiting = unit.reduce if reduced else 0.0
-        done = issued + _beside(unit.backward, unit.again + waiting)
+        done = issued + _slowed(unit.backward, unit.again + waiting)
     return np.maximum(done, np.maximum(link, done) + waiting)
 
 
-def _beside(computing: Seconds, exchanging: Seconds) -> Seconds:
+def _slowed(computing: Seconds, exchanging: Seconds) -> Seconds:
     """The seconds of a computation while collectives run for so long."""
     return computing + _SLOWED * np.minimum(computing, exchanging)
+
+
+def beside(computing: Seconds, exchanging: Seconds) -> Seconds:
+    """The seconds of one of many groups in a row, that computes while others exchange for so long."""
+    return np.maximum(_slowed(computing, exchanging), exchanging)

@@ -11,12 +11,13 @@ from typing import Self
 
 import numpy as np
 
+from autofit.core.estimate import OF_SEVERAL
 from autofit.core.hardware import Hardware
 from autofit.estimate.operator_costs import ATTENTION
 from autofit.estimate.optimizer_state import Kind, Shapes
 from autofit.estimate.recorder import Mark
 from autofit.estimate.roofline import Work
-from autofit.estimate.scaling import Floats, Grid, Symbols
+from autofit.estimate.scaling import UNSCALED, Floats, Grid, Symbols
 from autofit.estimate.shallow_model import CHUNK, Depth, with_chunks
 from autofit.estimate.trace import Span, Trace
 from autofit.hardware.caching_allocator import MIN_BLOCK
@@ -28,6 +29,16 @@ Mode = tuple[bool, bool]
 Repeats = int | Floats  # of segments in a row; for chunks, at each pair of a grid
 Schedule = list[tuple[Sequence["Segment"], Repeats]]
 _CONSTANT = ("parameters", "optimizer")
+_OF_WEIGHTS = {*_CONSTANT, "gradients", *OF_SEVERAL}
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """A collective with other ranks. `waits`: what follows waits for it."""
+
+    kind: str
+    nbytes: Floats
+    waits: bool
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,7 @@ class Segment:
     saved: Floats  # what goes to the host if saved tensors are offloaded
     newest: Floats  # the last of these tensors
     work: Work
+    exchanged: tuple[Exchanged, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,11 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
             share = _share([(cost.call, cost.sizes) for cost in costs], grid, symbols)
             work = replace(work, flops=work.flops * share, nbytes=work.nbytes * share)
         memory = {mode: _climb(changes[mark.events : after.events]) for mode, changes in modes.items()}
-        items.append(Segment(mark.phase, mark.block, memory, *events.saved(mark, after), work))
+        exchanged = [each for each in trace.collectives if mark.events <= each.event < after.events]
+        nbytes, of_weights = [each.nbytes for each in exchanged], [not each.waits for each in exchanged]
+        sizes = _weights_or_not(nbytes, of_weights, grid, symbols)
+        found = (Exchanged(each.kind, size, each.waits) for each, size in zip(exchanged, sizes, strict=True))
+        items.append(Segment(mark.phase, mark.block, memory, *events.saved(mark, after), work, tuple(found)))
     shapes: Counter[Kind] = Counter()  # how many trained weights of each shape and dtype the whole model has
     for shape, dtype, block in trace.shapes:
         shapes[shape, dtype] += trace.depth.times(block) if trace.depth else 1
@@ -99,7 +115,7 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
         shapes=shapes,
         parameters=events.total("parameters"),
         gradients=events.total("gradients"),
-        others=events.changes[: trace.start("forward")].sum(0),
+        others=events.others(),
         inputs=events.total("inputs"),
         streamed=events.total("parameters", streamed=True),
         chunks=grid.chunks,
@@ -116,6 +132,12 @@ def _share(items: Sequence[tuple[str | None, tuple[int, ...]]], grid: Grid, symb
         for (name, sizes), count in counts.items()
     }
     return np.where(np.array([shared[item] for item in items], bool)[:, None], grid.samples / prime, 1.0)
+
+
+def _weights_or_not(nbytes: Sequence[int], of_weights: Sequence[bool], grid: Grid, symbols: Symbols) -> Floats:
+    """Amounts at each pair; of weights none grows with the samples, though ranks join them to sums of any divisor."""
+    constant = grid.amounts(nbytes, replace(symbols, samples=UNSCALED.samples)) if any(of_weights) else 0.0
+    return np.where(np.array(of_weights, bool)[:, None], constant, grid.amounts(nbytes, symbols))
 
 
 def _span_at(spans: Sequence[Span], event: int) -> Span | None:
@@ -142,12 +164,15 @@ class _Events:
 
     @classmethod
     def of(cls, trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) -> Self:
-        sizes = grid.amounts((event.nbytes for event in trace.events), symbols)
+        labels = [trace.labels.get(event.storage) for event in trace.events]
+        sizes = _weights_or_not(
+            [event.nbytes for event in trace.events], [label in _OF_WEIGHTS for label in labels], grid, symbols
+        )
         if trace.packed:
             for mark, after in trace.spans("forward", "backward"):
                 span = trace.events[mark.events : after.events]
-                labels = (trace.labels.get(event.storage) for event in span)
-                keys = [(label, (event.nbytes,)) for label, event in zip(labels, span, strict=True)]
+                of_span = labels[mark.events : after.events]
+                keys = [(label, (event.nbytes,)) for label, event in zip(of_span, span, strict=True)]
                 sizes[mark.events : after.events] *= _share(keys, grid, symbols)
         if hardware.device == "cuda":
             sizes = np.ceil(sizes / MIN_BLOCK) * MIN_BLOCK
@@ -163,13 +188,21 @@ class _Events:
         changes[np.array([trace.labels.get(storage) in _CONSTANT for storage in storages])] = 0.0
         return cls(trace, sizes, _freed_in_all_blocks(trace, changes, made, ended), made, ended)
 
+    def others(self) -> Floats:
+        """What is there before the forward, without parameters, state and buckets of gradients."""
+        before = range(self.trace.start("forward"))
+        labels = (self.trace.labels.get(self.trace.events[index].storage) for index in before)
+        kept = [index for index, label in zip(before, labels, strict=True) if label != "gradients"]
+        total: Floats = self.changes[kept].sum(0)
+        return total
+
     def with_added_gradients(self) -> Floats:
         """The changes where each gradient is added to an existing one and freed."""
-        changes = self.changes.copy()
+        changes, forward = self.changes.copy(), self.trace.start("forward")
         for storage, done in self.trace.completed.items():
-            if self.trace.labels.get(storage) != "gradients" or done >= len(changes):
-                continue
             made, ended = self.made[storage], self.ended[storage]
+            if self.trace.labels.get(storage) != "gradients" or done >= len(changes) or made < forward:
+                continue  # buckets of gradients are there all the time
             if ended > made:
                 changes[ended] -= self.changes[ended]
             changes[done] -= self.changes[made]

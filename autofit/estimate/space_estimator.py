@@ -8,6 +8,8 @@ Config is arithmetic on their segments.
 import copy
 import dataclasses
 import itertools
+import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,15 +19,18 @@ import numpy as np
 
 from autofit.core.config import Config
 from autofit.core.environment import version_of
-from autofit.core.errors import AutofitError, InputError
+from autofit.core.errors import AutofitError
 from autofit.core.files import cache_file, digest, keep, kept
 from autofit.core.forks import forked
 from autofit.core.hardware import Hardware
+from autofit.core.layout import Layout
 from autofit.core.workload import Workload
 from autofit.data.batch import tensors
 from autofit.estimate.fake_device import workspace_bytes
+from autofit.estimate.layouts import Exchanges, standing_for
 from autofit.estimate.operators import MEASURING_SECONDS, Calls
 from autofit.estimate.optimizer_state import OptimizerCost, OptimizerCosts, scaled_shapes
+from autofit.estimate.overlap import beside
 from autofit.estimate.peak import recomputed_share
 from autofit.estimate.processes import Map, parallel_map
 from autofit.estimate.rates import UNKNOWN, Rates, rates_for
@@ -34,6 +39,7 @@ from autofit.estimate.scaling import Floats, Grid, Symbols
 from autofit.estimate.segments import Schedule, Segments, alternating, as_traced, run_schedule, segments_of, with_head
 from autofit.estimate.trace import Skeleton, trace
 from autofit.estimate.trace_keys import BUDGET, ends_of, group_key, group_of, other_keys, pass_key, plain_key
+from autofit.hardware.catalogue import links_of
 from autofit.setup.saved_tensors import WINDOW
 from autofit.training.fingerprint import cache_key, described, own_code
 from autofit.training.meta_model import meta_model_from
@@ -77,8 +83,6 @@ def predict_all(
     Cached on disk by workload, device, configs and versions where a config.json describes all of the model: custom code
     may change without its structure showing it.
     """
-    if hardware.world > 1:
-        raise InputError("a step of several devices cannot be predicted yet.")
     # Measured in a fork where this process is still to be forked: matrix products start threads.
     rates = (rates_for(hardware) if processes == 1 else forked(lambda: rates_for(hardware))()) or UNKNOWN
     key = cache_key_of(workload, hardware, rates, configs)
@@ -103,6 +107,7 @@ def cache_key_of(workload: Workload, hardware: Hardware, rates: Rates, configs: 
     return cache_key(
         [config, workload.summary()],
         hardware=[hardware.device, hardware.capability, hardware.here],
+        devices=[hardware.devices, hardware.nodes, hardware.link],
         rates=[sorted(rates.matmul.items()), rates.bandwidth, rates.link, rates.launch_seconds, rates.pass_seconds],
         versions=[version_of(package) for package in _VERSIONS],
         code=own_code(),
@@ -117,7 +122,7 @@ class _Pass:
     segments: Segments
     schedule: Schedule
     _memory: dict[tuple[bool, bool], tuple[Floats, Floats]] = field(default_factory=dict)
-    _seconds: dict[tuple[bool, bool], Floats] = field(default_factory=dict)
+    _seconds: dict[tuple[Any, ...], Floats] = field(default_factory=dict)
 
     def memory(self, *, added: bool, offloaded: bool) -> tuple[Floats, Floats]:
         """(the peak, what is alive at the end), without parameters and state."""
@@ -136,18 +141,22 @@ class _Pass:
                 newest = np.where(segment.newest > 0.0, segment.newest, newest)
         return total, np.minimum(total, np.maximum(newest, WINDOW))
 
-    def seconds(self, speed: Speed, config: Config) -> Floats:
-        key = (speed.tf32, speed.compiled)
+    def seconds(self, speed: Speed, config: Config, exchanges: Exchanges, *, last: bool) -> Floats:
+        several = exchanges.hardware.world > 1
+        key = speed.tf32, speed.compiled, several and (Layout.of(exchanges.config), last)
         if key not in self._seconds:
             none = np.zeros_like(self.segments.parameters)
-            working, launching = ({"forward": none, "backward": none} for _ in range(2))
+            working, launching, sending = ({"forward": none, "backward": none} for _ in range(3))
             for run, repeats in self.schedule:
                 for segment in run:
                     seconds = segment.work.seconds(speed, passes=passes_of(config, segment.phase))
                     launching[segment.phase] = launching[segment.phase] + repeats * seconds.pop("launch")
-                    working[segment.phase] = working[segment.phase] + repeats * sum(seconds.values())
+                    waited, sent = exchanges.seconds(segment, last=last) if several else (none, none)
+                    sending[segment.phase] = sending[segment.phase] + repeats * sent
+                    working[segment.phase] = working[segment.phase] + repeats * sum(seconds.values(), waited)
             together = np.maximum if speed.asynchronous else np.add
-            self._seconds[key] = sum((together(working[phase], launching[phase]) for phase in working), none)
+            computing = {phase: together(working[phase], launching[phase]) for phase in working}
+            self._seconds[key] = sum((beside(computing[phase], sending[phase]) for phase in working), none)
         return self._seconds[key]
 
 
@@ -188,7 +197,7 @@ class SpaceEstimator:
         self._grid = Grid.of(samples, ranks)
         self._indices = {pair: index for index, pair in enumerate(itertools.product(samples, ranks))}
         self._symbols = Symbols.for_sizes(_sizes(workload))
-        self._small = dataclasses.replace(workload, effective_batch_size=self._symbols.samples)
+        self._links = links_of(hardware)
         self._skeletons: dict[bool, Skeleton] = {}
         self._segments: dict[Config, Segments | None] = {}
         self._calls = Calls(self._symbols) if rates.measured_here and rates.operators is None else None
@@ -219,7 +228,7 @@ class SpaceEstimator:
 
     def _trace_all(self, groups: Sequence[Config]) -> None:
         """Trace what these configs need, on as many cores as allowed."""
-        ends = [end for group in groups for end in ends_of(group)]
+        ends = [end for group in groups for each, _ in standing_for(group, self._hardware) for end in ends_of(each)]
         passes = {pass_key(end): None for end in ends}
         for config in passes:
             self._skeleton(config)  # once, for all processes
@@ -238,10 +247,22 @@ class SpaceEstimator:
                 self._calls.add(calls)
 
     def _step(self, config: Config) -> _Step | None:
+        exchanges = Exchanges(config, self._hardware, self._links)
+        found = [(self._step_of(each, exchanges), share) for each, share in standing_for(config, self._hardware)]
+        steps = [(step, share) for step, share in found if step is not None]
+        if len(steps) < len(found):
+            return None
+        if len(steps) == 1:
+            return steps[0][0]
+        shares = [share for _, share in steps]
+        figures = zip(*(dataclasses.astuple(step) for step, _ in steps), strict=True)
+        return _Step(*(sum(map(operator.mul, each, shares)) for each in figures))
+
+    def _step_of(self, config: Config, exchanges: Exchanges) -> _Step | None:
         ends = [(end, self._pass(end)) for end in ends_of(config)]
         # Asked of the config itself: where it recomputes within a budget no rule is known, though one is for its ends.
         recomputed = recomputed_share(config, self._workload, self._hardware) or 0.0
-        steps = [self._combine(end, step_pass, recomputed) for end, step_pass in ends if step_pass]
+        steps = [self._combine(end, step_pass, recomputed, exchanges) for end, step_pass in ends if step_pass]
         if len(steps) < len(ends):
             return None
         if len(steps) == 1:
@@ -278,10 +299,17 @@ class SpaceEstimator:
         calls = Calls(self._symbols) if self._calls else None
         try:
             skeleton = copy.deepcopy(self._skeleton(config))
-            traced = trace(self._small, config, self._hardware, model=skeleton, calls=calls, rows=self._symbols.rows)
+            layout = Layout.of(config)
+            shards = layout.shard * layout.context
+            # Rows of adapters are divided, too: of so many times the rank, each rank has a prime.
+            config = config.replace(lora_rank=int(config["lora_rank"] or 0) * shards)
+            small = dataclasses.replace(self._workload, effective_batch_size=self._symbols.samples * layout.samplers)
+            hardware = self._hardware.of_several(layout.world)
+            traced = trace(small, config, hardware, model=skeleton, calls=calls, rows=self._symbols.rows)
         except AutofitError:
             return None, calls
-        return segments_of(traced, self._grid, self._symbols, self._hardware), calls
+        grid = dataclasses.replace(self._grid, ranks=self._grid.ranks / shards)
+        return segments_of(traced, grid, self._symbols, self._hardware), calls
 
     def _skeleton(self, config: Config) -> Skeleton:
         alternating = config["activation_checkpointing"] == "alternate"
@@ -289,39 +317,44 @@ class SpaceEstimator:
             self._skeletons[alternating] = Skeleton.cut_short(self._workload, self._hardware, alternating=alternating)
         return self._skeletons[alternating]
 
-    def _combine(self, config: Config, step_pass: _Pass, recomputed: float) -> _Step:
+    def _combine(self, config: Config, step_pass: _Pass, recomputed: float, exchanges: Exchanges) -> _Step:
         """A step; `recomputed`: the share of its activations that compiled code recomputes."""
-        segments = step_pass.segments
+        segments, layout = step_pass.segments, Layout.of(exchanges.config)
         offloaded = config["activation_offload"] == "cpu"
         optimizer = self._optimizer(config, segments)
         on_host = config["optimizer_offload"] == "cpu"
         held = segments.parameters + segments.others + (0.0 if on_host else optimizer.state)
         if self._hardware.device == "cpu":  # the rest of the batch is in the same memory
-            held = held + segments.inputs * (self._workload.effective_batch_size / self._grid.samples - 1)
+            of_rank = self._workload.effective_batch_size / layout.samplers
+            held = held + segments.inputs * (of_rank / self._grid.samples - 1)
         held = held - segments.streamed if config["parameter_offload"] == "cpu" else held
         first, left = step_pass.memory(added=False, offloaded=offloaded)
         added, _ = step_pass.memory(added=True, offloaded=offloaded)
         first, added = first - recomputed * step_pass.saved[0], added - recomputed * step_pass.saved[0]
         window = np.minimum(WINDOW, step_pass.saved[0]) if offloaded else 0.0
-        update = held + segments.gradients + np.maximum(left - segments.gradients, 0.0) + optimizer.temporary
+        buckets = config["data_parallel"] == "ddp"  # gradients are in them at last, and nowhere else
+        held = held + buckets * segments.gradients
+        update = held + np.maximum(left, 0.0 * left if buckets else segments.gradients) + optimizer.temporary
         at_once = np.maximum(held + first + window, update)
         if config["optimizer_in_backward"]:
             at_once = held + added + optimizer.largest + window
         by_host = (optimizer.moved + segments.gradients) / self.rates.link  # its own traffic, and weights come back
         made_with = self._skeleton(config).made_with if self._hardware.device == "cpu" else 0
+        each, last = (self._micro_seconds(config, step_pass, exchanges, last=last) for last in (False, True))
+        whole = layout.shard * layout.context if config["lora_rank"] else 1  # until the last micro-batch
         return _Step(
-            accumulating=np.maximum(np.maximum(held + segments.gradients + added + window, update), made_with),
+            accumulating=np.maximum(np.maximum(held + whole * segments.gradients + added + window, update), made_with),
             at_once=np.maximum(at_once, made_with),
-            micro=self._micro_seconds(config, step_pass, offloaded=offloaded),
-            update=by_host if on_host else optimizer.seconds,
+            micro=each,
+            update=(by_host if on_host else optimizer.seconds) + last - each,
             adding=3 * segments.gradients / self.rates.bandwidth,  # both are read, the sum is written
         )
 
-    def _micro_seconds(self, config: Config, step_pass: _Pass, *, offloaded: bool) -> Floats:
+    def _micro_seconds(self, config: Config, step_pass: _Pass, exchanges: Exchanges, *, last: bool) -> Floats:
         """Forward and backward of one micro-batch; copies to and from the host overlap with the computation."""
-        busy = step_pass.seconds(Speed.of(self.rates, self._hardware, config), config)
+        busy = step_pass.seconds(Speed.of(self.rates, self._hardware, config), config, exchanges, last=last)
         moved, resident = step_pass.saved
-        copied = 2 * moved - resident if offloaded else 0.0 * moved
+        copied = 2 * moved - resident if config["activation_offload"] == "cpu" else 0.0 * moved
         if config["parameter_offload"] == "cpu":
             copied = copied + 2 * step_pass.segments.streamed
         if config["optimizer_offload"] == "cpu":
@@ -339,8 +372,9 @@ class SpaceEstimator:
         return self._optimizers[key]
 
     def _optimizer_costs_of(self, config: Config, segments: Segments) -> list[OptimizerCost]:
-        shapes, prime = segments.shapes, self._symbols.rank
-        ranks = [int(rank) if config["lora_rank"] else 0 for rank in self._grid.ranks.tolist()]
+        shapes, prime, layout = segments.shapes, self._symbols.rank, Layout.of(config)
+        shards = layout.shard * layout.context
+        ranks = [math.ceil(rank / shards) if config["lora_rank"] else 0 for rank in self._grid.ranks.tolist()]
         scaled = [scaled_shapes(shapes, prime, rank) if rank else shapes for rank in ranks]
         return [self._optimizer_costs.of(config, each) for each in scaled]
 

@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_iter
 
 from autofit.core.config import Config
@@ -56,7 +57,7 @@ class Trace:
         trained: the storages of trained parameters: of those that a backward reaches.
         saved: the storages that autograd alone holds for the backward, where asked for.
         chunks: (tokens, features, vocabulary) of a loss that was traced by two chunks.
-        shapes: shape and dtype of every trained parameter, and its block.
+        shapes: shape, on this rank, and dtype of every trained parameter, and its block.
         collectives: what is exchanged with other ranks, in order.
         calls: the arguments of operators, where the target is the CPU.
         depth: how the blocks stand for those of a deeper model; None where all are there.
@@ -169,7 +170,7 @@ def trace(
     setup = fake_setup(workload, canonical, hardware, skeleton.model, recorder)
     recorder.alike = setup.micro_batch_size if rows else 1
     chunks = SampledChunks(rows, recorder, str(canonical["loss"])) if rows else None
-    setup.slices = chunks
+    setup.slices, setup.of_parts = chunks, rows is not None
     saved: SavedTensors | None = None
     ranks = ExitStack()
     try:
@@ -205,7 +206,7 @@ def trace(
         trained=frozenset(recorder.storages_of(trainable)),
         saved=saved.stays if saved else {},
         chunks=chunks.sizes if chunks else None,
-        shapes=tuple((parameter.shape, parameter.dtype, owners.get(parameter)) for parameter in trainable),
+        shapes=tuple((shape_here(parameter), parameter.dtype, owners.get(parameter)) for parameter in trainable),
         costs=tuple(recorder.costs),
         collectives=tuple(recorder.collectives),
         calls=calls,
@@ -314,6 +315,12 @@ def _leave_own_gradients(setup: Setup, batch: Any, recorder: Recorder) -> None:
         accumulate(setup, batch)
     setup.phase = "forward"
     recorder.labels |= dict.fromkeys(recorder.living - before, "gradients")
+
+
+def shape_here(parameter: nn.Parameter) -> torch.Size:
+    """The shape of this rank's part."""
+    data: Any = parameter.data
+    return data.to_local().shape if isinstance(data, DTensor) else data.shape  # type: ignore[no-any-return]
 
 
 def _layout(tensor: torch.Tensor) -> list[int]:

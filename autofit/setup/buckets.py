@@ -24,7 +24,8 @@ def bucketed(setup: Setup, reached: Set[nn.Parameter]) -> None:
 class _Buckets:
     def __init__(self, setup: Setup, trained: list[nn.Parameter]) -> None:
         self._last, self._missing = True, list[int]()
-        limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, _BUCKET_BYTES]
+        # Of blocks that stand for others, each weight has its own.
+        limits = [0] if setup.of_parts else [dist._DEFAULT_FIRST_BUCKET_BYTES, _BUCKET_BYTES]
         shapes = [torch.empty_like(each, device="meta") for each in trained]
         for number, indices in enumerate(dist._compute_bucket_assignment_by_size(shapes, limits)[0]):
             sizes = [trained[index].numel() for index in indices]

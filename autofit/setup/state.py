@@ -64,6 +64,7 @@ class Setup:
     counted: float = 0.0  # the terms in the loss of the last step, over all ranks
     # Gives up weights of other ranks that a forward without a backward gathered.
     reshard: Callable[[], Any] = lambda: None
+    of_parts: bool = False  # a trace whose blocks stand for those of a deeper model
     slices: Slices | None = None  # replaces the chunks of a loss where a trace does not want them all
     warnings: list[str] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)  # sentences about what a trace took for granted

@@ -1,0 +1,76 @@
+"""What predictions of a whole space trace of configs for several ranks: a few layouts stand for all.
+
+What a rank holds is a constant and a share of the weights, which falls with the number of shards: two numbers of them
+tell all between. Replicas change nothing but what is exchanged, and each of the ends of a block is traced alike.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autofit.core.config import Config
+from autofit.core.hardware import Hardware
+from autofit.core.layout import Layout
+from autofit.core.links import Links
+from autofit.distributed.collectives import seconds
+from autofit.estimate.ranks import group_of
+from autofit.estimate.scaling import Floats
+from autofit.estimate.segments import Segment
+
+_DEGREES = ("data_parallel_replicate", "data_parallel_shard", "context_parallel", "tensor_parallel")
+
+
+def standing_for(config: Config, hardware: Hardware) -> Sequence[tuple[Config, float]]:
+    """The configs to trace for one, each with its share in what is predicted for it; on one device itself."""
+    layout = Layout.of(config)
+    if hardware.world == 1:
+        return [(config, 1.0)]
+    alike = layout.context * layout.tensor
+    fewest, most = 2 if alike == 1 else 1, hardware.world // alike
+    if layout.shard * alike == 1:  # replicas alone
+        return [(_with(config, Layout(2, 1)), 1.0)]
+    if layout.shard in (fewest, most) or config["data_parallel"] != "fsdp":
+        return [(_with(config, Layout(1, layout.shard, layout.context, layout.tensor)), 1.0)]
+    share = (1 / fewest - 1 / layout.shard) / (1 / fewest - 1 / most)
+    ends = (Layout(1, shards, layout.context, layout.tensor) for shards in (fewest, most))
+    return [(_with(config, end), part) for end, part in zip(ends, (1 - share, share), strict=True)]
+
+
+def _with(config: Config, layout: Layout) -> Config:
+    degrees = (layout.replicate, layout.shard, layout.context, layout.tensor)
+    return config.replace(**dict(zip(_DEGREES, degrees, strict=True)))
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """What the ranks of a config exchange in a forward and backward, and how long that takes."""
+
+    config: Config
+    hardware: Hardware
+    links: Links
+
+    def seconds(self, segment: Segment, *, last: bool) -> tuple[Floats, Floats]:
+        """The seconds that a segment waits for others, and those of what is sent beside its computation. Gradients of
+        adapters and of replicas are averaged in the `last` micro-batch alone."""
+        layout = Layout.of(self.config)
+        shards = layout.shard * layout.context
+        waited = sent = averaged = np.zeros_like(segment.saved)
+        for each in segment.exchanged:
+            if each.waits:
+                alike = (layout.context, layout.tensor) if each.kind == "all_to_all" else (layout.tensor, 1)
+                waited = waited + self._took(each.kind, each.nbytes, *alike)
+            elif each.kind == "all_reduce":  # by ddp, in large buckets
+                averaged = averaged + each.nbytes
+            elif each.kind == "all_gather" or last or not self.config["lora_rank"]:
+                sent = sent + self._took(each.kind, each.nbytes, shards, layout.tensor)
+                if each.kind == "reduce_scatter":
+                    averaged = averaged + each.nbytes / shards
+        if last and layout.replicate > 1:
+            took = self._took("all_reduce", averaged, layout.replicate, shards * layout.tensor)
+            sent = sent + np.where(averaged > 0.0, took, 0.0)
+        return waited, sent
+
+    def _took(self, kind: str, nbytes: Floats, ranks: int, stride: int) -> Floats:
+        found: Floats = seconds(kind, nbytes, group_of(ranks, stride, self.hardware), self.links)
+        return found

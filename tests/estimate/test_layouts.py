@@ -1,0 +1,95 @@
+"""A few layouts are traced, and tell of all: predictions of a space against traces of its configs one by one."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autofit.core.hardware import Hardware
+from autofit.core.layout import Layout
+from autofit.core.workload import Workload
+from autofit.estimate.fake_device import workspace_bytes
+from autofit.estimate.layouts import standing_for
+from autofit.estimate.peak import peak_of
+from autofit.estimate.ranks import step_seconds
+from autofit.estimate.rates import rates_of
+from autofit.estimate.roofline import Speed
+from autofit.estimate.space_estimator import SpaceEstimator, predict_all
+from autofit.estimate.trace import trace
+from autofit.hardware.catalogue import card, links_of
+from autofit.techniques import canonicalize
+from tests.estimate.traced import AMPERE
+from tests.tiny import CPU, llama_workload
+
+RATES = rates_of(card("a100-80gb"))
+FSDP = {"data_parallel": "fsdp"}
+
+
+def workload(**changes: Any) -> Workload:
+    sizes = {"num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 4}
+    return dataclasses.replace(llama_workload(**sizes, **changes), effective_batch_size=64)
+
+
+@given(st.sampled_from([2, 4, 8, 64, 1024]), st.data())
+def test_every_layout_is_traced_by_legal_ones_whose_shares_are_one(world: int, draw: st.DataObject) -> None:
+    divisors = [size for size in range(1, world + 1) if world % size == 0]
+    tensor = draw.draw(st.sampled_from(divisors))
+    context = draw.draw(st.sampled_from([size for size in divisors if world % (size * tensor) == 0]))
+    samplers = world // tensor // context
+    replicate = draw.draw(st.sampled_from([size for size in divisors if samplers % size == 0]))
+    degrees = {"tensor_parallel": tensor, "context_parallel": context, "data_parallel_replicate": replicate}
+    hardware = AMPERE.of_several(world)
+    given = dataclasses.replace(workload(), effective_batch_size=world)
+    config = canonicalize(FSDP | degrees, given, hardware)
+    standing = standing_for(config, hardware)
+    assert sum(share for _, share in standing) == pytest.approx(1.0)
+    for each, share in standing:
+        layout = Layout.of(each)
+        assert 0.0 <= share <= 1.0
+        assert (layout.context, layout.tensor) == (context, tensor)
+        assert 1 < layout.world <= world
+    shares = [(1 / Layout.of(each).shard, share) for each, share in standing]
+    if samplers > replicate:  # a share of the weights that is in between stays what it was
+        assert sum(part * share for part, share in shares) == pytest.approx(replicate / samplers)
+
+
+def test_one_device_is_traced_as_it_is() -> None:
+    config = canonicalize({}, workload(), AMPERE)
+    assert standing_for(config, AMPERE) == [(config, 1.0)]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "fsdp": FSDP | {"micro_batch_size": 2, "precision": "bf16"},
+    "kept": FSDP | {"micro_batch_size": 4, "reshard_after_forward": False, "precision": "bf16-mixed"},
+    "between": FSDP | {"micro_batch_size": 2, "data_parallel_replicate": 2, "activation_checkpointing": "full"},
+    "ddp": {"data_parallel": "ddp", "micro_batch_size": 2},
+    "tensor": FSDP | {"tensor_parallel": 2, "micro_batch_size": 4},
+    "context": FSDP | {"context_parallel": 2, "micro_batch_size": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def eight() -> Hardware:
+    return CPU.of_several(8)
+
+
+def test_a_space_is_predicted_as_its_configs_one_by_one(eight: Hardware) -> None:
+    given = workload()
+    configs = [canonicalize(knobs, given, eight) for knobs in CASES.values()]
+    predicted = SpaceEstimator(given, eight, RATES, configs).predict()
+    for name, config, nbytes, seconds in zip(CASES, configs, predicted.allocated, predicted.seconds, strict=True):
+        traced = trace(given, config, eight)
+        assert nbytes == pytest.approx(peak_of(traced, eight).nbytes, rel=0.002), name
+        speed = Speed.of(RATES, eight, config)
+        assert seconds > 0.5 * step_seconds(traced, speed, eight, links_of(eight)), name
+
+
+def test_figures_hold_what_libraries_take_on_each_device() -> None:
+    eight = AMPERE.of_several(8)
+    config = canonicalize(CASES["ddp"], workload(), eight)
+    (nbytes,), (seconds,) = predict_all(workload(), eight, [config])
+    (found,) = SpaceEstimator(workload(), eight, RATES, [config]).predict().allocated
+    assert nbytes == found + workspace_bytes(eight)
+    assert seconds > 0
