@@ -197,7 +197,8 @@ class _Run:
 
     def calibrate(self, finals: Verification) -> None:
         """Improve later predictions by the longest measurements. A CPU's bytes of tensors are exact as they are."""
-        if self.predictions is None or self.context.fewer_cores:  # predicted for fewer cores than finalists run on
+        # Predicted for fewer cores than finalists run on, or what is kept would be of a device alone.
+        if self.predictions is None or self.context.fewer_cores or self.context.ranks:
             return
         nbytes, seconds, exact = self.predictions.nbytes, self.predictions.seconds, self.context.exact_memory
         found = compare(finals.verified, nbytes, seconds, exact=exact, waiting=self._contention)

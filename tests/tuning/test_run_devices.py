@@ -9,6 +9,7 @@ import pytest
 
 from autofit.core.errors import InputError
 from autofit.core.events import Event, Note, ProbeFinished
+from autofit.core.hardware import MIB, Hardware
 from autofit.core.measurement import Outcome
 from autofit.core.options import search_options
 from autofit.core.result import Result, SavedResult
@@ -97,6 +98,28 @@ def test_what_is_known_from_earlier_is_of_as_many_devices(bench: Bench, gang: li
     for name, devices in (("first", 2), ("more", 4), ("again", 2)):
         bench.search(devices=devices, trials=3, out=bench.folder / name, store=True, listener=listener)
     assert told == ["earlier searches measured 3 configs"]
+
+
+def test_predictions_are_used_where_there_are_some(
+    bench: Bench, gang: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def run(function: Any, _: object, hardware: Hardware, configs: Any, **__: Any) -> Any:
+        asked.append(hardware.world)
+        seconds = [8.0 / int(str(config["micro_batch_size"])) for config in configs]
+        return [float(MIB)] * len(configs), seconds
+
+    def unused(*_: object) -> None:
+        raise AssertionError("what is known of one device is not changed by several")
+
+    monkeypatch.setattr(bench.executor, "run", run)
+    monkeypatch.setattr(tune, "follow_tiers", lambda *_: {})
+    monkeypatch.setattr(tune, "learn", unused)
+    result = bench.search(devices=2, trials=1)
+    assert asked == [2]
+    assert result.predicted
+    assert bench.executor.explored == [4]  # the largest, which is predicted to be the fastest
 
 
 def searched(folder: Path, listener: Callable[[Event], None], **given: Any) -> Result:
