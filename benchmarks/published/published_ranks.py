@@ -19,7 +19,6 @@ import torch
 from autofit.api.estimate import workload_of
 from autofit.core.config import Config
 from autofit.core.hardware import GIB, Hardware
-from autofit.core.layout import Layout
 from autofit.core.workload import Traits, Workload
 from autofit.estimate.allocator_events import two_steps
 from autofit.estimate.fake_device import workspace_bytes
@@ -56,10 +55,9 @@ def seconds_of(row: dict[str, str], workload: Workload, config: Config, hardware
     shapes: Counter[tuple[torch.Size, torch.dtype]] = Counter()
     for shape, dtype, block in traced.shapes:
         shapes[shape, dtype] += traced.depth.times(block) if traced.depth else 1
-    rates, layout = rates_of(card(str(card_of(row)))), Layout.of(knobs)
+    rates = rates_of(card(str(card_of(row))))
     update = OptimizerCosts(workload, hardware).of(knobs, shapes).seconds(Speed.of_update(rates, hardware, knobs))
-    passes = step_seconds(traced, Speed.of(rates, hardware, knobs), hardware, links_of(hardware))
-    return passes + update / (layout.shard * layout.context)
+    return update + step_seconds(traced, Speed.of(rates, hardware, knobs), hardware, links_of(hardware))
 
 
 def memory_of(row: dict[str, str]) -> float:
