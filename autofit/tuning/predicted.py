@@ -38,6 +38,7 @@ from autofit.search.pareto import leading
 from autofit.search.predictions import Predictions
 from autofit.search.ranking import Figures, preferred
 from autofit.tuning.artifacts import make_record, write_artifacts, write_report
+from autofit.tuning.layouts import with_best_layouts
 from autofit.tuning.run import run_directory, run_search
 from autofit.tuning.space import space_for
 from autofit.tuning.target import estimate_on, structure_traits, target_hardware
@@ -125,7 +126,14 @@ class _Space:
         if workload.traits is None:
             traits = self._run(structure_traits, hardware, log="look.log")
             self.workload = dataclasses.replace(workload, traits=traits)
+        predict = functools.partial(predict_all, processes=None)  # on as many cores as there are
+
+        def predicted(configs: Sequence[Config]) -> Any:
+            return self._run(predict, hardware, configs, log="estimate.log")
+
         space = space_for(options, self.workload, hardware)
+        arguments = space, self.workload, hardware, self._cap, predicted
+        space, of_layouts = with_best_layouts(*arguments, seed=options.seed)
         enumeration = Enumeration(space.knobs, techniques.constraints(self.workload, hardware))
         configs = enumeration.configs(options.seed)
         self._size, legal = enumeration.count(refused=True).configs, enumeration.count().configs
@@ -133,13 +141,15 @@ class _Space:
         started = (workload.name, hardware, budget, self._size, 0, options.time_limit, self._refused)
         listener(SearchStarted(*started))
         self._notes: tuple[str, ...] = ()
+        if of_layouts:
+            self._notes = (of_layouts,)
+            listener(Note(of_layouts))
         if len(configs) < legal:
             drawn = counted(len(configs), "config")
-            self._notes = (f"The space is too large to predict all of it: {drawn} of it, drawn at random, are.",)
-            listener(Note(self._notes[0]))
+            self._notes += (f"The space is too large to predict all of it: {drawn} of it, drawn at random, are.",)
+            listener(Note(self._notes[-1]))
         listener(PhaseStarted(f"predicting {counted(len(configs), 'config')}"))
-        predict = functools.partial(predict_all, processes=None)  # on as many cores as there are
-        nbytes, seconds = self._run(predict, hardware, configs, log="estimate.log")
+        nbytes, seconds = predicted(configs)
         self._rough = Predictions.of(configs, nbytes, seconds)
         samples, rows = self.workload.effective_batch_size, zip(configs, nbytes, seconds, strict=True)
         self._figures = [Figures(config, samples / taken, size) for config, size, taken in rows if size > 0 < taken]

@@ -31,10 +31,12 @@ from autofit.search.journal import Journal
 from autofit.search.pareto import Evidence, outlook
 from autofit.search.predictions import Predictions
 from autofit.search.ranking import best_of_tiers, finalists, nearest_miss
+from autofit.search.space import Space
 from autofit.search.study import Limits, SearchOutcome, SearchProblem, search
 from autofit.search.verification import Verification, verify
 from autofit.tuning.artifacts import follow_tiers, make_record, trace_best, write_artifacts, write_report
 from autofit.tuning.context import Context, context_of
+from autofit.tuning.layouts import with_best_layouts
 from autofit.tuning.warm_start import WarmStart, subject_of
 
 EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
@@ -134,7 +136,8 @@ class _Run:
                 on_probe=self._on_probe,
                 concurrency=functools.partial(Threaded, places=self._explorer.places, give_up=self._explorer.give_up),
             )
-            outcome = search(context.space, problem, limits=limits, journal=journal, seed=options.seed)
+            space = self._with_best_layouts()
+            outcome = search(space, problem, limits=limits, journal=journal, seed=options.seed)
         if outcome.stopped_by != "interrupt":
             self._check(outcome)
         return outcome
@@ -210,14 +213,31 @@ class _Run:
         started = (context.workload.name, context.hardware, context.budget, size, trials, options.time_limit, refused)
         self._listener(SearchStarted(*started))
 
+    def _with_best_layouts(self) -> Space:
+        context = self.context
+        given = context.space, context.workload, context.hardware, context.cap_bytes
+        try:
+            space, note = with_best_layouts(*given, self._figures, seed=self.options.seed)
+        except (InputError, ProbeError) as error:
+            self.notify(f"all ways to divide the devices are searched: {error.message}")
+            return context.space
+        if note:
+            self.notify(note)
+        return space
+
+    def _figures(self, configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+        """Bytes and seconds of each config, predicted in a process of its own."""
+        timeout = min(PREDICT_SECONDS, PREDICT_SHARE * (self.options.time_limit or math.inf))
+        predict = functools.partial(predict_all, processes=None)  # on as many cores as probes run on
+        arguments = predict, self.context.workload, self.context.hardware, configs
+        found: tuple[list[float], list[float]] = self._explorer.run(*arguments, log="estimate.log", timeout=timeout)
+        return found
+
     def _predict(self, configs: Sequence[Config]) -> Predictions | None:
         """The estimator's predictions, made in a process of their own; a search can do without."""
-        timeout = min(PREDICT_SECONDS, PREDICT_SHARE * (self.options.time_limit or math.inf))
         self._listener(PhaseStarted(f"predicting {len(configs):,} configs before the first probe"))
         try:
-            predict = functools.partial(predict_all, processes=None)  # on as many cores as probes run on
-            arguments = predict, self.context.workload, self.context.hardware, configs
-            nbytes, seconds = self._explorer.run(*arguments, log="estimate.log", timeout=timeout)
+            nbytes, seconds = self._figures(configs)
         except (InputError, ProbeError) as error:
             self.notify(f"prediction skipped: {error.message}")
             return None
