@@ -49,7 +49,8 @@ def with_best_layouts(
     if not chosen:
         return space, None
     kept = {
-        knob: tuple(value for value in space.knobs[knob] if value in {config[knob] for config in chosen})
+        # null settles by the others: to all devices beside ddp.
+        knob: tuple(each for each in space.knobs[knob] if each is None or each in {config[knob] for config in chosen})
         for knob in _LAYOUT
         if knob in space.knobs
     }
