@@ -24,7 +24,7 @@ from autofit.tuning.target import estimate_on, structure_traits, target_hardware
 ConfigSource = Mapping[str, Any] | str | Path | None
 
 _OPTIONS = ("gpu", "gpu_mem", "device", "mem", "devices", "nodes", "link", "set")
-_SIZES = ("task", "seq_len", "effective_batch", "trust_remote_code")
+SIZES = ("task", "seq_len", "effective_batch", "trust_remote_code")
 _START = {"micro_batch_size": 1, "activation_checkpointing": "full"}  # where people begin with a language model
 _START_PRECISIONS = ("bf16", "fp16-mixed", "fp32")  # the first one that the card can compute in
 
@@ -71,9 +71,9 @@ def estimate(model: str | Workload, config: ConfigSource = None, **options: Any)
 def predict(model: str | Workload, config: ConfigSource = None, **options: Any) -> Prediction:
     """The estimate with what `what_if` needs to ask further; the arguments are those of `estimate`."""
     for name in options:
-        if name not in (*_OPTIONS, *_SIZES):
-            raise unknown("option", name, (*_OPTIONS, *_SIZES))
-    sizes = {name: options.pop(name) for name in _SIZES if name in options}
+        if name not in (*_OPTIONS, *SIZES):
+            raise unknown("option", name, (*_OPTIONS, *SIZES))
+    sizes = {name: options.pop(name) for name in SIZES if name in options}
     checked = search_options(**options)
     config, _ = None if config is None else knobs_of(config), single_values(checked.set)  # before what takes longer
     hardware, notes = target_hardware(checked)

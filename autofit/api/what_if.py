@@ -8,26 +8,33 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autofit import techniques
-from autofit.api.estimate import ConfigSource, Prediction, config_of, with_changes, workload_of
+from autofit.api.estimate import SIZES, ConfigSource, Prediction, config_of, with_changes, workload_of
 from autofit.core.config import Config, Value
-from autofit.core.errors import InputError, UntraceableError, require
+from autofit.core.errors import InputError, UntraceableError, require, unknown
 from autofit.core.estimate import Estimate
+from autofit.core.hardware import Hardware
+from autofit.core.layout import fitted_to
 from autofit.core.options import SearchOptions, search_options
+from autofit.core.result import knobs_of
 from autofit.core.workload import Workload
 from autofit.estimate.space_estimator import predict_all
 from autofit.estimate.trace import Trace, trace
 from autofit.hardware.budgets import budget_for
-from autofit.hardware.catalogue import card, card_names, hardware_of
+from autofit.hardware.catalogue import Card, card, card_names, card_prices, hardware_of
 from autofit.models import HuggingFaceModel
 from autofit.models.huggingface import huggingface_workload
-from autofit.tuning.target import estimate_on
+from autofit.tuning.target import estimate_on, target_hardware
 
 _AMPERE = (8, 0)  # attention takes other kernels from here on: all that a trace depends on of a card
 _PRECISION = 8  # the longest sequence is found to an eighth of itself
 _SHORTEST, _LONGEST = 16, 2**20  # tokens of the sequences to try
+_VERDICTS = ("yes", "maybe", "no")
+_OF_CARDS = ("gpu", "nodes", "link", "set")
+_COSTS = ("dollars_per_billion_tokens", "dollars_per_million_samples")
 _SHOWN = ("fits", "device_bytes", "step_seconds", "samples_per_second", "tokens_per_second")
 
 
@@ -42,7 +49,7 @@ class Change:
     @property
     def merit(self) -> tuple[int, float, int]:
         """For sorting: what fits first, the fastest of it first; what does not fit, by the memory it needs."""
-        index = ("yes", "maybe", "no").index(self.estimate.verdict or "no")
+        index = _VERDICTS.index(self.estimate.verdict or "no")
         return index, self.estimate.step_seconds or 0.0 if index < 2 else 0.0, self.estimate.low
 
 
@@ -166,27 +173,97 @@ def scaled(prediction: Prediction, config: Config, *, memory: float, time: float
 
 
 def fitting_cards(
-    model: str | Workload, config: ConfigSource = None, *, set: Mapping[str, Any] | None = None, **sizes: Any
+    model: str | Workload,
+    config: ConfigSource = None,
+    *,
+    devices: int | str | Sequence[int | str] = 1,
+    prices: Mapping[str, float] | str | Path | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Which cards of the catalogue a config fits and how fast, the smallest first; the arguments are of `estimate`."""
-    cards = sorted((card(name) for name in card_names()), key=lambda each: (each.memory_bytes, each.name))
-    newest = hardware_of(max(cards, key=lambda each: each.capability))
-    workload = workload_of(model, newest, **sizes)
-    canonical, notes = config_of(config, search_options(set=set or {}).set, workload, newest)
+    """Which cards of the catalogue a config fits, how many of them it takes, how fast it is there and what that costs.
+
+    Args:
+        config: as of `estimate`; of several numbers of devices, it is fitted to each.
+        devices: of each node, one number or several.
+        prices: dollars an hour for one card, by its name, or a file of them.
+        options: gpu (one card instead of all), nodes, link, set, task, seq_len, effective_batch, trust_remote_code.
+
+    Returns:
+        The object of `autofit estimate --gpu list --json`. Of one device without prices the smallest card is the first;
+        else what fits comes first, and of it the cheapest, or without prices the fastest.
+    """
+    for name in options:
+        if name not in (*_OF_CARDS, *SIZES):
+            raise unknown("option", name, (*_OF_CARDS, *SIZES))
+    sizes = {name: options.pop(name) for name in SIZES if name in options}
+    dollars = {} if prices is None else card_prices(prices)
+    named = options.pop("gpu", None)
+    cards = [card(name) for name in (card_names() if named is None else [named])]
+    newest = max(cards, key=lambda each: each.capability)
+    numbers = devices if isinstance(devices, list | tuple) else [devices]
+    require(numbers, "devices must be one number or several", devices)
+    asked = [search_options(gpu=newest.name, devices=number, **options) for number in numbers]
+    groups = sorted({target_hardware(each)[0] for each in asked}, key=lambda each: each.devices)
+    workload = workload_of(model, groups[0], **sizes)
+    rows: list[dict[str, Any]] = []
+    configs: list[dict[str, Any]] = []
+    notes: tuple[str, ...] = ()
+    impossible: list[InputError] = []
+    for group in groups:
+        canonical: Config | InputError
+        try:
+            fitted = config
+            if config is not None and len(groups) > 1:
+                fitted = fitted_to(knobs_of(config), group.world, workload.effective_batch_size)
+            canonical, notes = config_of(fitted, asked[0].set, workload, group)
+            configs.append({"devices": group.devices, "config": dict(canonical)})
+        except InputError as error:  # perhaps for this number of devices alone
+            canonical = error
+            impossible.append(error)
+        rows += _on_cards(workload, canonical, cards, group)
+    if not configs:
+        raise impossible[0]
+    rows = [row | _costs(row, dollars.get(row["name"])) for row in rows]
+    alone = groups[-1].world == 1 and not dollars
+    rows.sort(key=lambda row: (row["memory_bytes"], row["name"]) if alone else _merit(row))
+    asked_of = {"model": workload.name, "workload": workload.summary(), "config": configs[0]["config"]}
+    return {"schema": 1, **asked_of, "configs": configs, "cards": rows, "notes": list(notes)}
+
+
+def _on_cards(
+    workload: Workload, config: Config | InputError, cards: Sequence[Card], group: Hardware
+) -> Iterator[dict[str, Any]]:
+    """The figures of a config on so many of each card; of what is no config there, why it is none."""
     traces: dict[bool, Trace] = {}  # cards share them
-    rows = []
     for target in cards:
-        hardware, ampere = hardware_of(target), target.capability >= _AMPERE
-        row: dict[str, Any] = {"name": target.name, "title": target.title, "memory_bytes": target.memory_bytes}
+        hardware = hardware_of(target).of_several(group.devices, group.nodes, group.link)
+        ampere = target.capability >= _AMPERE
+        row = {"name": target.name, "title": target.title, "memory_bytes": target.memory_bytes}
+        row |= {"devices": group.devices, "nodes": group.nodes}
         figures = dict.fromkeys(_SHOWN) | {"fits": "no"}
-        if not (reason := techniques.refuse(canonical, workload, hardware)):
+        reason = config.message if isinstance(config, InputError) else techniques.refuse(config, workload, hardware)
+        if isinstance(config, Config) and not reason:
             if ampere not in traces:
-                traces[ampere] = trace(workload, canonical, hardware)
-            budget = budget_for(SearchOptions(), hardware)
-            figures = _figures(estimate_on(traces[ampere], workload, hardware, budget))
-        rows.append(row | figures | {"reason": reason})
-    asked = {"model": workload.name, "workload": workload.summary(), "config": dict(canonical)}
-    return {"schema": 1, **asked, "cards": rows, "notes": list(notes)}
+                traces[ampere] = trace(workload, config, hardware)
+            figures = _figures(estimate_on(traces[ampere], workload, hardware, budget_for(SearchOptions(), hardware)))
+        yield row | figures | {"reason": reason}
+
+
+def _costs(row: Mapping[str, Any], price: float | None) -> dict[str, float | None]:
+    """What a billion tokens cost, or a million samples where none are counted, at so many dollars an hour and card."""
+    tokens, samples = row["tokens_per_second"], row["samples_per_second"]
+    costs: dict[str, float | None] = dict.fromkeys(_COSTS)
+    if price is not None and samples:
+        a_second = price * row["devices"] * row["nodes"] / 3600
+        name, cost = (_COSTS[0], 1e9 / tokens) if tokens else (_COSTS[1], 1e6 / samples)
+        costs[name] = a_second * cost
+    return costs
+
+
+def _merit(row: Mapping[str, Any]) -> tuple[int, float, float]:
+    """For sorting: what fits first, by what it costs where that is known, else by its speed."""
+    costs = [row[name] for name in _COSTS if row[name] is not None]
+    return _VERDICTS.index(row["fits"]), costs[0] if costs else math.inf, -(row["samples_per_second"] or 0.0)
 
 
 def _figures(estimate: Estimate) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from autofit.core.errors import InputError
 from autofit.core.options import parse_settings, search_options, single_values
 from autofit.core.result import knobs_of
 from autofit.core.workload import check_sizes
-from autofit.hardware.catalogue import card
+from autofit.hardware.catalogue import card, card_prices
 from autofit.models import check_task, kind_of
 from autofit.report.listings import around_table, cards_table, estimate_table, experts_line
 
@@ -26,9 +26,10 @@ def estimate(
     gpu_mem: options.GpuMem = None,
     device: options.Device = None,
     mem: options.Mem = None,
-    devices: options.Devices = "1",
+    devices: options.SeveralDevices = "1",
     nodes: options.Nodes = 1,
     link: options.Link = None,
+    price: options.Price = None,
     config: options.ConfigFile = None,
     set_: options.Fix = None,
     alternatives: options.Alternatives = None,
@@ -38,27 +39,35 @@ def estimate(
 
     Examples:
       autofit estimate --model llama-3.1-8b --gpu rtx-4090 --set lora_rank=16
-      autofit estimate --model llama-3.1-8b --gpu list
+      autofit estimate --model llama-3.1-8b --gpu list --devices 1,2,4,8 --price prices.yaml
       autofit estimate --model llama-3.1-70b --gpu h100 --devices 8 --nodes 2
     """
     given: dict[str, Any] = {"set": parse_settings(set_ or []), "seq_len": seq_len, "effective_batch": effective_batch}
     given |= {"task": task, "trust_remote_code": trust_remote_code}
     target = {"gpu_mem": gpu_mem, "device": device, "mem": mem}
-    several = {"devices": devices, "nodes": nodes, "link": link}
-    if gpu not in (None, "list"):
-        card(gpu)
-    search_options(**target, **several, gpu=None if gpu == "list" else gpu, set=given["set"])
+    several: dict[str, Any] = {"gpu": None if gpu == "list" else gpu, "nodes": nodes, "link": link}
+    numbers = [number.strip() for number in devices.split(",")]
+    if several["gpu"] is not None:
+        card(several["gpu"])
+    for number in numbers:
+        search_options(**target, **several, devices=number, set=given["set"])
+    prices = None if price is None else card_prices(price)
     check_task(task)
     check_sizes(seq_len, 1 if effective_batch is None else effective_batch)
     knobs = {**({} if config is None else knobs_of(config)), **single_values(given["set"])}
     if kind_of(model) != "function":  # which may register knobs
         check_knobs(knobs)
-    if gpu == "list":
+    if gpu == "list" or len(numbers) > 1 or prices is not None:
+        if gpu is None:
+            message = "prices and several numbers of devices are of cards of the catalogue."
+            raise InputError(message, "Name one (--gpu h100), or all (--gpu list).")
         if any(value is not None for value in target.values()):
             raise InputError("--gpu list is about whole cards.", "Leave out --gpu-mem, --device and --mem.")
-        cards = heavy("autofit.api.what_if", "fitting_cards")(model, config, **given)
+        several |= {"devices": numbers, "prices": prices}
+        cards = heavy("autofit.api.what_if", "fitting_cards")(model, config, **several, **given)
         return print_answer(cards, cards_table(cards), as_json)
-    prediction = heavy("autofit.api.estimate", "predict")(model, config, gpu=gpu, **target, **several, **given)
+    several |= {"devices": devices, **target}
+    prediction = heavy("autofit.api.estimate", "predict")(model, config, **several, **given)
     answer = prediction.to_dict()
     if not as_json:  # before the alternatives, which take longer
         Console().print(estimate_table(answer))

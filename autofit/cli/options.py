@@ -33,6 +33,8 @@ TrustRemoteCode = Annotated[bool, _option(_MODEL, "Run the model's own code.", N
 _gpu = "The card to fit, such as rtx-4090"
 _gpu_or_list = f"{_gpu}; list: all of them."
 _devices = "Devices of a machine that train one config together, with the given memory each; all: like card 0."
+_several = "Devices of a machine that train one config together; several numbers (1,2,4,8) are compared."
+_price = "YAML or JSON of dollars an hour for one card, by its name: tells what training costs."
 _link = "The link between nodes, or between the cards of one; default: what such cards usually have."
 _device = "cuda or cpu; default: CUDA where there is a card."
 GpuMem = Annotated[str | None, _option(_BUDGET, "Memory of the card to fit.", "GIB")]
@@ -42,6 +44,8 @@ Device = Annotated[str | None, _option(_BUDGET, _device, "DEVICE", complete=DEVI
 Mem = Annotated[str | None, _option(_BUDGET, "Memory for tensors on the CPU; default: 80 % of what is free.", "GIB")]
 HostMem = Annotated[str | None, _option(_BUDGET, "Host memory beside a GPU; default: 80 % of what is free.", "GIB")]
 Devices = Annotated[str, _option(_BUDGET, _devices, "N|all")]
+SeveralDevices = Annotated[str, _option(_BUDGET, _several, "N,...", "--devices")]
+Price = Annotated[Path | None, _option(_BUDGET, _price, "FILE")]
 Nodes = Annotated[int, _option(_BUDGET, "Machines that train one config together.", "N")]
 Link = Annotated[str | None, _option(_BUDGET, _link, "NAME", complete=link_names)]
 Margin = Annotated[float, _option(_BUDGET, "Share of the card to leave free.", "SHARE")]

@@ -4,14 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from autofit.core.errors import InputError, unknown
+from autofit.core.errors import InputError, require, unknown
 from autofit.core.hardware import GIB, MIB, Hardware
 from autofit.core.links import Link, Links
 from autofit.core.strict_yaml import load_mapping
 
 _SOLD_TO_REAL = 1.1  # at most: 16 GB of a T4 are 14.6 GiB
 _OF_CPUS, _OF_UNKNOWN = ("gloo", "tcp-10"), ("pcie4", "tcp-100")  # within a node and between nodes
+_MOST_DOLLARS = 1_000_000  # an hour
 _MAKER = "NVIDIA "  # which drivers before version 470 leave out
 
 
@@ -89,6 +91,15 @@ def card(name: str) -> Card:
     if name not in _cards():
         raise unknown("GPU", name, card_names())
     return _cards()[name]
+
+
+def card_prices(source: Mapping[str, Any] | str | Path) -> Mapping[str, float]:
+    """Dollars an hour for one card, by its name. Raises InputError for an unknown card, and for what is no price."""
+    prices = source if isinstance(source, Mapping) else load_mapping(source)
+    for name, price in prices.items():
+        fine = isinstance(price, int | float) and not isinstance(price, bool) and 0 <= price <= _MOST_DOLLARS
+        require(fine, f"the price of {card(name).name} must be dollars an hour, from 0 to {_MOST_DOLLARS:,}", price)
+    return prices
 
 
 def card_to_search_for(name: str) -> Card:

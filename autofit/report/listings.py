@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -12,11 +13,15 @@ from rich.text import Text
 
 from autofit.core.errors import counted
 from autofit.core.hardware import GIB
-from autofit.report.formatting import FITS, describe, gib, interval, number, percent, table, value
+from autofit.report.formatting import FITS, changes, describe, gib, interval, number, percent, table, value
 
 _WIDEST_BAR = 40  # characters
 _NOTICED = 0.005  # of memory or time: a smaller change counts as none
 _SIZES = {"micro_batch_size": "micro-batch", "sequence_length": "sequence", "lora_rank": "LoRA rank"}
+_COSTS = {
+    "tokens": ("dollars_per_billion_tokens", "$/1e9 tokens"),
+    "samples": ("dollars_per_million_samples", "$/1e6 samples"),
+}
 _BOTTLENECKS = {
     "compute": "bound by arithmetic",
     "memory": "bound by the device's memory",
@@ -78,17 +83,30 @@ def around_table(data: Mapping[str, Any], *, rows: int = 16) -> RenderableType:
 
 
 def cards_table(data: Mapping[str, Any]) -> RenderableType:
-    """The cards of the catalogue, and whether the config fits each."""
+    """The cards, and whether the config fits each; of several numbers of several cards, only those that it fits."""
     unit = "tokens" if any(card["tokens_per_second"] for card in data["cards"]) else "samples"
-    cards = _named("--gpu", ">GiB", "fits", ">needs GiB", f">{unit}/s")
-    for card in data["cards"]:
+    cost, dollars = _COSTS[unit]
+    names, numbers = ({card[key] for card in data["cards"]} for key in ("name", "devices"))
+    nodes = max((card["nodes"] for card in data["cards"]), default=1)
+    several, priced = max(numbers, default=1) * nodes > 1, any(card[cost] is not None for card in data["cards"])
+    many, price = [">devices"] * several, [f">{dollars}"] * priced
+    cards = _named("--gpu", *many, ">GiB", "fits", ">needs GiB", f">{unit}/s", *price)
+    shown = [card for card in data["cards"] if card["fits"] != "no" or 1 in (len(names), len(numbers))]
+    for card in shown:
+        many = [f"{nodes} x {card['devices']}" if nodes > 1 else str(card["devices"])] * several
         needs = _interval(card) if card["device_bytes"] else "-"
-        rate = card[f"{unit}_per_second"]
-        cells = (card["name"], f"{card['memory_bytes'] / GIB:.1f}", card["fits"], needs, number(rate) if rate else "-")
+        rates = ["-" if card[key] is None else number(card[key]) for key in (f"{unit}_per_second", cost)]
+        cells = (card["name"], *many, f"{card['memory_bytes'] / GIB:.1f}", card["fits"], needs, *rates[: 1 + priced])
         cards.add_row(*map(Text, cells))
-    reasons = dict.fromkeys(card["reason"] for card in data["cards"] if card["reason"])
-    notes = [*(f"- {reason}" for reason in reasons), *(f"Note: {note}" for note in data["notes"])]
-    return Group(Text(_subject(data)), Text(f"Config: {describe(data['config'])}."), cards, *map(Text, notes))
+    lines = [_subject(data), f"Config: {describe(data['config'])}."]
+    for fewer, more in pairwise(data["configs"]):
+        if changed := changes(more["config"], fewer["config"]):
+            lines.append(f"From {more['devices']} devices on: {', '.join(changed)}.")
+    left_out = len(data["cards"]) - len(shown)
+    notes = [f"{left_out} more do not fit; --json lists them."] if left_out else []
+    notes += [f"- {reason}" for reason in dict.fromkeys(card["reason"] for card in data["cards"] if card["reason"])]
+    notes += [f"Note: {note}" for note in data["notes"]]
+    return Group(*map(Text, lines), cards, *map(Text, notes))
 
 
 def _subject(data: Mapping[str, Any]) -> str:

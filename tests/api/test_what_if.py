@@ -11,10 +11,11 @@ from autofit.api import what_if
 from autofit.api.estimate import Prediction, estimate, predict
 from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.errors import UntraceableError
+from autofit.core.errors import InputError, UntraceableError
 from autofit.core.estimate import Estimate
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
+from autofit.estimate.trace import trace
 from autofit.hardware.catalogue import card, card_names
 from tests import tiny
 
@@ -190,3 +191,72 @@ def test_old_cards_are_predicted_as_themselves() -> None:
     for name in ("t4", "a100-40gb"):
         alone = estimate(workload, config, gpu=name)
         assert rows[name]["device_bytes"] == {"low": alone.low, "high": alone.high}, card(name).title
+
+
+def test_several_of_a_card_are_predicted_as_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[Hardware] = []
+
+    def counted(workload: Workload, config: Config, hardware: Hardware) -> Any:
+        traced.append(hardware)
+        return trace(workload, config, hardware)
+
+    monkeypatch.setattr(what_if, "trace", counted)
+    workload = tiny.llama_workload()
+    answer = what_if.fitting_cards(workload, devices=(4, 1, 8), link="nvlink4")
+    assert [each.world for each in traced] == [1, 4]  # for all cards that run the same operators
+    assert [each["config"]["data_parallel"] for each in answer["configs"]] == [None, "fsdp"]
+    rows = {(row["name"], row["devices"]): row for row in answer["cards"]}
+    assert rows.keys() == {(name, devices) for name in card_names() for devices in (1, 4, 8)}
+    alone = estimate(workload, gpu="h100", devices=4, link="nvlink4")
+    assert rows["h100", 4]["device_bytes"] == {"low": alone.low, "high": alone.high}
+    assert rows["h100", 4]["tokens_per_second"] == pytest.approx(alone.tokens_per_second)
+    assert rows["h100", 8]["fits"] == "no"
+    assert "8 devices" in rows["h100", 8]["reason"]  # of which 4 samples are too few
+    fitting = [row["tokens_per_second"] for row in answer["cards"] if row["fits"] == "yes"]
+    assert fitting == sorted(fitting, reverse=True)
+    assert [row["fits"] for row in answer["cards"][: len(fitting)]] == ["yes"] * len(fitting)
+
+
+def test_a_config_is_fitted_to_each_number_of_devices() -> None:
+    config = PLAIN | {"data_parallel": "fsdp"}
+    answer = what_if.fitting_cards(tiny.llama_workload(), config, gpu="a100-40gb", devices=("1", "4"))
+    told = [(each["config"]["data_parallel"], each["config"]["micro_batch_size"]) for each in answer["configs"]]
+    assert told == [(None, 2), ("fsdp", 1)]
+    with pytest.raises(InputError, match="3 devices"):
+        what_if.fitting_cards(tiny.llama_workload(), config, gpu="h100", devices=3)
+
+
+def test_what_training_costs() -> None:
+    prices = {"h100": 3.6, "a100-80gb": 0, "t4": 1}
+    answer = what_if.fitting_cards(tiny.llama_workload(), PLAIN, prices=prices)
+    assert answer["cards"][0]["name"] == "a100-80gb"
+    assert answer["cards"][0]["dollars_per_billion_tokens"] == 0
+    second = answer["cards"][1]
+    assert second["name"] == "h100"
+    assert second["dollars_per_billion_tokens"] == pytest.approx(0.001 / second["tokens_per_second"] * 1e9)
+    assert second["dollars_per_million_samples"] is None
+    costs = {row["name"]: row["dollars_per_billion_tokens"] for row in answer["cards"]}
+    assert costs["l40s"] is costs["t4"] is None  # without a price, and without a speed
+    (row,) = what_if.fitting_cards(tiny.mlp_workload(), gpu="h100", devices=2, nodes=2, prices=prices)["cards"]
+    assert row["dollars_per_billion_tokens"] is None
+    assert row["dollars_per_million_samples"] == pytest.approx(4 * 0.001 / row["samples_per_second"] * 1e6)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"prices": {"h101": 1.0}}, "unknown GPU 'h101'"),
+        ({"prices": {"h100": -1}}, "the price of h100 must be dollars an hour, from 0 to 1,000,000, not -1"),
+        ({"prices": {"h100": math.nan}}, "the price of h100"),
+        ({"prices": {"h100": True}}, "the price of h100"),
+        ({"devices": ()}, "devices must be one number or several"),
+        ({"devices": (1, 0)}, "devices must be a whole number"),
+        ({"devices": "all"}, "a prediction is for any"),
+        ({"gpu": "h101"}, "unknown GPU 'h101'"),
+        ({"mem": 4}, "unknown option 'mem'"),
+    ],
+    ids=str,
+)
+def test_cards_that_are_asked_for_wrongly(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        what_if.fitting_cards(tiny.llama_workload(), PLAIN, **asked)

@@ -90,11 +90,49 @@ def test_the_config_of_a_result_is_estimated_for_every_card(here: Path, run: Run
 
 
 @pytest.mark.usefixtures("here")
+def test_what_several_of_a_card_cost(here: Path, run: Run) -> None:
+    (here / "prices.yaml").write_text("h100: 2.99\nl40s: 0.86\n")
+    asked = (*ESTIMATE, "--gpu", "h100", "--devices", "1, 2", "--price", "prices.yaml")
+    answer = run(*asked, "--json").json
+    assert {(card["name"], card["devices"], card["nodes"]) for card in answer["cards"]} == {
+        ("h100", 1, 1),
+        ("h100", 2, 1),
+    }
+    assert all(card["dollars_per_billion_tokens"] > 0 for card in answer["cards"])
+    printed = run(*asked)
+    assert printed.code == 0
+    assert "$/1e9 tokens" in printed.out
+    assert "From 2 devices on: fsdp" in printed.out
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("prices", "message"),
+    [
+        ("h101: 1", "unknown GPU 'h101'"),
+        ('{"h100": "cheap"}', "the price of h100 must be dollars an hour, from 0 to 1,000,000, not 'cheap'"),
+        ("h100: -1", "the price of h100 must be"),
+        ("h100: 1\nh100: 2", "given twice"),
+        ("- h100", "mapping"),
+    ],
+    ids=str,
+)
+def test_prices_that_are_none(here: Path, run: Run, prices: str, message: str) -> None:
+    (here / "prices.yaml").write_text(prices)
+    printed = run(*ESTIMATE, "--gpu", "list", "--price", "prices.yaml", "--json")
+    assert printed.code == 2
+    assert message in printed.json["error"]["message"]
+
+
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--gpu", "h101"), "unknown GPU 'h101'"),
         (("--gpu", "list", "--mem", "2"), "--gpu list is about whole cards"),
+        (("--devices", "1,2"), "several numbers of devices are of cards"),
+        (("--gpu", "h100", "--devices", "1,two"), "devices must be a whole number"),
+        (("--gpu", "h100", "--price", "missing.yaml"), "the file missing.yaml is not there"),
         (("--gpu", "t4", "--set", "precision=bf16"), "bf16 needs compute capability 8.0"),
         (("--gpu", "h100", "--set", "precision=bf16,fp32"), "precision is set to 2 values"),
         (("--gpu", "h100", "--config", "mine.py"), "mine.py"),

@@ -18,7 +18,7 @@ from autofit.cli.output import heavy
 from autofit.core.events import Note
 
 answer = {"schema": 1, "spaces": [], "counted_for": "\\u00e9", "cards": [], "notes": ["\\udcff"], "model": "m"}
-answer["config"], answer["workload"] = {}, {"sequence_length": 1, "effective_batch_size": 1}
+answer["config"], answer["configs"], answer["workload"] = {}, [], {"sequence_length": 1, "effective_batch_size": 1}
 result = SimpleNamespace(to_json=lambda: answer, predicted_best=None, best=1, config={}, stopped_by="space")
 result.run_directory = None
 exported = SimpleNamespace(text="\\u00e9\\udcff\\n", message="", to_json=lambda: answer)

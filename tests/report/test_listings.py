@@ -255,9 +255,10 @@ def test_the_tables_are_plain_text_without_a_terminal(shown: Shown) -> None:
 def test_cards(shown: Shown) -> None:
     card = {"memory_bytes": int(23.6 * GIB), "title": "a card", "fits": "yes", "tokens_per_second": 1885.4}
     card |= {"device_bytes": {"low": 18 * GIB, "high": 21 * GIB}, "samples_per_second": 0.9, "reason": None}
+    card |= {"devices": 1, "nodes": 1, "dollars_per_billion_tokens": None, "dollars_per_million_samples": None}
     reason = "precision: bf16 needs [8.0]."
     old = {**card, "fits": "no", "device_bytes": None, "tokens_per_second": None, "reason": reason}
-    data = {**ESTIMATE, "cards": [{**old, "name": "t4"}, {**card, "name": "rtx-4090"}]}
+    data = {**ESTIMATE, "cards": [{**old, "name": "t4"}, {**card, "name": "rtx-4090"}], "configs": []}
     text = shown(cards_table(data), 100)
     rows = [line.split() for line in text.splitlines()]
     assert ["t4", "23.6", "no", "-", "-"] in rows
@@ -267,3 +268,11 @@ def test_cards(shown: Shown) -> None:
     narrow = shown(cards_table(data), 40)
     assert "\u2026" not in narrow and "..." not in narrow  # no figure is cut
     assert "1,885" in narrow
+    more = [{**each, "devices": 4, "nodes": 2, "dollars_per_billion_tokens": 152.4} for each in data["cards"]]
+    configs = [{"devices": 1, "config": {"data_parallel": None}}, {"devices": 4, "config": {"data_parallel": "fsdp"}}]
+    text = shown(cards_table({**data, "cards": [*data["cards"], *more], "configs": configs}), 80)
+    rows = [line.split() for line in text.splitlines()]
+    assert ["rtx-4090", "2", "x", "4", "23.6", "yes", "18.00-21.00", "1,885", "152"] in rows
+    assert not any(row[:1] == ["t4"] for row in rows)
+    assert "2 more do not fit" in text
+    assert "From 4 devices on: fsdp." in text
