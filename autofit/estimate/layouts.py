@@ -4,7 +4,7 @@ What a rank holds is a constant and a share of the weights, which falls with the
 tell all between. Replicas change nothing but what is exchanged, and each of the ends of a block is traced alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +21,17 @@ from autofit.estimate.segments import Segment
 _DEGREES = ("data_parallel_replicate", "data_parallel_shard", "context_parallel", "tensor_parallel")
 
 
-def standing_for(config: Config, hardware: Hardware) -> Sequence[tuple[Config, float]]:
-    """The configs to trace for one, each with its share in what is predicted for it; on one device itself."""
+def have_few_shards(configs: Iterable[Config]) -> bool:
+    """Whether none of these configs lies between others in its number of shards: all may as well be traced."""
+    shards: dict[tuple[int, int], set[int]] = {}
+    for layout in {Layout.of(config) for config in configs}:
+        shards.setdefault((layout.context, layout.tensor), set()).add(layout.shard)
+    return all(len(sizes) <= 2 for sizes in shards.values())
+
+
+def standing_for(config: Config, hardware: Hardware, *, few: bool = False) -> Sequence[tuple[Config, float]]:
+    """The configs to trace for one, each with its share in what is predicted for it; on one device, or where there are
+    `few` numbers of shards, itself."""
     layout = Layout.of(config)
     if hardware.world == 1:
         return [(config, 1.0)]
@@ -30,7 +39,7 @@ def standing_for(config: Config, hardware: Hardware) -> Sequence[tuple[Config, f
     fewest, most = 2 if alike == 1 else 1, hardware.world // alike
     if layout.shard * alike == 1:  # replicas alone
         return [(_with(config, Layout(2, 1)), 1.0)]
-    if layout.shard in (fewest, most) or config["data_parallel"] != "fsdp":
+    if few or layout.shard in (fewest, most) or config["data_parallel"] != "fsdp":
         return [(_with(config, Layout(1, layout.shard, layout.context, layout.tensor)), 1.0)]
     share = (1 / fewest - 1 / layout.shard) / (1 / fewest - 1 / most)
     ends = (Layout(1, shards, layout.context, layout.tensor) for shards in (fewest, most))

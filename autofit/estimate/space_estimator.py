@@ -27,7 +27,7 @@ from autofit.core.layout import Layout
 from autofit.core.workload import Workload
 from autofit.data.batch import tensors
 from autofit.estimate.fake_device import workspace_bytes
-from autofit.estimate.layouts import Exchanges, standing_for
+from autofit.estimate.layouts import Exchanges, have_few_shards, standing_for
 from autofit.estimate.operators import MEASURING_SECONDS, Calls
 from autofit.estimate.optimizer_state import OptimizerCost, OptimizerCosts, scaled_shapes
 from autofit.estimate.overlap import beside
@@ -198,6 +198,7 @@ class SpaceEstimator:
         self._indices = {pair: index for index, pair in enumerate(itertools.product(samples, ranks))}
         self._symbols = Symbols.for_sizes(_sizes(workload))
         self._links = links_of(hardware)
+        self._few = hardware.world == 1 or have_few_shards(configs)
         self._skeletons: dict[bool, Skeleton] = {}
         self._segments: dict[Config, Segments | None] = {}
         self._calls = Calls(self._symbols) if rates.measured_here and rates.operators is None else None
@@ -228,7 +229,7 @@ class SpaceEstimator:
 
     def _trace_all(self, groups: Sequence[Config]) -> None:
         """Trace what these configs need, on as many cores as allowed."""
-        ends = [end for group in groups for each, _ in standing_for(group, self._hardware) for end in ends_of(each)]
+        ends = [end for group in groups for each, _ in self._standing_for(group) for end in ends_of(each)]
         passes = {pass_key(end): None for end in ends}
         for config in passes:
             self._skeleton(config)  # once, for all processes
@@ -239,6 +240,9 @@ class SpaceEstimator:
         for end, segments in {(end["optimizer"], id(segments)): (end, segments) for end, segments in stepped}.values():
             self._optimizer_costs_of(end, segments)
 
+    def _standing_for(self, config: Config) -> Sequence[tuple[Config, float]]:
+        return standing_for(config, self._hardware, few=self._few)
+
     def _trace_missing(self, keys: Sequence[Config], trace_each: Map[Config, _Traced]) -> None:
         missing = list(dict.fromkeys(key for key in keys if key not in self._segments))
         for key, (segments, calls) in zip(missing, trace_each(missing), strict=True):
@@ -248,7 +252,7 @@ class SpaceEstimator:
 
     def _step(self, config: Config) -> _Step | None:
         exchanges = Exchanges(config, self._hardware, self._links)
-        found = [(self._step_of(each, exchanges), share) for each, share in standing_for(config, self._hardware)]
+        found = [(self._step_of(each, exchanges), share) for each, share in self._standing_for(config)]
         steps = [(step, share) for step, share in found if step is not None]
         if len(steps) < len(found):
             return None

@@ -31,7 +31,7 @@ _USUAL: dict[str, tuple[Value, ...]] = {
     "loss": ("chunked", "standard"),
 }
 _SEVERAL = ("reshard_after_forward", "activation_checkpointing", "quantization", "lora_targets")
-_KEPT, _SLOWER = 3, 1.25  # layouts of a tier: so many, and none that is so many times slower than the best
+_KEPT, _SLOWER = 2, 1.1  # layouts of a tier: so many, and none that is so many times slower than the best
 
 
 def with_best_layouts(

@@ -11,7 +11,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.layout import Layout
 from autofit.core.workload import Workload
 from autofit.estimate.fake_device import workspace_bytes
-from autofit.estimate.layouts import standing_for
+from autofit.estimate.layouts import have_few_shards, standing_for
 from autofit.estimate.peak import peak_of
 from autofit.estimate.ranks import step_seconds
 from autofit.estimate.rates import rates_of
@@ -53,6 +53,18 @@ def test_every_layout_is_traced_by_legal_ones_whose_shares_are_one(world: int, d
     shares = [(1 / Layout.of(each).shard, share) for each, share in standing]
     if samplers > replicate:  # a share of the weights that is in between stays what it was
         assert sum(part * share for part, share in shares) == pytest.approx(replicate / samplers)
+
+
+def test_few_numbers_of_shards_are_traced_as_they_are() -> None:
+    eight = AMPERE.of_several(8)
+    two, four = (canonicalize(FSDP | {"data_parallel_replicate": size}, workload(), eight) for size in (2, 4))
+    split = canonicalize(FSDP | {"tensor_parallel": 4}, workload(), eight)
+    whole = canonicalize(FSDP, workload(), eight)
+    assert have_few_shards([two, four, split])
+    assert not have_few_shards([two, four, whole])
+    ((traced, share),) = standing_for(two, eight, few=True)
+    assert (Layout.of(traced), share) == (Layout(1, 4), 1.0)
+    assert len(standing_for(two, eight)) == 2
 
 
 def test_one_device_is_traced_as_it_is() -> None:
