@@ -31,7 +31,7 @@ _USUAL: dict[str, tuple[Value, ...]] = {
     "loss": ("chunked", "standard"),
 }
 _SEVERAL = ("reshard_after_forward", "activation_checkpointing", "quantization", "lora_targets")
-_KEPT, _SLOWER = 2, 1.1  # layouts of a tier: so many, and none that is so many times slower than the best
+_KEPT, _SLOWER = 2, 1.05  # layouts of a tier: so many, and none that is so many times slower than the best
 
 
 def with_best_layouts(
@@ -54,6 +54,9 @@ def with_best_layouts(
         for knob in _LAYOUT
         if knob in space.knobs
     }
+    offloads = space.knobs.get("fsdp_offload", ())
+    if "none" in offloads and all(nbytes <= cap_bytes for config, nbytes, _ in rows if config in chosen):
+        kept["fsdp_offload"] = tuple(each for each in offloads if each != "cpu")  # slower wherever others fit
     every = len({_layout_of(config) for config in configs})
     note = f"of {every} ways to divide the devices, the search looks at those that are predicted to be among the best"
     words = "; ".join(f"{knob} {', '.join(map(str, values))}" for knob, values in kept.items())

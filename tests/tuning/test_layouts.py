@@ -71,7 +71,9 @@ def test_a_large_space_keeps_its_best_layouts_and_all_other_values(
     assert space.knobs["tensor_parallel"] == (2,)
     assert "ddp" not in space.knobs["data_parallel"]
     for knob, values in everything.knobs.items():
-        if knob not in layouts._LAYOUT:
+        if knob not in (*layouts._LAYOUT, "fsdp_offload"):
             assert space.knobs[knob] == values
+    assert "cpu" in everything.knobs["fsdp_offload"]
+    assert "cpu" not in space.knobs["fsdp_offload"]  # as what is chosen fits
     assert {each["optimizer"] for each in asked} == {"adamw"}  # the usual one
     assert {each["tensor_parallel"] for each in asked} == {1, 2, 4}
