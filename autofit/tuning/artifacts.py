@@ -12,17 +12,21 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
+from autofit.core.budget import Budget
+from autofit.core.config import Config
 from autofit.core.errors import AutofitError, InputError
 from autofit.core.estimate import Timeline
 from autofit.core.events import Notify
 from autofit.core.files import write_atomically
-from autofit.core.hardware import GIB
+from autofit.core.hardware import GIB, Hardware
+from autofit.core.layout import fitted_to
 from autofit.core.options import SearchOptions
-from autofit.core.record import Predicted, Record
+from autofit.core.record import OnDevices, Predicted, Record
 from autofit.core.result import Result
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
 from autofit.estimate.timeline import timeline
+from autofit.estimate.trace import trace
 from autofit.export.from_result import export_all
 from autofit.export.script import train_script
 from autofit.models import HuggingFaceModel
@@ -30,13 +34,18 @@ from autofit.probe import Executor
 from autofit.report.html import report_page
 from autofit.report.knob_effects import single_changes
 from autofit.search.predictions import Predictions
+from autofit.tuning.target import estimate_on
 
 # For following one config: at most, and as a share of the time limit. A picture is not worth more.
 FOLLOW_SECONDS, FOLLOW_SHARE = 60.0, 0.05
 
 
 def make_record(
-    result: Result, options: SearchOptions, predictions: Predictions | None, timelines: Mapping[str, Timeline]
+    result: Result,
+    options: SearchOptions,
+    predictions: Predictions | None,
+    timelines: Mapping[str, Timeline],
+    on_devices: tuple[OnDevices, ...] = (),
 ) -> Record:
     """The record of a search that has just ended."""
 
@@ -49,7 +58,7 @@ def make_record(
         predicted = [Predicted(finite(nbytes.get(t.config)), finite(seconds.get(t.config))) for t in result.trials]
     told = options.model_dump(include={"seed", "tolerance", "trials", "time_limit", "workers", "space", "set"})
     finished = datetime.now().astimezone().isoformat(timespec="seconds")
-    return Record(result=result, options=told, predicted=tuple(predicted), timelines=timelines, finished=finished)
+    return Record(result, told, tuple(predicted), timelines, on_devices, finished)
 
 
 def follow_tiers(result: Result, workload: Workload, options: SearchOptions, executor: Executor) -> dict[str, Timeline]:
@@ -66,6 +75,31 @@ def follow_tiers(result: Result, workload: Workload, options: SearchOptions, exe
             if best is not None and (line := run(best.config)) is not None:
                 followed[name] = line
     return followed
+
+
+def follow_devices(
+    result: Result, workload: Workload, options: SearchOptions, executor: Executor
+) -> tuple[OnDevices, ...]:
+    """The best config on 1, 2, 4 ... devices, after a search over several that was not interrupted."""
+    found: tuple[OnDevices, ...] = ()
+    if result.config is not None and result.hardware.world > 1 and result.stopped_by != "interrupt":
+        timeout = min(FOLLOW_SECONDS, max(1.0, FOLLOW_SHARE * (options.time_limit or math.inf)))
+        best = result.hardware, result.budget, result.config
+        with contextlib.suppress(AutofitError, KeyboardInterrupt):
+            found = executor.run(_on_devices, workload, *best, log="devices.log", timeout=timeout)
+    return found
+
+
+def _on_devices(workload: Workload, hardware: Hardware, budget: Budget, config: Config) -> tuple[OnDevices, ...]:
+    found = []
+    for devices in sorted({1, 2, 4, 8, hardware.devices}):
+        fewer = hardware.of_several(devices, hardware.nodes, hardware.link)
+        knobs = fitted_to(config, fewer.world, workload.effective_batch_size)
+        with contextlib.suppress(InputError):  # the batch divides among other numbers
+            estimate = estimate_on(trace(workload, knobs, fewer), workload, fewer, budget)
+            rate = estimate.tokens_per_second or estimate.samples_per_second
+            found.append(OnDevices(devices, estimate.high, rate))
+    return tuple(found)
 
 
 def trace_best(result: Result, workload: Workload, executor: Executor, *, directory: Path, notify: Notify) -> Result:

@@ -37,7 +37,7 @@ from autofit.search.enumeration import Enumeration
 from autofit.search.pareto import leading
 from autofit.search.predictions import Predictions
 from autofit.search.ranking import Figures, preferred
-from autofit.tuning.artifacts import make_record, write_artifacts, write_report
+from autofit.tuning.artifacts import follow_devices, make_record, write_artifacts, write_report
 from autofit.tuning.layouts import with_best_layouts
 from autofit.tuning.run import run_directory, run_search
 from autofit.tuning.space import space_for
@@ -96,12 +96,13 @@ def predicted_search(workload: Workload, options: SearchOptions, listener: Liste
         with LocalExecutor(directory.probes) as executor:
             space = _Space(executor, workload, hardware, budget, options=options, listener=listener)
             result = space.result()
+            on_devices = follow_devices(result, space.workload, options, executor)
         directory.restored()
         notes = (no_gpu_note(reason), *assumptions, *result.notes)
         result = dataclasses.replace(result, notes=notes, search_seconds=time.monotonic() - start)
         listener(PhaseStarted("writing the result and the report"))
         result = write_artifacts(result, space.workload, directory, notify=notify)
-        return write_report(make_record(result, options, None, space.timelines), directory, notify=notify)
+        return write_report(make_record(result, options, None, space.timelines, on_devices), directory, notify=notify)
 
 
 class _Space:

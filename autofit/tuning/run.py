@@ -34,7 +34,14 @@ from autofit.search.ranking import best_of_tiers, finalists, nearest_miss
 from autofit.search.space import Space
 from autofit.search.study import Limits, SearchOutcome, SearchProblem, search
 from autofit.search.verification import Verification, verify
-from autofit.tuning.artifacts import follow_tiers, make_record, trace_best, write_artifacts, write_report
+from autofit.tuning.artifacts import (
+    follow_devices,
+    follow_tiers,
+    make_record,
+    trace_best,
+    write_artifacts,
+    write_report,
+)
 from autofit.tuning.context import Context, context_of
 from autofit.tuning.layouts import with_best_layouts
 from autofit.tuning.warm_start import WarmStart, subject_of
@@ -80,7 +87,8 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
             if result.best and result.stopped_by != "interrupt":
                 listener(PhaseStarted("following a training step of the best configs, for the report"))
             timelines = follow_tiers(result, context.workload, options, executor)
-            record = make_record(result, options, run.predictions, timelines)
+            on_devices = follow_devices(result, context.workload, options, executor)
+            record = make_record(result, options, run.predictions, timelines, on_devices)
         run.calibrate(finals)
         run.restored()
         listener(PhaseStarted("writing the result and the report"))

@@ -13,7 +13,7 @@ from autofit.core.estimate import Estimate, Timeline
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.pareto import Alternative, OtherBudget, Point
-from autofit.core.record import Predicted, Record
+from autofit.core.record import OnDevices, Predicted, Record
 from autofit.core.result import Result
 
 CONFIG = Config(precision="bf16", micro_batch_size=2, lora_rank=0, lora_targets=None, optimizer_in_backward=True)
@@ -62,6 +62,7 @@ RECORD = Record(
     {"seed": 3, "tolerance": 0.02, "space": None, "set": {"precision": ["bf16"]}},
     (Predicted(9.5 * GIB, 1.1), Predicted()),
     {"full": LINE},
+    (OnDevices(1, 12 * GIB, None), OnDevices(2, 7 * GIB, 900.0)),
     "2026-01-02T03:04:05+00:00",
 )
 

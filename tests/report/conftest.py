@@ -141,7 +141,7 @@ def search_record(**changes: Any) -> Record:
         {"seed": 3, "tolerance": 0.03, "space": "full", "set": {"attention": ["sdpa", "eager"]}},
         tuple(Predicted(1.1 * GIB * (2 + place) / 2, 0.1) for place in range(len(found.trials))),
         {tier(each.config): step_timeline(**dict(each.config)) for each in seen},
-        "2026-01-02T03:04:05+00:00",
+        finished="2026-01-02T03:04:05+00:00",
     )
 
 

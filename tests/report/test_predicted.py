@@ -92,7 +92,7 @@ def test_the_other_tiers_are_points() -> None:
 
 
 def test_sentences_and_markdown_and_the_page_say_the_same(tmp_path: Path) -> None:
-    line = Timeline(CONFIG, ((1, 2, 3, 4, 5),) * 2, (0.0, 1.0), (("forward", 0.0),), True, 15, "forward")
+    line = Timeline(CONFIG, ((1, 2, 3, 4, 5, 0, 0),) * 2, (0.0, 1.0), (("forward", 0.0),), True, 15, "forward")
     record = Record(result(estimate()), timelines={"lora": line})
     told = explain(record.result)
     assert told.startswith("Nothing was measured. Predicted for an-8b on a card within 24.00 GiB: bf16, LoRA 8")

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import accumulate
 
+from autofit.core.errors import counted
 from autofit.core.hardware import GIB
 from autofit.core.pareto import Alternative
 from autofit.core.record import Record
@@ -109,6 +110,31 @@ def progress(record: Record, by: str) -> Picture | None:
             shape(picture, dot, tier(trial.config), (across(end), up(rate)), 3.0)
         else:
             picture.cross((across(end), up.start - 5), 2.5, dot, "cross")
+    return picture
+
+
+def devices_picture(record: Record, what: str) -> Picture | None:
+    """The predicted "memory" of each device, or "speed" of all, against their number; None of fewer than two."""
+    points = [(each.devices, each.high / GIB if what == "memory" else each.rate) for each in record.on_devices]
+    known = [(devices, figure) for devices, figure in points if figure]
+    if len(known) < _FEWEST:
+        return None
+    result = record.result
+    usable = result.budget.cap_bytes(result.hardware.device) / GIB
+    title = "GiB of each device" if what == "memory" else f"{unit(result)}/s of all devices"
+    across_title = "devices" if result.hardware.nodes == 1 else "devices of each node"
+    picture = Picture(350, 240, f"Predicted {title}, by the number of {across_title}")
+    most = max([figure for _, figure in known] + [usable] * (what == "memory"))
+    across, up = Scale(0.0, known[-1][0] * 1.04, 52, 340), Scale(0.0, most * 1.08, 196, 30)
+    picture.frame(across, up, titles=(across_title, title), ticks=(5, 4))
+    if what == "memory":
+        picture.line((across.start, up(usable)), (across.end, up(usable)), "budget")
+        picture.text(across.end, up(usable) - 4, "usable", kind="budget-label", anchor="end")
+    places = [(across(devices), up(figure)) for devices, figure in known]
+    picture.draw("path", d="M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in places), kind="leading")
+    for (devices, figure), (x, y) in zip(known, places, strict=True):
+        dot = picture.draw("circle", cx=x, cy=y, r=3.2 if devices == result.hardware.devices else 2.2, kind="peak")
+        picture.draw("title", f"{counted(devices, 'device')}: {number(figure)}", into=dot)
     return picture
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
-from autofit.core.record import Record
+from autofit.core.record import OnDevices, Record
 from autofit.report.html import pictures, report_page
 from autofit.report.html.page import memory_used, shared_knobs, training_time
 
@@ -203,6 +204,18 @@ def test_a_model_of_ones_own_is_trained_in_python(record: Records, tmp_path: Pat
     assert "100 samples per second" in told
     assert "tokens" not in told.replace("tokens_per_second", "")
     assert "QLoRA" not in told  # nothing of it was drawn
+
+
+def test_other_numbers_of_devices(record: Records, tmp_path: Path) -> None:
+    assert "Other numbers of devices" not in report_page(record(), tmp_path)
+    found = (OnDevices(1, 9 * GIB, 100.0), OnDevices(2, 5 * GIB, 190.0), OnDevices(4, 3 * GIB, 350.0))
+    several = dataclasses.replace(record(), on_devices=found)
+    assert {"memory-by-devices", "speed-by-devices"} <= pictures(several).keys()
+    told = read(several, tmp_path).text
+    assert "Other numbers of devices" in told
+    assert "2 devices: 190" in told
+    unknown = dataclasses.replace(several, on_devices=tuple(dataclasses.replace(each, rate=None) for each in found))
+    assert "speed-by-devices" not in pictures(unknown)
 
 
 @pytest.mark.parametrize(
