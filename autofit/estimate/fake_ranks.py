@@ -51,6 +51,18 @@ class _FakeRanks(Ranks):
         return answer
 
 
+class _AskedRanks(Ranks):
+    """The same after the first micro-batch of a step, in which all was exchanged."""
+
+    def asked(self, *numbers: float) -> Callable[[], list[tuple[float, ...]]]:
+        return lambda: [(each,) * self.layout.world for each in numbers]
+
+
+def asked_before(ranks: Ranks) -> Ranks:
+    """The ranks in a later micro-batch of a step."""
+    return _AskedRanks(**vars(ranks))
+
+
 @contextmanager
 def fake_ranks(layout: Layout, recorder: Recorder) -> Iterator[Ranks]:
     """The first of the ranks of a layout. To be entered outside of a fake-tensor mode, which cannot make a mesh. Raises

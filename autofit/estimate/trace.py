@@ -26,7 +26,7 @@ from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.batch import map_tensors, samples_of, split, tensors
 from autofit.data.layouts import layout_of
 from autofit.estimate.fake_device import fake_device
-from autofit.estimate.fake_ranks import fake_ranks
+from autofit.estimate.fake_ranks import asked_before, fake_ranks
 from autofit.estimate.known_values import know, on_real_tensors
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.operators import Calls
@@ -280,6 +280,7 @@ def _step(
     waits = waits and (setup.ranks.layout.replicate > 1 or bool(setup.config["lora_rank"]))
     if waits:
         _leave_own_gradients(setup, batch, recorder)
+        setup.ranks = asked_before(setup.ranks)
     with ExitStack() as hooks:
         if accumulating and not waits:
             for parameter in trained:
