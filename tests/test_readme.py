@@ -36,6 +36,7 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 INSTALLS = "python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt -e "  # what CI itself runs
 NAMED, FOLDER = "llama-3.1-8b", "./llama-3.1-8b"
+LARGE = "llama-3.1-70b"  # for many devices, each of which takes part of a batch
 SMALL = {**tiny.LLAMA, "vocab_size": 259, "architectures": ["LlamaForCausalLM"]}  # bytes, and three of the tokenizer
 
 
@@ -125,8 +126,8 @@ def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
     resolve, run_search = models.resolve, tune.run_search
 
     def small(name: str, **asked: Any) -> Workload:
-        asked |= {"sequence_length": 16, "effective_batch_size": 4}
-        return resolve(str(weights) if name in (NAMED, FOLDER, "tiny-llama") else name, **asked)
+        asked |= {"sequence_length": 16, "effective_batch_size": 64 if name == LARGE else 4}
+        return resolve(str(weights) if name in (NAMED, LARGE, FOLDER, "tiny-llama") else name, **asked)
 
     def short(workload: Workload, options: SearchOptions, listener: Any = None) -> Any:
         space = options.space or ("qlora" if options.set else "exact")
