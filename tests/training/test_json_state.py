@@ -85,7 +85,7 @@ def test_numbers_of_numpy_and_dicts_of_other_kinds() -> None:
         *((Path("x"), "PosixPath"), (len, "builtin_function_or_method"), (Point(1, 2), "Point")),
         *(([1, {"a": object()}], "object"), (np.array([object()]), "ndarray"), (torch.eye(2).to_sparse(), "Tensor")),
     ],
-    ids=str,
+    ids=lambda each: each if isinstance(each, str) else type(each).__name__,  # the same in every worker
 )
 def test_what_does_not_travel_is_named(value: Any, kind: str) -> None:
     with pytest.raises(TypeError, match=kind):
