@@ -27,6 +27,7 @@ _BOTTLENECKS = {
     "memory": "bound by the device's memory",
     "transfer": "bound by copies to and from the host",
 }
+_BETWEEN_DEVICES = "bound by what devices exchange"
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,9 @@ def _time(data: Mapping[str, Any]) -> str:
     figures = {unit: data[f"{unit}_per_second"] for unit in ("tokens", "samples")}
     rates = ", ".join(f"{number(figure)} {unit}/s" for unit, figure in figures.items() if figure)
     step = f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
-    bound = f"{_BOTTLENECKS[data['bottleneck']]}, {percent(data['utilisation'])} of the peak rate put to use"
+    several = data["config"].get("data_parallel") is not None and data["bottleneck"] == "transfer"
+    what = _BETWEEN_DEVICES if several else _BOTTLENECKS[data["bottleneck"]]
+    bound = f"{what}, {percent(data['utilisation'])} of the peak rate put to use"
     return f"A step takes {step}: {rates}; {bound}."
 
 

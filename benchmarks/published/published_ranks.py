@@ -7,7 +7,6 @@ what it exchanges goes over the links that the catalogue's card usually has. Not
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections import Counter
@@ -31,7 +30,7 @@ from autofit.estimate.trace import Skeleton, trace
 from autofit.hardware.caching_allocator import reserved_by
 from autofit.hardware.catalogue import card, links_of
 from autofit.techniques import canonicalize
-from benchmarks.published_report import Outcome, figures, groups_table, left_out, rows_table
+from benchmarks.published_report import Outcome, tell
 from benchmarks.published_runs import card_of, inexpressible, measured, rows, run_of
 from benchmarks.published_speed import work_of
 
@@ -91,15 +90,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
     given = parser.parse_args(arguments)
     chosen = [row for row in rows("published_multi_gpu") if row["id"].startswith(given.only)]
-    outcomes = [outcome_of(row) for row in chosen if inexpressible(row) is None]
-    print(rows_table(outcomes))
-    print(f"\nBy publisher and cards:\n{groups_table(outcomes, FACTOR, lambda each: each.group)}")
-    print(f"\n{left_out(chosen, inexpressible)}")
+    groups = {"By publisher and cards": lambda each: each.group}
+    tell(chosen, outcome_of, inexpressible, factor=FACTOR, groups=groups, out=given.out)
     told = [row for row in chosen if inexpressible(row) is None and row["mem_value"]]
     if given.memory and told:
         print(f"\n{memory_table(told)}")
-    if given.out:
-        given.out.write_text(json.dumps(figures(outcomes, FACTOR), indent=1) + "\n")
     return 0
 
 

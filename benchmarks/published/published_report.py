@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 SURE = 1.15  # of two configs that differ by less, neither is the faster one
@@ -124,3 +126,22 @@ def left_out(rows: Sequence[dict[str, str]], why_not: Callable[[dict[str, str]],
             reasons[reason].append(row["id"])
     lines = [f"- {reason}: {len(ids)} ({ids[0]} to {ids[-1]})" for reason, ids in sorted(reasons.items())]
     return "Not judged:\n" + "\n".join(lines)
+
+
+def tell(
+    chosen: Sequence[dict[str, str]],
+    outcome_of: Callable[[dict[str, str]], Outcome],
+    inexpressible: Callable[[dict[str, str]], str | None],
+    *,
+    factor: float,
+    groups: dict[str, Callable[[Outcome], str]],
+    out: Path | None,
+) -> None:
+    """Predict every judged row and print the tables, each grouping under its title; `out`: for the figures, as JSON."""
+    outcomes = [outcome_of(row) for row in chosen if inexpressible(row) is None]
+    print(rows_table(outcomes))
+    for title, group in groups.items():
+        print(f"\n{title}:\n{groups_table(outcomes, factor, group)}")
+    print(f"\n{left_out(chosen, inexpressible)}")
+    if out:
+        out.write_text(json.dumps(figures(outcomes, factor), indent=1) + "\n")

@@ -7,13 +7,12 @@ and its knobs, on the catalogue's card. The others are listed with the reason. N
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from autofit import estimate
 from autofit.core.workload import Workload
-from benchmarks.published_report import Outcome, figures, groups_table, left_out, rows_table
+from benchmarks.published_report import Outcome, tell
 from benchmarks.published_runs import card_of, context_of, inexpressible, length_of, measured, rows, run_of, samples_of
 
 FACTOR = 1.35  # that 80 % of the rows are to be within
@@ -39,13 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="file for the figures, as JSON")
     given = parser.parse_args(arguments)
     chosen = [row for row in rows("published_speed") if row["id"].startswith(given.only)]
-    outcomes = [outcome_of(row) for row in chosen if inexpressible(row) is None]
-    print(rows_table(outcomes))
-    print(f"\nBy publisher and card:\n{groups_table(outcomes, FACTOR, lambda each: each.group)}")
-    print(f"\nBy card:\n{groups_table(outcomes, FACTOR, lambda each: str(card_of(each.row)))}")
-    print(f"\n{left_out(chosen, inexpressible)}")
-    if given.out:
-        given.out.write_text(json.dumps(figures(outcomes, FACTOR), indent=1) + "\n")
+    groups = {"By publisher and card": lambda each: each.group, "By card": lambda each: str(card_of(each.row))}
+    tell(chosen, outcome_of, inexpressible, factor=FACTOR, groups=groups, out=given.out)
     return 0
 
 
