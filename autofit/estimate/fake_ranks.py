@@ -71,7 +71,7 @@ def fake_ranks(layout: Layout, recorder: Recorder) -> Iterator[Ranks]:
         yield Ranks(layout)
         return
     if dist.is_initialized():
-        raise UntraceableError("this process trains with others, beside whom no others can be imagined.")
+        raise UntraceableError("a rank of a training cannot predict a step of other ranks.")
     from torch.distributed.fsdp._fully_shard import _fsdp_param
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -116,7 +116,7 @@ def test_a_thousand_ranks_hold_a_thousandth() -> None:
     assert parameters(64) == pytest.approx(parameters(8) / 8, rel=0.02)
 
 
-def test_nothing_is_left_of_imagined_ranks() -> None:
+def test_nothing_is_left_of_fake_ranks() -> None:
     hook = sys.excepthook
     with fake_ranks(Layout(shard=4), Recorder(CPU)) as ranks:
         assert (ranks.everywhere(2.0, 3.0), ranks.sums(2.0)) == ([(2.0,) * 4, (3.0,) * 4], (8.0,))
@@ -132,8 +132,8 @@ def refused() -> str:
     return str(raised.value)
 
 
-def test_a_real_rank_imagines_no_others() -> None:
-    assert {"beside whom" in each for each in on_ranks(2, refused)} == {True}
+def test_a_real_rank_predicts_no_others() -> None:
+    assert {"cannot predict a step of other ranks" in each for each in on_ranks(2, refused)} == {True}
 
 
 def test_the_collectives_of_a_group_say_how_far_its_ranks_are_apart() -> None:

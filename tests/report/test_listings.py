@@ -176,6 +176,11 @@ def test_the_verdict_comes_first_and_the_rest_says_why(shown: Shown) -> None:
         assert words in text
 
 
+def test_transfers_of_several_devices_are_between_them(shown: Shown) -> None:
+    several = {**ESTIMATE, "config": {**ESTIMATE["config"], "data_parallel": "fsdp"}}
+    assert "bound by what devices exchange" in shown(estimate_table(several), 120)
+
+
 @pytest.mark.parametrize(("fits", "words"), [("maybe", "May fit: "), ("no", "Does not fit: ")])
 def test_the_other_verdicts(shown: Shown, fits: str, words: str) -> None:
     assert shown(estimate_table({**ESTIMATE, "fits": fits}), 120).splitlines()[1].startswith(words)
