@@ -8,6 +8,7 @@ import gc
 import itertools
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -54,6 +55,14 @@ def new_cache(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 def own_cache(new_cache: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """No test finds what another one, or the user, has stored."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(new_cache()))
+
+
+@pytest.fixture(autouse=True)
+def no_leak_is_told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No training of a test is told of a leak, but those of the watch's own tests."""
+    watch = sys.modules.get("autofit.training.memory_watch")
+    if watch and request.path.name != "test_memory_watch.py":
+        monkeypatch.setattr(watch.MemoryWatch, "_warn_of_leak", lambda _, what: pytest.fail(what))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -15,6 +15,7 @@ from autofit.data.batch import few_samples
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
 from autofit.training.inspect import loss_splits
+from autofit.training.memory_watch import MemoryWatch, StepMemory
 from autofit.training.oom_recovery import Recovery
 from autofit.training.own_part import OwnPart, own_part
 from autofit.training.step import accumulate, update
@@ -29,7 +30,7 @@ class StepReport:
 
     `step` counts from 0; `samples` and `tokens` (labels that count, where the unit is tokens) are the batch's;
     `seconds` excludes the wait for data, which is `data_seconds`. `gradient_norm` is the global norm before clipping,
-    where gradients are clipped.
+    where gradients are clipped. `memory` is what is held after the step.
     """
 
     step: int
@@ -40,6 +41,7 @@ class StepReport:
     gradient_norm: float | None = None
     seconds: float = field(default=0.0, compare=False)
     data_seconds: float = field(default=0.0, compare=False)
+    memory: StepMemory = field(default=StepMemory(), compare=False)
 
 
 Callback = Callable[[StepReport], None]
@@ -95,6 +97,7 @@ class _Stepper:
         self._setup = setup
         self._notify = listener
         self._recovery = Recovery(setup, self._splits)
+        self._watch = MemoryWatch(setup.device, listener)
         self._seconds: list[float] = []  # of the steps since the config last changed
         self._seconds_before: float | None = None  # the median step before that
 
@@ -121,6 +124,7 @@ class _Stepper:
             gradient_norm=float(norm) if norm is not None else None,
             seconds=seconds,
             data_seconds=begun - start,
+            memory=self._watch.after(step),
         )
 
     def _try(self, batch: OwnPart, step: int) -> float | None:

@@ -12,8 +12,10 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from autofit.core.files import write_atomically
+from autofit.core.hardware import GIB
 from autofit.core.notebook import Cell, in_notebook
 from autofit.training.loop import StepReport
+from autofit.training.memory_watch import StepMemory
 
 
 class Recorder(ABC):
@@ -57,7 +59,8 @@ class MetricsFile(Recorder):
         self._open(first_step)
 
     def __call__(self, report: StepReport) -> None:
-        self._write(asdict(report))
+        row = asdict(report)
+        self._write(row | row.pop("memory"))
 
     def evaluated(self, step: int, loss: float) -> None:
         self._write({"step": step, "evaluation": loss})
@@ -94,6 +97,7 @@ class TensorBoard(Recorder):
         values = {"loss": report.loss, "lr": report.lr, "gradient_norm": report.gradient_norm}
         if report.seconds:
             values["samples_per_second"] = report.samples / report.seconds
+        values |= vars(report.memory)
         for name, value in values.items():
             if value is not None:
                 self._writer.add_scalar(f"train/{name}", value, report.step)
@@ -109,7 +113,8 @@ class TensorBoard(Recorder):
 
 
 class Bar(Recorder):
-    """A bar on stderr or in a notebook's cell: steps, loss, rate, and the share of time spent waiting for data."""
+    """A bar on stderr or in a notebook's cell: steps, loss, rate, the share of time spent waiting for data, and GiB of
+    tensors now, at most and reserved; on a CPU those of the process."""
 
     def __init__(self, total: int, *, first_step: int = 0) -> None:
         options = {"total": total, "initial": first_step, "desc": "training", "unit": "step"}
@@ -122,6 +127,7 @@ class Bar(Recorder):
         shown = {"loss": f"{report.loss:.4g}"}
         if self._elapsed and self._waiting / self._elapsed > 0.01:
             shown["waiting"] = f"{self._waiting / self._elapsed:.0%}"
+        shown |= _sizes(report.memory)
         self._bar.set_postfix(shown, refresh=False)
         self._bar.update()
 
@@ -139,6 +145,13 @@ class Bar(Recorder):
     def wanted() -> bool:
         """Whether somebody is looking: a terminal, or a notebook."""
         return sys.stderr.isatty() or in_notebook()
+
+
+def _sizes(memory: StepMemory) -> dict[str, str]:
+    if memory.allocated_bytes is None:
+        return {} if memory.resident_bytes is None else {"resident": f"{memory.resident_bytes / GIB:.2f}G"}
+    sizes = memory.allocated_bytes, memory.peak_bytes, memory.reserved_bytes
+    return {"now/peak/reserved": "/".join(f"{(size or 0) / GIB:.1f}" for size in sizes) + "G"}
 
 
 class _CellBar(tqdm):  # type: ignore[misc]
