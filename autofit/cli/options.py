@@ -98,7 +98,7 @@ CheckpointEvery = Annotated[int, _option(_RUN, "Steps between two checkpoints.",
 KeepLast = Annotated[int, _option(_RUN, "Number of newest checkpoints to keep.", "N")]
 
 # What to write
-_snapshot = "Save a profiler trace of a step, and on CUDA a snapshot of its memory."
+_snapshot = "Save a trace of a step, its operators, and on CUDA a snapshot of its memory."
 _alternatives = "Also show what changing one knob would bring; default: yes, but not with --json."
 Out = Annotated[Path | None, _option(_OUTPUT, "Run directory; default: autofit-runs/MODEL-DATE.", "DIR")]
 MemorySnapshot = Annotated[bool, _option(_OUTPUT, _snapshot, None, "--memory-snapshot")]

@@ -15,6 +15,8 @@ _FILES = {
     "exports": "the same for other training tools",
     "report": "all of it to look at",
     "trace": "one step of the best config, for ui.perfetto.dev",
+    "operators": "its operators, by the time they took",
+    "tensorboard": "the trace, for TensorBoard's torch-tb-profiler",
     "memory_snapshot": "its memory, for pytorch.org/memory_viz",
 }
 
@@ -48,7 +50,8 @@ def written(result: Result) -> RenderableType | None:
         path = result.files.get(name)
         if path:
             purpose = purpose.replace("was measured", "is predicted") if result.predicted_best else purpose
-            grid.add_row(Text(f"  {Path(path).name}{'/' if name == 'exports' else ''}"), Text(purpose))
+            shown = Path(path).name if name != "tensorboard" else "tensorboard"
+            grid.add_row(Text(f"  {shown}{'/' if name in ('exports', 'tensorboard') else ''}"), Text(purpose))
     return Group(Text(f"Written to {_as_typed(directory)}:", overflow="fold"), grid)
 
 

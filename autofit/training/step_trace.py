@@ -1,21 +1,25 @@
-"""A record of one training step for existing viewers: a profiler trace, and on CUDA a memory snapshot.
+"""A record of one training step for existing viewers: a profiler trace, its operators as a table, and on CUDA a memory
+snapshot.
 
-The trace opens in ui.perfetto.dev, the snapshot in pytorch.org/memory_viz. A search records its winner, a training one
-of its own steps.
+The trace opens in ui.perfetto.dev and in TensorBoard's profiler, the snapshot in pytorch.org/memory_viz. A search
+records its winner, a training one of its own steps.
 """
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from autofit.training.loop import StepReport
 
-TRACE, SNAPSHOT = "step_trace.json.gz", "memory_snapshot.pickle"
+TRACE, OPERATORS, SNAPSHOT = "step_trace.json.gz", "step_operators.txt", "memory_snapshot.pickle"
+_TENSORBOARD = "tensorboard/step.pt.trace.json.gz"  # the name that its plugin torch-tb-profiler looks for
+_MOST_OPERATORS, _MOST_OF_NAME = 200, 80  # rows of the table, and characters of an operator's name
 WARM_STEPS = 2  # the first makes the optimizer's state; the second has found its kernels
 _SILENT = "6"  # above all levels of libkineto, which else reports on stderr when it starts and stops
 _MAX_EVENTS = 200_000  # of the allocator: an 8B model's step has some ten thousand
@@ -52,23 +56,29 @@ class StepTrace:
         """Stop the profiler and write the files."""
         profiler = self.stop()
         assert profiler is not None, "begin() comes first"
-        self._directory.mkdir(parents=True, exist_ok=True)
         self._write(TRACE, lambda path: profiler.export_chrome_trace(str(path)))
+        order = "self_device_time_total" if self._cuda else "self_cpu_time_total"
+        shown: dict[str, Any] = {"row_limit": _MOST_OPERATORS, "max_name_column_width": _MOST_OF_NAME}
+        table = profiler.key_averages().table(sort_by=order, **shown)
+        self._write(OPERATORS, lambda path: path.write_text(table, encoding="utf-8"))
+        self._write(_TENSORBOARD, lambda path: shutil.copyfile(self._directory / TRACE, path))
         if self._cuda:
             self._write(SNAPSHOT, lambda path: torch.cuda.memory._dump_snapshot(str(path)))
 
     @property
     def message(self) -> str:
         """A sentence on what was written, and what opens it."""
-        viewers = {"trace": "ui.perfetto.dev", "memory_snapshot": "pytorch.org/memory_viz"}
+        viewers = {"trace": "ui.perfetto.dev", "operators": "reading", "memory_snapshot": "pytorch.org/memory_viz"}
+        viewers["tensorboard"] = "TensorBoard's plugin torch-tb-profiler"
         written = [f"{path} (for {viewers[name]})" for name, path in self.files.items()]
         return f"one step was recorded: {', '.join(written)}."
 
     @property
     def files(self) -> dict[str, Path]:
-        """The files written: `trace`, on CUDA also `memory_snapshot`."""
-        named = {"trace": self._directory / TRACE, "memory_snapshot": self._directory / SNAPSHOT}
-        return {name: path for name, path in named.items() if path.exists()}
+        """The files written: `trace`, `operators`, `tensorboard`, on CUDA also `memory_snapshot`."""
+        named = {"trace": TRACE, "operators": OPERATORS, "tensorboard": _TENSORBOARD, "memory_snapshot": SNAPSHOT}
+        paths = {name: self._directory / path for name, path in named.items()}
+        return {name: path for name, path in paths.items() if path.exists()}
 
     def stop(self) -> profile | None:
         """Stop the profiler, if it runs, and write nothing."""
@@ -79,11 +89,13 @@ class StepTrace:
             profiler.stop()
         return profiler
 
-    def _write(self, name: str, write: Callable[[Path], None]) -> None:
-        part = self._directory / f".part-{name}"  # the suffix decides whether it is compressed
+    def _write(self, name: str, write: Callable[[Path], Any]) -> None:
+        path = self._directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".part-{path.name}")  # the suffix decides whether it is compressed
         try:
             write(part)
-            part.replace(self._directory / name)
+            part.replace(path)
         finally:
             part.unlink(missing_ok=True)
 

@@ -30,7 +30,7 @@ def test_the_result_of_a_search_is_trained(run: Run) -> None:
 @pytest.mark.usefixtures("searched")
 def test_a_step_of_a_training_is_recorded(here: Path, run: Run) -> None:
     recorded = run(*TRAIN, "--from-scratch", "--memory-snapshot", "--steps", "3", "--output", "out").err
-    assert "one step was recorded: out/step_trace.json.gz (for ui.perfetto.dev)." in recorded
+    assert "one step was recorded: out/step_trace.json.gz (for ui.perfetto.dev), " in recorded
     assert (here / "out" / "step_trace.json.gz").exists()
     short = run(*TRAIN, "--from-scratch", "--memory-snapshot", "--steps", "2", "--output", "short").err
     assert "no step was recorded: fewer than three were trained." in short

@@ -21,7 +21,8 @@ def test_a_step_of_many_micro_batches_is_cut_to_four_and_an_update(executor: Loc
     workload = tiny.llama_workload(8)
     config = canonicalize({"micro_batch_size": 1}, workload, tiny.CPU)
     files = executor.trace(workload, config, tiny.CPU, BUDGET, directory=tmp_path)
-    assert files == {"trace": str(tmp_path / "step_trace.json.gz")}
+    assert files["trace"] == str(tmp_path / "step_trace.json.gz")
+    assert set(files) == {"trace", "operators", "tensorboard"}
     with gzip.open(files["trace"]) as file:
         names = [str(event.get("name", "")) for event in json.load(file)["traceEvents"]]
     assert sum(name == "aten::embedding" for name in names) == 4

@@ -44,13 +44,19 @@ def test_one_step_is_recorded_and_no_more(tmp_path: Path) -> None:
     recorder = SteadyStep(trace)
     run(built(), recorder, 5)
     assert recorder.done
-    assert trace.files == {"trace": tmp_path / "new" / "step_trace.json.gz"}
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["step_trace.json.gz"]
+    written = {"step_trace.json.gz": "trace", "step_operators.txt": "operators", "tensorboard": "tensorboard"}
+    assert set(trace.files) == set(written.values())
+    assert {path.name for path in (tmp_path / "new").iterdir()} == set(written)
     events = events_of(trace.files["trace"])
+    assert trace.files["tensorboard"].name.endswith(".pt.trace.json.gz")
+    assert events_of(trace.files["tensorboard"]) == events
+    table = trace.files["operators"].read_text()
+    assert "aten::addmm" in table
+    assert "CPU Mem" in table
     updates = [event for event in events if str(event.get("name", "")).startswith("Optimizer.step")]
     assert len(updates) == 1
     assert any(event.get("name") == "[memory]" for event in events)
-    assert trace.message == f"one step was recorded: {trace.files['trace']} (for ui.perfetto.dev)."
+    assert trace.message.startswith(f"one step was recorded: {trace.files['trace']} (for ui.perfetto.dev), ")
 
 
 def test_the_profiler_tells_nothing_of_its_own(tmp_path: Path) -> None:
@@ -120,7 +126,7 @@ def test_on_cuda_there_is_a_snapshot_with_the_places_of_weights_and_of_the_step(
         trace.begin()
         train_step(setup, batch)
         trace.end()
-    assert set(trace.files) == {"trace", "memory_snapshot"}
+    assert set(trace.files) == {"trace", "operators", "tensorboard", "memory_snapshot"}
     snapshot = pickle.loads(trace.files["memory_snapshot"].read_bytes())
     assert snapshot["segments"]
     traced = [event for device in snapshot["device_traces"] for event in device if event["action"] == "alloc"]
