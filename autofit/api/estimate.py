@@ -16,6 +16,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.options import search_options, single_values
 from autofit.core.result import knobs_of
 from autofit.core.workload import Workload
+from autofit.estimate.resting import resting_of
 from autofit.estimate.trace import trace
 from autofit.hardware.budgets import budget_for
 from autofit.models import resolve
@@ -80,10 +81,12 @@ def predict(model: str | Workload, config: ConfigSource = None, **options: Any) 
     budget = budget_for(checked, hardware)
     workload = workload_of(model, hardware, **sizes)
     canonical, config_notes = config_of(config, checked.set, workload, hardware)
-    predicted = estimate_on(trace(workload, canonical, hardware), workload, hardware, budget)
+    traced = trace(workload, canonical, hardware)
+    predicted = estimate_on(traced, workload, hardware, budget)
     of_model = workload.traits.notes if workload.traits else ()
     notes = (*of_model, *config_notes, *notes, *predicted.notes)
-    return Prediction(workload, hardware, budget, dataclasses.replace(predicted, notes=notes))
+    resting = resting_of(traced, workload, hardware)
+    return Prediction(workload, hardware, budget, dataclasses.replace(predicted, notes=notes, resting=resting))
 
 
 def workload_of(

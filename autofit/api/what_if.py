@@ -169,6 +169,7 @@ def scaled(prediction: Prediction, config: Config, *, memory: float, time: float
         tokens_per_second=base.tokens_per_second and base.tokens_per_second / time,
         bottleneck=None,
         utilisation=None,
+        resting=None,
     )
 
 

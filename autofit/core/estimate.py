@@ -7,11 +7,33 @@ from typing import Any, Literal
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.notebook import as_html
+from autofit.core.plain import from_plain, to_plain
 
 Fits = Literal["yes", "maybe", "no"]
 OF_SEVERAL = ("gathered", "reduced")  # whole weights of other ranks, and buffers of gradients that are added up
 PARTS = ("parameters", "gradients", "optimizer", "activations", "gathered", "reduced", "temporary", "context")
 KINDS = ("parameters", "optimizer", "gradients", "activations", "gathered", "reduced", "temporary")  # as stacked
+
+
+@dataclass(frozen=True)
+class Resting:
+    """What one device holds between steps, to hold against what one knows: bytes by kind, and numbers of parameters.
+
+    Attributes:
+        gradients: of all trained weights at once; 0 where each is applied as it comes.
+        trained, parameters: their numbers on all devices together, adapters included; `parameters` None: not known.
+        blocks: how many repeated blocks the model has.
+        activations: bytes that one of them keeps of a micro-batch from its forward to its backward, in the median.
+    """
+
+    weights: int
+    adapters: int
+    gradients: int
+    optimizer: int
+    trained: int
+    parameters: int | None
+    blocks: int
+    activations: int | None
 
 
 @dataclass(frozen=True)
@@ -28,6 +50,7 @@ class Estimate:
         utilisation: predicted model FLOPs utilisation, of the device's peak in the format computed in.
         notes: what the prediction leaves out or only bounds.
         budget: the memory that it is compared with, where one was given.
+        resting: what is held between steps; None where the config was not followed by itself.
     """
 
     config: Config
@@ -43,6 +66,7 @@ class Estimate:
     utilisation: float | None = None
     notes: tuple[str, ...] = ()
     budget: Budget | None = None
+    resting: Resting | None = None
 
     @property
     def verdict(self) -> Fits | None:
@@ -63,6 +87,7 @@ class Estimate:
         """The inverse of `to_dict`, which leaves out the budget."""
         figures = {name: figure for name, figure in data.items() if name not in ("device_bytes", "fits")}
         figures |= {"config": Config(data["config"]), "notes": tuple(data["notes"]), "budget": budget}
+        figures["resting"] = from_plain(Resting | None, data.get("resting"))
         return cls(**figures, **data["device_bytes"])
 
     def _repr_html_(self) -> str | None:
@@ -72,6 +97,7 @@ class Estimate:
         """The keys of `autofit estimate --json`, but for the schema."""
         figures = {name: figure for name, figure in vars(self).items() if name not in ("low", "high", "budget")}
         plain = {"config": dict(self.config), "breakdown": dict(self.breakdown), "notes": list(self.notes)}
+        plain["resting"] = to_plain(self.resting)
         return {**figures, **plain, "device_bytes": {"low": self.low, "high": self.high}, "fits": self.verdict}
 
 
@@ -87,6 +113,8 @@ class Timeline:
     peak_bytes: int  # of the whole run, memory held before the step included
     peak_phase: str
     micro_batches: int = 1  # their number in a step; the timeline shows the last one and the update
+    resting: Resting | None = None
+    bottleneck: str | None = None  # as of an Estimate
 
     @property
     def fullest(self) -> int:

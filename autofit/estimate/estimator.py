@@ -68,7 +68,7 @@ def estimate_of(
         parts = {**peak.parts, "activations": peak.parts["activations"] - recomputed}
         peak = replace(peak, nbytes=peak.nbytes - recomputed, parts=parts)
     low, high = _interval(traced, peak, reserved, calibration, uncertainty)
-    times = _times(workload, traced, hardware, rates, calibration.seconds or 1.0) if rates else {}
+    times = times_of(traced, workload, hardware, rates, calibration.seconds or 1.0) if rates else {}
     return Estimate(
         config=traced.config,
         allocated_bytes=peak.nbytes,
@@ -99,7 +99,10 @@ def _interval(
     return int(low), int(high)
 
 
-def _times(workload: Workload, traced: Trace, hardware: Hardware, rates: Rates, factor: float) -> dict[str, Any]:
+def times_of(
+    traced: Trace, workload: Workload, hardware: Hardware, rates: Rates, factor: float = 1.0
+) -> dict[str, Any]:
+    """The fields of an Estimate that are about time; `factor`: how much longer than predicted steps have taken."""
     speed = Speed.of(rates, hardware, traced.config)
     accumulation = int(traced.config["gradient_accumulation_steps"] or 1)
     forward, backward = (traced.waits(traced.spans(name), speed) for name in ("forward", "backward"))

@@ -1,6 +1,7 @@
 """The memory of one training step over time, from a trace, reduced to what a plot can show."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -10,10 +11,12 @@ from autofit.core.errors import AutofitError
 from autofit.core.estimate import KINDS, Timeline
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
+from autofit.estimate.estimator import times_of
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.peak import peak_of, rounded
 from autofit.estimate.rates import Rates, rates_for
 from autofit.estimate.recorder import HOST
+from autofit.estimate.resting import resting_of
 from autofit.estimate.roofline import Speed
 from autofit.estimate.trace import Trace, trace
 
@@ -26,7 +29,12 @@ def timeline(workload: Workload, hardware: Hardware, config: Config) -> Timeline
         traced = trace(workload, config, hardware)
     except AutofitError:  # a model that cannot be traced was reported before the first probe
         return None
-    return timeline_of(traced, hardware, rates=rates_for(hardware))
+    rates = rates_for(hardware)
+    return replace(
+        timeline_of(traced, hardware, rates=rates),
+        resting=resting_of(traced, workload, hardware),
+        bottleneck=times_of(traced, workload, hardware, rates)["bottleneck"] if rates else None,
+    )
 
 
 def timeline_of(traced: Trace, hardware: Hardware, *, rates: Rates | None = None, most: int = MOST_MOMENTS) -> Timeline:

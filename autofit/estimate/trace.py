@@ -58,6 +58,7 @@ class Trace:
         saved: the storages that autograd alone holds for the backward, where asked for.
         chunks: (tokens, features, vocabulary) of a loss that was traced by two chunks.
         shapes: shape, on this rank, and dtype of every trained parameter, and its block.
+        parameters: how many numbers are trained, on all ranks together.
         collectives: what is exchanged with other ranks, in order.
         calls: the arguments of operators, where the target is the CPU.
         depth: how the blocks stand for those of a deeper model; None where all are there.
@@ -81,6 +82,7 @@ class Trace:
     collectives: tuple[Collective, ...]
     calls: Calls
     depth: Depth | None
+    parameters: int = 0
     packed: bool = False
     assumptions: tuple[str, ...] = ()
     reserved: dict[tuple[int, bool], int] = field(default_factory=dict)
@@ -211,6 +213,7 @@ def trace(
         collectives=tuple(recorder.collectives),
         calls=calls,
         depth=skeleton.depth,
+        parameters=sum(parameter.numel() for parameter in trainable),
         packed=packed,
         assumptions=(*setup.assumptions, *recorder.assumptions, *_of_recurrent(setup.model, hardware)),
     )

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from autofit.core.budget import Budget
 from autofit.core.config import Config
-from autofit.core.estimate import Estimate
+from autofit.core.errors import counted
+from autofit.core.estimate import Estimate, Resting
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.knobs import KNOB_WORDS, is_off, yaml_word
 from autofit.core.layout import implied
@@ -22,6 +23,12 @@ OUTCOMES = {outcome: outcome.value.replace("_", " ") for outcome in Outcome}
 OUTCOMES[Outcome.HOST_OUT_OF_MEMORY] = "out of host memory"
 FITS = {"yes": "fits", "maybe": "may fit", "no": "does not fit"}
 TIER_TITLES = {"full": "all weights", "lora": "LoRA", "qlora": "QLoRA"}
+_BOTTLENECKS = {
+    "compute": "bound by arithmetic",
+    "memory": "bound by the device's memory",
+    "transfer": "bound by copies to and from the host",
+}
+_BETWEEN_DEVICES = "bound by what devices exchange"
 POINT = "  - "  # how the point of a list begins
 # What moves a cursor, colours, or names a window.
 _ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b(?:\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)")
@@ -178,6 +185,27 @@ def source(measured: bool) -> str:
 def where(hardware: Hardware, budget: Budget) -> str:
     """The device and the budget."""
     return f"{hardware.title} within {gib(budget.device_bytes)} GiB{' each' if hardware.world > 1 else ''}"
+
+
+def bound_by(bottleneck: str, config: Mapping[str, Any]) -> str:
+    """What limits the speed of a config, in words."""
+    several = config.get("data_parallel") is not None and bottleneck == "transfer"
+    return _BETWEEN_DEVICES if several else _BOTTLENECKS[bottleneck]
+
+
+def resting_words(resting: Resting) -> str:
+    """What a device holds between steps, in a sentence or two."""
+    sizes = {"weights": resting.weights, "adapters": resting.adapters, "gradients": resting.gradients}
+    sizes["optimizer state"] = resting.optimizer
+    held = ", ".join(f"{name} {gib(size)}" for name, size in sizes.items() if size or name != "adapters")
+    trained = counted(resting.trained, "parameter")
+    if resting.parameters:
+        share = f"{100 * resting.trained / resting.parameters:.3g} %"
+        trained = f"{resting.trained:,} of {counted(resting.parameters, 'parameter')} ({share})"
+    kept = ""
+    if resting.activations is not None:
+        kept = f" {counted(resting.blocks, 'block')} of a micro-batch keep {gib(resting.activations)} each."
+    return f"GiB between steps: {held}.{kept} Trained: {trained}."
 
 
 def clock(seconds: float) -> str:

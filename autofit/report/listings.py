@@ -12,8 +12,21 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from autofit.core.errors import counted
+from autofit.core.estimate import Resting
 from autofit.core.hardware import GIB
-from autofit.report.formatting import FITS, changes, describe, gib, interval, number, percent, table, value
+from autofit.report.formatting import (
+    FITS,
+    bound_by,
+    changes,
+    describe,
+    gib,
+    interval,
+    number,
+    percent,
+    resting_words,
+    table,
+    value,
+)
 
 _WIDEST_BAR = 40  # characters
 _NOTICED = 0.005  # of memory or time: a smaller change counts as none
@@ -22,12 +35,6 @@ _COSTS = {
     "tokens": ("dollars_per_billion_tokens", "$/1e9 tokens"),
     "samples": ("dollars_per_million_samples", "$/1e6 samples"),
 }
-_BOTTLENECKS = {
-    "compute": "bound by arithmetic",
-    "memory": "bound by the device's memory",
-    "transfer": "bound by copies to and from the host",
-}
-_BETWEEN_DEVICES = "bound by what devices exchange"
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,9 @@ def estimate_table(data: Mapping[str, Any]) -> RenderableType:
     tensors += "." if reserved is None else f", {gib(reserved)} reserved for them."
     subject = Text(f"{_subject(data)}, on {data['hardware']['name']} within {gib(budget)} GiB")
     config, notes = Text(f"Config: {describe(data['config'])}.\n"), (f"Note: {note}" for note in data["notes"])
-    return Group(subject, Text(verdict, "bold"), config, parts, *map(Text, (tensors, "", _time(data), *notes)))
+    between = [resting_words(Resting(**data["resting"]))] if data.get("resting") else []
+    lines = map(Text, (tensors, *between, "", _time(data), *notes))
+    return Group(subject, Text(verdict, "bold"), config, parts, *lines)
 
 
 def experts_line(data: Mapping[str, Any]) -> RenderableType:
@@ -127,8 +136,7 @@ def _time(data: Mapping[str, Any]) -> str:
     figures = {unit: data[f"{unit}_per_second"] for unit in ("tokens", "samples")}
     rates = ", ".join(f"{number(figure)} {unit}/s" for unit, figure in figures.items() if figure)
     step = f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
-    several = data["config"].get("data_parallel") is not None and data["bottleneck"] == "transfer"
-    what = _BETWEEN_DEVICES if several else _BOTTLENECKS[data["bottleneck"]]
+    what = bound_by(data["bottleneck"], data["config"])
     bound = f"{what}, {percent(data['utilisation'])} of the peak rate put to use"
     return f"A step takes {step}: {rates}; {bound}."
 

@@ -22,7 +22,7 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.core.layout import fitted_to
 from autofit.core.options import SearchOptions
 from autofit.core.record import OnDevices, Predicted, Record
-from autofit.core.result import Result
+from autofit.core.result import Result, tier
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
 from autofit.estimate.timeline import timeline
@@ -31,6 +31,7 @@ from autofit.export.from_result import export_all
 from autofit.export.script import train_script
 from autofit.models import HuggingFaceModel
 from autofit.probe import Executor
+from autofit.report.formatting import bound_by
 from autofit.report.html import report_page
 from autofit.report.knob_effects import single_changes
 from autofit.search.predictions import Predictions
@@ -75,6 +76,15 @@ def follow_tiers(result: Result, workload: Workload, options: SearchOptions, exe
             if best is not None and (line := run(best.config)) is not None:
                 followed[name] = line
     return followed
+
+
+def with_bottleneck(result: Result, timelines: Mapping[str, Timeline]) -> Result:
+    """The result with a note on what bounds the speed of its best config, where that was followed."""
+    line = timelines.get(tier(result.best.config)) if result.best else None
+    if line is None or line.bottleneck is None:
+        return result
+    note = f"By what is predicted, the best config is {bound_by(line.bottleneck, line.config)}."
+    return dataclasses.replace(result, notes=(*result.notes, note))
 
 
 def follow_devices(

@@ -26,6 +26,7 @@ from autofit.core.result import TIERS, Result, tier
 from autofit.core.workload import Workload
 from autofit.estimate.processes import parallel_map
 from autofit.estimate.rates import rates_for
+from autofit.estimate.resting import resting_of
 from autofit.estimate.space_estimator import predict_all
 from autofit.estimate.timeline import timeline_of
 from autofit.estimate.trace import trace
@@ -280,7 +281,10 @@ def _follow_all(workload: Workload, hardware: Hardware, budget: Budget, configs:
             traced = trace(workload, config, hardware)
         except AutofitError:
             return None
-        return estimate_on(traced, workload, hardware, budget), timeline_of(traced, hardware, rates=rates_for(hardware))
+        resting = resting_of(traced, workload, hardware)
+        estimate = dataclasses.replace(estimate_on(traced, workload, hardware, budget), resting=resting)
+        line = timeline_of(traced, hardware, rates=rates_for(hardware))
+        return estimate, dataclasses.replace(line, resting=resting, bottleneck=estimate.bottleneck)
 
     with parallel_map(follow, None if len(configs) > 1 else 1) as follow_each:
         return follow_each(configs)

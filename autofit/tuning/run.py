@@ -39,6 +39,7 @@ from autofit.tuning.artifacts import (
     follow_tiers,
     make_record,
     trace_best,
+    with_bottleneck,
     write_artifacts,
     write_report,
 )
@@ -88,6 +89,7 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
                 listener(PhaseStarted("following a training step of the best configs, for the report"))
             timelines = follow_tiers(result, context.workload, options, executor)
             on_devices = follow_devices(result, context.workload, options, executor)
+            result = with_bottleneck(result, timelines)
             record = make_record(result, options, run.predictions, timelines, on_devices)
         run.calibrate(finals)
         run.restored()

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from autofit.core.estimate import OF_SEVERAL, PARTS
+from autofit.core.estimate import OF_SEVERAL, PARTS, Resting
 from tests.cli.command import Run
 from tests.cli.test_search import shape
 
@@ -35,6 +36,7 @@ def test_the_json_of_an_estimate(run: Run) -> None:
         "utilisation": float,
         "fits": str,
         "bottleneck": str,
+        "resting": dict.fromkeys((field.name for field in fields(Resting)), int),
         "alternatives": None,
         "largest": None,
     }

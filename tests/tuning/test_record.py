@@ -21,7 +21,14 @@ from autofit.estimate.timeline import timeline
 from autofit.hardware.catalogue import card, hardware_of
 from autofit.search.predictions import Predictions
 from autofit.techniques import canonicalize
-from autofit.tuning.artifacts import FOLLOW_SECONDS, follow_devices, follow_tiers, make_record, trace_best
+from autofit.tuning.artifacts import (
+    FOLLOW_SECONDS,
+    follow_devices,
+    follow_tiers,
+    make_record,
+    trace_best,
+    with_bottleneck,
+)
 from tests import tiny
 
 WORKLOAD = tiny.llama_workload(4)
@@ -80,6 +87,17 @@ def test_the_best_of_each_tier_is_followed() -> None:
     assert made.options["seed"] == 5
     assert made.options["set"] == {"precision": ("fp32", "bf16")}
     assert made.finished[:2] == "20"
+
+
+def test_what_bounds_the_best_config_is_told() -> None:
+    result = found()
+    lines = record(result, LocalExecutor()).timelines
+    words = {"compute": "arithmetic", "memory": "the device's memory", "transfer": "copies to and from the host"}
+    for bottleneck, what in words.items():
+        bound = {name: dataclasses.replace(line, bottleneck=bottleneck) for name, line in lines.items()}
+        (note,) = with_bottleneck(result, bound).notes
+        assert note == f"By what is predicted, the best config is bound by {what}."
+    assert with_bottleneck(result, {}) == result
 
 
 class Recorder:

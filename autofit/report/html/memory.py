@@ -7,7 +7,7 @@ from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement
 from autofit.core.record import Record
 from autofit.core.result import TIERS
-from autofit.report.formatting import TIER_TITLES, describe, gib, percent
+from autofit.report.formatting import TIER_TITLES, bound_by, describe, gib, percent, resting_words
 from autofit.report.html.svg import Picture, Scale, apart, steps, width_of
 
 KIND_WORDS = {kind: kind for kind in KINDS}
@@ -91,6 +91,10 @@ def timeline_words(record: Record, name: str) -> str:
         words.append("The peak is reached before the step, while the model is made.")
     if timeline.micro_batches > 1:
         words.append(f"Shown is the last of {timeline.micro_batches} micro-batches, and the update.")
+    if timeline.resting:
+        words.append(resting_words(timeline.resting))
+    if timeline.bottleneck:
+        words.append(f"By what is predicted it is {bound_by(timeline.bottleneck, timeline.config)}.")
     if timeline.config.get("compile") not in (None, "none"):
         words.append("Compiled code cannot be followed: the memory is that of the operations before they are compiled.")
     return " ".join(words)
