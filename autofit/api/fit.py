@@ -17,7 +17,7 @@ from autofit.api.search import check_alone, log_event, run_shown
 from autofit.core.errors import InputError, counted, require, several, unknown
 from autofit.core.events import Listener, Note
 from autofit.core.files import check_output, expanded, locked, write_atomically
-from autofit.core.layout import Layout, divisor, fitted_to
+from autofit.core.layout import Layout, dividing, fitted_to
 from autofit.core.options import SearchOptions, check_devices, search_options
 from autofit.core.place import given_place
 from autofit.core.result import Result, SavedResult
@@ -34,6 +34,7 @@ from autofit.training.session import CheckpointPolicy, Session
 from autofit.training.user_model import dtypes_to_restore
 from autofit.training.workload import Peek, batches_of, empty_pass, length_of, training_workload, workload_from
 from autofit.tuning import result_cache
+from autofit.tuning.changed_world import fitted_here, is_of_another_world
 from autofit.tuning.run import run_search
 
 _SEARCH, _RESULT = "search", "result.yaml"  # in an output directory: the run directory, and the result of the search
@@ -177,7 +178,7 @@ def fit(
         total_steps = _total_steps(loader, epochs, steps)
         result, run = None, session.run
         effective = workload.effective_batch_size
-        if place is None and (fewer := divisor(config or {}, world, effective)) < world:
+        if place is None and (fewer := dividing(config or {}, world, effective)[0]) < world:
             samples = counted(effective, "sample")
             listener(Note(f"{samples} do not divide among {world} devices: {fewer} of them train."))
             world = fewer
@@ -191,8 +192,11 @@ def fit(
             hardware = result.hardware
             device = hardware["device"] if isinstance(hardware, Mapping) else hardware.device
         else:
-            device = search_options(**options).wanted_device
-            config = fitted_to(config, world, effective)
+            checked = search_options(**options)
+            device = checked.wanted_device
+        if place is None and is_of_another_world(config, world):
+            world, config = fitted_here(config, world, workload, model, options=checked, listener=listener)
+        config = fitted_to(config, world, effective)
         if world > 1:
             device = device or ("cuda" if torch.cuda.is_available() else "cpu")
             run = functools.partial(run_on_devices, session, devices=world) if place is None else session.run

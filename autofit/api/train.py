@@ -75,7 +75,7 @@ def train(
     assert isinstance(factory, HuggingFaceModel), "what a file describes is a model of transformers"
     if saved.predicted:
         listener(Note(f"{NOTHING_MEASURED} It may need more memory, or be slower, than predicted."))
-    if memory_snapshot and Layout.of(saved.config).world > 1:
+    if memory_snapshot and (training.get("devices") or Layout.of(saved.config).world) > 1:
         raise InputError("memory snapshots are taken on one device, and this config is for several.", "Leave it out.")
     names = {field.name for field in dataclasses.fields(Hyperparameters)} & training.keys()
     Hyperparameters(seed=seed, **{name: training[name] for name in names})  # checks them before the data is read
@@ -99,6 +99,7 @@ def train(
         if reader.processing is not None:  # looking for the largest batch makes each
             training.setdefault("peek", _PEEK)
         training |= {"callbacks": callbacks, "listener": listener, "progress": progress, "device": device}
+        training["mem" if device == "cpu" else "gpu_mem"] = saved.hardware.get("budget_gib") or None
         trained = fit(model, loader, loss=workload.loss, config=saved.config, **training)
     if step_trace and recorder:
         listener(Note(step_trace.message if recorder.done else "no step was recorded: fewer than three were trained."))

@@ -77,6 +77,7 @@ NoStore = Annotated[bool, _option(_SEARCH, _no_store, None, "--no-store")]
 # What to train with
 _data = "Text, .jsonl or .csv (also of images or sound), .pt or folder of images, saved Dataset."
 _packing = "Pack samples into full sequences, or pad each; default: pack plain text, else pad."
+_train_devices = "Devices of this machine to train on; default: as many as the result is for."
 _train_seed = "Seed of everything random: samples' order, dropout, new weights."
 Data = Annotated[Path, _option(_DATA, _data, "PATH", "--data")]
 Weights = Annotated[str | None, _option(_DATA, "Weights to start from: a directory or a hub id.", "DIR")]
@@ -92,6 +93,7 @@ Schedule = Annotated[str, _option(_LEARNING, _schedule, "NAME", complete=SCHEDUL
 WarmupSteps = Annotated[int, _option(_LEARNING, "Steps in which the learning rate rises.", "N")]
 MaxGradNorm = Annotated[float | None, _option(_LEARNING, "Clip gradients to this norm.", "NORM")]
 TrainSeed = Annotated[int, _option(_LEARNING, _train_seed, "N", "--seed")]
+TrainDevices = Annotated[int | None, _option(_RUN, _train_devices, "N", "--devices")]
 TrainOutput = Annotated[Path | None, _option(_RUN, "For checkpoints and the model.", "DIR", "--output")]
 ResumeTraining = Annotated[bool, _option(_RUN, "Resume from the checkpoint in --output.", None, "--resume")]
 CheckpointEvery = Annotated[int, _option(_RUN, "Steps between two checkpoints.", "N")]

@@ -14,6 +14,7 @@ from autofit.cli.output import INTERRUPTED, heavy
 from autofit.core.errors import InputError, counted
 from autofit.core.events import Event, Note
 from autofit.core.files import check_output, check_readable
+from autofit.core.options import check_devices
 from autofit.core.place import given_place
 from autofit.core.result import SavedResult
 from autofit.core.workload import Hyperparameters, check_counts, length_of_training
@@ -38,6 +39,7 @@ def train(
     warmup_steps: options.WarmupSteps = 0,
     max_grad_norm: options.MaxGradNorm = None,
     seed: options.TrainSeed = 0,
+    devices: options.TrainDevices = None,
     output: options.TrainOutput = None,
     resume: options.ResumeTraining = False,
     checkpoint_every: options.CheckpointEvery = 200,
@@ -62,6 +64,7 @@ def train(
         raise InputError("--memory-snapshot has nowhere to write to.", "Give --output DIR.")
     Hyperparameters(lr, weight_decay, schedule, warmup_steps, max_grad_norm, seed)
     length_of_training(epochs, steps)
+    check_devices(devices, 1)
     check_counts(checkpoint_every=checkpoint_every, keep_last=keep_last)
     saved = SavedResult.load(result)
     named_by(saved.source)

@@ -6,7 +6,7 @@ tokens, those of one tensor group the same samples and tokens.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -43,7 +43,7 @@ class Layout:
 def samplers(config: Mapping[str, Value], hardware: Hardware) -> int:
     """The number of parts of each effective batch, also of a config that is not canonical yet. Raises InputError where
     the degrees do not divide the devices."""
-    alike = int(config.get("context_parallel") or 1) * int(config.get("tensor_parallel") or 1)
+    alike = _alike(config)
     if hardware.world % alike:
         devices = "one device" if hardware.world == 1 else f"{hardware.world} devices"
         message = f"context_parallel x tensor_parallel is {alike}, which does not divide {devices}"
@@ -51,12 +51,40 @@ def samplers(config: Mapping[str, Value], hardware: Hardware) -> int:
     return hardware.world // alike
 
 
-def divisor(config: Mapping[str, Value], world: int, effective_batch: int) -> int:
-    """The most devices, up to so many, among which a batch divides."""
-    alike = int(config.get("context_parallel") or 1) * int(config.get("tensor_parallel") or 1)
-    return max(
-        (size for size in range(alike, world + 1, alike) if not effective_batch % (size // alike)), default=world
-    )
+def dividing(config: Mapping[str, Value], world: int, effective_batch: int) -> list[int]:
+    """The numbers of devices, up to so many, among which a batch divides, most first; `world` alone where none does."""
+    alike = _alike(config)
+    found = [size for size in range(alike, world + 1, alike) if not effective_batch % (size // alike)]
+    return found[::-1] or [world]
+
+
+def part_of(config: Mapping[str, Value], world: int, effective_batch: int) -> int:
+    """The samples of each effective batch that one of so many devices sees."""
+    return effective_batch * _alike(config) // world
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of a positive number up to `most`, which is at least 1."""
+    return max(each for each in range(1, min(number, most) + 1) if number % each == 0)
+
+
+def fitted_where(
+    config: Mapping[str, Value], world: int, effective_batch: int, fits: Callable[[int, dict[str, Value]], bool]
+) -> tuple[int, dict[str, Value]] | None:
+    """The most devices, up to so many, on which a config for another number `fits`, and the config for them: as it is,
+    or with the largest micro-batch that fits of half, a quarter, ... None where nothing fits."""
+    for size in dividing(config, world, effective_batch):
+        whole = fitted_to(config, size, effective_batch)
+        if fits(size, whole):
+            return size, whole
+        part = part_of(whole, size, effective_batch)
+        smaller, micro = list[dict[str, Value]](), int(whole.get("micro_batch_size") or part)
+        while micro > 1:
+            micro = largest_divisor(part, micro // 2)
+            smaller.append({**whole, "micro_batch_size": micro, "gradient_accumulation_steps": part // micro})
+        if smaller and fits(size, smaller[-1]):  # else no other does
+            return size, next((each for each in smaller[:-1] if fits(size, each)), smaller[-1])
+    return None
 
 
 def fitted_to(config: Mapping[str, Value], world: int, effective_batch: int) -> dict[str, Value]:
@@ -72,10 +100,9 @@ def fitted_to(config: Mapping[str, Value], world: int, effective_batch: int) -> 
     for knob in _KNOBS if world > 1 else ("data_parallel", *_KNOBS, "reshard_after_forward", "fsdp_offload"):
         if world == 1 or world % int(found.get(knob) or 1) or found.get("data_parallel") == "ddp":
             found.pop(knob, None)
-    alike = int(found.get("context_parallel") or 1) * int(found.get("tensor_parallel") or 1)
-    own, size = effective_batch * alike // world, found.get("micro_batch_size")
-    if size is not None and own:
-        found["micro_batch_size"] = max(each for each in range(1, min(int(size), own) + 1) if own % each == 0)
+    part, size = part_of(found, world, effective_batch), found.get("micro_batch_size")
+    if size is not None and part:
+        found["micro_batch_size"] = largest_divisor(part, int(size))
     return found
 
 
@@ -100,6 +127,11 @@ def degrees(hardware: Hardware, heads: int = 0) -> tuple[Value, ...]:
     common = math.gcd(hardware.devices, heads)
     divisors = tuple(size for size in range(1, common + 1) if not common % size)
     return divisors if hardware.world > 1 else (None,)
+
+
+def _alike(config: Mapping[str, Value]) -> int:
+    """The number of devices that see the same samples."""
+    return int(config.get("context_parallel") or 1) * int(config.get("tensor_parallel") or 1)
 
 
 _KNOBS = ("data_parallel_replicate", "data_parallel_shard", "context_parallel", "tensor_parallel")

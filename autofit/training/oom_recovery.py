@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from autofit.core.config import Config
 from autofit.core.errors import RefusedError
+from autofit.core.layout import largest_divisor
 from autofit.setup import Setup
 from autofit.techniques import refuse, technique_named
 from autofit.training import random_state
@@ -91,7 +92,7 @@ class Recovery:
         self._may_split = self._may_split or self._splits()
         if not self._may_split:
             return None
-        size = setup.micro_batch_size = max(size for size in range(1, half + 1) if whole % size == 0)
+        size = setup.micro_batch_size = largest_divisor(whole, half)
         return setup.config.replace(micro_batch_size=size, gradient_accumulation_steps=whole // size)
 
     def _full_checkpointing(self) -> Config | None:

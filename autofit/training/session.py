@@ -14,6 +14,7 @@ from torch import nn
 from autofit.core.errors import AutofitError, DivergedError, OutOfMemoryError, counted
 from autofit.core.files import write_atomically
 from autofit.core.interrupts import SIGNALS, Interrupts
+from autofit.core.layout import largest_divisor, part_of
 from autofit.core.strict_yaml import dump, load_mapping
 from autofit.core.workload import Hyperparameters, Workload, check_counts
 from autofit.distributed.group import devices_of_group
@@ -84,12 +85,17 @@ class Session:
         """Train the model in place and restore its modes; returns the reports and the evaluations."""
         torch.manual_seed(self.hyperparameters.seed)
         batch_split = self.policy.batch_split()
-        if batch_split:
-            self.listener(f"memory ran out in this run before, so it goes on with {_describe(batch_split)}.")
         self.model.zero_grad()  # earlier gradients would be added to those of the first step
         restore_dtypes = self.workload.keeps is not None
         with segments.as_in_probes(device, self.listener), restored(self.model, dtypes=restore_dtypes):
             hardware = detect(device).of_several(*devices_of_group())
+            if batch_split:  # perhaps of another number of devices
+                part = part_of(config, hardware.world, self.workload.effective_batch_size)
+                micro = largest_divisor(
+                    part, min(batch_split["micro_batch_size"], config.get("micro_batch_size") or part)
+                )
+                batch_split |= {"micro_batch_size": micro, "gradient_accumulation_steps": part // micro}
+                self.listener(f"memory ran out in this run before, so it goes on with {_describe(batch_split)}.")
             config = {**config, **batch_split}
             setup = build(self.workload, config, hardware, model=self.model, hyperparameters=self.hyperparameters)
             for note in (*hardware.notes, *setup.warnings):

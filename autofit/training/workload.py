@@ -42,7 +42,11 @@ class Peek:
 def workload_from(model: nn.Module, loader: Any, loss: _Loss | None, **options: Any) -> Workload:
     """The workload of a search for training `model` on `loader`, with the options of `training_workload`; probes get a
     copy of the model without weights."""
-    workload = training_workload(model, loader, loss, **options)
+    return without_weights(training_workload(model, loader, loss, **options), model)
+
+
+def without_weights(workload: Workload, model: nn.Module) -> Workload:
+    """The workload with a copy of its model that has no weights, for other processes."""
     with blamed_on("copying the model's structure", _NOT_COPIED):
         structure = meta_copy(model)
     return dataclasses.replace(workload, model=lambda: structure)  # each probe unpickles its own

@@ -10,6 +10,7 @@ from torch import nn
 
 import autofit
 from autofit.core.errors import InputError
+from autofit.core.layout import fitted_to
 from autofit.core.options import SearchOptions
 from autofit.training.session import Session
 
@@ -34,7 +35,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, Any]]
         found.append((devices, dict(config)))
         return [], []
 
+    def predicted(config: Any, world: int, workload: Any, *_: Any, **__: Any) -> tuple[int, dict[str, Any]]:
+        return world, fitted_to(config, world, workload.effective_batch_size)
+
     monkeypatch.setattr("autofit.api.fit.run_on_devices", run)
+    monkeypatch.setattr("autofit.api.fit.fitted_here", predicted)
     return found
 
 

@@ -127,7 +127,10 @@ def test_a_resumed_run_knows_that_memory_ran_out(tmp_path: Path) -> None:
     first = Run(loss=hungry, directory=tmp_path, checkpoint_every=2)
     first({"micro_batch_size": 8}, steps=4)
     assert any("micro-batch 8x1 -> 4x2" in text for text in first.told)
-    assert yaml.safe_load((tmp_path / "after-out-of-memory.yaml").read_text())["micro_batch_size"] == 2
+    split = yaml.safe_load((tmp_path / "after-out-of-memory.yaml").read_text())
+    assert split["micro_batch_size"] == 2
+    of_two_devices = {**split, "gradient_accumulation_steps": 2}
+    (tmp_path / "after-out-of-memory.yaml").write_text(yaml.safe_dump(of_two_devices))
     calls.clear()
     again = Run(loss=hungry, directory=tmp_path, resume=True)
     again({"micro_batch_size": 8}, steps=8)
