@@ -11,7 +11,7 @@ from typing import Any
 from autofit.core.workload import Hyperparameters
 from autofit.export.source import ExportSource, batches_fit
 from autofit.export.tool import Request, Share, ToolKeys
-from autofit.export.trainer import CHECKPOINTED, TRAINER_KNOBS, TrainerCase, TrainerKeywords
+from autofit.export.trainer import CHECKPOINTED, OF_BF16, TRAINER_KNOBS, TrainerCase, TrainerKeywords
 
 RENAMED = "5.23.0"  # of transformers, where gradient_checkpointing became activation_checkpointing
 OFFLOADS = "5.17.0"  # of transformers, where checkpointing got an option to offload
@@ -37,6 +37,9 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "paged-adamw-8bit": ("bitsandbytes.optim.PagedAdamW8bit", {}),
     "adamw-4bit": ("torchao.optim.AdamW4bit", {}),
     "adamw-fp8": ("torchao.optim.AdamWFp8", {}),
+    "adamw-8bit-sr": ("torchao.optim.AdamW8bit", {"bf16_stochastic_round": True}),
+    "paged-adamw": ("bitsandbytes.optim.PagedAdamW", {}),
+    "lion-8bit": ("bitsandbytes.optim.Lion8bit", {}),
     "adafactor": ("torch.optim.Adafactor", {}),
     "sgd": ("torch.optim.SGD", {}),
 }
@@ -133,12 +136,14 @@ def offload_of_blocks(
 def optimizer_class(request: Request, path: str, options: str, foreach: Mapping[str, Any] | None = None) -> ToolKeys:
     """`optimizer` by its class; `foreach` are further options of `adamw-foreach`."""
     value, learning = request.text("optimizer"), Hyperparameters()
-    name, own = _OPTIMIZERS.get(value, _OPTIMIZERS["adamw"])
+    narrow = value in OF_BF16
+    name, own = _OPTIMIZERS.get(value, _OPTIMIZERS["adamw-8bit-sr" if narrow else "adamw"])
     given = {"lr": learning.lr, "weight_decay": learning.weight_decay}
     given |= {**(foreach or {} if value == "adamw-foreach" else {}), **own}
     keys = {path: name, **{f"{options}.{option}": each for option, each in given.items()}}
     instead = None if value in _OPTIMIZERS else "your own is not known here; torch's AdamW is named in its place"
-    return request.keys("optimizer", keys, instead, may_not_fit=True)
+    instead = f"{request.title} {OF_BF16[value]}" if narrow else instead
+    return request.keys("optimizer", keys, instead, may_not_fit=not narrow)
 
 
 def compile_by_default(request: Request) -> ToolKeys:

@@ -23,15 +23,25 @@ OPTIMIZERS = {
     "adamw-8bit": "adamw_bnb_8bit",
     "adamw-4bit": "adamw_torch_4bit",
     "adamw-fp8": "adamw_torch_8bit",
+    "adamw-8bit-sr": "adamw_torch_8bit",
     "paged-adamw-8bit": "paged_adamw_8bit",
+    "paged-adamw": "paged_adamw_32bit",
+    "lion-8bit": "lion_8bit",
     "adafactor": "adafactor",
     "sgd": "sgd",
 }
-_WHOLE_WEIGHTS = ("adamw_bnb_8bit", "paged_adamw_8bit")  # whose kernels know none that are divided
+_ROUNDS_SO = "torchao's 8-bit AdamW, which rounds bf16 weights stochastically, takes its place"
+OF_BF16 = {  # what many tools do; after the title
+    "adamw-master": f"keeps no float32 copies of bf16 weights; {_ROUNDS_SO}",
+    "adamw-sr": f"is given no class of your own; {_ROUNDS_SO}",
+}
+# Whose kernels know no weights that are divided.
+_WHOLE_WEIGHTS = ("adamw_bnb_8bit", "lion_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
 _EMBEDDINGS = "Trainer keeps the state of embeddings in 32 bits, which takes more memory than measured"
 _OPTIMIZERS_INSTEAD = {
     "adamw-8bit": _EMBEDDINGS,
     "paged-adamw-8bit": _EMBEDDINGS,
+    **{value: f"Trainer {why}" for value, why in OF_BF16.items()},
     "adamw-4bit": "Trainer scales its state in blocks of 256, where it was measured with 128",
     "adamw-fp8": "Trainer has none; torchao's 8-bit AdamW takes its place, with as many bytes",
 }
@@ -196,7 +206,8 @@ def _optimizer(case: TrainerCase) -> TrainerKeywords:
     if case.config.get("data_parallel") == "fsdp" and OPTIMIZERS.get(value) in _WHOLE_WEIGHTS:
         why = "bitsandbytes steps no divided weights there; torchao's 8-bit AdamW takes its place"
         return case.keywords("optimizer", why, arguments={"optim": OPTIMIZERS["adamw-fp8"]})
-    if value not in OPTIMIZERS:
+    name = OPTIMIZERS.get("adamw-8bit-sr" if value in OF_BF16 else value)
+    if name is None:
         own = "Trainer is given none of your own here, and runs its AdamW"
         return case.keywords("optimizer", own, may_not_fit=True)
     instead = _OPTIMIZERS_INSTEAD.get(value)
@@ -204,7 +215,9 @@ def _optimizer(case: TrainerCase) -> TrainerKeywords:
         instead = "on a CPU Trainer's AdamW updates weight by weight, in more time"
     if instead is _EMBEDDINGS and case.config["lora_rank"]:  # frozen embeddings have no state
         instead = None
-    arguments = {"optim": OPTIMIZERS[value]}
+    arguments = {"optim": name}
+    if value in (*OF_BF16, "adamw-8bit-sr"):
+        arguments["optim_args"] = "bf16_stochastic_round=True"
     return case.keywords("optimizer", instead, may_not_fit=instead is _EMBEDDINGS, arguments=arguments)
 
 

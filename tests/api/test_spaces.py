@@ -60,4 +60,6 @@ def test_every_value_of_every_knob_is_in_everything_unless_it_is_degenerate() ->
         if technique.stage is Stage.SHARD:  # null on one device
             continue
         missing = set(technique.values) - set(knobs.get(technique.name, ()))
-        assert missing <= {"sgd", "adafactor", "attention", "all-linear+head"}, technique.name
+        degenerate = {"sgd", "adafactor", "lion-8bit", "attention", "all-linear+head"}
+        # Beside adapters there is nothing to page, and else optimizer_offload keeps 32 bits on the host.
+        assert missing <= {*degenerate, "paged-adamw"}, technique.name

@@ -11,8 +11,8 @@ from autofit.core.config import Config
 from autofit.core.workload import Hyperparameters
 from autofit.setup import Setup
 from autofit.setup.host_copies import plain_tensors
+from autofit.setup.torchao_optimizers import torchao_adamw
 from autofit.techniques import technique_named
-from autofit.techniques.optimizer import _low_bit_adamw
 from autofit.techniques.precision import Precision
 from tests.estimate.traced import AMPERE, HOPPER, peak, traced, tracked
 from tests.tiny import CPU, llama_workload
@@ -26,7 +26,7 @@ def _nbytes(tensors: list[torch.Tensor]) -> list[int]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("value", ["adamw-4bit", "adamw-fp8"])
+@pytest.mark.parametrize("value", ["adamw-4bit", "adamw-fp8", "adamw-sr", "adamw-8bit-sr"])
 def test_low_bit_state_is_laid_out_as_torchao_lays_it_out(value: str, shape: tuple[int, ...], dtype: Any) -> None:
     pytest.importorskip("torchao")
     weights = nn.ParameterList([torch.zeros(shape, dtype=dtype)])
@@ -36,7 +36,7 @@ def test_low_bit_state_is_laid_out_as_torchao_lays_it_out(value: str, shape: tup
     weights[0].grad = torch.zeros_like(weights[0])
     setup.optimizer.step()
     ours = setup.optimizer.state[weights[0]]
-    real: Any = _low_bit_adamw(value)([weights[0]], lr=1e-3)
+    real: Any = torchao_adamw(value)([weights[0]], lr=1e-3)
     for moment, signed in (("exp_avg", True), ("exp_avg_sq", False)):
         assert [size for size in _nbytes(ours[moment]) if size] == _nbytes([real._new_buffer(weights[0], signed)])
 

@@ -22,9 +22,10 @@ Emit = Callable[..., str]
     ("task", "kind", "knobs"),
     [
         ("causal-lm", None, {"optimizer": "adafactor", "precision": "bf16", **LORA}),
+        ("causal-lm", None, {"optimizer": "adamw-master", "precision": "bf16"}),
         ("causal-lm", "gpt2", {"optimizer_in_backward": True, "loss": "chunked", "optimizer": "adamw-8bit"}),
         ("causal-lm", None, {"optimizer_in_backward": True, "quantization": "nf4", "optimizer": "adafactor", **LORA}),
-        ("masked-lm", None, {"optimizer_in_backward": True, "optimizer": "sgd", "precision": "bf16-mixed"}),
+        ("masked-lm", None, {"optimizer_in_backward": True, "optimizer": "adamw-master", "precision": "bf16"}),
     ],
 )
 def test_other_optimizers_take_the_same_steps_as_autofit(
@@ -56,7 +57,11 @@ def test_stepping_in_the_backward_leaves_no_gradient_and_decays_matrices_only(em
     [
         ("adamw-4bit", "from torchao.optim import AdamW4bit"),
         ("adamw-fp8", "from torchao.optim import AdamWFp8"),
+        ("adamw-8bit-sr", "from torchao.optim import AdamW8bit"),
+        ("adamw-sr", "from torchao.optim import _AdamW"),
         ("paged-adamw-8bit", "from bitsandbytes.optim import PagedAdamW8bit"),
+        ("paged-adamw", "from bitsandbytes.optim import PagedAdamW"),
+        ("lion-8bit", "from bitsandbytes.optim import Lion8bit"),
     ],
 )
 @pytest.mark.parametrize("in_backward", [False, True])
@@ -73,7 +78,8 @@ def test_optimizers_of_libraries_are_made_for_the_groups(
         weight = torch.nn.Linear(8, 8)
         script.WEIGHT_DECAY = 0.25
         found = script.build_optimizer(weight, 1e-3)
-        assert type(found).__name__ == made.split()[-1]
+        assert made.split()[-1] in [kind.__name__ for kind in type(found).__mro__]
+        assert getattr(found, "bf16_stochastic_round", False) is optimizer.endswith("-sr")
         assert [float(group["weight_decay"]) for group in found.param_groups] == [0.25, 0.0]
         assert [float(group["lr"]) for group in found.param_groups] == pytest.approx([1e-3, 1e-3])
 

@@ -105,6 +105,13 @@ def test_ligers_kernels_and_its_loss_are_switched_on_apart() -> None:
     assert both["liger_kernel_config"] == {"cross_entropy": False, "fused_linear_cross_entropy": True}
 
 
+def test_stochastic_rounding_is_an_argument_of_torchaos_optimizer() -> None:
+    found = told("cuda", precision="bf16", optimizer="adamw-8bit-sr")
+    wanted = {"optim": "adamw_torch_8bit", "optim_args": "bf16_stochastic_round=True"}
+    assert wanted.items() <= found.arguments.items()
+    assert not found.notes
+
+
 def test_flash_attention_is_named_where_its_package_is() -> None:
     assert told("cuda", attention="flash", case={"flash_attn": True}).model["attn_implementation"] == (
         "flash_attention_2"
@@ -126,6 +133,8 @@ def test_flash_attention_is_named_where_its_package_is() -> None:
         ("optimizer", "adamw-8bit"),
         ("optimizer", "adamw-4bit"),
         ("optimizer", "adamw-fp8"),
+        ("optimizer", "adamw-master"),
+        ("optimizer", "adamw-sr"),
         ("optimizer_offload", "cpu"),
         ("optimizer_in_backward", True),
         ("parameter_offload", "cpu"),

@@ -26,6 +26,11 @@ BANDS: dict[tuple[str, Value], tuple[dict[str, Value], float, float]] = {
     ("optimizer", "paged-adamw-8bit"): ({}, 0.05, 5e-3),
     ("optimizer", "adamw-4bit"): ({}, 0.15, 5e-3),
     ("optimizer", "adamw-fp8"): ({}, 0.1, 5e-3),
+    ("optimizer", "paged-adamw"): ({}, 0.05, 5e-3),
+    ("optimizer", "adamw-master"): ({"precision": "bf16"}, 0.05, 5e-3),
+    ("optimizer", "adamw-sr"): ({"precision": "bf16"}, 0.05, 5e-3),
+    ("optimizer", "adamw-8bit-sr"): ({"precision": "bf16"}, 0.05, 5e-3),
+    ("optimizer", "lion-8bit"): ({}, 0.1, 3e-3),
     ("optimizer", "adafactor"): ({}, 0.3, 5e-2),  # its step is relative to the size of the weights
     ("optimizer", "sgd"): ({}, 0.4, 0.5),
     ("quantization", "int8"): (LORA, 0.05, 2e-2),

@@ -4,9 +4,10 @@ A covering array (Cohen et al. 1997, the AETG system) holds each pair of values 
 one config. Each of its configs is built and trains two steps.
 
 Values of `compile` other than off count as one value here: they differ in which kernels Inductor chooses, long after
-it was given what was traced. So do the budgets of activation_checkpointing: one graph, cut at another place. The
-contract's tests try each of them alone. Tracing a block takes seconds, so what only a compiled config can hold is
-covered first, by as few as a climb finds, and all else by configs that are not compiled.
+it was given what was traced. So do the budgets of activation_checkpointing (one graph, cut at another place), and
+optimizers that differ in the format of their state. The contract's tests try each of them alone. Tracing a block takes
+seconds, so what only a compiled config can hold is covered first, by as few as a climb finds, and all else by configs
+that are not compiled.
 """
 
 import contextlib
@@ -40,6 +41,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
 
+ALIKE = {  # optimizers of one library, for the same weights
+    **dict.fromkeys(("adamw-8bit", "lion-8bit"), "bitsandbytes"),
+    **dict.fromkeys(("adamw-4bit", "adamw-fp8"), "torchao"),
+    **dict.fromkeys(("adamw-sr", "adamw-8bit-sr"), "torchao, rounded"),
+}
 Knobs = dict[str, Value]
 Pair = tuple[tuple[str, Value], tuple[str, Value]]
 
@@ -58,12 +64,12 @@ def all_values() -> dict[str, list[Value]]:
 
 
 def pair_of(one: tuple[str, Value], other: tuple[str, Value]) -> Pair:
-    """What counts as covered: whether it is compiled, and under a budget, not how."""
+    """What counts as covered: whether it is compiled, and under a budget, not how; whose optimizer."""
 
     def counted(knob: str, value: Value) -> Value:
         if knob == COMPILE.name:
             return value != COMPILE.off
-        return "budget" if str(value).startswith("budget-") else value
+        return "budget" if str(value).startswith("budget-") else ALIKE.get(str(value), value)
 
     return (one[0], counted(*one)), (other[0], counted(*other))
 

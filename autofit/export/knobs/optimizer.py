@@ -1,6 +1,7 @@
 """optimizer, optimizer_offload, optimizer_in_backward: how, where and when gradients become updates."""
 
 from autofit.export.fragments import Case, Fragments
+from autofit.export.template import template
 
 _GIVEN = "{groups}, lr={lr}{decay}"
 _OPTIMIZERS = {
@@ -8,13 +9,20 @@ _OPTIMIZERS = {
     "adamw-foreach": (f"torch.optim.AdamW({_GIVEN}, foreach=True)", ()),
     "adamw-8bit": (f"AdamW8bit({_GIVEN})", ("from bitsandbytes.optim import AdamW8bit",)),
     "paged-adamw-8bit": (f"PagedAdamW8bit({_GIVEN})", ("from bitsandbytes.optim import PagedAdamW8bit",)),
+    "paged-adamw": (f"PagedAdamW({_GIVEN})", ("from bitsandbytes.optim import PagedAdamW",)),
+    "lion-8bit": (f"Lion8bit({_GIVEN})", ("from bitsandbytes.optim import Lion8bit",)),
     "adamw-4bit": (f"AdamW4bit({_GIVEN})", ("from torchao.optim import AdamW4bit",)),
     "adamw-fp8": (f"AdamWFp8({_GIVEN})", ("from torchao.optim import AdamWFp8",)),
+    "adamw-8bit-sr": (f"AdamW8bit({_GIVEN}, bf16_stochastic_round=True)", ("from torchao.optim import AdamW8bit",)),
+    "adamw-sr": (f"AdamWInFp32({_GIVEN}, bf16_stochastic_round=True)", ("from torchao.optim import _AdamW",)),
+    "adamw-master": (f"MasterAdamW({_GIVEN})", ()),
     # With these eps, lr means what it means to AdamW, and small gradients count in bf16 too.
     "adafactor": (f"torch.optim.Adafactor({_GIVEN}, eps=(1e-15, 1.0))", ()),
     "sgd": (f"torch.optim.SGD({_GIVEN})", ()),
 }
+_CLASSES = {"adamw-sr": "adamw_sr", "adamw-master": "adamw_master"}  # in templates
 # bitsandbytes' kernels know no weights that are divided.
+_OF_WHOLES = ("adamw-8bit", "lion-8bit", "paged-adamw", "paged-adamw-8bit")
 _PARTS = (
     "for parameter in trained:  # it steps this process's parts, in the same memory",
     "    parameter.part = torch.nn.Parameter(parameter.to_local())",
@@ -28,14 +36,15 @@ def optimizer(case: Case) -> Fragments | None:
     value = case.text("optimizer", "adamw")
     if case.text("optimizer_offload") != "none":
         return Fragments()  # it makes its own
-    of_wholes = case.shards and value in ("adamw-8bit", "paged-adamw-8bit")
+    of_wholes = case.shards and value in _OF_WHOLES
     if value not in _OPTIMIZERS or (of_wholes and case.config.get("optimizer_in_backward")):
         return None
     made, imports = _OPTIMIZERS[value]
     if of_wholes:
         return Fragments(imports=imports, optimizer=made, comment=f"optimizer: {value}", stepped_parts=_PARTS)
     means = " (AdamW's lr)" if value == "adafactor" else ""
-    return Fragments(imports=imports, optimizer=made, comment=f"optimizer: {value}{means}")
+    functions = (template(_CLASSES[value]),) if value in _CLASSES else ()
+    return Fragments(imports=imports, functions=functions, optimizer=made, comment=f"optimizer: {value}{means}")
 
 
 def optimizer_offload(case: Case) -> Fragments | None:

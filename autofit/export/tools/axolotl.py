@@ -90,7 +90,9 @@ def _optimizer(request: Request) -> ToolKeys:
     if value in _TORCHAO:
         return ToolKeys({"optimizer": _TORCHAO[value]})
     trainer = shared.keywords(request, "optimizer")
-    return ToolKeys({"optimizer": trainer.arguments.get("optim", "adamw_torch")}, trainer.deviations)
+    keys = {"optimizer": trainer.arguments.get("optim", "adamw_torch")}
+    keys |= {name: each for name, each in trainer.arguments.items() if name == "optim_args"}
+    return ToolKeys(keys, trainer.deviations)
 
 
 def _data_parallel(request: Request) -> ToolKeys:

@@ -19,7 +19,8 @@ _SAMPLES = "DeepSpeed splits samples in scripts that register its Ulysses attent
 _STREAMED = "ZeRO streams all weights, those that are trained as well, and fetches ahead in its own way"
 _STAGE = "zero_optimization.stage"
 _AUTOCAST = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
-_OPTIMIZERS = {"adamw": "AdamW", "adamw-foreach": "AdamW", "adafactor": "Adafactor", "sgd": "SGD"}
+_OPTIMIZERS = dict.fromkeys(("adamw", "adamw-foreach", "adamw-master"), "AdamW")
+_OPTIMIZERS |= {"adafactor": "Adafactor", "sgd": "SGD"}
 
 
 def _stage(request: Request) -> int:
@@ -37,11 +38,12 @@ def _stage(request: Request) -> int:
 def _precision(request: Request) -> ToolKeys:
     value = request.text("precision")
     narrow, autocast = value in ("bf16", "fp8"), value in _AUTOCAST
+    in_bf16 = narrow and request.text("optimizer") != "adamw-master"  # what DeepSpeed does unless it is told otherwise
     keys = {
         _STAGE: _stage(request),
         "fp16.enabled": False,
         "bf16.enabled": narrow,
-        **({"bf16.bf16_master_weights_and_grads": True, "bf16.bf16_optimizer_states": True} if narrow else {}),
+        **({"bf16.bf16_master_weights_and_grads": True, "bf16.bf16_optimizer_states": True} if in_bf16 else {}),
         "torch_autocast.enabled": autocast,
         **({"torch_autocast.dtype": _AUTOCAST[value]} if autocast else {}),
     }

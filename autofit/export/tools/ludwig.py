@@ -6,7 +6,8 @@ from autofit.export import several_devices
 from autofit.export import shared_keys as shared
 from autofit.export.tool import Request, Tool, ToolKeys
 
-_OPTIMIZERS = ("adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor", "sgd")  # Ludwig's have underscores
+# By autofit's names; Ludwig's have underscores.
+_OPTIMIZERS = ("adamw", "adamw-8bit", "paged-adamw", "paged-adamw-8bit", "lion-8bit", "adafactor", "sgd")
 
 
 def _precision(request: Request) -> ToolKeys:

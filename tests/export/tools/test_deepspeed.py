@@ -38,6 +38,9 @@ def test_formats() -> None:
     assert narrow["bf16"]["bf16_optimizer_states"] is True
     assert narrow["zero_optimization"]["stage"] == 1
     assert {each.knob for each in exported(precision="bf16").departures} == {"precision"}
+    master = keys(precision="bf16", optimizer="adamw-master")
+    assert master["bf16"] == {"enabled": True}  # DeepSpeed's own way: float32 copies of the weights
+    assert master["optimizer"]["type"] == "AdamW"
 
 
 def test_optimizers_it_cannot_name_are_said() -> None:

@@ -1,0 +1,129 @@
+"""bitsandbytes' optimizers, adapted: with overrides of their own, over weights that ranks divide, with state in pages;
+and what stands in for paged state under fake tensors."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from autofit.core.errors import InputError
+from autofit.setup.state import Setup
+
+_CLASSES = {
+    "adamw-8bit": "AdamW8bit",
+    "lion-8bit": "Lion8bit",
+    "paged-adamw": "PagedAdamW",
+    "paged-adamw-8bit": "PagedAdamW8bit",
+}
+_PAGED = 100_000  # elements: bitsandbytes, optim/optimizer.py, get_state_buffer
+
+
+def bitsandbytes_optimizer(value: str) -> Callable[..., Optimizer]:
+    """What makes the optimizer of this name for groups of parameters."""
+    return _own_manager(_adapted(_CLASSES[value]))
+
+
+@functools.cache
+def _adapted(name: str) -> type[Optimizer]:
+    from bitsandbytes import optim
+
+    kinds = (_OverShards, _Paged) if name.startswith("Paged") else (_OverShards,)
+    return type(name, (*kinds, getattr(optim, name)), {})
+
+
+def paged_stand_in(value: str, setup: Setup) -> Callable[..., Optimizer]:
+    """The same optimizer without pages, whose larger state counts as the host's: CUDA's managed memory does not come
+    from the device's allocator, and moves to the host when the device is full."""
+    from bitsandbytes import optim
+
+    plain: Any = getattr(optim, _CLASSES[value].removeprefix("Paged"))
+
+    class StandIn(plain):  # type: ignore[misc]
+        def get_state_buffer(self, p: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            buffer = torch.zeros_like(p, dtype=dtype)
+            if p.numel() >= _PAGED:
+                setup.note_host(buffer)
+            return buffer
+
+    return _own_manager(StandIn)
+
+
+def _own_manager(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
+    """Keep bitsandbytes' process-wide overrides from an optimizer, except those of modules. Trainer has embeddings keep
+    32-bit state; bitsandbytes remembers that by position in the parameter groups, and would apply it to every later
+    optimizer of the process, which was not measured so."""
+
+    def make(*arguments: Any, **options: Any) -> Optimizer:
+        made: Any = optimizer(*arguments, **options)
+        modules = made.mng.module_weight_config_triple
+        made.mng = object.__new__(type(made.mng))
+        made.mng.initialize()
+        made.mng.module_weight_config_triple = modules
+        return made  # type: ignore[no-any-return]
+
+    return make
+
+
+class _OverShards(Optimizer):
+    """Adapts bitsandbytes' optimizers, whose kernels know no DTensors, to weights that ranks divide: each rank steps
+    its part, as a plain tensor in the same storage. State is found by the model's parameters, and is of that part."""
+
+    def step(self, closure: Any = None) -> Any:
+        theirs: Any = self
+        if not theirs.initialized:
+            theirs.check_overrides()  # which it finds by parameter, and keeps by position
+        with self._in_parts():
+            return super().step(closure)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        with self._in_parts():
+            super().load_state_dict(state_dict)
+            for part, state in self.state.items():
+                if (found := state["state1"].numel()) != part.numel():
+                    message = f"the saved state of {found} elements is not of this rank's part of {part.numel()}"
+                    raise InputError(f"{message}.", "Go on with as many devices as before, or with optimizer adamw.")
+
+    @contextmanager
+    def _in_parts(self) -> Iterator[None]:
+        given = [group["params"] for group in self.param_groups]
+        parts = {each: _part(each) for params in given for each in params if isinstance(each, DTensor)}
+        self._rename(parts)
+        for group, params in zip(self.param_groups, given, strict=True):
+            group["params"] = [parts.get(each, each) for each in params]
+        try:
+            yield
+        finally:
+            for group, params in zip(self.param_groups, given, strict=True):
+                group["params"] = params
+            self._rename({part: each for each, part in parts.items()})
+
+    def _rename(self, parameters: dict[Any, Any]) -> None:
+        for old, new in parameters.items():
+            if old in self.state:
+                self.state[new] = self.state.pop(old)
+
+
+def _part(parameter: DTensor) -> nn.Parameter:
+    """This rank's part of a weight; without a gradient where it has no elements, which kernels do not expect."""
+    part = nn.Parameter(parameter.detach().to_local())
+    if parameter.grad is not None and part.numel():
+        part.grad = parameter.grad.to_local()
+    return part
+
+
+class _Paged(Optimizer):
+    """Adapts bitsandbytes' paged optimizers, which load a checkpoint's state into plain device memory."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        theirs: Any = self
+        super().load_state_dict(state_dict, move_to_device=False)  # type: ignore[call-arg]
+        theirs.initialized = False  # the next step moves small state to the device
+        for parameter, state in self.state.items():
+            for key in ("state1", "state2"):
+                pages = theirs.get_state_buffer(parameter, dtype=state[key].dtype)
+                state[key] = pages.copy_(state[key])

@@ -1,0 +1,137 @@
+"""torchao's AdamWs, adapted: with state in 4 or 8 bits, or bf16 weights that they round stochastically; and what stands
+in for their compiled steps under fake tensors."""
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from autofit.setup.master_weights import KeepsFormats
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class _Kind(NamedTuple):
+    """torchao's class, and whether it rounds bf16 weights up or down at random, so that updates count in the mean."""
+
+    name: str
+    rounds: bool = False
+
+
+_KINDS = {
+    "adamw-4bit": _Kind("AdamW4bit"),
+    "adamw-fp8": _Kind("AdamWFp8"),
+    "adamw-sr": _Kind("_AdamW", rounds=True),
+    "adamw-8bit-sr": _Kind("AdamW8bit", rounds=True),
+}
+
+
+@functools.cache
+def torchao_adamw(value: str) -> Callable[..., Optimizer]:
+    """What makes the optimizer of this name for groups of parameters."""
+    from torchao import optim
+
+    kind = _KINDS[value]
+    adapters = (_LowBit, _InFp32) if value == "adamw-sr" else (_LowBit,)
+    options = {"bf16_stochastic_round": True} if kind.rounds else {}
+    return functools.partial(type(kind.name, (*adapters, getattr(optim, kind.name)), {}), **options)
+
+
+class _LowBit(Optimizer):
+    """Adapts torchao's optimizers: learning rates are numbers, as the loop expects, not tensors. torch.compile must
+    take their step whole, and raises where an active dispatch mode (a tracker of storage) forbids compilation: then the
+    same function runs uncompiled."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        rate = param_group.get("lr", self.defaults["lr"])
+        super().add_param_group(param_group)
+        self.param_groups[-1]["lr"] = rate
+
+    def step(self, closure: Any = None) -> Any:
+        rates = [group["lr"] for group in self.param_groups]
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            group["lr"] = torch.tensor(rate, dtype=torch.float32)  # as a number, each would be a new graph
+        modes: list[Any] = _get_current_dispatch_mode_stack()
+        watched = any(not getattr(mode, "ignore_compile_internals", lambda: False)() for mode in modes)
+        try:
+            with torch.compiler.set_stance("force_eager") if watched else nullcontext():
+                return super().step(closure)
+        finally:
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+
+class _InFp32(KeepsFormats):
+    """torchao's plain AdamW with moments in fp32. Its own are in the weights' format, and in bf16 a second moment never
+    falls: a step takes a thousandth of it away, less than bf16 can tell."""
+
+    def _new_buffer(self, weight: torch.Tensor, signed: bool) -> torch.Tensor:
+        return torch.zeros_like(weight, dtype=torch.float32)
+
+
+@dataclass(frozen=True)
+class _Format:
+    """How torchao stores a moment, and the temporaries of its compiled step. Temporaries were read from the allocator
+    during steps compiled by Inductor for a CPU (torch 2.13, torchao 0.18, 2^20 elements, fp32 and bf16 weights): new
+    scales for both moments, and 26 bytes per element for `adamw-4bit`, 8 for `adamw-8bit-sr`."""
+
+    dtype: torch.dtype
+    per_code: int
+    block: int
+    table: int
+    temporary: int
+
+
+_FORMATS = {
+    "adamw-4bit": _Format(torch.uint8, per_code=2, block=128, table=16, temporary=26),
+    "adamw-8bit-sr": _Format(torch.uint8, per_code=1, block=256, table=256, temporary=8),
+    "adamw-fp8": _Format(torch.float8_e4m3fn, per_code=1, block=256, table=0, temporary=0),
+    "adamw-sr": _Format(torch.float32, per_code=1, block=0, table=0, temporary=0),
+}
+_SMALLEST_LOW_BIT = 4096  # elements: torchao, optim/adam.py, _new_buffer
+
+
+def torchao_stand_in(value: str) -> Callable[..., Optimizer]:
+    """What takes the memory of the optimizer of this name on fake tensors, which cannot be compiled for."""
+    return functools.partial(_StandIn, low=_FORMATS[value])
+
+
+class _StandIn(Optimizer):
+    """torchao's optimizers on fake tensors: their state, their temporaries, and the bytes they touch."""
+
+    def __init__(self, groups: list[dict[str, Any]], *, lr: float, low: _Format) -> None:
+        super().__init__(groups, {"lr": lr})
+        self._low = low
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._step(weight, weight.grad)
+
+    def _step(self, weight: torch.Tensor, gradient: torch.Tensor) -> None:
+        state, low = self.state[weight], self._low
+        small = weight.numel() < _SMALLEST_LOW_BIT or (low.block and weight.numel() % low.block)
+        for moment in _MOMENTS:
+            if moment not in state:
+                plain = torch.zeros_like(weight, dtype=None if low.block else low.dtype)
+                state[moment] = [plain] if small else self._moment(weight)
+        temporaries = []
+        if not small:
+            temporaries.append(weight.new_zeros(weight.numel() * low.temporary, dtype=torch.uint8))  # they are written
+            temporaries += [torch.empty_like(state[moment][1]) for moment in _MOMENTS]
+        weight.add_(gradient)
+        for moment in _MOMENTS:
+            state[moment][0].zero_()
+
+    def _moment(self, weight: torch.Tensor) -> list[torch.Tensor]:
+        low, count = self._low, weight.numel()
+        sizes = (count // low.block if low.block else 0, low.table)
+        scales, table = (weight.new_zeros(size, dtype=torch.float32) for size in sizes)
+        return [weight.new_zeros(count // low.per_code, dtype=low.dtype), scales, table]
