@@ -56,7 +56,9 @@ KNOBS: dict[str, dict[str, Any]] = {
     "bf16-qlora": LORA | {"precision": "bf16-mixed", "quantization": "nf4"},
     "fp16-mixed": {"precision": "fp16-mixed"},
     "foreach": {"optimizer": "adamw-foreach"},
+    "bf16-master": {"precision": "bf16", "optimizer": "adamw-master"},
     "8bit": {"optimizer": "adamw-8bit"},
+    "lion": {"optimizer": "lion-8bit"},
     "adafactor": {"optimizer": "adafactor"},
     "sgd": {"optimizer": "sgd"},
     "in-backward": {"optimizer_in_backward": True},
@@ -68,6 +70,7 @@ UNDIVIDED = {"int8", "adafactor", *OLD}
 REFUSED = {"ddp": {"in-backward"}, "fsdp": UNDIVIDED, "zero-2": UNDIVIDED}
 CLOSE = {
     "8bit": 1e-4,  # a part of less than 4096 elements has its state in fp32
+    "lion": 1e-4,  # the same
     "int8": 1e-4,  # sums over other rows
     "lora-dropout": 0.05,  # other draws
 } | {name: 5e-3 for name in KNOBS if "16" in name}

@@ -21,6 +21,8 @@ _OPTIMIZERS = {
     "sgd": (f"torch.optim.SGD({_GIVEN})", ()),
 }
 _CLASSES = {"adamw-sr": "adamw_sr", "adamw-master": "adamw_master"}  # in templates
+# torchao's state of bf16 weights that are divided passes as fp32 (0.18), and its own step fails over that.
+_OF_PLAIN_BF16 = ("adamw-4bit", "adamw-8bit-sr", "adamw-fp8")
 # bitsandbytes' kernels know no weights that are divided.
 _OF_WHOLES = ("adamw-8bit", "lion-8bit", "paged-adamw", "paged-adamw-8bit")
 _PARTS = (
@@ -37,7 +39,10 @@ def optimizer(case: Case) -> Fragments | None:
     if case.text("optimizer_offload") != "none":
         return Fragments()  # it makes its own
     of_wholes = case.shards and value in _OF_WHOLES
-    if value not in _OPTIMIZERS or (of_wholes and case.config.get("optimizer_in_backward")):
+    in_bf16 = case.shards and case.text("precision") in ("bf16", "fp8")
+    if value not in _OPTIMIZERS or (in_bf16 and value in _OF_PLAIN_BF16):
+        return None
+    if of_wholes and case.config.get("optimizer_in_backward"):
         return None
     made, imports = _OPTIMIZERS[value]
     if of_wholes:
