@@ -59,6 +59,7 @@ def _rank(
     try:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count, timeout=limit)
         answers.send((True, function(*arguments)))
-        dist.destroy_process_group()
+        if dist.is_initialized():  # the function may have left it
+            dist.destroy_process_group()
     except BaseException:
         answers.send((False, traceback.format_exc()))

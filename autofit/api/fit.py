@@ -186,6 +186,9 @@ def fit(
             if max_grad_norm is not None:  # which needs all gradients at once
                 options["set"] = {"optimizer_in_backward": False, **options.get("set", {})}
             checked = search_options(space=space or "full", devices=world, **{"seed": seed, **options})
+            if checked.wanted_device != "cpu" and 0 < (cards := torch.cuda.device_count()) < world:
+                message = f"{world} devices are to train, and this machine has {counted(cards, 'card')}."
+                raise InputError(message, "Give fewer devices. For a config that trains elsewhere: autofit.search.")
             result = _result(session, checked, listener, reuse=search == "auto")
             config = result.config
             assert config is not None, "else NothingFitsError"

@@ -1,7 +1,7 @@
 """Budget: how much memory a training run may use."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autofit.core.errors import InputError, shown
 from autofit.core.hardware import GIB
@@ -31,6 +31,10 @@ class Budget:
         if device == "cpu":
             return self.device_bytes
         return int(self.device_bytes * (1 - self.margin)) - context_bytes
+
+    def of_each(self, devices: int) -> "Budget":
+        """The budget of each of several devices, which share the host's memory."""
+        return replace(self, host_bytes=self.host_bytes // devices)
 
     def bytes_for(self, peak_bytes: int, device: str) -> int:
         """The smallest budget that a peak, context included, fits."""

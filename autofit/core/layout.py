@@ -35,6 +35,12 @@ class Layout:
         return self.samplers * self.context * self.tensor
 
     @property
+    def groups(self) -> int:
+        """How many groups of devices each one exchanges something with: all, and those of each degree between."""
+        degrees = self.replicate, self.shard * self.context, self.context, self.tensor
+        return len([each for each in degrees if 1 < each < self.world]) + 1 if self.world > 1 else 0
+
+    @property
     def samplers(self) -> int:
         """The number of parts that each effective batch is divided into: of groups of ranks that see other samples."""
         return self.replicate * self.shard

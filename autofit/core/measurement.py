@@ -71,12 +71,19 @@ class Measurement:
     compile_seconds: float = 0.0  # of torch.compile, of which the step time holds nothing
     steps: int = 0
     composed: bool = False  # the step time is put together from a few micro-batches and one optimizer step
-    verified: bool = False
+    verified: bool = False  # measured again, longer, in fresh processes
+    # Of the median, predicted: only the first of several ranks was measured, without the others; None: all were.
+    communication_seconds: float | None = None
     warnings: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
         return self.outcome is Outcome.FITS
+
+    @property
+    def is_of_one_rank(self) -> bool:
+        """Whether only the first of several ranks was measured."""
+        return self.communication_seconds is not None
 
     @property
     def throughput(self) -> float:
@@ -94,6 +101,15 @@ class Measurement:
             tokens_per_second=self.tokens_per_second and self.tokens_per_second * ratio,
         )
 
+    def waiting(self, seconds: float) -> "Measurement":
+        """The same where ranks also wait so many seconds of a step for what they exchange, by prediction."""
+        steps = self.step_seconds
+        if not steps:
+            return self
+        longer = StepSeconds(steps.median + seconds, steps.low + seconds, steps.high + seconds)
+        slower = self.taking(longer.median)
+        return dataclasses.replace(slower, step_seconds=longer, communication_seconds=seconds)
+
     def faster(self, ratio: float) -> "Measurement":
         """The same at so many times the speed; unchanged where no step was timed."""
         return self.taking(self.step_seconds.median / ratio) if self.step_seconds else self
@@ -110,14 +126,15 @@ class Measurement:
 
     def to_measured(self) -> dict[str, Any]:
         """The `measured:` block of result.yaml and of `best` and `tiers` in --json."""
-        peak, steps = self.peak_bytes, self.step_seconds
+        peak, steps, waited = self.peak_bytes, self.step_seconds, _rounded(self.communication_seconds)
         sizes = {name: getattr(peak, name) for name in ("allocated", "reserved", "device")} if peak else {}
         return {
             "tokens_per_second": _rounded(self.tokens_per_second),
             "samples_per_second": _rounded(self.samples_per_second),
             "step_seconds": {name: _rounded(value) for name, value in vars(steps).items()} if steps else None,
             "peak_gib": {name: size if size is None else round(size / GIB, 3) for name, size in sizes.items()} or None,
-            "verified": self.verified,
+            "verified": self.verified and waited is None,
+            **({"predicted_communication_seconds": waited} if waited is not None else {}),
         }
 
 

@@ -283,6 +283,8 @@ _Parts = create_model(
         **dict.fromkeys(("devices", "nodes"), _COUNT),
     ),
     versions=dict[str, str],
-    measured=create_model("Measured", __base__=_Speeds, step_seconds=_STEP, peak_gib=_PEAK),
+    measured=create_model(
+        "Measured", __base__=_Speeds, step_seconds=_STEP, peak_gib=_PEAK, predicted_communication_seconds=_NUMBER
+    ),
     predicted=create_model("Predicted", __base__=_Speeds, step_seconds=_NUMBER, device_bytes=_INTERVAL),
 )

@@ -39,25 +39,31 @@ class Failure:
 Told = TypeVar("Told", bound=Failure)
 
 
-@contextmanager
-def joined(place: Place, device: str, timeout: float = TIMEOUT) -> Iterator[None]:
-    """Be one of the ranks inside. `timeout`: seconds, of each collective. Raises InputError where the machine has fewer
-    cards than ranks."""
+def take_place(place: Place, device: str) -> None:
+    """Choose this process's card, or its share of the cores. Raises InputError where there is no card for it."""
     # What the user's code may ask for, as torchrun sets it.
     names = {"RANK": place.rank, "WORLD_SIZE": place.world}
     names |= {"LOCAL_RANK": place.local_rank, "LOCAL_WORLD_SIZE": place.local_world}
     os.environ.update({name: str(value) for name, value in names.items()})
-    options: dict[str, Any] = {"backend": "gloo"}
     if device == "cuda":
         cards = torch.cuda.device_count()
         if place.local_rank >= cards:
             message = f"{place.local_world} ranks are to train on this machine, and it has {cards} cards"
             raise InputError(f"{message}.", "Start one rank for each card.")
         torch.cuda.set_device(place.local_rank)
-        # Named, the communicator is opened here: its memory is taken before anything is measured.
-        options = {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device("cuda", place.local_rank)}
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_world))
+
+
+@contextmanager
+def joined(place: Place, device: str, timeout: float = TIMEOUT) -> Iterator[None]:
+    """Be one of the ranks inside. `timeout`: seconds, of each collective. Raises InputError where the machine has fewer
+    cards than ranks."""
+    take_place(place, device)
+    options: dict[str, Any] = {"backend": "gloo"}
+    if device == "cuda":
+        # Named, the communicator is opened here: its memory is taken before anything is measured.
+        options = {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device("cuda", place.local_rank)}
     limit = timedelta(seconds=timeout)
     given: dict[str, Any] = {
         "rank": place.rank,

@@ -7,12 +7,13 @@ from typing import Any
 
 from autofit.core.estimate import OF_SEVERAL, Estimate
 from autofit.core.hardware import MIB, Hardware
+from autofit.core.layout import Layout
 from autofit.core.workload import Workload
 from autofit.estimate.allocator_events import two_steps
 from autofit.estimate.calibration import Calibration
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.peak import LEAST_COMPILED, MOST_COMPILED, RECOMPUTED_UNCERTAINTY, Peak, peak_of, recomputed_share
-from autofit.estimate.ranks import groups_of, step_seconds
+from autofit.estimate.ranks import step_seconds
 from autofit.estimate.rates import Rates, format_of, rate_of
 from autofit.estimate.roofline import Speed
 from autofit.estimate.trace import Trace, trace
@@ -26,7 +27,7 @@ _UNCERTAINTY = {"cpu": (0.99, 1.01), "cuda": (0.97, 1.06)}
 _CONTEXT = 500 * MIB  # of CUDA, where the card does not tell; 300 to 700 MiB are usual
 # Of NCCL, for each group of ranks: a send and a receive buffer of 4 MiB and two smaller ones (NCCL_BUFFSIZE, LL, LL128)
 # for each of 8 to 24 channels. Not measured.
-_COMMUNICATOR, _COMMUNICATOR_SPREAD = 200 * MIB, 120 * MIB
+COMMUNICATOR_BYTES, _COMMUNICATOR_SPREAD = 200 * MIB, 120 * MIB
 
 
 def predict(
@@ -50,10 +51,10 @@ def estimate_of(
     if rates and rates.measured_here and rates.operators is None:
         rates = replace(rates, operators=traced.calls.measured(rates))
     peak = peak_of(traced, hardware)
-    reserved, context, workspace, groups = None, 0, 0, groups_of(traced)
+    reserved, context, workspace, groups = None, 0, 0, Layout.of(traced.config).groups
     if hardware.device == "cuda":
         context, workspace = hardware.context_bytes or _CONTEXT, workspace_bytes(hardware)
-        context += _COMMUNICATOR * groups
+        context += COMMUNICATOR_BYTES * groups
         allocator = workspace, hardware.expandable_segments
         if allocator not in traced.reserved:
             traced.reserved[allocator] = reserved_by(two_steps(traced, hardware), expandable=allocator[1])

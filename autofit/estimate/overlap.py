@@ -23,6 +23,7 @@ class Unit:
 
     forward: Seconds
     backward: Seconds
+    waited: tuple[Seconds, Seconds] = (0.0, 0.0)  # in the forward and the backward, for what split layers exchange
     gather: Seconds = 0.0  # before its forward
     again: Seconds = 0.0  # before its backward, unless it stayed
     reduce: Seconds = 0.0  # after its backward
@@ -34,7 +35,7 @@ def micro_batch(units: Sequence[Unit], *, reduced: bool = True) -> Seconds:
     for unit in units:
         link = gathered = np.maximum(link, issued) + unit.gather
         issued = np.maximum(gathered, done)
-        done = issued + _slowed(unit.forward, unit.gather)
+        done = issued + _slowed(unit.forward + unit.waited[0], unit.gather)
     issued = done
     waiting: Seconds = None  # what is reduced once the gathering that was issued before is through
     for unit in reversed(units):
@@ -43,7 +44,7 @@ def micro_batch(units: Sequence[Unit], *, reduced: bool = True) -> Seconds:
             link = np.maximum(link, done) + waiting
         issued = np.maximum(gathered, done)
         waiting = unit.reduce if reduced else 0.0
-        done = issued + _slowed(unit.backward, unit.again + waiting)
+        done = issued + _slowed(unit.backward + unit.waited[1], unit.again + waiting)
     return np.maximum(done, np.maximum(link, done) + waiting)
 
 

@@ -3,34 +3,83 @@
 What FSDP2 and DDP exchange overlaps with computation; layers and tokens that are split wait for theirs.
 """
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
+from autofit.core.config import Config
 from autofit.core.hardware import Hardware
 from autofit.core.layout import Layout
 from autofit.core.links import Links
+from autofit.core.workload import Workload
 from autofit.distributed.collectives import Group, seconds
 from autofit.estimate.overlap import Unit, micro_batch
+from autofit.estimate.rates import UNKNOWN, rates_for
 from autofit.estimate.recorder import Collective
 from autofit.estimate.roofline import Speed
-from autofit.estimate.trace import Span, Trace
+from autofit.estimate.trace import Skeleton, Span, Trace, trace
+from autofit.hardware.catalogue import links_of
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """What a rank computes and exchanges in a step: in its last micro-batch, in each of the `earlier` ones, and the
+    seconds of its update, in which it exchanges nothing."""
+
+    last: Sequence[Unit]
+    each: Sequence[Unit]
+    earlier: int
+    update: float = 0.0
+
+    def seconds(self, slower: float = 1.0) -> float:
+        """The seconds of all micro-batches where everything is computed so many times slower."""
+        last, each = (micro_batch([_slowed(unit, slower) for unit in units]) for units in (self.last, self.each))
+        return float(last + self.earlier * each)
+
+    def waiting(self, computing: float) -> float:
+        """How many seconds more than its computation a step takes, where that takes so long."""
+        of_units = [sum(unit.forward + unit.backward for unit in units) for units in (self.last, self.each)]
+        micro = of_units[0] + self.earlier * of_units[1]
+        slower = computing / float(micro + self.update)
+        return max(0.0, self.seconds(slower) - slower * float(micro))
+
+
+def _slowed(unit: Unit, slower: float) -> Unit:
+    return replace(unit, forward=slower * unit.forward, backward=slower * unit.backward)
 
 
 def step_seconds(traced: Trace, speed: Speed, hardware: Hardware, links: Links) -> float:
-    """The seconds of all micro-batches of a step. The traced one is the last, after which gradients of replicas and of
-    adapters are averaged; other shards are reduced in each."""
-    exchanges = _Exchanges(traced, speed, hardware, links)
+    """The seconds of all micro-batches of a step."""
+    return _exchanges(traced, speed, hardware, links).seconds()
+
+
+def _exchanges(traced: Trace, speed: Speed, hardware: Hardware, links: Links) -> Exchanges:
+    """The traced micro-batch is the last, after which gradients of replicas and of adapters are averaged; other shards
+    are reduced in each."""
+    units = _Units(traced, speed, hardware, links)
     layout, adapters = Layout.of(traced.config), bool(traced.config["lora_rank"])
     earlier = int(traced.config["gradient_accumulation_steps"] or 1) - 1
     reduced = () if adapters or layout.shard * layout.context == 1 else ("reduce_scatter",)
-    last = micro_batch(exchanges.units(("reduce_scatter", "all_reduce")))
-    return float(last + (earlier * micro_batch(exchanges.units(reduced)) if earlier else 0.0))
+    return Exchanges(units.all(("reduce_scatter", "all_reduce")), units.all(reduced), earlier)
 
 
-class _Exchanges:
+def exchanges_of(workload: Workload, hardware: Hardware, config: Config) -> Exchanges:
+    """What the first rank of a config exchanges, and the computation beside it. Raises UntraceableError where the
+    model's code needs values."""
+    alternating = config["activation_checkpointing"] == "alternate"
+    skeleton = Skeleton.cut_short(workload, hardware, alternating=alternating)
+    traced, rates = trace(workload, config, hardware, model=skeleton), rates_for(hardware) or UNKNOWN
+    found = _exchanges(traced, Speed.of(rates, hardware, config), hardware, links_of(hardware))
+    sizes = [(math.prod(shape), traced.times(block)) for shape, _, block in traced.shapes]
+    updated = sum(traced.waits(traced.spans("update"), Speed.of_update(rates, hardware, config)).values())
+    return replace(found, update=updated * sum(size * times for size, times in sizes) / sum(size for size, _ in sizes))
+
+
+class _Units:
     def __init__(self, traced: Trace, speed: Speed, hardware: Hardware, links: Links) -> None:
         self._traced, self._speed, self._hardware, self._links = traced, speed, hardware, links
 
-    def units(self, reduced: Sequence[str]) -> list[Unit]:
+    def all(self, reduced: Sequence[str]) -> list[Unit]:
         """The model's beginning, its blocks, and its end; `reduced`: the collectives that gradients take part in."""
         forward, backward = self._traced.spans("forward"), self._traced.spans("backward")
         beginning, end = forward[:1], [span for span in forward[1:] if span[0].block is None]
@@ -39,21 +88,24 @@ class _Exchanges:
         units = [self._unit(beginning, (), reduced)]
         for block in blocks:
             own, back = ([span for span in part if span[0].block == block] for part in (forward, backward))
-            units += [self._unit(own, back, reduced)] * (self._traced.depth.times(block) if self._traced.depth else 1)
+            units += [self._unit(own, back, reduced)] * self._traced.times(block)
         return [*units, self._unit(end, behind, reduced)]
 
     def _unit(self, forward: Sequence[Span], backward: Sequence[Span], reduced: Sequence[str]) -> Unit:
         return Unit(
             forward=self._computing(forward),
             backward=self._computing(backward),
+            waited=(self._waited(forward), self._waited(backward)),
             gather=self._exchanging(self._beside(forward, ("all_gather",))),
             again=self._exchanging(self._beside(backward, ("all_gather",))),
             reduce=self._exchanging(self._beside(backward, reduced)),
         )
 
     def _computing(self, spans: Sequence[Span]) -> float:
-        waited_for = (each for each in self._of(spans) if each.waits)
-        return sum(self._traced.waits(spans, self._speed).values()) + self._exchanging(waited_for)
+        return sum(self._traced.waits(spans, self._speed).values())
+
+    def _waited(self, spans: Sequence[Span]) -> float:
+        return self._exchanging(each for each in self._of(spans) if each.waits)
 
     def _beside(self, spans: Sequence[Span], kinds: Sequence[str]) -> Iterable[Collective]:
         return (each for each in self._of(spans) if not each.waits and each.kind in kinds)
@@ -65,11 +117,6 @@ class _Exchanges:
     def _exchanging(self, collectives: Iterable[Collective]) -> float:
         groups = ((each, group_of(each.ranks, each.stride, self._hardware)) for each in collectives)
         return sum(float(seconds(each.kind, each.nbytes, group, self._links)) for each, group in groups)
-
-
-def groups_of(traced: Trace) -> int:
-    """How many groups of ranks exchange something."""
-    return len({(each.ranks, each.stride) for each in traced.collectives})
 
 
 def group_of(ranks: int, stride: int, hardware: Hardware) -> Group:

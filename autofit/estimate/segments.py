@@ -108,7 +108,7 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
         items.append(Segment(mark.phase, mark.block, memory, *events.saved(mark, after), work, tuple(found)))
     shapes: Counter[Kind] = Counter()  # how many trained weights of each shape and dtype the whole model has
     for shape, dtype, block in trace.shapes:
-        shapes[shape, dtype] += trace.depth.times(block) if trace.depth else 1
+        shapes[shape, dtype] += trace.times(block)
     return Segments(
         items=tuple(items),
         depth=trace.depth,
@@ -270,7 +270,7 @@ class _Events:
             owner = trace.owners.get(storage)
             moves = depth is not None and owner in depth.middle and storage not in trace.trained
             if trace.labels.get(storage) == label and (moves or not streamed):
-                total = total + self.sizes[made] * (depth.times(owner) if depth else 1)
+                total = total + self.sizes[made] * trace.times(owner)
         return total
 
 

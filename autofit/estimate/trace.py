@@ -99,6 +99,10 @@ class Trace:
         """The costs of one phase."""
         return tuple(cost for mark, after in self.spans(phase) for cost in self.costs[mark.costs : after.costs])
 
+    def times(self, block: int | None) -> int:
+        """How many blocks one of them stands for."""
+        return self.depth.times(block) if self.depth else 1
+
     def spans(self, *phases: str) -> list[Span]:
         """The parts of these phases, one for each block."""
         return [(mark, after) for mark, after in pairwise(self.marks) if mark.phase in phases]

@@ -63,6 +63,8 @@ def measured_sentence(
         where += f", within {hardware['budget_gib']:g} GiB{' each' if world > 1 else ''}"
     if measured:
         verified = " and verified in longer runs" if measured.get("verified") else ""
+        if (waited := measured.get("predicted_communication_seconds")) is not None:
+            verified = f", of which rank 0 ran; {waited:.2g} s of communication a step are predicted"
         return f"Measured {where}{verified}: {_figures(measured)}."
     if predicted:
         return f"Nothing of it was measured. Predicted {where}: {_figures(predicted)}."

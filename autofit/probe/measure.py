@@ -1,6 +1,7 @@
 """What the child processes of an executor run: measure or trace one Config, inspect the workload and the hardware."""
 
 import contextlib
+import dataclasses
 import os
 import pickle
 import sys
@@ -19,6 +20,7 @@ from autofit.core.measurement import Measurement, Outcome
 from autofit.core.place import Place
 from autofit.core.workload import Traits, Workload
 from autofit.distributed.group import Failure, failure_of, joined
+from autofit.distributed.stand_in import first_of
 from autofit.hardware.device import detect, used_bytes_without_context, visible_cards
 from autofit.hardware.out_of_memory import is_device_out_of_memory, is_host_out_of_memory, is_out_of_memory
 from autofit.probe.on_cpu import CpuProbe
@@ -89,12 +91,23 @@ class RankAnswer:
 
 
 def measure(workload: Workload, request: Request) -> Measurement:
-    """Measure one Config; every way a run can end comes back as an Outcome, never as an exception.
+    """Measure one Config; every way a run can end comes back as an Outcome, never as an exception. Of a Config for
+    several devices the first rank is measured, without the others: its memory and its computation.
 
     Raises:
         ProbeError: the device cannot be used, or had less memory than the budget allows, so that nothing was measured.
     """
-    return _measured(workload, request, contextlib.nullcontext(), rank=0).measurement
+    own = dataclasses.replace(request, budget=request.budget.of_each(request.hardware.devices))
+    found = _measured(workload, own, _alone(request.hardware), rank=0).measurement
+    if request.hardware.world == 1:
+        return found
+    return dataclasses.replace(found, loss=None, communication_seconds=0.0)  # of weights that nobody has
+
+
+def _alone(hardware: Hardware) -> contextlib.AbstractContextManager[None]:
+    """What a process runs in by itself: as the first of the ranks where the hardware has several devices."""
+    several = hardware.world > 1
+    return first_of(hardware.devices, hardware.nodes, hardware.device) if several else contextlib.nullcontext()
 
 
 def measure_on_rank(workload: Workload, request: Request, place: Place, timeout: float) -> RankAnswer:
@@ -127,6 +140,11 @@ def trace_step(workload: Workload, request: Request, directory: Path) -> dict[st
 
     A step of many micro-batches is cut to the first few and the update: a trace of all would be slow to open.
     """
+    with _alone(request.hardware):
+        return _traced(workload, request, directory)
+
+
+def _traced(workload: Workload, request: Request, directory: Path) -> dict[str, str]:
     trace = StepTrace(directory, request.hardware.device)
     with trace.recording_allocations():
         probe = _probe(workload, request)
@@ -143,7 +161,7 @@ def trace_on_rank(
     """`trace_step`, as one of several ranks, each into a directory of its own."""
     own = directory / f"rank-{place.rank}" if place.rank else directory
     with joined(place, request.hardware.device, timeout):
-        return trace_step(workload, request, own)
+        return _traced(workload, request, own)
 
 
 def _probe(workload: Workload, request: Request) -> Probe:

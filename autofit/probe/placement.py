@@ -95,39 +95,38 @@ def place_probes(workers: int | None, hardware: Hardware, idle_cards: Callable[[
     """
     if workers == 1 or (workers is None and hardware.device == "cpu"):
         return Placement()
-    places = _places(workers, "workers", hardware, idle_cards)
+    places = _places(workers, hardware, idle_cards)
     return Placement(places if len(places) > 1 else ())
 
 
 def place_ranks(devices: int | str, hardware: Hardware, idle_cards: Callable[[], Sequence[str]]) -> tuple[Place, ...]:
-    """A place for each of the devices that train together, "all" meaning the cards; none for a device alone. Raises
-    InputError for fewer cards or cores."""
+    """A place for each of the devices that train together, "all" meaning the cards; none for a device alone, nor where
+    there are fewer cards or cores: one stands for all then. Raises InputError for all of a CPU."""
     if devices == 1:
         return ()
     if hardware.device == "cpu" and devices == ALL:
         raise InputError("--devices all means cards, and the device is the CPU.", "Give a number: --devices 2.")
-    places = _places(devices if isinstance(devices, int) else None, "devices", hardware, idle_cards)
+    count = devices if isinstance(devices, int) else None
+    if count and count > (len(idle_cards()) if hardware.device == "cuda" else len(physical_cores())):
+        return ()
+    places = _places(count, hardware, idle_cards)
     return places if len(places) > 1 else ()
 
 
-def _places(
-    count: int | None, what: str, hardware: Hardware, idle_cards: Callable[[], Sequence[str]]
-) -> tuple[Place, ...]:
+def _places(count: int | None, hardware: Hardware, idle_cards: Callable[[], Sequence[str]]) -> tuple[Place, ...]:
     """So many places on cards, None for all of them, or as many whole cores for each; those left over stay idle."""
     if hardware.device == "cuda":
         cards = idle_cards()
         if count and count > len(cards):
             found = f"{len(cards)} of the visible cards {'is' if len(cards) == 1 else 'are'} an idle {hardware.name}"
-            raise InputError(f"{count} {what} need a card each like card 0, and {found}.", f"Give fewer {what}.")
+            raise InputError(f"{count} workers need a card each like card 0, and {found}.", "Give fewer workers.")
         return tuple(Place(number, card=card) for number, card in enumerate(cards[:count]))
     assert count, "a CPU is divided by a number"
     cores = physical_cores()
     share = len(cores) // count
     if not share:
-        available = counted(len(cores), "core")
-        raise InputError(
-            f"{count} {what} need a core each, and this process may use {available}.", f"Give fewer {what}."
-        )
+        message = f"{count} workers need a core each, and this process may use {counted(len(cores), 'core')}."
+        raise InputError(message, "Give fewer workers.")
     shares = [frozenset().union(*cores[number * share : (number + 1) * share]) for number in range(count)]
     return tuple(Place(number, processors=each, cores=share) for number, each in enumerate(shares))
 

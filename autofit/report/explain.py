@@ -37,10 +37,11 @@ def explain(result: Result) -> str:
     if best is None:
         return "\n".join(nothing_fits_lines(result))
     memory = f" at a peak of {fmt.peak_gib(best)} GiB" if fmt.peak_gib(best) else ""
-    proof = "; longer runs verified it" if best.verified else "; it was not verified"
+    proof = "longer runs verified it" if best.verified else "it was not verified"
+    proof = fmt.proof(best) if best.is_of_one_rank else proof
     place = fmt.where(result.hardware, result.budget)
     winner = f"The best config for {result.model} on {place} is {fmt.describe(best.config)}."
-    figures = f"It trains {fmt.rate(best)}{memory}{proof}."
+    figures = f"It trains {fmt.rate(best)}{memory}; {proof}."
     paragraphs = [
         _joined(winner, figures, _gain(result, best), _runner_up(result, best)),
         _list("What each knob buys, if it alone is changed:", knob_lines(result)),

@@ -174,7 +174,21 @@ def proof(best: Measurement | Estimate) -> str:
     """How the figures of the best came about."""
     if isinstance(best, Estimate):
         return "predicted, not measured"
+    if best.is_of_one_rank:
+        return "rank 0 measured in longer runs, communication predicted" if best.verified else "rank 0 alone measured"
     return "verified in longer runs" if best.verified else "not verified"
+
+
+def verified(measurement: Measurement) -> str:
+    """Whether it was measured again, in a word or two; empty where it was not."""
+    return ("rank 0 verified" if measurement.is_of_one_rank else "verified") if measurement.verified else ""
+
+
+def step(measurement: Measurement) -> str:
+    """A sentence on how long a step takes; empty where none was timed."""
+    took, waited = measurement.step_seconds, measurement.communication_seconds
+    of_it = "" if waited is None else f"; {waited:.2g} s of it are predicted communication"
+    return f"A step takes {took.median:.3g} s ({took.low:.3g} to {took.high:.3g}){of_it}." if took else ""
 
 
 def source(measured: bool) -> str:

@@ -7,7 +7,7 @@ from autofit.core.config import Config
 from autofit.core.knobs import FIDELITY_ORDER
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.result import Result, tier
-from autofit.report.formatting import peak_bytes, percent, rate, why_not
+from autofit.report.formatting import peak_bytes, percent, rate, verified, why_not
 
 _NOTICED = 0.05  # of a change between exploring and verifying, worth a line
 _MISSES = 2  # configs that did not fit, in the table: enough to see where the budget ends
@@ -35,7 +35,7 @@ def table_rows(result: Result, *, tolerance: float, rows: int) -> list[Row]:
     fitted = [*leaders, *fitting[: max(1, rows - len(leaders) - len(misses))]]
     fitted.sort(key=lambda one: -one.throughput)
     return [
-        *([Row(best, "best, verified" if best.verified else "best", best=True)] if best else []),
+        *([Row(best, ", ".join(filter(None, ("best", verified(best)))), best=True)] if best else []),
         *(Row(one, _verdict(one, result, tolerance)) for one in fitted),
         *(Row(one, why_not(one, result.budget)) for one in misses),
     ]
@@ -84,7 +84,7 @@ def _verdict(measurement: Measurement, result: Result, tolerance: float) -> str:
     words = [f"best of {name}"] if leader and leader.config == measurement.config else []
     if result.best is not None:
         words.append(_why_lost(measurement, result.best, relative_speed(measurement, result), tolerance))
-    return ", ".join([*(words or ["fits"]), *(["verified"] if measurement.verified else [])])
+    return ", ".join(filter(None, [*(words or ["fits"]), verified(measurement)]))
 
 
 def _why_lost(measurement: Measurement, best: Measurement, speed: float, tolerance: float) -> str:

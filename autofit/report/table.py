@@ -39,13 +39,13 @@ def result_table(result: Result, *, tolerance: float = 0.03, rows: int = 6) -> R
 
 
 def _answer(result: Result, best: Measurement) -> list[RenderableType]:
-    peak, step = fmt.peak_gib(best), best.step_seconds
+    peak, step = fmt.peak_gib(best), fmt.step(best)
     memory = f" in {peak} of {fmt.gib(result.budget.device_bytes)} GiB" if peak else ""
     of = fmt.printable(f": the best config for {result.model} on {result.hardware.title}, {fmt.proof(best)}.")
     config = Padding(Text(fmt.describe(best.config), "bold"), (0, 0, 0, 2), expand=False)
     lines: list[RenderableType] = [Text.assemble((f"{fmt.rate(best)}{memory}", "bold"), of), config]
     if step:
-        lines.append(Text(f"A step takes {step.median:.3g} s ({step.low:.3g} to {step.high:.3g})."))
+        lines.append(Text(step))
     directory = directory_of(result)
     if directory is not None and result.files.get("result"):
         title, command = commands(result, directory)[0]
@@ -79,8 +79,9 @@ class _Rows:
         other = "" if row.best else fmt.instead(row.measurement.config, self.result.best)
         if not other:
             return fmt.printable(row.verdict)
-        verdict = fmt.printable(row.verdict).removesuffix(", verified") + ("" if row.measurement.fits else ",")
-        return f"{verdict} with {other}{'; verified' if row.measurement.verified else ''}"
+        again = fmt.verified(row.measurement)
+        verdict = fmt.printable(row.verdict).removesuffix(f", {again}") + ("" if row.measurement.fits else ",")
+        return f"{verdict} with {other}{again and f'; {again}'}"
 
 
 @dataclass(frozen=True)

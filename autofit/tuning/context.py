@@ -1,6 +1,7 @@
 """The context of a search: workload, hardware, budget, placement and space, all known before the first probe."""
 
 import dataclasses
+import functools
 import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
 from autofit.hardware.budgets import budget_for, budget_notes
-from autofit.hardware.catalogue import card_to_search_for, link, standing_in_for
+from autofit.hardware.catalogue import card_to_search_for, link, links_of, standing_in_for
 from autofit.probe import Executor, Place, Placement, place_probes, place_ranks
 from autofit.search.journal import begun_with
 from autofit.search.space import Space
@@ -45,6 +46,11 @@ class Context:
         return self.placement.cores_of_each is not None
 
     @property
+    def of_one_rank(self) -> bool:
+        """Whether probes measure the first rank without the others, for want of devices."""
+        return self.hardware.world > 1 and not self.ranks
+
+    @property
     def exact_memory(self) -> bool:
         """Whether the tracked peak alone decides what fits, and is the same on every run."""
         return self.hardware.device == "cpu" and self.hardware.world == 1  # what ranks exchange comes and goes
@@ -55,14 +61,34 @@ class Context:
         if self.ranks:
             each = counted(self.ranks[0].cores, "core") if self.ranks[0].cores else "a card"
             placement = f"{len(self.ranks)} processes train each config together, on {each} each."
+        if self.of_one_rank:
+            placement = " ".join(filter(None, (self.stands_for(), placement)))
         notes = [*self.measured_on.notes, *self.budget_notes, *(traits.notes if traits else ()), placement]
         if self.options.store and not (traits and traits.fingerprint):
             notes += ["this model's code has no stable fingerprint, so earlier measurements of it are not looked up."]
         return tuple(filter(None, notes))
 
+    def stands_for(self) -> str:
+        """A sentence on what is measured where one rank stands for all."""
+        words = f"Rank 0 of {self.hardware.world} stands for all: its memory and computation are measured"
+        return f"{words}, communication is predicted (over {self.predicted_links}), so that no speed is verified."
+
+    @property
+    def predicted_links(self) -> str:
+        """What communication is predicted over; empty where it is measured."""
+        if not self.of_one_rank:
+            return ""
+        links, several = links_of(self.hardware), self.hardware.devices > 1
+        titles = [links.within.title] * several + [f"{links.between.title} between nodes"] * (self.hardware.nodes > 1)
+        return ", ".join(titles)
+
     def identity(self) -> dict[str, Any]:
         """What must be the same for measurements to be comparable when a search is resumed."""
-        several = {"devices": self.hardware.devices, "nodes": self.hardware.nodes} if self.hardware.world > 1 else {}
+        several: dict[str, Any] = {}
+        if self.hardware.world > 1:
+            several = {"devices": self.hardware.devices, "nodes": self.hardware.nodes}
+        if self.of_one_rank:
+            several["predicted_links"] = self.predicted_links
         return {
             "model": self.workload.name,
             **self.workload.summary(),
@@ -95,19 +121,17 @@ def context_of(workload: Workload, options: SearchOptions, executor: Executor, j
     budget = budget_for(options, hardware, started_with if before.get("budget_bytes") == requested else None)
     usable_bytes = budget.cap_bytes(measured_on.device)
 
-    def idle_cards() -> list[str]:
-        return executor.idle_cards_like(measured_on, usable_bytes)
-
+    idle_cards = functools.cache(functools.partial(executor.idle_cards_like, measured_on, usable_bytes))
     ranks = place_ranks(options.devices, measured_on, idle_cards)
+    several = len(ranks) or devices, options.nodes, options.link
+    measured_on, hardware = (each.of_several(*several) for each in (measured_on, hardware))
+    ranks = ranks if options.nodes == 1 else ()
     placement = Placement() if ranks else place_probes(options.workers, measured_on, idle_cards)
     free_bytes = int(hardware.host_free_bytes * FREE_FRACTION)
     if placement.cores_of_each:
         check_memory(len(placement.places), "workers", budget, free_bytes, given=requested is not None)
-    if ranks:
-        several = len(ranks), options.nodes, options.link
-        measured_on, hardware = (each.of_several(*several) for each in (measured_on, hardware))
-        if hardware.device == "cpu":
-            check_memory(len(ranks), "devices", budget, free_bytes, given=True)
+    if ranks and hardware.device == "cpu":
+        check_memory(len(ranks), "devices", budget, free_bytes, given=True)
     workload = dataclasses.replace(workload, traits=traits)
     space, notes = space_for(options, workload, hardware), tuple(budget_notes(options, hardware, budget))
     return Context(options, workload, hardware, measured_on, requested, budget, placement, ranks, space, notes)

@@ -45,6 +45,7 @@ from autofit.tuning.artifacts import (
 )
 from autofit.tuning.context import Context, context_of
 from autofit.tuning.layouts import with_best_layouts
+from autofit.tuning.stand_in import Communication, with_communicators
 from autofit.tuning.warm_start import WarmStart, subject_of
 
 EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
@@ -64,9 +65,6 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
         InputError: something given is wrong; ProbeError: probes cannot run here.
     """
     start = time.monotonic()
-    if options.nodes > 1:
-        message = f"a search measures on one machine, not on {options.nodes} nodes together"
-        raise InputError(f"{message}.", "Leave out --nodes: its result can be trained on more devices, too.")
     listener = listener or (lambda event: None)
     listener(PhaseStarted("looking at the model and the device"))
     with run_directory(workload, options.out, resume=options.resume) as directory:
@@ -109,6 +107,7 @@ class _Run:
         self._executor, self._explorer = executor, executor
         self._directory, self._listener, self._start = directory, listener, start
         self._contention = 1.0  # the share of the time in which something waited for a processor while finalists ran
+        self._communication = Communication(context.workload, context.hardware, executor)
         self._explored = self._warm_start_on(context.placement.hardware(context.measured_on))
         self._verified = self._warm_start_on(context.measured_on) if context.fewer_cores else self._explored
         for note in context.notes():
@@ -119,7 +118,8 @@ class _Run:
 
     def _warm_start_on(self, hardware: Hardware) -> WarmStart:
         context, run = self.context, self._directory.path
-        subject = subject_of(context.workload, hardware, versions()) if self.options.store else None
+        about = hardware, versions(), context.predicted_links
+        subject = subject_of(context.workload, *about) if self.options.store else None
         return WarmStart(subject, context.cap_bytes, exact=context.exact_memory, run=run, notify=self.notify)
 
     def explore(self) -> SearchOutcome:
@@ -184,6 +184,7 @@ class _Run:
             drift_note(outcome.slowdown) if outcome.slowdown > NOTABLE_DRIFT else None,
             *(f"Of the best config: {warning}" for warning in (best.warnings if best else ())),
             context.placement.describe_measurements(),
+            context.stands_for() if context.of_one_rank else None,
         )
         return Result(
             model=context.workload.name,
@@ -211,7 +212,7 @@ class _Run:
     def calibrate(self, finals: Verification) -> None:
         """Improve later predictions by the longest measurements. A CPU's bytes of tensors are exact as they are."""
         # Predicted for fewer cores than finalists run on, or what is kept would be of a device alone.
-        if self.predictions is None or self.context.fewer_cores or self.context.ranks:
+        if self.predictions is None or self.context.fewer_cores or self.context.hardware.world > 1:
             return
         nbytes, seconds, exact = self.predictions.nbytes, self.predictions.seconds, self.context.exact_memory
         found = compare(finals.verified, nbytes, seconds, exact=exact, waiting=self._contention)
@@ -262,8 +263,14 @@ class _Run:
 
     def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement:
         plan = dataclasses.replace(EXPLORE_PLAN, best_seconds=best_seconds)
-        request = Request(config, self.context.hardware, self.context.budget, plan)
-        return self._explorer.measure(self.context.workload, request, number=number)
+        return self._measure(self._explorer, config, plan, number)
+
+    def _measure(self, executor: Executor, config: Config, plan: Plan, number: int) -> Measurement:
+        hardware = self.context.hardware
+        if self.context.of_one_rank:
+            hardware = with_communicators(hardware, config)
+        request = Request(config, hardware, self.context.budget, plan)
+        return self._communication.added_to(executor.measure(self.context.workload, request, number=number))
 
     def _finished(self, measurement: Measurement, best: Measurement | None) -> None:
         self._explored.add(measurement)
@@ -278,8 +285,7 @@ class _Run:
     def _verify_one(self, finalist: Measurement) -> Measurement:
         self.restored()
         self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
-        request = Request(finalist.config, self.context.hardware, self.context.budget, VERIFY_PLAN)
-        measurement = self._executor.measure(self.context.workload, request, number=finalist.number)
+        measurement = self._measure(self._executor, finalist.config, VERIFY_PLAN, finalist.number)
         self._verified.add(measurement)
         self._listener(ProbeFinished(dataclasses.replace(measurement, verified=measurement.fits), None))
         return measurement

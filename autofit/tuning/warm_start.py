@@ -19,14 +19,18 @@ from autofit.training.fingerprint import cache_key, own_code
 from autofit.tuning.measurement_store import Store, Stored, Subject
 
 _MEASURING = ("data", "hardware", "probe", "setup", "techniques", "training")  # the rooms that decide what is measured
+_PREDICTING = ("distributed", "estimate")
 _NO_INFLUENCE = ("python", "optuna")  # versions of what takes no part in a training step
 
 
-def subject_of(workload: Workload, hardware: Hardware, versions: Mapping[str, str]) -> Subject | None:
+def subject_of(
+    workload: Workload, hardware: Hardware, versions: Mapping[str, str], predicted_links: str = ""
+) -> Subject | None:
     """What measurements of this workload on this machine are stored under; None for a workload without a fingerprint.
 
     Args:
         hardware: the device that is measured on, not the one it stands for.
+        predicted_links: what communication is predicted over where one rank stands for all.
     """
     fingerprint = workload.traits.fingerprint if workload.traits else None
     if fingerprint is None:
@@ -38,11 +42,11 @@ def subject_of(workload: Workload, hardware: Hardware, versions: Mapping[str, st
         memory_gib=round(hardware.memory_bytes / GIB),  # the last bytes change with the kernel
         capability=hardware.capability,
         cores=hardware.cores,
-        devices=[hardware.devices, hardware.nodes],
+        devices=[hardware.devices, hardware.nodes, predicted_links],
         allocator=hardware.allocator,
         environment={name: os.environ.get(name, default) for name, default in SETTINGS.items()},
         versions={name: version for name, version in versions.items() if name not in _NO_INFLUENCE},
-        code=own_code(*_MEASURING),
+        code=own_code(*_MEASURING, *(_PREDICTING if predicted_links else ())),
     )
     return Subject(key, fingerprint)
 

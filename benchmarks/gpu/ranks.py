@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from autofit.core.workload import Workload
 from autofit.distributed.launcher import on_ranks
+from autofit.distributed.stand_in import first_of
 from autofit.hardware.device import detect
 from autofit.hardware.tracker import StorageTracker
 from autofit.training.build import build
@@ -44,13 +45,12 @@ _LEAST, _TIMEOUT = 40.0, 60.0
 
 
 def run(bench: Bench) -> None:
-    """Each case on the stand-in for one of 2 and of 8, and on two cards where they are. DDP's reducer asks those that
-    are not there."""
+    """Each case on the stand-in for one of 2 and of 8, and on two cards where they are."""
     model, *_ = bench.grid.models.values()
     two = bench.smoke or torch.cuda.device_count() > 1
     for name in ("fsdp",) if bench.smoke else CASES:
         config = {"micro_batch_size": 1, **CASES[name]}
-        pieces = [] if name == "ddp" else [(f"{name}: one of {world}", stand_in, world) for world in WORLDS]
+        pieces = [(f"{name}: one of {world}", stand_in, world) for world in WORLDS]
         pieces += [(f"{name}: two", real, 2)] if two else []
         for key, measure, world in pieces:
             if bench.store.get(STAGE, key) is None:
@@ -61,11 +61,9 @@ def run(bench: Bench) -> None:
 
 
 def stand_in(workload: Workload, knobs: Mapping[str, Any], world: int, device: str) -> Row:
-    """In a child: the first of so many ranks, of which there are no others. Values mean nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
-    return trained(None, workload, knobs, device)
+    """In a child: the first of so many ranks, of which there are no others."""
+    with first_of(world, 1, device):
+        return trained(None, workload, knobs, device)
 
 
 def real(workload: Workload, knobs: Mapping[str, Any], world: int, device: str) -> Row:

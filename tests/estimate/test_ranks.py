@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from autofit.core.hardware import Hardware
+from autofit.core.layout import Layout
 from autofit.core.links import Link, Links
 from autofit.distributed.collectives import Group
-from autofit.estimate.ranks import group_of, groups_of, step_seconds
+from autofit.estimate.ranks import group_of, step_seconds
 from autofit.estimate.rates import rates_of
 from autofit.estimate.roofline import Speed
 from autofit.estimate.trace import Trace, trace
@@ -84,8 +85,11 @@ def test_groups_fill_nodes_first() -> None:
 
 
 def test_every_degree_has_a_group() -> None:
-    assert groups_of(traced(1, data_parallel=None)[0]) == 0
-    assert groups_of(traced(4, tensor_parallel=2)[0]) == 3
+    """As many as `Layout.groups` says."""
+    one: dict[str, Any] = {"data_parallel": None}
+    for devices, knobs in ((1, one), (2, {}), (4, {"tensor_parallel": 2}), (4, {"data_parallel": "ddp"})):
+        found, _ = traced(devices, **knobs)
+        assert len({(each.ranks, each.stride) for each in found.collectives}) == Layout.of(found.config).groups
 
 
 def test_split_tokens_go_with_the_stand_in_for_flash_attn() -> None:

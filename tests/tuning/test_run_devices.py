@@ -7,18 +7,22 @@ from typing import Any
 
 import pytest
 
-from autofit.core.errors import InputError
+from autofit.core.config import Config
+from autofit.core.errors import InputError, ProbeError
 from autofit.core.events import Event, Note, ProbeFinished
 from autofit.core.hardware import MIB, Hardware
-from autofit.core.measurement import Outcome
+from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import search_options
 from autofit.core.result import Result, SavedResult
+from autofit.estimate.overlap import Unit
+from autofit.estimate.ranks import Exchanges, exchanges_of
 from autofit.probe import GangExecutor, Place
+from autofit.report.explain import explain
 from autofit.tuning import run as tune
 from tests import tiny
 from tests.probe.bare import bare
 from tests.probe.executors.test_conformance import PLACES
-from tests.tuning.searching import TRAITS, Bench
+from tests.tuning.searching import TRAITS, Bench, fits
 
 
 @pytest.fixture
@@ -73,7 +77,6 @@ def test_it_is_resumed_on_as_many_devices(bench: Bench, gang: list[Any]) -> None
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"nodes": 2}, "a search measures on one machine, not on 2 nodes together"),
         ({"devices": 3}, "an effective batch of 8 cannot be divided among 3 devices"),
         ({"devices": 4, "mem": 2.5}, "4 devices with a budget of 2.50 GiB each may take more than"),
     ],
@@ -81,6 +84,39 @@ def test_it_is_resumed_on_as_many_devices(bench: Bench, gang: list[Any]) -> None
 def test_what_cannot_be_searched(bench: Bench, gang: list[Any], given: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         bench.search(**given)
+
+
+@pytest.mark.parametrize(("devices", "nodes"), [(8, 1), (2, 2)])
+def test_one_rank_stands_for_all_where_there_are_fewer_devices(
+    bench: Bench, gang: list[Any], monkeypatch: pytest.MonkeyPatch, devices: int, nodes: int
+) -> None:
+    def run(function: Any, _: object, *__: object, **___: Any) -> Any:
+        if function is not exchanges_of:
+            raise ProbeError("nothing else is predicted.")
+        units = [Unit(1.0, 2.0, gather=0.25, reduce=0.75)]
+        return Exchanges(units, units, 0)
+
+    def answer(config: Config, _: bool) -> Measurement:
+        return fits(config, 4.0, communication_seconds=0.0)  # a step of 2 s, as much as the prediction's
+
+    monkeypatch.setattr(bench.executor, "run", run)
+    monkeypatch.setattr(tune, "follow_tiers", lambda *_: {})
+    result = bench.search(answer, devices=devices, nodes=nodes)
+    assert not gang
+    assert {config["data_parallel_replicate"] for config, _ in bench.executor.asked} >= {1, devices * nodes}
+    best = result.best
+    assert best
+    assert best.step_seconds
+    assert best.communication_seconds
+    # The first gathering and the last reduction are waited for, and what is sent slows the computation down.
+    assert best.communication_seconds == pytest.approx(1.0, rel=0.2)
+    assert best.step_seconds.median == pytest.approx(2.0 + best.communication_seconds)
+    assert best.samples_per_second == pytest.approx(8 / best.step_seconds.median)
+    assert f"Rank 0 of {devices * nodes} stands for all" in result.notes[-1]
+    saved = SavedResult.load(bench.folder / "run" / "result.yaml")
+    assert saved.measured["verified"] is False
+    assert saved.measured["predicted_communication_seconds"] == pytest.approx(best.communication_seconds, rel=1e-3)
+    assert "communication predicted" in (bench.folder / "run" / "report.html").read_text()
 
 
 def test_each_device_has_a_share_of_the_memory_by_default(bench: Bench, gang: list[Any]) -> None:
@@ -125,7 +161,20 @@ def test_predictions_are_used_where_there_are_some(
 
 def searched(folder: Path, listener: Callable[[Event], None], **given: Any) -> Result:
     options = {"space": str(folder / "space.yaml"), "mem": 0.5, "out": folder / "run", "devices": 2, "store": False}
-    return tune.run_search(tiny.mlp_workload(8), search_options(**options, **given), listener)
+    return tune.run_search(tiny.mlp_workload(8), search_options(**(options | given)), listener)
+
+
+def test_a_rank_that_stands_for_all_is_really_measured(tmp_path: Path, shared_zygote: None) -> None:
+    knobs = "  micro_batch_size: [1]\n  data_parallel: [fsdp]\n  optimizer: [adamw]\n  attention: [sdpa]\n"
+    (tmp_path / "space.yaml").write_text(f"description: for a test\nknobs:\n{knobs}")
+    result = searched(tmp_path, lambda _: None, devices=4, nodes=2, trials=1)
+    best = result.best
+    assert best
+    assert best.step_seconds
+    assert best.communication_seconds
+    assert 0.0 < best.communication_seconds < best.step_seconds.median
+    assert best.loss is None
+    assert "rank 0 measured in longer runs, communication predicted" in explain(result)
 
 
 def test_a_search_that_is_interrupted_and_resumed_measures_nothing_twice(

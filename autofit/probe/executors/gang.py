@@ -70,10 +70,8 @@ class GangExecutor(Executor):
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
         timeout, start = self.timeout * (1 if self._probes else 2), time.monotonic()
         self._probes += 1
-        budget = request.budget
-        own = dataclasses.replace(budget, host_bytes=budget.host_bytes // self.devices)  # the host's is shared
+        request = dataclasses.replace(request, budget=request.budget.of_each(self.devices))
         with self._turn:
-            request = dataclasses.replace(request, budget=own)
             answers = self._together(measure_on_rank, workload, request, f"{number:04d}", timeout)
             seconds = time.monotonic() - start
             rank, measurement = _combined(answers, request, timeout, self.devices)
