@@ -326,7 +326,7 @@ class SpaceEstimator:
         segments, layout = step_pass.segments, Layout.of(exchanges.config)
         offloaded = config["activation_offload"] == "cpu"
         optimizer = self._optimizer(config, segments)
-        on_host = config["optimizer_offload"] == "cpu"
+        on_host = "cpu" in (config["optimizer_offload"], config["fsdp_offload"])
         held = segments.parameters + segments.others + (0.0 if on_host else optimizer.state)
         if self._hardware.device == "cpu":  # the rest of the batch is in the same memory
             of_rank = self._workload.effective_batch_size / layout.samplers

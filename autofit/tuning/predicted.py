@@ -39,7 +39,7 @@ from autofit.search.pareto import leading
 from autofit.search.predictions import Predictions
 from autofit.search.ranking import Figures, preferred
 from autofit.tuning.artifacts import follow_devices, make_record, write_artifacts, write_report
-from autofit.tuning.layouts import with_best_layouts
+from autofit.tuning.narrowing import narrowed
 from autofit.tuning.run import run_directory, run_search
 from autofit.tuning.space import space_for
 from autofit.tuning.target import estimate_on, structure_traits, target_hardware
@@ -135,7 +135,7 @@ class _Space:
 
         space = space_for(options, self.workload, hardware)
         arguments = space, self.workload, hardware, self._cap, predicted
-        space, of_layouts = with_best_layouts(*arguments, seed=options.seed)
+        space, of_layouts = narrowed(*arguments, seed=options.seed)
         enumeration = Enumeration(space.knobs, techniques.constraints(self.workload, hardware))
         configs = enumeration.configs(options.seed)
         self._size, legal = enumeration.count(refused=True).configs, enumeration.count().configs

@@ -44,7 +44,7 @@ from autofit.tuning.artifacts import (
     write_report,
 )
 from autofit.tuning.context import Context, context_of
-from autofit.tuning.layouts import with_best_layouts
+from autofit.tuning.narrowing import narrowed
 from autofit.tuning.stand_in import Communication, with_communicators
 from autofit.tuning.warm_start import WarmStart, subject_of
 
@@ -146,7 +146,7 @@ class _Run:
                 on_probe=self._on_probe,
                 concurrency=functools.partial(Threaded, places=self._explorer.places, give_up=self._explorer.give_up),
             )
-            space = self._with_best_layouts()
+            space = self._narrowed_space()
             outcome = search(space, problem, limits=limits, journal=journal, seed=options.seed)
         if outcome.stopped_by != "interrupt":
             self._check(outcome)
@@ -224,11 +224,11 @@ class _Run:
         started = (context.workload.name, context.hardware, context.budget, size, trials, options.time_limit, refused)
         self._listener(SearchStarted(*started))
 
-    def _with_best_layouts(self) -> Space:
+    def _narrowed_space(self) -> Space:
         context = self.context
         given = context.space, context.workload, context.hardware, context.cap_bytes
         try:
-            space, note = with_best_layouts(*given, self._figures, seed=self.options.seed)
+            space, note = narrowed(*given, self._figures, seed=self.options.seed)
         except (InputError, ProbeError) as error:
             self.notify(f"all ways to divide the devices are searched: {error.message}")
             return context.space

@@ -1,6 +1,6 @@
 """What choosing the next config costs, beside the probes themselves: a whole search whose probes take no time.
 
-`python -m benchmarks.proposal_overhead [--model llama-3.1-8b] [--gpu h100] [--configs 50000] [--trials 40] [--json]`
+`python -m benchmarks.proposal_overhead [--model llama-3.1-8b] [--gpu h100] [--devices 1] [--configs 50000] [--trials 40] [--json]`
 
 The space is all that a search of that model on that card would choose from, with what the estimator predicts of it; a
 probe answers at once with its prediction, up to noise. What passes from one answer to the next question is the search's
@@ -10,6 +10,7 @@ own: the journal, Optuna, and weighing every config anew.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import random
@@ -31,6 +32,7 @@ from autofit.search.journal import Journal
 from autofit.search.predictions import Predictions
 from autofit.search.space import load_space
 from autofit.search.study import Limits, SearchProblem, search
+from autofit.tuning.narrowing import narrowed
 from autofit.tuning.space import knob_choices
 from benchmarks.estimate_space import hardware_of
 
@@ -42,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llama-3.1-8b")
     parser.add_argument("--gpu", default="h100")
+    parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--gpu-mem", type=float, default=24.0)
     parser.add_argument("--space", default="everything")
     parser.add_argument("--configs", type=int, default=50_000)
@@ -54,16 +57,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def overhead(given: argparse.Namespace) -> dict[str, Any]:
     """Seconds from one probe's answer to the next probe."""
-    hardware = hardware_of(given.gpu)
+    hardware = hardware_of(given.gpu).of_several(given.devices)
     workload = resolve(given.model, effective_batch_size=32)
-    space, constraints = (
-        load_space(given.space, knob_choices(workload, hardware)),
-        techniques.constraints(workload, hardware),
-    )
+    constraints = techniques.constraints(workload, hardware)
+    predict = functools.partial(predict_all, workload, hardware, processes=None)
+    whole = load_space(given.space, knob_choices(workload, hardware))
+    space, _ = narrowed(whole, workload, hardware, given.gpu_mem * 2**30, predict, seed=0)
     answers = _Answers(int(given.gpu_mem * 2**30))
 
     def expect(configs: Sequence[Config]) -> Predictions:
-        answers.expected = Predictions.of(configs, *predict_all(workload, hardware, configs))
+        answers.expected = Predictions.of(configs, *predict(configs))
         return answers.expected
 
     problem = SearchProblem(

@@ -1,0 +1,162 @@
+"""What a search over many devices looks at, where all knobs beside all ways to divide the devices are too many.
+
+Every layout is predicted beside a few usual values of the other knobs. Around the best layout of each tier every other
+knob is then changed alone, and what leaves a config far behind is left out.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from autofit import techniques
+from autofit.core.config import Config, Value
+from autofit.core.hardware import Hardware
+from autofit.core.result import tier
+from autofit.core.workload import Workload
+from autofit.search.enumeration import MAX_CONFIGS, Enumeration
+from autofit.search.space import Space
+
+Predict = Callable[[Sequence[Config]], tuple[Sequence[float], Sequence[float]]]  # bytes and seconds of each
+_SPLIT = ("tensor_parallel", "context_parallel")
+_LAYOUT = ("data_parallel", "data_parallel_replicate", "reshard_after_forward", *_SPLIT)
+_SCALED = ("micro_batch_size", "lora_rank", "lora_alpha")  # more values of them cost no trace
+_USUAL: dict[str, tuple[Value, ...]] = {
+    "precision": ("bf16", "bf16-mixed", "fp16-mixed", "fp32"),  # the first that there is
+    "reshard_after_forward": (True, False, None),
+    "activation_checkpointing": ("none", "full"),
+    "quantization": ("none", "nf4-dq"),
+    "lora_targets": (None, "all-linear"),
+    "loss": ("chunked", "standard"),
+}
+_SEVERAL = ("reshard_after_forward", "activation_checkpointing", "quantization", "lora_targets")
+_KEPT, _SLOWER = 2, 1.05  # layouts of a tier: so many, and none that is so many times slower than the best
+_BEHIND = 1.1  # a value is left out where it makes the best of every tier so many times slower
+
+Values = Mapping[str, tuple[Value, ...]]
+
+
+class Row(NamedTuple):
+    """What is predicted of a config: bytes of tensors and seconds of a step."""
+
+    config: Config
+    nbytes: float
+    seconds: float
+
+
+def narrowed(
+    space: Space, workload: Workload, hardware: Hardware, cap_bytes: float, predict: Predict, *, seed: int
+) -> tuple[Space, str | None]:
+    """The space with what is predicted to be among the best within so many bytes, and a note on that; the same space
+    where all of it can be predicted."""
+    constraints = techniques.constraints(workload, hardware)
+    if hardware.world == 1 or Enumeration(space.knobs, constraints).count().configs <= MAX_CONFIGS:
+        return space, None
+
+    def rows_of(spaces: Sequence[Values]) -> list[Row]:
+        configs = {config: None for knobs in spaces for config in Enumeration(knobs, constraints).configs(seed)}
+        rows = map(Row, configs, *predict(list(configs)))
+        return [row for row in rows if not math.isnan(row.seconds)]
+
+    usual = {knob: _usual(knob, values) for knob, values in space.knobs.items()}
+    contexts = usual.get("context_parallel", ())
+    whole = tuple(each for each in contexts if each == 1)
+    rows = rows_of([usual | {"context_parallel": whole}] if whole else [usual])
+    if whole and _one_at_a_time(rows, cap_bytes):
+        rows += rows_of([usual | {"context_parallel": tuple(each for each in contexts if each != 1)}])
+    chosen = best_layouts(rows, cap_bytes)
+    if not chosen:
+        return space, None
+    layouts = {
+        # null settles by the others: to all devices beside ddp.
+        knob: tuple(each for each in space.knobs[knob] if each is None or each in {row.config[knob] for row in chosen})
+        for knob in _LAYOUT
+        if knob in space.knobs
+    }
+    firsts = [of_tier[0] for of_tier in _tiers(chosen).values()]
+    changed = rows_of([each for row in firsts for each in _changed(row.config, space.knobs)])
+    others = {knob: values for knob, values in space.knobs.items() if knob not in (*_LAYOUT, *_SCALED)}
+    kept = layouts | worth_searching(others, [*firsts, *rows, *changed], cap_bytes)
+    every = len({_layout_of(row.config) for row in rows})
+    note = f"of {every} ways to divide the devices, the search looks at those that are predicted to be among the best"
+    words = "; ".join(f"{knob} {', '.join(map(str, kept[knob]))}" for knob in layouts)
+    left_out = (
+        f"{knob} {', '.join(map(str, gone))}"
+        for knob, values in others.items()
+        if (gone := [value for value in values if value not in kept[knob]])
+    )
+    note = f"{note}: {words}. Of the other knobs it leaves out what is predicted to be slower: {'; '.join(left_out)}."
+    return dataclasses.replace(space, knobs={**space.knobs, **kept}), note
+
+
+def _one_at_a_time(rows: Sequence[Row], cap_bytes: float) -> bool:
+    """Whether the best config of a tier computes one sample at a time, so that dividing it may pay; or none fits."""
+    for of_tier in _tiers(rows).values():
+        fitting = [row for row in of_tier if row.nbytes <= cap_bytes]
+        if not fitting or min(fitting, key=lambda row: row.seconds).config["micro_batch_size"] == 1:
+            return True
+    return not rows
+
+
+def best_layouts(rows: Sequence[Row], cap_bytes: float) -> list[Row]:
+    """A row of each of the best layouts: of each tier the fastest that fit, or else the one that needs least memory."""
+    chosen: list[Row] = []
+    for of_tier in _tiers(rows).values():
+        fastest: dict[tuple[Value, ...], Row] = {}
+        for row in of_tier:
+            layout = _layout_of(row.config)
+            if row.nbytes <= cap_bytes and (layout not in fastest or row.seconds < fastest[layout].seconds):
+                fastest[layout] = row
+        ranked = sorted(fastest.values(), key=lambda row: row.seconds)[:_KEPT]
+        chosen += [row for row in ranked if row.seconds <= _SLOWER * ranked[0].seconds]
+        if not ranked:
+            chosen.append(min(of_tier, key=lambda row: row.nbytes))
+    return chosen
+
+
+def worth_searching(values: Values, rows: Sequence[Row], cap_bytes: float) -> dict[str, tuple[Value, ...]]:
+    """Of the values of each knob those of some config that fits and is not far behind the fastest of its tier; where
+    the first config of a tier does not fit, those of all that need no more memory than it: together they may."""
+    kept: dict[str, set[Value]] = {knob: set() for knob in values}
+    for first, *others in _tiers(rows).values():
+        if first.nbytes <= cap_bytes:
+            fitting = [row for row in (first, *others) if row.nbytes <= cap_bytes]
+            near = [row for row in fitting if row.seconds <= _BEHIND * first.seconds]
+        else:
+            near = [row for row in (first, *others) if row.nbytes <= first.nbytes]
+        for row in near:
+            for knob in values:
+                kept[knob].add(row.config[knob])
+    # What settles by other knobs may be none of the values that are listed.
+    return {knob: tuple(each for each in values[knob] if each in found) or values[knob] for knob, found in kept.items()}
+
+
+def _tiers(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    tiers: dict[str, list[Row]] = {}
+    for row in rows:
+        tiers.setdefault(tier(row.config), []).append(row)
+    return tiers
+
+
+def _changed(config: Config, values: Values) -> list[Values]:
+    """The spaces around a config: in each another knob has all its values."""
+    around = {knob: offered if knob in _SCALED else (config[knob],) for knob, offered in values.items()}
+    if not config["lora_rank"]:
+        around["lora_rank"] = (0,)
+    return [
+        {**around, knob: offered}
+        for knob, offered in values.items()
+        if len(offered) > 1 and knob not in (*_LAYOUT, *_SCALED)
+    ]
+
+
+def _layout_of(config: Config) -> tuple[Value, ...]:
+    return tuple(config[knob] for knob in _LAYOUT)
+
+
+def _usual(knob: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
+    if knob in (*_LAYOUT, *_SCALED) and knob not in _USUAL:
+        return values
+    wanted = _USUAL.get(knob, (techniques.technique_named(knob).off,))
+    found = tuple(value for value in wanted if value in values)
+    return (found if knob in _SEVERAL else found[:1]) or values[-1:]  # the last needs most memory, and should be fast

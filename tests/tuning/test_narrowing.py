@@ -1,0 +1,127 @@
+"""Of all knobs beside many ways to divide devices, those that are predicted to be best are searched."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from autofit.core.config import Config, Value
+from autofit.core.options import search_options
+from autofit.search.space import Space
+from autofit.techniques import canonicalize
+from autofit.tuning import narrowing
+from autofit.tuning.narrowing import Row, best_layouts, narrowed, worth_searching
+from autofit.tuning.space import space_for
+from tests.estimate.traced import AMPERE
+from tests.tiny import llama_workload
+
+HARDWARE, WORKLOAD = AMPERE.of_several(4), llama_workload(8)
+LORA = {"lora_rank": 8}
+
+
+def config(**knobs: Value) -> Config:
+    return canonicalize(knobs, WORKLOAD, HARDWARE)
+
+
+def test_the_fastest_layouts_of_each_tier_that_fit_are_kept() -> None:
+    ddp, fsdp = Row(config(data_parallel="ddp"), 9.0, 1.0), Row(config(data_parallel="fsdp"), 5.0, 2.0)
+    split = Row(config(data_parallel="fsdp", tensor_parallel=2), 6.0, 2.1)
+    adapters = Row(config(data_parallel="ddp", **LORA), 4.0, 1.0)
+    rows = [ddp, fsdp, split, adapters]
+    assert best_layouts(rows, 10.0) == [ddp, adapters]
+    assert best_layouts(rows, 8.0) == [fsdp, split, adapters]
+    assert best_layouts(rows, 3.0) == [fsdp, adapters]  # where none fits, what needs least
+    assert best_layouts([], 3.0) == []
+
+
+def test_no_more_than_a_few_layouts_are_kept() -> None:
+    many = [config(data_parallel="fsdp", data_parallel_replicate=size) for size in (1, 2)]
+    many += [config(data_parallel="ddp"), config(data_parallel="fsdp", reshard_after_forward=False)]
+    rows = [Row(each, 1.0, 1.0 + place / 100) for place, each in enumerate(many)]
+    assert best_layouts(rows, 2.0) == rows[:2]
+
+
+def test_values_are_kept_that_fit_and_are_not_far_behind() -> None:
+    values: dict[str, tuple[Value, ...]] = {
+        "loss": ("chunked", "standard"),
+        "activation_checkpointing": ("full", "selective", "none"),
+        "lora_targets": ("all-linear",),
+    }
+    rows = [
+        Row(config(loss="standard", activation_checkpointing="selective"), 9.0, 1.0),
+        Row(config(loss="standard", activation_checkpointing="none"), 11.0, 0.5),  # does not fit
+        Row(config(loss="standard", activation_checkpointing="full"), 5.0, 1.3),
+        Row(config(loss="chunked", activation_checkpointing="selective"), 8.0, 1.1),
+    ]
+    kept = worth_searching(values, rows, 10.0)
+    assert kept == {
+        "loss": ("chunked", "standard"),
+        "activation_checkpointing": ("selective",),
+        "lora_targets": ("all-linear",),  # null of them all, as nothing is adapted: nothing is known of it
+    }
+    # Where the first does not fit, what needs no more may fit together, however slow it is.
+    kept = worth_searching(values, rows, 7.0)
+    assert kept["activation_checkpointing"] == ("full", "selective")
+
+
+@pytest.fixture
+def full() -> Space:
+    return space_for(search_options(space="full", gpu_mem=24.0), WORKLOAD, HARDWARE)
+
+
+def test_a_space_that_can_be_predicted_stays_whole(full: Space) -> None:
+    def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+        raise AssertionError("nothing is to be predicted for it")
+
+    assert narrowed(full, WORKLOAD, AMPERE, math.inf, predict, seed=0) == (full, None)
+
+
+def narrowed_by(
+    seconds_of: Callable[[Config], float], full: Space, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Space, str, list[Config]]:
+    """The narrowed space, the note on it, and what was asked, where all of it fits."""
+    monkeypatch.setattr(narrowing, "MAX_CONFIGS", 10)
+    asked: list[Config] = []
+
+    def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+        asked.extend(configs)
+        return [1.0] * len(configs), [seconds_of(each) for each in configs]
+
+    space, note = narrowed(full, WORKLOAD, HARDWARE, 2.0, predict, seed=0)
+    assert note is not None
+    return space, note, asked
+
+
+def test_a_large_space_keeps_its_best_layouts_and_the_values_that_are_fast_there(
+    full: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds_of(config: Config) -> float:
+        slow = 2.0 - (config["tensor_parallel"] == 2) + (config["activation_checkpointing"] == "full")
+        slow += 0.1 * (config["micro_batch_size"] == 1)
+        return math.nan if config["data_parallel"] == "ddp" else slow
+
+    space, note, asked = narrowed_by(seconds_of, full, monkeypatch)
+    assert "tensor_parallel 2" in note
+    assert "activation_checkpointing full" in note
+    assert space.knobs["tensor_parallel"] == (2,)
+    assert "ddp" not in space.knobs["data_parallel"]
+    assert "full" in full.knobs["activation_checkpointing"]
+    assert "full" not in space.knobs["activation_checkpointing"]
+    assert space.knobs["attention"] == full.knobs["attention"]
+    elsewhere = [each for each in asked if each["tensor_parallel"] != 2]
+    assert {each["optimizer"] for each in elsewhere} == {"adamw"}  # the usual one
+    assert {each["optimizer"] for each in asked} > {"adamw"}
+    assert {each["fsdp_offload"] for each in elsewhere} == {"none", None}
+    assert {each["tensor_parallel"] for each in asked} == {1, 2, 4}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_dividing_samples_is_predicted_where_the_best_config_computes_one_at_a_time(
+    size: int, full: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds_of(config: Config) -> float:
+        return 1.0 + (config["micro_batch_size"] != size) + (config["context_parallel"] == 1)
+
+    space, _, asked = narrowed_by(seconds_of, full, monkeypatch)
+    assert {each["context_parallel"] for each in asked} == ({1, 2, 4} if size == 1 else {1})
+    assert (1 in space.knobs["context_parallel"]) == (size > 1)
