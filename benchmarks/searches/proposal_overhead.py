@@ -1,6 +1,7 @@
 """What choosing the next config costs, beside the probes themselves: a whole search whose probes take no time.
 
-`python -m benchmarks.proposal_overhead [--model llama-3.1-8b] [--gpu h100] [--devices 1] [--configs 50000] [--trials 40] [--json]`
+`python -m benchmarks.proposal_overhead [--model llama-3.1-8b] [--gpu h100] [--devices 1] [--configs 50000]
+[--trials 40] [--json]`
 
 The space is all that a search of that model on that card would choose from, with what the estimator predicts of it; a
 probe answers at once with its prediction, up to noise. What passes from one answer to the next question is the search's
