@@ -108,6 +108,8 @@ KNOB_WORDS = {
         {"cpu": "wait for the backward in host memory"},
     ),
     "lora_rank": KnobWords("Trained", "LoRA {value} {lora_targets}", "no LoRA"),
+    "lora_dora": KnobWords("Adapters", "DoRA", "plain LoRA", {True: "with the lengths of rows (DoRA)"}),
+    "lora_rslora": KnobWords("Scale", "rsLoRA", "plain scale", {True: "alpha / sqrt(rank) (rsLoRA)"}),
     "quantization": KnobWords(
         "Frozen weights",
         "{value} weights",

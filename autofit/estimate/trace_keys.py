@@ -16,6 +16,8 @@ _UNTRACED = {  # knobs that do not change the segments, and the values traced in
     "activation_offload": "none",
     "parameter_offload": "none",
     "compile": "none",
+    "lora_rslora": False,
+    "lora_plus": None,
 }
 _SCALED = frozenset(("micro_batch_size", "gradient_accumulation_steps", "lora_rank", "lora_alpha"))
 BUDGET = "budget-"

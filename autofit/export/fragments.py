@@ -100,5 +100,6 @@ class Fragments(Parts):
     held: str | None = None  # how the weights are held, in words
     optimizer: str | None = None  # the call that makes it for {groups}, with {lr} and {decay}
     stepped_parts: tuple[str, ...] = ()  # puts the parts of weights in their place for it
+    faster: str | None = None  # how many times faster the second matrices of adapters are trained
     comment: str | None = None  # names the knob that chose the optimizer
     stepped_in_backward: bool = False

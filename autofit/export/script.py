@@ -113,8 +113,9 @@ def train_script(
         "WEIGHT_DECAY = 0.0",
     ]
     input_dtype = f".to(torch.{fragments.input_dtype})" if fragments.input_dtype else ""
-    # Adapters are matrices; beside them only a classifier's head is trained.
-    made, optimizer = _optimizer(fragments, vectors=not config.get("lora_rank") or task.classes)
+    # Adapters are matrices, but for DoRA's lengths; beside them only a classifier's head is trained.
+    vectors = not config.get("lora_rank") or task.classes or bool(config.get("lora_dora"))
+    made, optimizer = _optimizer(fragments, vectors=vectors)
     flags = {"data_kind": task.data_kind, "tokenizer_argument": [_TOKENIZER] if task.text else []}
     slots = {
         "title": textwrap.shorten(title, WIDTH - 6, placeholder=" ..."),
@@ -210,6 +211,12 @@ def _optimizer(fragments: Fragments, *, vectors: bool) -> tuple[list[str], list[
     groups, decay = ("[matrices, others]", "") if vectors else ("trained", ", weight_decay=WEIGHT_DECAY")
     trained = "trained = [p for p in model.parameters() if p.requires_grad]"
     rest = [*fragments.stepped_parts, *(_MATRICES if vectors else ())]
+    if fragments.faster:
+        rate = "args.lr" if fragments.spread else "lr"
+        trained = 'faster = [p for name, p in model.named_parameters() if "lora_B" in name]'
+        others = 'others = [p for n, p in model.named_parameters() if p.requires_grad and "lora_B" not in n]'
+        groups, rest = "groups", [others, f"ratio = {fragments.faster}"]
+        rest += [f'groups = [{{"params": others}}, {{"params": faster, "lr": ratio * {rate}}}]']
     if fragments.spread:
         lines = [f"{trained}  # {knobs}", *rest]
         return [], [*lines, f"optimizer = {fragments.optimizer.format(groups=groups, lr='args.lr', decay=decay)}"]

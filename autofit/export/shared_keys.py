@@ -202,6 +202,11 @@ def lora_dropout(request: Request, path: str = "lora_dropout") -> ToolKeys:
     return ToolKeys({path: request.config["lora_dropout"] or 0.0})
 
 
+def kinds_of_adapter(dora: str = "use_dora", rslora: str = "use_rslora", **plus: str) -> dict[str, Share]:
+    """The rows of DoRA and rsLoRA, and with `plus` of LoRA+ (`lora_plus`), by the path of each."""
+    return values(lora_dora=dora, lora_rslora=rslora, **plus)
+
+
 def trainer_case(source: ExportSource) -> TrainerCase:
     """The config as `trainer` reads it; flash-attn is taken to be there if it was when this was measured."""
     flash_attn = "flash-attn" in source.versions

@@ -18,7 +18,14 @@ from autofit.export.source import NOTHING_MEASURED, Deviation, ExportSource, bat
 from autofit.export.template import yaml_file
 
 _SPLIT = ("tensor_parallel", "context_parallel")
-_OF_ADAPTERS = ("lora_alpha", "lora_dropout", "lora_targets")  # tools are asked for these only beside adapters
+_OF_ADAPTERS = (
+    "lora_alpha",
+    "lora_dora",
+    "lora_dropout",
+    "lora_plus",
+    "lora_rslora",
+    "lora_targets",
+)  # tools are asked for these only beside adapters
 HUGGING_FACE = ("causal-lm", "masked-lm", "sequence-classification", "image-classification")
 
 
@@ -218,7 +225,7 @@ def _share(tool: Tool, knob: str, request: Request) -> ToolKeys:
         switched_off = replace(source, config=source.config.replace(**{knob: off}))
         if off is None or answer.keys != share(replace(request, source=switched_off)).keys:
             return answer
-    instead, may_not_fit = f"{tool.title} has nothing for it, and runs without it", True
+    instead, may_not_fit = f"{tool.title} has nothing for it, and runs without it", knob not in _OF_ADAPTERS
     if tool.without and registered and not share:
         instead, may_not_fit = tool.without, tool.without_may_not_fit
     return request.keys(knob, answer.keys, instead, may_not_fit=may_not_fit)

@@ -181,7 +181,15 @@ def _lora(case: TrainerCase) -> TrainerKeywords:
     if not rank:
         return TrainerKeywords()
     alpha, dropout = case.config["lora_alpha"], case.config["lora_dropout"]
-    return TrainerKeywords(lora={"r": rank, "lora_alpha": alpha or 2 * int(rank), "lora_dropout": dropout or 0.0})
+    kinds = {name: bool(case.config.get(f"lora_{name[4:]}")) for name in ("use_dora", "use_rslora")}
+    numbers = {"r": rank, "lora_alpha": alpha or 2 * int(rank), "lora_dropout": dropout or 0.0}
+    return TrainerKeywords(lora={**numbers, **{name: on for name, on in kinds.items() if on}})
+
+
+def _plus(case: TrainerCase) -> TrainerKeywords:
+    ratio = case.config["lora_plus"]
+    why = "Trainer trains both matrices alike, unless you give it peft.optimizers.create_loraplus_optimizer(...)"
+    return case.keywords("lora_plus", why if ratio else None)
 
 
 def _quantization(case: TrainerCase) -> TrainerKeywords:
@@ -316,7 +324,10 @@ TRAINER_KNOBS: dict[str, Callable[[TrainerCase], TrainerKeywords]] = {
     "activation_checkpointing": _checkpointing,
     "activation_offload": _offload,
     "lora_rank": _lora,
-    **dict.fromkeys(("lora_targets", "lora_alpha", "lora_dropout"), lambda case: TrainerKeywords()),  # see lora_rank
+    **dict.fromkeys(  # see lora_rank
+        ("lora_targets", "lora_alpha", "lora_dropout", "lora_dora", "lora_rslora"), lambda case: TrainerKeywords()
+    ),
+    "lora_plus": _plus,
     "quantization": _quantization,
     "optimizer": _optimizer,
     "optimizer_offload": _impossible("optimizer_offload", "Trainer keeps the optimizer's state on the device"),

@@ -7,6 +7,8 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
+OF_GROUPS = ("lr", "lr_ratio", "weight_decay")  # what a group of parameters may have of its own
+
 
 class KeepsFormats(Optimizer):
     """Loads state in the formats that it was saved in. PyTorch would cast it to those of the weights."""

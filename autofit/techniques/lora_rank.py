@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from autofit.core.errors import printable, told
@@ -64,6 +65,8 @@ class LoraRank(Technique):
             r=value,
             lora_alpha=setup.config["lora_alpha"] or 2 * value,
             lora_dropout=setup.config["lora_dropout"] or 0.0,
+            use_dora=bool(setup.config["lora_dora"]),
+            use_rslora=bool(setup.config["lora_rslora"]),
             target_modules=_unambiguous(setup.model, layers),
             target_parameters=experts or None,
         )
@@ -78,6 +81,10 @@ class LoraRank(Technique):
                 raise RefusedError(f"peft cannot put adapters here: {reason}; use lora_rank 0.") from error
         # peft detects GPT-2's transposed layers by itself; its warning about them needs no action.
         setup.warnings.extend(str(each.message) for each in caught if "fan_in_fan_out" not in str(each.message))
+        if on_meta and setup.config["lora_dora"]:
+            for module in setup.model.modules():
+                if getattr(module, "lora_magnitude_vector", None):
+                    setup.when_made[module] = functools.partial(_measure_rows, module)
         _leave_fast_path(setup.model)
         setup.forward_contexts.append(functools.partial(_told_of_code, setup.model))
         for module in setup.model.modules():
@@ -90,6 +97,16 @@ class LoraRank(Technique):
             # A classifier's head starts from random weights: it is trained whole, as peft does for such tasks.
             for head in output_heads(setup.model):
                 head.requires_grad_(True)
+
+
+@torch.no_grad()
+def _measure_rows(layer: Any) -> None:
+    """Begin DoRA with the lengths that the rows of a weight have, as peft does where the weights are there before."""
+    (adapter,) = layer.lora_magnitude_vector
+    lengths = layer.lora_magnitude_vector[adapter]
+    low = layer.lora_B[adapter].weight @ layer.lora_A[adapter].weight
+    weight = layer.get_base_layer().weight.to(low.dtype)
+    lengths.weight.copy_(lengths.get_weight_norm(weight, low, layer.scaling[adapter]))
 
 
 @contextlib.contextmanager

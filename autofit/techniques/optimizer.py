@@ -12,11 +12,14 @@ smaller. Three optimizers keep them, beside weights and gradients of 2 bytes eac
 
 import functools
 import inspect
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
+from operator import itemgetter
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer as TorchOptimizer
 
 from autofit.core.errors import reported, several, told
@@ -145,13 +148,16 @@ def _make(setup: Setup, kind: Callable[[], Callable[..., TorchOptimizer]]) -> No
 
 
 def parameter_groups(setup: Setup) -> list[dict[str, Any]]:
-    """Trainable parameters, each once, in groups: weight decay on matrices, none on biases and norms."""
-    trained, decay = [parameter for _, parameter in setup.trainable()], setup.hyperparameters.weight_decay
-    matrices = [parameter for parameter in trained if parameter.dim() >= 2]
-    vectors = [parameter for parameter in trained if parameter.dim() < 2]
+    """Trainable parameters, each once, in groups: weight decay on matrices, none on biases and norms. `lr_ratio`: how
+    many times the learning rate of the others a group is trained with."""
+    decay, ratio = setup.hyperparameters.weight_decay, setup.config.get("lora_plus")
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = defaultdict(list)
+    for name, parameter in setup.trainable():
+        groups[parameter.dim() < 2, bool(ratio) and "lora_B" in name].append(parameter)
+    faster = {"lr": setup.hyperparameters.lr * float(ratio or 1), "lr_ratio": ratio}
     return [
-        {"params": kind, "weight_decay": each}
-        for parameters, each in ((matrices, decay), (vectors, 0.0))
+        {"params": kind, "weight_decay": 0.0 if vectors else decay, **(faster if fast else {})}
+        for (vectors, fast), parameters in sorted(groups.items(), key=itemgetter(0))
         for kind in by_kind(parameters)
     ]
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from autofit.core.layout import samplers
 from autofit.setup import Config, Hardware, InputError, RefusedError, Setup, Stage, Technique, Value, Workload
+from autofit.setup.master_weights import OF_GROUPS
 
 
 class OptimizerInBackward(Technique):
@@ -60,7 +61,7 @@ class SteppedInBackward(Optimizer):
         names: dict[nn.Parameter, str],
     ) -> None:
         self._inner: dict[nn.Parameter, Optimizer] = {
-            parameter: make([{"params": [parameter], "weight_decay": group["weight_decay"]}])
+            parameter: make([{"params": [parameter], **{key: group[key] for key in OF_GROUPS if key in group}}])
             for group in groups
             for parameter in group["params"]
         }

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from autofit.setup import Config, Hardware, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.host_copies import pinning
+from autofit.setup.master_weights import OF_GROUPS
 
 
 class OptimizerOffload(Technique):
@@ -76,7 +77,7 @@ class SteppedOnHost(Optimizer):
     `gradients_change`: between backward and step, so that the host's copies are stale by then."""
 
     def __init__(self, groups: list[dict[str, Any]], make: Callable[..., Any], *, gradients_change: bool) -> None:
-        given = [{key: group[key] for key in ("params", "weight_decay")} for group in groups]
+        given = [{key: group[key] for key in ("params", *OF_GROUPS) if key in group} for group in groups]
         super().__init__([dict(group) for group in given], {"lr": groups[0]["lr"]})
         self._gradients_change = gradients_change
         with pinning():

@@ -106,7 +106,7 @@ class _Stepper:
         assert setup.optimizer is not None, "build() sets the optimizer"
         begun, part = time.perf_counter(), own_part(setup, batch)
         for group in setup.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * (group.get("lr_ratio") or 1.0)
         self._recovery.snapshot()
         loss = self._try(part, step)
         while loss is None:

@@ -7,7 +7,8 @@ from autofit.core.knobs import FIDELITY_ORDER, KNOB_WORDS, Knob, is_off
 from autofit.setup import Technique
 from autofit.techniques import all_techniques
 
-UNNAMED = {"gradient_accumulation_steps", "lora_targets", "lora_alpha", "lora_dropout"}  # shown beside other knobs
+# Shown beside other knobs.
+UNNAMED = {"gradient_accumulation_steps", "lora_targets", "lora_alpha", "lora_dropout", "lora_plus"}
 
 
 def test_every_knob_has_a_row_and_no_row_is_left_over() -> None:

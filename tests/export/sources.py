@@ -82,6 +82,7 @@ def configs() -> st.SearchStrategy[dict[str, Any]]:
         "lora_rank": st.sampled_from((0, 8, 64)),
         "lora_alpha": st.sampled_from((None, 4, 16, 32.5)),
         "lora_dropout": st.sampled_from((None, 0.1)),
+        "lora_plus": st.sampled_from((None, 16.0)),
         "channels": st.sampled_from((None, "last")),  # a technique of one's own
     }
     return st.fixed_dictionaries({**knobs, **numbers}).map(_settled)
@@ -89,5 +90,6 @@ def configs() -> st.SearchStrategy[dict[str, Any]]:
 
 def _settled(knobs: dict[str, Any]) -> dict[str, Any]:
     if not knobs["lora_rank"]:
-        return {**knobs, "lora_targets": None, "lora_alpha": None, "lora_dropout": None, "quantization": "none"}
+        off = {knob: OFF[knob] for knob in OFF if knob.startswith("lora_")}
+        return {**knobs, **off, "quantization": "none"}
     return {**knobs, "lora_targets": knobs["lora_targets"] or "all-linear"}

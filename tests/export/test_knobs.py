@@ -28,6 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
     [
         ("causal-lm", {**HALF, **LORA, **SPLIT, "activation_checkpointing": "full"}),
         ("causal-lm", {**LORA, **SPLIT, "precision": "fp16-mixed"}),
+        ("causal-lm", {**LORA, "lora_dora": True, "lora_rslora": True, "lora_alpha": 8.0}),
+        ("causal-lm", {**LORA, "lora_plus": 16.0}),
         ("masked-lm", {**SPLIT, "optimizer": "sgd", "activation_checkpointing": "full"}),
         ("sequence-classification", {**LORA, "precision": "bf16", "lora_targets": "all-linear+head"}),
         ("image-classification", {"precision": "bf16", **SPLIT}),

@@ -39,6 +39,9 @@ BANDS: dict[tuple[str, Value], tuple[dict[str, Value], float, float]] = {
     ("lora_rank", 8): ({}, 0.35, 2e-2),  # beside random frozen weights: less than training all, far from nothing
     ("lora_alpha", 24): (LORA, 0.05, 2e-2),
     ("lora_dropout", 0.1): (LORA, 0.05, 2e-2),
+    ("lora_dora", True): (LORA, 0.1, 2e-2),
+    ("lora_rslora", True): (LORA, 0.35, 1e-2),  # at rank 8 it counts almost three times as much
+    ("lora_plus", 16.0): (LORA, 0.35, 5e-3),
     # Below a frozen random head there is little to learn: a seventh of what the reference, which adapts it, learns.
     ("lora_targets", "all-linear"): (LORA, 0.9, 2e-2),
     ("lora_targets", "attention"): ({**LORA, "lora_targets": "all-linear"}, 0.2, 2e-2),

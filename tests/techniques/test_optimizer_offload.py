@@ -236,7 +236,8 @@ def test_on_a_gpu_it_is_offered_with_what_it_can_hold() -> None:
 def test_the_state_of_another_optimizer_is_refused(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requirements, "no_compiler", lambda *_: None)
     card = dataclasses.replace(CARD, capability=(9, 0))
-    assert reason(card, optimizer=optimizer) == (
+    precision = "bf16" if optimizer in ("adamw-master", "adamw-sr", "adamw-8bit-sr") else "fp32"
+    assert reason(card, optimizer=optimizer, precision=precision) == (
         f"optimizer_offload: the step on the host is that of adamw, not of {optimizer}; use optimizer adamw."
     )
 

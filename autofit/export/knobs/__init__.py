@@ -10,7 +10,7 @@ from functools import partial
 
 from autofit.export.fragments import Case, Fragments
 from autofit.export.knobs.blocks import activation_checkpointing, attention, compiled, kernels
-from autofit.export.knobs.lora import lora
+from autofit.export.knobs.lora import lora, lora_plus
 from autofit.export.knobs.loss import loss
 from autofit.export.knobs.optimizer import optimizer, optimizer_in_backward, optimizer_offload
 from autofit.export.knobs.parallel import data_parallel
@@ -19,6 +19,7 @@ from autofit.export.knobs.weights import precision, quantization
 # What the script's constants, or another knob's function, cover.
 _ELSEWHERE = (
     *("micro_batch_size", "gradient_accumulation_steps", "lora_targets", "lora_alpha", "lora_dropout"),
+    *("lora_dora", "lora_rslora"),
     *("data_parallel_replicate", "data_parallel_shard", "reshard_after_forward", "fsdp_offload"),
 )
 
@@ -36,6 +37,7 @@ KNOBS: dict[str, Callable[[Case], Fragments | None]] = {
     "attention": attention,
     "kernels": kernels,  # before adapters wrap the model
     "lora_rank": lora,
+    "lora_plus": lora_plus,
     "activation_checkpointing": activation_checkpointing,
     "loss": loss,
     "optimizer": optimizer,

@@ -40,10 +40,11 @@ def lora(case: Case) -> Fragments | None:
     else:
         arguments = f"{'target_modules=targets' if by_name else _ALL}{', modules_to_save=heads' if classifies else ''}"
         attach = [f"model = get_peft_model(model, LoraConfig({arguments}, **LORA))"]
+    kinds = "".join(f', "use_{kind}": True' for kind in ("dora", "rslora") if config.get(f"lora_{kind}"))
     whole = "; the head is new, trained whole" if classifies else ""
     return Fragments(
         imports=("from peft import LoraConfig, get_peft_model", *(_TRANSPOSED_IMPORTS if transposed else ())),
-        constants=(f'LORA = {{"r": {rank}, "lora_alpha": {alpha}, "lora_dropout": {dropout}}}',),
+        constants=(f'LORA = {{"r": {rank}, "lora_alpha": {alpha}, "lora_dropout": {dropout}{kinds}}}',),
         adapt=(
             f"# lora_rank: {rank}, lora_targets: {targets}{whole}",
             *lines,
@@ -59,3 +60,9 @@ def lora(case: Case) -> Fragments | None:
             "    model.merge_and_unload().save_pretrained(args.output)",
         ),
     )
+
+
+def lora_plus(case: Case) -> Fragments | None:
+    """Two groups of matrices; vectors beside them, or an optimizer for each weight, would need more."""
+    others = case.classifies or case.config.get("lora_dora") or case.config.get("optimizer_in_backward")
+    return None if others or case.shards else Fragments(faster=f"{case.config['lora_plus']}  # lora_plus")

@@ -185,6 +185,7 @@ TOOL = Tool(
         "lora_rank": _rank,
         "lora_alpha": shared.whole_alpha,
         "lora_dropout": shared.lora_dropout,
+        **shared.kinds_of_adapter("peft_use_dora", "peft_use_rslora", lora_plus="loraplus_lr_ratio"),
         "lora_targets": _targets,
         "quantization": _quantization,
         "optimizer": _optimizer,

@@ -102,6 +102,7 @@ TOOL = Tool(
         ),
         "lora_alpha": shared.whole_alpha,
         "lora_dropout": shared.lora_dropout,
+        **shared.kinds_of_adapter(lora_plus="loraplus_lr_ratio"),
         "lora_targets": shared.adapter("lora_target", lambda request: ",".join(request.source.targets) or "all"),
         "quantization": _quantization,
         "attention": lambda request: ToolKeys({"flash_attn": _ATTENTION.get(request.text("attention"), "auto")}),

@@ -81,6 +81,7 @@ TOOL = Tool(
         "lora_rank": lambda request: shared.lora_rank(request, "adapter.r", beside={"adapter.type": "lora"}),
         "lora_alpha": lambda request: shared.whole_alpha(request, "adapter.alpha"),
         "lora_dropout": lambda request: shared.lora_dropout(request, "adapter.dropout"),
+        **shared.kinds_of_adapter("adapter.use_dora", "adapter.use_rslora"),
         "lora_targets": _targets,
         "quantization": _quantization,
         "optimizer": _optimizer,

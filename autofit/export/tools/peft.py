@@ -4,7 +4,7 @@ comments, and peft warns of unknown keys: the README holds the header."""
 import json
 
 from autofit.export import several_devices
-from autofit.export.shared_keys import lora_alpha, lora_dropout, values
+from autofit.export.shared_keys import kinds_of_adapter, lora_alpha, lora_dropout, values
 from autofit.export.tool import HUGGING_FACE, Tool, ToolKeys
 
 _NO_ADAPTERS = "peft is about adapters, and this config trains all weights."
@@ -23,8 +23,6 @@ TOOL = Tool(
         "task_type": _TASKS.get(request.source.task),
         "base_model_name_or_path": request.source.weights,
         "bias": "none",
-        "use_rslora": False,
-        "use_dora": False,
         "init_lora_weights": True,
         "modules_to_save": list(request.source.heads) or None,
     },
@@ -39,6 +37,7 @@ TOOL = Tool(
         **values(lora_rank="r"),
         "lora_alpha": lora_alpha,
         "lora_dropout": lora_dropout,
+        **kinds_of_adapter(),
         "lora_targets": lambda request: ToolKeys({"target_modules": request.source.layers("all-linear")}),
     },
 )

@@ -153,6 +153,8 @@ TOOL = Tool(
         "lora_rank": lambda request: shared.lora_rank(request, "lora.r"),
         "lora_alpha": lambda request: shared.lora_alpha(request, "lora.lora_alpha"),
         "lora_dropout": lambda request: shared.lora_dropout(request, "lora.lora_dropout"),
+        **shared.kinds_of_adapter("lora.use_dora", "lora.use_rslora"),
+        "lora_plus": lambda request: ToolKeys(deviations=shared.keywords(request, "lora_plus").deviations),
         "lora_targets": _targets,
         "quantization": lambda request: ToolKeys(
             _under("quantization", shared.keywords(request, "quantization").quantization)

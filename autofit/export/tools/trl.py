@@ -103,6 +103,7 @@ TOOL = Tool(
         "lora_rank": lambda each: shared.lora_rank(each, "lora_r", {"use_peft": True}, {"use_peft": False}),
         "lora_alpha": shared.whole_alpha,
         "lora_dropout": shared.lora_dropout,
+        **shared.kinds_of_adapter(),
         "lora_targets": _targets,
         "quantization": _quantization,
         "compile": lambda request: shared.compile_by_blocks(request, "", "env"),

@@ -140,6 +140,7 @@ TOOL = Tool(
         ),
         "lora_alpha": lambda request: shared.lora_alpha(request, "lora.lora_alpha"),
         "lora_dropout": lambda request: shared.lora_dropout(request, "lora.lora_dropout"),
+        **shared.values(lora_rslora="lora.use_rslora"),
         "lora_targets": _targets,
         "quantization": _quantization,
         "kernels": lambda request: request.keys("kernels", {}, _KERNELS),

@@ -8,7 +8,7 @@ from autofit.core.knobs import KNOB_WORDS, KnobWords, is_off
 from autofit.core.layout import implied
 from autofit.report.formatting import value
 
-_PART_OF_OTHERS = ("gradient_accumulation_steps", "lora_targets", "lora_alpha", "lora_dropout")
+_PART_OF_OTHERS = ("gradient_accumulation_steps", "lora_targets", "lora_alpha", "lora_dropout", "lora_plus")
 KnobRow = tuple[str, str, str]  # a title, what it means, and the knob as YAML has it
 
 

@@ -19,7 +19,8 @@ def keys(**knobs: Any) -> dict[str, Any]:
 
 def test_sections() -> None:
     told = keys(**CASES["qlora"])
-    assert told["adapter"] == {"type": "lora", "r": 16, "alpha": 32, "dropout": 0.0, "target_modules": list(LINEAR)}
+    adapter = {"type": "lora", "r": 16, "alpha": 32, "dropout": 0.0, "target_modules": list(LINEAR)}
+    assert told["adapter"] == {**adapter, "use_dora": False, "use_rslora": False}
     assert told["quantization"]["bits"] == 4
     assert told["quantization"]["bnb_4bit_compute_dtype"] == "bfloat16"
     assert told["trainer"]["optimizer"] == {"type": "adamw_8bit"}
