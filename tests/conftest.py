@@ -93,7 +93,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory, new_cache: Callable[[], P
 def shared_zygote(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Searches in this process use the shared zygote instead of starting their own, and follow no steps afterwards."""
     monkeypatch.setattr("autofit.tuning.run.follow_tiers", lambda *_: {})
-    monkeypatch.setattr("autofit.tuning.run.follow_devices", lambda *_: ())
+    monkeypatch.setattr("autofit.tuning.run.follow_devices", lambda result, *_: result)
     for room in ("tuning.run", "api.doctor", "tuning.predicted"):
         monkeypatch.setattr(f"autofit.{room}.LocalExecutor", lambda *_: contextlib.nullcontext(executor))
 

@@ -34,16 +34,6 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class OnDevices:
-    """What is predicted of the best config on so many devices of each node: the bytes that each needs at most, and the
-    tokens, or else samples, of all in a second."""
-
-    devices: int
-    high: int
-    rate: float | None
-
-
-@dataclass(frozen=True)
 class Record:
     """A finished search."""
 
@@ -51,7 +41,6 @@ class Record:
     options: Mapping[str, Any] = field(default_factory=dict)  # seed, tolerance, trials, time_limit, space, set
     predicted: tuple[Predicted, ...] = ()  # one a trial, in their order; empty where nothing was predicted
     timelines: Mapping[str, Timeline] = field(default_factory=dict)  # by tier, of its best config
-    on_devices: tuple[OnDevices, ...] = ()  # the fewest first; empty for a search over one device
     finished: str = ""  # when the search ended, in ISO 8601
     intact: bool = field(default=True, compare=False)  # False where the file was edited or has no digest
 
@@ -76,7 +65,6 @@ class Record:
             "is_predicted": result.predicted,
             "notes": list(result.notes),
             "timelines": to_plain(self.timelines),
-            "on_devices": to_plain(self.on_devices),
             "run_directory": result.run_directory,
             "finished": self.finished,
         }
@@ -104,7 +92,6 @@ class Record:
                 options=data["options"],
                 predicted=predicted if any(each != Predicted() for each in predicted) else (),
                 timelines=from_plain(Mapping[str, Timeline], data["timelines"]),
-                on_devices=from_plain(tuple[OnDevices, ...], data.get("on_devices", [])),
                 finished=data["finished"],
                 intact=intact,
             )
@@ -117,7 +104,7 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def _result(data: dict[str, Any]) -> Result:
-    data.setdefault("finalists", [])  # older records have none
+    data = {"finalists": [], "on_devices": [], **data}  # older records have none
     for each in data["alternatives"]:
         each.pop("value", None)  # of its config
     for each in data["other_budgets"]:

@@ -38,6 +38,16 @@ def tier(config: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
+class OnDevices:
+    """What is predicted of the best config on so many devices of each node: the bytes that each needs at most, and the
+    tokens, or else samples, of all in a second."""
+
+    devices: int
+    high: int
+    rate: float | None
+
+
+@dataclass(frozen=True)
 class Result:
     """The outcome of a search.
 
@@ -52,6 +62,7 @@ class Result:
         predicted: whether configs never measured had a part in `frontier` and `alternatives`.
         predicted_best, predicted_tiers: the configs predicted to be the fastest that fit, where nothing can be measured
             for the card that is meant; `best` is None then.
+        on_devices: the config of the answer on other numbers of devices, the fewest first; empty for a search over one.
     """
 
     model: str
@@ -80,6 +91,7 @@ class Result:
     predicted: bool = False
     predicted_best: Estimate | None = None
     predicted_tiers: Mapping[str, Estimate | None] = field(default_factory=dict)
+    on_devices: tuple[OnDevices, ...] = ()
 
     @property
     def config(self) -> Config | None:
@@ -114,6 +126,7 @@ class Result:
                 {**to_plain(each), "runs": to_plain(self.fastest_within(each.device_bytes))}
                 for each in self.other_budgets
             ],
+            "on_devices": to_plain(self.on_devices),
             "space_size": self.space_size,
             "search_seconds": round(self.search_seconds, 3),
             "notes": list(self.notes),

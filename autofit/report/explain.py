@@ -12,7 +12,7 @@ from autofit.core.result import Result
 from autofit.report import formatting as fmt
 from autofit.report.knob_effects import knob_lines
 from autofit.report.next_steps import written
-from autofit.report.other_budgets import least_that_fits, other_budget_lines
+from autofit.report.other_budgets import least_that_fits, on_other_devices, other_budget_lines
 from autofit.report.predicted import explain_predicted, predicted_notes, prediction_counts
 from autofit.report.rows import nearest_misses, relative_speed
 
@@ -47,6 +47,7 @@ def explain(result: Result) -> str:
         _list("What each knob buys, if it alone is changed:", knob_lines(result)),
         _joined(how_it_ended(result), _nearest_miss(result)),
         _list("With other budgets:", other_budget_lines(result)),
+        on_other_devices(result),
         _joined(*result.notes),
     ]
     return "\n\n".join(filter(None, paragraphs))

@@ -1,5 +1,7 @@
-"""What more or less memory would run: the next sizes of cards, or half and twice the budget, and a little more."""
+"""What more or less would run: the next sizes of cards, or half and twice the budget, a little more; other numbers of
+devices."""
 
+from autofit.core.errors import counted
 from autofit.core.pareto import OtherBudget, Point, fastest_within
 from autofit.core.result import Result
 from autofit.report.formatting import describe, gib, instead, listed, rate, source, speed
@@ -23,6 +25,20 @@ def other_budget_lines(result: Result) -> list[str]:
                 line = f": {text}" if names == tiers else f", {listed(names)}: {text}"
                 sizes.setdefault(line, []).append(f"{gib(other.device_bytes)} GiB ({other.why}{card})")
     return [f"{listed(budgets)}{line}" for line, budgets in sizes.items()]
+
+
+def on_other_devices(result: Result) -> str:
+    """A list of what was predicted of the answer's config on other numbers of devices, against its own; "" without."""
+    by_count = {each.devices: each for each in result.on_devices}
+    own = by_count.pop(result.hardware.devices, None)
+    usable = result.budget.cap_bytes(result.hardware.device)
+    lines = ["The same config on other numbers of devices, by prediction:"] if by_count else []
+    for count, each in by_count.items():
+        many = counted(count, "device") + (" of each node" if result.hardware.nodes > 1 else "")
+        speed = f"{each.rate / own.rate:.3g} times the speed, " if own and own.rate and each.rate else ""
+        too_much = "" if each.high <= usable else ", which may not fit"
+        lines.append(f"  - {many}: {speed}at most {gib(each.high)} GiB of each{too_much}")
+    return "\n".join(lines)
 
 
 def least_that_fits(result: Result) -> tuple[int, Point] | None:

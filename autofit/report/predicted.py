@@ -9,6 +9,7 @@ from autofit.core.result import Result
 from autofit.report.formatting import POINT, TIER_TITLES, describe, gib, hanging, interval, printable, rate, where
 from autofit.report.listings import estimate_table
 from autofit.report.next_steps import commands, directory_of, written
+from autofit.report.other_budgets import on_other_devices
 
 _VERDICTS = {"yes": "fits by all that is predicted", "maybe": "may or may not fit", "no": "does not fit"}
 
@@ -72,4 +73,4 @@ def explain_predicted(result: Result, best: Estimate) -> str:
     """The same as plain sentences."""
     head = f"Nothing was measured. Predicted for {result.model} on {where(result.hardware, result.budget)}:"
     lines = [f"{head} {describe(best.config)}.", answer_line(result, best), *predicted_lines(result, best), *best.notes]
-    return "\n".join(lines)
+    return "\n".join(filter(None, [*lines, on_other_devices(result)]))

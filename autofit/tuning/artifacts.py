@@ -21,8 +21,8 @@ from autofit.core.files import write_atomically
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.layout import fitted_to
 from autofit.core.options import SearchOptions
-from autofit.core.record import OnDevices, Predicted, Record
-from autofit.core.result import Result, tier
+from autofit.core.record import Predicted, Record
+from autofit.core.result import OnDevices, Result, tier
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
 from autofit.estimate.timeline import timeline
@@ -46,7 +46,6 @@ def make_record(
     options: SearchOptions,
     predictions: Predictions | None,
     timelines: Mapping[str, Timeline],
-    on_devices: tuple[OnDevices, ...] = (),
 ) -> Record:
     """The record of a search that has just ended."""
 
@@ -59,7 +58,7 @@ def make_record(
         predicted = [Predicted(finite(nbytes.get(t.config)), finite(seconds.get(t.config))) for t in result.trials]
     told = options.model_dump(include={"seed", "tolerance", "trials", "time_limit", "workers", "space", "set"})
     finished = datetime.now().astimezone().isoformat(timespec="seconds")
-    return Record(result, told, tuple(predicted), timelines, on_devices, finished)
+    return Record(result, told, tuple(predicted), timelines, finished)
 
 
 def follow_tiers(result: Result, workload: Workload, options: SearchOptions, executor: Executor) -> dict[str, Timeline]:
@@ -87,22 +86,20 @@ def with_bottleneck(result: Result, timelines: Mapping[str, Timeline]) -> Result
     return dataclasses.replace(result, notes=(*result.notes, note))
 
 
-def follow_devices(
-    result: Result, workload: Workload, options: SearchOptions, executor: Executor
-) -> tuple[OnDevices, ...]:
-    """The best config on 1, 2, 4 ... devices, after a search over several that was not interrupted."""
+def follow_devices(result: Result, workload: Workload, options: SearchOptions, executor: Executor) -> Result:
+    """The result with its config on 1, 2, 4 ... devices, after a search over several that was not interrupted."""
     found: tuple[OnDevices, ...] = ()
     if result.config is not None and result.hardware.world > 1 and result.stopped_by != "interrupt":
         timeout = min(FOLLOW_SECONDS, max(1.0, FOLLOW_SHARE * (options.time_limit or math.inf)))
         best = result.hardware, result.budget, result.config
         with contextlib.suppress(AutofitError, KeyboardInterrupt):
             found = executor.run(_on_devices, workload, *best, log="devices.log", timeout=timeout)
-    return found
+    return dataclasses.replace(result, on_devices=found)
 
 
 def _on_devices(workload: Workload, hardware: Hardware, budget: Budget, config: Config) -> tuple[OnDevices, ...]:
     found = []
-    for devices in sorted({1, 2, 4, 8, hardware.devices}):
+    for devices in sorted({1, 2, 4, 8, hardware.devices, 2 * hardware.devices}):
         fewer = hardware.of_several(devices, hardware.nodes, hardware.link)
         knobs = fitted_to(config, fewer.world, workload.effective_batch_size)
         with contextlib.suppress(InputError):  # the batch divides among other numbers

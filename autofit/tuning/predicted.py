@@ -96,14 +96,13 @@ def predicted_search(workload: Workload, options: SearchOptions, listener: Liste
             notify(note)
         with LocalExecutor(directory.probes) as executor:
             space = _Space(executor, workload, hardware, budget, options=options, listener=listener)
-            result = space.result()
-            on_devices = follow_devices(result, space.workload, options, executor)
+            result = follow_devices(space.result(), space.workload, options, executor)
         directory.restored()
         notes = (no_gpu_note(reason), *assumptions, *result.notes)
         result = dataclasses.replace(result, notes=notes, search_seconds=time.monotonic() - start)
         listener(PhaseStarted("writing the result and the report"))
         result = write_artifacts(result, space.workload, directory, notify=notify)
-        return write_report(make_record(result, options, None, space.timelines, on_devices), directory, notify=notify)
+        return write_report(make_record(result, options, None, space.timelines), directory, notify=notify)
 
 
 class _Space:

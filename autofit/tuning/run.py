@@ -86,9 +86,9 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
             if result.best and result.stopped_by != "interrupt":
                 listener(PhaseStarted("following a training step of the best configs, for the report"))
             timelines = follow_tiers(result, context.workload, options, executor)
-            on_devices = follow_devices(result, context.workload, options, executor)
+            result = follow_devices(result, context.workload, options, executor)
             result = with_bottleneck(result, timelines)
-            record = make_record(result, options, run.predictions, timelines, on_devices)
+            record = make_record(result, options, run.predictions, timelines)
         run.calibrate(finals)
         run.restored()
         listener(PhaseStarted("writing the result and the report"))

@@ -22,7 +22,7 @@ def test_the_json_of_a_search(searched: Output) -> None:
     answer = searched.json
     assert answer.keys() == {
         *("schema", "best", "tiers", "trials", "skipped", "stopped_by", "nearest_miss", "space_size", "search_seconds"),
-        *("predicted", "frontier", "alternatives", "other_budgets", "notes", "versions", "files"),
+        *("predicted", "frontier", "alternatives", "other_budgets", "on_devices", "notes", "versions", "files"),
     }
     assert answer["schema"] == 1
     assert shape(answer["best"]["measured"]) == MEASURED
@@ -55,7 +55,7 @@ MEASURED = {
 TRIAL = {
     *("number", "config", "outcome", "tokens_per_second", "samples_per_second", "step_seconds", "peak_bytes", "reason"),
     *("seconds", "build_seconds", "warmup_seconds", "compile_seconds"),
-    *("loss", "steps", "composed", "verified", "warnings"),
+    *("loss", "steps", "composed", "verified", "communication_seconds", "warnings"),
 }
 
 

@@ -13,8 +13,8 @@ from autofit.core.estimate import Estimate, Timeline
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.pareto import Alternative, OtherBudget, Point
-from autofit.core.record import OnDevices, Predicted, Record
-from autofit.core.result import Result
+from autofit.core.record import Predicted, Record
+from autofit.core.result import OnDevices, Result
 
 CONFIG = Config(precision="bf16", micro_batch_size=2, lora_rank=0, lora_targets=None, optimizer_in_backward=True)
 CARD = Hardware("cuda", "a card", 24 * GIB, 64 * GIB, 60 * GIB, 8, capability=(8, 9), context_bytes=GIB // 2)
@@ -56,13 +56,13 @@ RESULT = Result(
     alternatives=(Alternative("precision", MISS.config, Outcome.OUT_OF_MEMORY, None, None, None, True),),
     other_budgets=(OtherBudget("the next larger card", 48 * GIB, "A6000"),),
     predicted=True,
+    on_devices=(OnDevices(1, 12 * GIB, None), OnDevices(2, 7 * GIB, 900.0)),
 )
 RECORD = Record(
     RESULT,
     {"seed": 3, "tolerance": 0.02, "space": None, "set": {"precision": ["bf16"]}},
     (Predicted(9.5 * GIB, 1.1), Predicted()),
     {"full": LINE},
-    (OnDevices(1, 12 * GIB, None), OnDevices(2, 7 * GIB, 900.0)),
     "2026-01-02T03:04:05+00:00",
 )
 

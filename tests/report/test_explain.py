@@ -8,7 +8,7 @@ import pytest
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement
 from autofit.core.pareto import Alternative, OtherBudget, Point
-from autofit.core.result import Result
+from autofit.core.result import OnDevices, Result
 from autofit.report.explain import explain
 
 Results = Callable[..., Result]
@@ -26,6 +26,14 @@ def test_every_part_of_the_story_is_told(result: Results) -> None:
         "The search went through the whole space, after 1 min 23 s.",
     ):
         assert sentence in text
+
+
+def test_other_numbers_of_devices_are_told_against_its_own(result: Results) -> None:
+    one, two, four = OnDevices(1, 9 * GIB, None), OnDevices(2, GIB, 100.0), OnDevices(4, GIB // 2, 190.0)
+    text = explain(result(hardware=result().hardware.of_several(2), on_devices=(one, two, four)))
+    assert "by prediction:\n  - 1 device: at most 9.00 GiB of each, which may not fit\n" in text
+    assert "  - 4 devices: 1.9 times the speed, at most 0.50 GiB of each" in text
+    assert "numbers of devices" not in explain(result())
 
 
 def test_what_was_not_verified_is_not_called_so(result: Results, measured: Callable[..., Measurement]) -> None:

@@ -15,8 +15,8 @@ from autofit.core.errors import InputError, ProbeError
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import search_options
-from autofit.core.record import OnDevices, Predicted
-from autofit.core.result import Result
+from autofit.core.record import Predicted
+from autofit.core.result import OnDevices, Result
 from autofit.estimate.timeline import timeline
 from autofit.hardware.catalogue import card, hardware_of
 from autofit.search.predictions import Predictions
@@ -168,16 +168,16 @@ def test_nobody_who_wants_out_waits_for_a_picture() -> None:
 
 def test_the_best_is_followed_on_other_numbers_of_devices() -> None:
     executor, checked = LocalExecutor(), search_options()
-    assert follow_devices(found(), WORKLOAD, checked, executor) == ()  # a search over one
+    assert follow_devices(found(), WORKLOAD, checked, executor) == found()  # a search over one
     several = dataclasses.replace(hardware_of(card("h100")), devices=2)
     config = canonicalize({"data_parallel": "fsdp", "micro_batch_size": 2}, WORKLOAD, several)
     best = Measurement(config, Outcome.FITS)
     result = dataclasses.replace(found(), hardware=several, best=best)
-    followed = follow_devices(result, WORKLOAD, checked, executor)
+    followed = follow_devices(result, WORKLOAD, checked, executor).on_devices
     assert [each.devices for each in followed] == [1, 2, 4]  # 4 samples do not divide among 8
     alone = predict(WORKLOAD, config, gpu="h100", devices=2).estimate
     assert followed[1] == OnDevices(2, alone.high, alone.tokens_per_second)
     assert None not in [each.rate for each in followed]
-    assert make_record(result, checked, None, {}, followed).on_devices == followed
-    assert follow_devices(result, WORKLOAD, checked, LocalExecutor(lambda _: ProbeError("too slow"))) == ()
-    assert follow_devices(dataclasses.replace(result, stopped_by="interrupt"), WORKLOAD, checked, executor) == ()
+    assert follow_devices(result, WORKLOAD, checked, LocalExecutor(lambda _: ProbeError("too slow"))) == result
+    stopped = dataclasses.replace(result, stopped_by="interrupt")
+    assert follow_devices(stopped, WORKLOAD, checked, executor) == stopped

@@ -35,7 +35,7 @@ def gang(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[P
         return bench.executor
 
     monkeypatch.setattr(tune, "GangExecutor", start)
-    monkeypatch.setattr(tune, "follow_devices", lambda *_: ())
+    monkeypatch.setattr(tune, "follow_devices", lambda result, *_: result)
     monkeypatch.setattr("autofit.probe.placement.physical_cores", lambda: [frozenset({each}) for each in range(4)])
     bench.space(micro_batch_size=[1, 2, 4], data_parallel="all", tensor_parallel="all")
     yield started

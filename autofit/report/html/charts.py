@@ -115,11 +115,11 @@ def progress(record: Record, by: str) -> Picture | None:
 
 def devices_picture(record: Record, what: str) -> Picture | None:
     """The predicted "memory" of each device, or "speed" of all, against their number; None of fewer than two."""
-    points = [(each.devices, each.high / GIB if what == "memory" else each.rate) for each in record.on_devices]
+    result = record.result
+    points = [(each.devices, each.high / GIB if what == "memory" else each.rate) for each in result.on_devices]
     known = [(devices, figure) for devices, figure in points if figure]
     if len(known) < _FEWEST:
         return None
-    result = record.result
     usable = result.budget.cap_bytes(result.hardware.device) / GIB
     title = "GiB of each device" if what == "memory" else f"{unit(result)}/s of all devices"
     across_title = "devices" if result.hardware.nodes == 1 else "devices of each node"

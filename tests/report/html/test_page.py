@@ -10,7 +10,8 @@ import pytest
 
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
-from autofit.core.record import OnDevices, Record
+from autofit.core.record import Record
+from autofit.core.result import OnDevices
 from autofit.report.html import pictures, report_page
 from autofit.report.html.page import memory_used, shared_knobs, training_time
 
@@ -209,13 +210,15 @@ def test_a_model_of_ones_own_is_trained_in_python(record: Records, tmp_path: Pat
 def test_other_numbers_of_devices(record: Records, tmp_path: Path) -> None:
     assert "Other numbers of devices" not in report_page(record(), tmp_path)
     found = (OnDevices(1, 9 * GIB, 100.0), OnDevices(2, 5 * GIB, 190.0), OnDevices(4, 3 * GIB, 350.0))
-    several = dataclasses.replace(record(), on_devices=found)
+    several = record()
+    several = dataclasses.replace(several, result=dataclasses.replace(several.result, on_devices=found))
     assert {"memory-by-devices", "speed-by-devices"} <= pictures(several).keys()
     told = read(several, tmp_path).text
     assert "Other numbers of devices" in told
     assert "2 devices: 190" in told
-    unknown = dataclasses.replace(several, on_devices=tuple(dataclasses.replace(each, rate=None) for each in found))
-    assert "speed-by-devices" not in pictures(unknown)
+    unknown = tuple(dataclasses.replace(each, rate=None) for each in found)
+    several = dataclasses.replace(several, result=dataclasses.replace(several.result, on_devices=unknown))
+    assert "speed-by-devices" not in pictures(several)
 
 
 @pytest.mark.parametrize(
