@@ -120,6 +120,12 @@ def kind_of(config: Mapping[str, Value], hardware: Hardware) -> Value:
     return "ddp" if several == hardware.world else "none" if several == 1 and whole else "fsdp"
 
 
+def divided_by(config: Mapping[str, Value]) -> tuple[str, ...]:
+    """The ways in which a canonical config divides a training among devices: what they exchange is of other kinds."""
+    degrees = vars(Layout.of(config))
+    return tuple(way for way, degree in degrees.items() if degree > 1)
+
+
 def implied(config: Mapping[str, Value]) -> set[str]:
     """The knobs of several devices that a reader can tell from the others: degrees of 1, what is null, what is left."""
     found = {

@@ -4,7 +4,8 @@ Memory beyond tensors differs by driver and library (workspaces, fragments, kern
 measurements are stored with their predictions, and later predictions are scaled by the median ratio; their interval
 spans the ratios. A machine that others use is slow for as long: step times weigh more the quieter the machine was and
 the steadier they are, less with age, no day more than a few, and until such measurements outweigh it a prediction
-stands.
+stands. Several devices are told apart from one, by their number and by how they divide a training: what they exchange
+takes other links, and other time, for each.
 """
 
 import math
@@ -18,9 +19,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Self
 
-from autofit.core.config import Config
+from autofit.core.config import Config, Value
 from autofit.core.files import cache_file, digest, keep, kept
 from autofit.core.hardware import Hardware
+from autofit.core.layout import divided_by
 from autofit.core.measurement import Measurement
 
 _Figures = Mapping[Config, float]
@@ -122,14 +124,15 @@ def compare(
     ]
 
 
-def calibration_for(hardware: Hardware) -> Calibration:
-    """The calibration of this device."""
-    return Calibration.of(_read(_path(hardware)))
+def calibration_for(hardware: Hardware, config: Mapping[str, Value] | None = None) -> Calibration:
+    """The calibration of this device; of several, that of the ways in which this config divides a training."""
+    return Calibration.of(_read(_path(hardware, config)))
 
 
-def learn(hardware: Hardware, comparisons: Sequence[Comparison]) -> None:
-    """Store measurements of this device, at most those with the largest weights."""
-    path, now = _path(hardware), time.time()
+def learn(hardware: Hardware, comparisons: Sequence[Comparison], config: Mapping[str, Value] | None = None) -> None:
+    """Store measurements of this device, at most those with the largest weights; of several devices, of configs that
+    divide a training as this one does."""
+    path, now = _path(hardware, config), time.time()
     ordered = sorted([*_read(path), *comparisons], key=lambda comparison: comparison.weight(now))
     keep(path, [vars(each) for each in ordered[-MOST_STORED:]])
 
@@ -140,5 +143,8 @@ def _read(path: Path) -> list[Comparison]:
     return [Comparison(**{name: data[name] for name in names if name in data}) for data in kept(path) or ()]
 
 
-def _path(hardware: Hardware) -> Path:
-    return cache_file("calibration", f"{digest(f'{hardware.device} {hardware.measured_on or hardware.name}')}.json")
+def _path(hardware: Hardware, config: Mapping[str, Value] | None) -> Path:
+    facts = f"{hardware.device} {hardware.measured_on or hardware.name}"
+    if hardware.world > 1 and config is not None:
+        facts += f" {hardware.devices} x {hardware.nodes} {hardware.link} {', '.join(divided_by(config))}"
+    return cache_file("calibration", f"{digest(facts)}.json")

@@ -14,7 +14,9 @@ from autofit.core.hardware import Hardware
 from autofit.core.layout import Layout
 from autofit.core.links import Links
 from autofit.distributed.collectives import seconds
+from autofit.estimate.overlap import redistributing
 from autofit.estimate.ranks import group_of
+from autofit.estimate.roofline import Speed
 from autofit.estimate.scaling import Floats
 from autofit.estimate.segments import Segment
 
@@ -59,7 +61,7 @@ class Exchanges:
     hardware: Hardware
     links: Links
 
-    def seconds(self, segment: Segment, *, last: bool) -> tuple[Floats, Floats]:
+    def seconds(self, segment: Segment, speed: Speed, *, last: bool) -> tuple[Floats, Floats]:
         """The seconds that a segment waits for others, and those of what is sent beside its computation. Gradients of
         adapters and of replicas are averaged in the `last` micro-batch alone."""
         layout = Layout.of(self.config)
@@ -68,7 +70,7 @@ class Exchanges:
         for each in segment.exchanged:
             if each.waits:
                 alike = (layout.context, layout.tensor) if each.kind == "all_to_all" else (layout.tensor, 1)
-                waited = waited + self._took(each.kind, each.nbytes, *alike)
+                waited = waited + self._took(each.kind, each.nbytes, *alike) + redistributing(speed)
             elif each.kind == "all_reduce":  # by ddp, in large buckets
                 averaged = averaged + each.nbytes
             elif each.kind == "all_gather" or last or not self.config["lora_rank"]:

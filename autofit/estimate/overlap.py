@@ -11,9 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from autofit.estimate.roofline import Speed
+
 # How much slower products run beside a collective, as a share of its time: NCCL's kernels hold 16 to 32 of some 108
 # to 132 multiprocessors, and share the memory's bandwidth.
 _SLOWED = 0.15
+# Operators that take the host as long as DTensor's Python around a collective that split layers wait for: on two cores
+# 1.2 ms of CPU time for each, where an operator took 4.8 us (a small Llama, tensor_parallel 2 beside ddp).
+_REDISTRIBUTING = 250
 Seconds = Any  # a number or an array of them
 
 
@@ -48,11 +53,24 @@ def micro_batch(units: Sequence[Unit], *, reduced: bool = True) -> Seconds:
     return np.maximum(done, np.maximum(link, done) + waiting)
 
 
+def one_after_another(units: Sequence[Unit]) -> Seconds:
+    """The same where what computes also sends, as a process on a CPU: gloo copies and adds on the cores of its rank."""
+    return sum(sum((e.forward, e.backward, *e.waited, e.gather, e.again, e.reduce)) for e in units)
+
+
+def redistributing(speed: Speed) -> float:
+    """The seconds that a CPU takes around each collective that layers wait for; another device's host runs ahead."""
+    return 0.0 if speed.asynchronous else _REDISTRIBUTING * speed.rates.launch_seconds
+
+
 def _slowed(computing: Seconds, exchanging: Seconds) -> Seconds:
     """The seconds of a computation while collectives run for so long."""
     return computing + _SLOWED * np.minimum(computing, exchanging)
 
 
-def beside(computing: Seconds, exchanging: Seconds) -> Seconds:
-    """The seconds of one of many groups in a row, that computes while others exchange for so long."""
+def beside(computing: Seconds, exchanging: Seconds, *, asynchronous: bool = True) -> Seconds:
+    """The seconds of one of many groups in a row, that computes while others exchange for so long; on CPUs one waits
+    for the other."""
+    if not asynchronous:
+        return computing + exchanging
     return np.maximum(_slowed(computing, exchanging), exchanging)

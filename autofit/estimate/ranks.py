@@ -1,6 +1,6 @@
 """How long a step of one of several ranks takes, from the trace of it: what it computes, and what it exchanges beside.
 
-What FSDP2 and DDP exchange overlaps with computation; layers and tokens that are split wait for theirs.
+What FSDP2 and DDP exchange overlaps with computation, but on CPUs; layers and tokens that are split wait for theirs.
 """
 
 import math
@@ -13,7 +13,7 @@ from autofit.core.layout import Layout
 from autofit.core.links import Links
 from autofit.core.workload import Workload
 from autofit.distributed.collectives import Group, seconds
-from autofit.estimate.overlap import Unit, micro_batch
+from autofit.estimate.overlap import Unit, micro_batch, one_after_another, redistributing
 from autofit.estimate.rates import UNKNOWN, rates_for
 from autofit.estimate.recorder import Collective
 from autofit.estimate.roofline import Speed
@@ -24,16 +24,18 @@ from autofit.hardware.catalogue import links_of
 @dataclass(frozen=True)
 class Exchanges:
     """What a rank computes and exchanges in a step: in its last micro-batch, in each of the `earlier` ones, and the
-    seconds of its update, in which it exchanges nothing."""
+    seconds of its update, in which it exchanges nothing. `in_turn`: it does not compute while it exchanges."""
 
     last: Sequence[Unit]
     each: Sequence[Unit]
     earlier: int
     update: float = 0.0
+    in_turn: bool = False
 
     def seconds(self, slower: float = 1.0) -> float:
         """The seconds of all micro-batches where everything is computed so many times slower."""
-        last, each = (micro_batch([_slowed(unit, slower) for unit in units]) for units in (self.last, self.each))
+        of_units = one_after_another if self.in_turn else micro_batch
+        last, each = (of_units([_slowed(unit, slower) for unit in units]) for units in (self.last, self.each))
         return float(last + self.earlier * each)
 
     def waiting(self, computing: float) -> float:
@@ -60,7 +62,8 @@ def _exchanges(traced: Trace, speed: Speed, hardware: Hardware, links: Links) ->
     layout, adapters = Layout.of(traced.config), bool(traced.config["lora_rank"])
     earlier = int(traced.config["gradient_accumulation_steps"] or 1) - 1
     reduced = () if adapters or layout.shard * layout.context == 1 else ("reduce_scatter",)
-    return Exchanges(units.all(("reduce_scatter", "all_reduce")), units.all(reduced), earlier)
+    last, each = units.all(("reduce_scatter", "all_reduce")), units.all(reduced)
+    return Exchanges(last, each, earlier, in_turn=not speed.asynchronous)
 
 
 def exchanges_of(workload: Workload, hardware: Hardware, config: Config) -> Exchanges:
@@ -105,7 +108,8 @@ class _Units:
         return sum(self._traced.waits(spans, self._speed).values())
 
     def _waited(self, spans: Sequence[Span]) -> float:
-        return self._exchanging(each for each in self._of(spans) if each.waits)
+        waited_for = [each for each in self._of(spans) if each.waits]
+        return self._exchanging(waited_for) + redistributing(self._speed) * len(waited_for)
 
     def _beside(self, spans: Sequence[Span], kinds: Sequence[str]) -> Iterable[Collective]:
         return (each for each in self._of(spans) if not each.waits and each.kind in kinds)

@@ -151,12 +151,14 @@ class _Pass:
                 for segment in run:
                     seconds = segment.work.seconds(speed, passes=passes_of(config, segment.phase))
                     launching[segment.phase] = launching[segment.phase] + repeats * seconds.pop("launch")
-                    waited, sent = exchanges.seconds(segment, last=last) if several else (none, none)
+                    waited, sent = exchanges.seconds(segment, speed, last=last) if several else (none, none)
                     sending[segment.phase] = sending[segment.phase] + repeats * sent
                     working[segment.phase] = working[segment.phase] + repeats * sum(seconds.values(), waited)
             together = np.maximum if speed.asynchronous else np.add
             computing = {phase: together(working[phase], launching[phase]) for phase in working}
-            self._seconds[key] = sum((beside(computing[phase], sending[phase]) for phase in working), none)
+            is_ahead = speed.asynchronous
+            phases = (beside(computing[phase], sending[phase], asynchronous=is_ahead) for phase in working)
+            self._seconds[key] = sum(phases, none)
         return self._seconds[key]
 
 

@@ -19,7 +19,8 @@ from autofit.core.layout import Layout, dividing, fitted_to, fitted_where, part_
 from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
 from autofit.estimate.calibration import calibration_for
-from autofit.estimate.estimator import predict
+from autofit.estimate.estimator import estimate_of
+from autofit.estimate.trace import trace
 from autofit.hardware.budgets import budget_for
 from autofit.probe import LocalExecutor
 from autofit.report.formatting import gib
@@ -87,7 +88,9 @@ def fitted_here(
 
 
 def _estimate(workload: Workload, knobs: Mapping[str, Value], hardware: Hardware, budget: Budget) -> Estimate:
-    found = predict(workload, knobs, hardware, calibration=calibration_for(hardware))
+    traced = trace(workload, knobs, hardware)
+    calibration = calibration_for(hardware, traced.config)
+    found = estimate_of(traced, workload, hardware, rates=None, calibration=calibration)
     return dataclasses.replace(found, budget=budget)
 
 

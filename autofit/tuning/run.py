@@ -16,6 +16,7 @@ from autofit.core.environment import versions
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.events import Listener, Note, PhaseStarted, ProbeFinished, ProbeStarted, SearchStarted
 from autofit.core.hardware import Hardware
+from autofit.core.layout import divided_by
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import SearchOptions
 from autofit.core.result import Result, tier
@@ -211,12 +212,16 @@ class _Run:
 
     def calibrate(self, finals: Verification) -> None:
         """Improve later predictions by the longest measurements. A CPU's bytes of tensors are exact as they are."""
-        # Predicted for fewer cores than finalists run on, or what is kept would be of a device alone.
-        if self.predictions is None or self.context.fewer_cores or self.context.hardware.world > 1:
+        # Predictions are of fewer cores than finalists run on, or a part of what is measured is predicted itself.
+        if self.predictions is None or self.context.fewer_cores or self.context.of_one_rank:
             return
         nbytes, seconds, exact = self.predictions.nbytes, self.predictions.seconds, self.context.exact_memory
-        found = compare(finals.verified, nbytes, seconds, exact=exact, waiting=self._contention)
-        learn(self.context.hardware, found)
+        alike: dict[tuple[str, ...], list[Measurement]] = {}
+        for each in finals.verified:
+            alike.setdefault(divided_by(each.config), []).append(each)
+        for measured in alike.values():
+            found = compare(measured, nbytes, seconds, exact=exact, waiting=self._contention)
+            learn(self.context.hardware, found, measured[0].config)
 
     def _started(self, size: int, refused: int) -> None:
         context, options = self.context, self.options

@@ -65,6 +65,6 @@ def structure_traits(workload: Workload, hardware: Hardware) -> Traits:
 
 def estimate_on(traced: Trace, workload: Workload, hardware: Hardware, budget: Budget) -> Estimate:
     """The estimate of a trace on a device, with its rates and calibration."""
-    rates, calibration = rates_for(hardware), calibration_for(hardware)
+    rates, calibration = rates_for(hardware), calibration_for(hardware, traced.config)
     estimate = estimate_of(traced, workload, hardware, rates=rates, calibration=calibration)
     return dataclasses.replace(estimate, budget=budget)

@@ -35,6 +35,19 @@ def test_what_was_measured_is_found_again_for_this_device_only() -> None:
     assert calibration_for(replace(CPU, name="another")) == Calibration()
 
 
+def test_several_devices_are_told_apart_by_what_they_exchange() -> None:
+    """By their number and the ways that divide a training, whatever the degrees of each."""
+    replicas, shards = Config({"data_parallel_replicate": 2}), Config({"data_parallel_shard": 2})
+    two, four = CPU.of_several(2), CPU.of_several(4)
+    learn(two, [seen(2.0)], replicas)
+    learn(two, [seen(4.0)], shards)
+    learn(CPU, [seen(8.0)], Config({}))
+    known = [calibration_for(hardware, config) for hardware in (two, four) for config in (replicas, shards)]
+    assert [(each.seconds, each.count) for each in known] == [(2.0, 1), (4.0, 1), (None, 0), (None, 0)]
+    assert calibration_for(CPU).seconds == 8.0
+    assert calibration_for(four, replicas.replace(data_parallel_shard=2)) == Calibration()
+
+
 def test_the_spread_counts_from_a_few_measurements_on() -> None:
     few, enough = (Calibration.of([Comparison(100, 100 + each) for each in range(count)]) for count in (4, 9))
     assert few.spread is None

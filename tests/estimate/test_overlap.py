@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from autofit.estimate import overlap
-from autofit.estimate.overlap import Unit, micro_batch
+from autofit.estimate.overlap import Unit, beside, micro_batch, one_after_another
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +46,9 @@ def test_many_sizes_are_told_at_once() -> None:
     together = micro_batch([Unit(sizes, 2 * sizes, gather=0.5, again=0.5, reduce=1.0)] * 3)
     alone = [micro_batch([Unit(size, 2 * size, gather=0.5, again=0.5, reduce=1.0)] * 3) for size in sizes.tolist()]
     assert together.tolist() == pytest.approx(alone)
+
+
+def test_on_cpus_one_waits_for_the_other() -> None:
+    units = [Unit(1.0, 2.0, gather=0.5, again=0.5, reduce=1.0)] * 3
+    assert one_after_another(units) == pytest.approx(15.0)
+    assert beside(3.0, 2.0, asynchronous=False) == 5.0

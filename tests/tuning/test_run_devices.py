@@ -14,6 +14,7 @@ from autofit.core.hardware import MIB, Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import search_options
 from autofit.core.result import Result, SavedResult
+from autofit.estimate.calibration import calibration_for
 from autofit.estimate.overlap import Unit
 from autofit.estimate.ranks import Exchanges, exchanges_of
 from autofit.probe import GangExecutor, Place
@@ -147,16 +148,15 @@ def test_predictions_are_used_where_there_are_some(
         seconds = [8.0 / int(str(config["micro_batch_size"])) for config in configs]
         return [float(MIB)] * len(configs), seconds
 
-    def unused(*_: object) -> None:
-        raise AssertionError("what is known of one device is not changed by several")
-
     monkeypatch.setattr(bench.executor, "run", run)
     monkeypatch.setattr(tune, "follow_tiers", lambda *_: {})
-    monkeypatch.setattr(tune, "learn", unused)
     result = bench.search(devices=2, trials=1)
     assert asked == [2]
     assert result.predicted
     assert bench.executor.explored == [4]  # the largest, which is predicted to be the fastest
+    assert result.best
+    assert calibration_for(result.hardware, result.best.config).count == 1
+    assert not calibration_for(tiny.CPU).count, "what is known of one device is not changed by several"
 
 
 def searched(folder: Path, listener: Callable[[Event], None], **given: Any) -> Result:
