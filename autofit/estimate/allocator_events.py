@@ -12,19 +12,24 @@ from autofit.core.hardware import Hardware
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.peak import rounded
 from autofit.estimate.trace import Trace
+from autofit.hardware.caching_allocator import reserved_by
 
 _Events = list[tuple[int, int]]  # (storage, bytes; 0: it is freed)
 _STEPS = 2
 _NEAR = 4  # events around the moment when a gradient is complete, among which the added one is freed
 
 
-def two_steps(traced: Trace, hardware: Hardware) -> Iterator[tuple[int, int]]:
-    """The allocations and frees of two steps, from building the model on: (storage, bytes), 0 for a free."""
-    return _Run(traced, hardware).events()
+def reserved_for(traced: Trace, hardware: Hardware, *, expandable: bool) -> int:
+    """Bytes that the target's allocator reserves for two steps."""
+    run = TwoSteps(traced, hardware)
+    return reserved_by(run.events(), expandable=expandable, streams=run.streams)
 
 
-class _Run:
-    """The parts of a trace that a run consists of, and what to know of their storages."""
+class TwoSteps:
+    """The parts of a trace that a run consists of, and what to know of their storages.
+
+    `streams`: those of storages that are not made in the usual one, filled as `events` goes on.
+    """
 
     def __init__(self, traced: Trace, hardware: Hardware) -> None:
         events = list(rounded(traced, hardware))
@@ -47,9 +52,11 @@ class _Run:
         workspace = workspace_bytes(hardware) // 2
         products = sorted(traced.products[phase] for phase in ("forward", "backward") if phase in traced.products)
         self.workspaces = [(max(0, event - begun), workspace) for event in products if workspace]
+        self.streams = dict(traced.streams)
         self.numbers = itertools.count(1 + max((storage for storage, _ in events), default=0))
 
     def events(self) -> Iterator[tuple[int, int]]:
+        """The allocations and frees, from building the model on: (storage, bytes), 0 for a free."""
         yield from self.build
         yield from self.inputs
         for step in range(_STEPS):
@@ -80,6 +87,8 @@ class _Run:
         for storage, nbytes in events:
             if nbytes and storage >= 0 and storage not in self.lasting and storage not in alive:
                 alive[storage] = next(self.numbers)
+                if storage in self.streams:
+                    self.streams[alive[storage]] = self.streams[storage]
             if retained is not None and nbytes == 0 and storage in self.added and storage in alive:
                 retained.append(alive.pop(storage))
                 continue

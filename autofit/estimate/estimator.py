@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from autofit.core.estimate import OF_SEVERAL, Estimate
+from autofit.core.estimate import Estimate
 from autofit.core.hardware import MIB, Hardware
 from autofit.core.layout import Layout
 from autofit.core.workload import Workload
-from autofit.estimate.allocator_events import two_steps
+from autofit.estimate.allocator_events import reserved_for
 from autofit.estimate.calibration import Calibration
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.peak import LEAST_COMPILED, MOST_COMPILED, RECOMPUTED_UNCERTAINTY, Peak, peak_of, recomputed_share
@@ -17,7 +17,6 @@ from autofit.estimate.ranks import step_seconds
 from autofit.estimate.rates import Rates, format_of, rate_of
 from autofit.estimate.roofline import Speed
 from autofit.estimate.trace import Trace, trace
-from autofit.hardware.caching_allocator import reserved_by
 from autofit.hardware.catalogue import links_of
 
 # (low, high) relative to predictions before probes have shown more. On the CPU from benchmarks/estimate_memory; on CUDA
@@ -57,7 +56,7 @@ def estimate_of(
         context += COMMUNICATOR_BYTES * groups
         allocator = workspace, hardware.expandable_segments
         if allocator not in traced.reserved:
-            traced.reserved[allocator] = reserved_by(two_steps(traced, hardware), expandable=allocator[1])
+            traced.reserved[allocator] = reserved_for(traced, hardware, expandable=allocator[1])
         reserved = max(traced.reserved[allocator], peak.nbytes + workspace)
         parts = {**peak.parts, "temporary": peak.parts["temporary"] + workspace}
         peak = replace(peak, nbytes=peak.nbytes + workspace, parts=parts)
@@ -94,9 +93,6 @@ def _interval(
     elif traced.config["compile"] != "none":
         low -= (peak.parts["activations"] + peak.parts["temporary"]) * (1 - LEAST_COMPILED)
         high *= MOST_COMPILED
-    # FSDP2 gathers and reduces in streams of their own, whose blocks the allocator gives to no other: at most so much
-    # more. Not measured.
-    high += sum(peak.parts.get(part, 0) for part in OF_SEVERAL) if reserved is not None else 0
     return int(low), int(high)
 
 

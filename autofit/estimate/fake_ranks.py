@@ -25,6 +25,13 @@ _HOLDING = {
     "fsdp::split_with_sizes_copy": (-1, "gathered"),
     "fsdp::chunk_cat": (-1, "reduced"),
 }
+# By operator, the stream of its own in which FSDP2 makes its first argument (_fsdp_collectives.py: foreach_all_gather,
+# foreach_reduce): casts of this rank's shards and what is gathered of all; what a reduction leaves, the gradients.
+_STREAMS = {
+    "fsdp::all_gather_copy_in": "gather",
+    "c10d::_allgather_base_": "gather",
+    "c10d::_reduce_scatter_base_": "reduce",
+}
 _KINDS = {  # by what is in an operator's name
     **dict.fromkeys(("allgather", "all_gather"), "all_gather"),
     **dict.fromkeys(("allreduce", "all_reduce"), "all_reduce"),
@@ -84,7 +91,10 @@ def fake_ranks(layout: Layout, recorder: Recorder) -> Iterator[Ranks]:
             return propagate(propagator, schema)
 
     def exchanged(func: Any, args: tuple[Any, ...], result: Any) -> Collective | None:
-        """Also tells what holds whole weights and gradients for it."""
+        """Also tells what holds whole weights and gradients for it, and in which streams."""
+        if stream := _STREAMS.get(func._schema.name):
+            made = (each for each in recorder.storages_of(args[0]) if recorder.labels.get(each) != "parameters")
+            recorder.streams.update(dict.fromkeys(made, stream))
         if (found := _HOLDING.get(func._schema.name)) is not None:
             position, label = found
             recorder.label(args[position], label)

@@ -92,6 +92,7 @@ class Recorder(StorageTracker):
             follow from their lifetimes.
         living: the storages that are not freed yet.
         owners: the number of the model's block that a labelled storage belongs to.
+        streams: the CUDA stream that a storage is made in, where it is not the usual one.
         completed: by gradient, the number of events before it was complete.
         products: by phase, the number of events before its first matrix product ended.
         before_each: called before each operator.
@@ -114,6 +115,7 @@ class Recorder(StorageTracker):
         self.costs: list[Cost] = []
         self.labels: dict[int, str] = {}
         self.owners: dict[int, int] = {}
+        self.streams: dict[int, str] = {}
         self.completed: dict[int, int] = {}
         self.products: dict[str, int] = {}
         self.phase: Callable[[], str] | None = None

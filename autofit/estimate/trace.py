@@ -53,7 +53,7 @@ class Trace:
     Attributes:
         events: from building the model to the end of the step.
         marks: where build, state, forward, backward, update and end begin, and blocks in forward and backward.
-        labels, owners, completed, products: as of the Recorder.
+        labels, owners, streams, completed, products: as of the Recorder.
         trained: the storages of trained parameters: of those that a backward reaches.
         saved: the storages that autograd alone holds for the backward, where asked for.
         chunks: (tokens, features, vocabulary) of a loss that was traced by two chunks.
@@ -72,6 +72,7 @@ class Trace:
     marks: tuple[Mark, ...]
     labels: dict[int, str]
     owners: dict[int, int]
+    streams: dict[int, str]
     completed: dict[int, int]
     products: dict[str, int]
     trained: frozenset[int]
@@ -207,6 +208,7 @@ def trace(
         marks=tuple(recorder.marks),
         labels=recorder.labels,
         owners=recorder.owners,
+        streams=recorder.streams,
         completed=recorder.completed,
         products=recorder.products,
         trained=frozenset(recorder.storages_of(trainable)),

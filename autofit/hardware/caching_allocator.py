@@ -5,13 +5,15 @@ freed blocks and hands them out again. The rules are those of torch 2.11 to 2.13
 `expandable_segments`; each names the function of c10/cuda/CUDACachingAllocator.cpp it follows. The constants are in
 c10/core/AllocatorConfig.h.
 
-Left out: other streams, pools of CUDA graphs, the context, memory that libraries take from the driver, and a full
+Left out: pools of CUDA graphs, the context, memory that libraries take from the driver, and a full
 device, where the cache is released. Addresses only grow here, where the driver picks them: they decide only between
 free blocks of equal size.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import partial
 
 MIN_BLOCK = 512  # kMinBlockSize: every size is a multiple of it
 SMALL_SIZE = 1 << 20  # kSmallSize: the largest allocation of the small pool
@@ -132,13 +134,15 @@ class CachingAllocator:
         pool.put(start, size)
 
 
-def reserved_by(events: Iterable[Event], *, expandable: bool) -> int:
+def reserved_by(events: Iterable[Event], *, expandable: bool, streams: Mapping[int, str] | None = None) -> int:
     """Bytes that a fresh allocator reserves for these events. A free without an allocation does nothing: empty storages
-    have no block."""
-    allocator = CachingAllocator(expandable=expandable)
+    have no block. `streams`: those of storages that are not made in the usual one; a free block is only given to the
+    stream that it was first made for (`get_free_block`)."""
+    allocators: dict[str, CachingAllocator] = defaultdict(partial(CachingAllocator, expandable=expandable))
     for storage, nbytes in events:
+        allocator = allocators[streams.get(storage, "") if streams else ""]
         if nbytes:
             allocator.allocate(storage, nbytes)
         elif storage in allocator:
             allocator.free(storage)
-    return allocator.reserved
+    return sum(each.reserved for each in allocators.values())

@@ -19,7 +19,7 @@ from autofit.api.estimate import workload_of
 from autofit.core.config import Config
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.workload import Traits, Workload
-from autofit.estimate.allocator_events import two_steps
+from autofit.estimate.allocator_events import reserved_for
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.optimizer_state import OptimizerCosts
 from autofit.estimate.peak import peak_of
@@ -27,7 +27,6 @@ from autofit.estimate.ranks import step_seconds
 from autofit.estimate.rates import rates_of
 from autofit.estimate.roofline import Speed
 from autofit.estimate.trace import Skeleton, trace
-from autofit.hardware.caching_allocator import reserved_by
 from autofit.hardware.catalogue import card, links_of
 from autofit.techniques import canonicalize
 from benchmarks.published_report import Outcome, tell
@@ -65,7 +64,7 @@ def memory_of(row: dict[str, str]) -> float:
     workload = replace(workload, traits=workload_of(workload, hardware.of_several(1)).traits)
     traced = trace(workload, canonicalize(config, workload, hardware), hardware)
     allocated = peak_of(traced, hardware).nbytes + workspace_bytes(hardware)
-    return max(allocated, reserved_by(two_steps(traced, hardware), expandable=True) * (row["mem_kind"] == "reserved"))
+    return max(allocated, reserved_for(traced, hardware, expandable=True) * (row["mem_kind"] == "reserved"))
 
 
 def memory_table(chosen: list[dict[str, str]]) -> str:

@@ -99,6 +99,13 @@ def test_a_small_block_is_split_down_to_512_bytes(expandable: bool) -> None:
 
 
 @EXPANDABLE
+def test_a_stream_gets_no_blocks_of_another(expandable: bool) -> None:
+    events = [(1, 40 * MIB), (1, 0), (2, 40 * MIB)]
+    assert reserved_by(events, expandable=expandable) == 40 * MIB
+    assert reserved_by(events, expandable=expandable, streams={2: "gather"}) == 80 * MIB
+
+
+@EXPANDABLE
 def test_the_pools_share_nothing(expandable: bool) -> None:
     assert reserved_by([(1, 2 * MIB), (2, 512)], expandable=expandable) == 22 * MIB
 
