@@ -83,7 +83,8 @@ def hardware_of(row: dict[str, str]) -> Hardware:
     return Hardware("cuda", found.title, found.memory_bytes, 64 * GIB, 64 * GIB, 8, found.capability)
 
 
-def _on_meta(make: Any) -> nn.Module:
+def on_meta(make: Any) -> nn.Module:
+    """A model without weights."""
     with torch.device("meta"):
         return make()  # type: ignore[no-any-return]
 
@@ -103,7 +104,7 @@ def fused_run(row: dict[str, str]) -> tuple[Workload, Config]:
     follows = row["id"].startswith("litgpt-hub")
     micro, accumulated = int(row["micro_batch"]), int(row["grad_accum"])
     workload = Workload(
-        model=partial(_on_meta, partial(FusedDecoder, shape, adapters, quantisation, length, follows=follows)),
+        model=partial(on_meta, partial(FusedDecoder, shape, adapters, quantisation, length, follows=follows)),
         batch=partial(_batch, length=length, vocabulary=shape.vocabulary),
         loss=fused_loss,
         effective_batch_size=micro * accumulated,
@@ -124,7 +125,7 @@ def split_run(row: dict[str, str]) -> tuple[Workload, Config]:
     flags["offloaded"] = row["act_offload"] == "yes"
     quantised = row["quant"] != "none"
     workload = Workload(
-        model=partial(_on_meta, partial(SplitDecoder, shape, adapters, quantised, **flags)),
+        model=partial(on_meta, partial(SplitDecoder, shape, adapters, quantised, **flags)),
         batch=partial(_packed, length=length, vocabulary=shape.vocabulary),
         loss=split_loss,
         effective_batch_size=micro * int(row["grad_accum"]),

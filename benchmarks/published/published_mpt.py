@@ -49,7 +49,7 @@ class Mpt(nn.Module):
         return functional.linear(self.norm(x), self.embedding.weight)
 
 
-class _FusedLoss(torch.autograd.Function):
+class FusedLoss(torch.autograd.Function):
     """One kernel that reads the logits, and one that reads them again and writes their gradient."""
 
     @staticmethod
@@ -70,5 +70,5 @@ class _FusedLoss(torch.autograd.Function):
 def mpt_loss(model: Any, batch: Any) -> torch.Tensor:
     """The mean cross-entropy of a batch; nothing is computed."""
     logits = model(batch["tokens"])
-    losses: torch.Tensor = _FusedLoss.apply(logits.view(-1, logits.shape[-1]))  # type: ignore[no-untyped-call]
+    losses: torch.Tensor = FusedLoss.apply(logits.view(-1, logits.shape[-1]))  # type: ignore[no-untyped-call]
     return losses.mean()

@@ -29,9 +29,11 @@ from autofit.estimate.roofline import Speed
 from autofit.estimate.trace import Skeleton, trace
 from autofit.hardware.catalogue import card, links_of
 from autofit.techniques import canonicalize
-from benchmarks.published_report import Outcome, tell
+from benchmarks.published_report import Outcome, tell, told
 from benchmarks.published_runs import card_of, inexpressible, measured, rows, run_of
 from benchmarks.published_speed import work_of
+from benchmarks.published_titan import titan_run
+from benchmarks.published_trainer import one_root, trainer_run
 
 FACTOR = 1.6  # that 80 % of the rows are to be within
 _traits: dict[str, Traits | None] = {}
@@ -59,25 +61,32 @@ def seconds_of(row: dict[str, str], workload: Workload, config: Config, hardware
 
 
 def memory_of(row: dict[str, str]) -> float:
-    """The predicted bytes of a rank, as they were published: allocated, or reserved by the allocator."""
-    workload, config, hardware = run_of(row)
+    """The predicted bytes of a rank, as they were published: allocated, or reserved by the allocator as it is without
+    PYTORCH_CUDA_ALLOC_CONF, of which no publisher says a word."""
+    workload, config, hardware = titan_run(row) if row["id"].startswith("torchtitan") else trainer_run(row)
     workload = replace(workload, traits=workload_of(workload, hardware.of_several(1)).traits)
-    traced = trace(workload, canonicalize(config, workload, hardware), hardware)
+    with one_root():
+        traced = trace(workload, canonicalize(config, workload, hardware), hardware)
     allocated = peak_of(traced, hardware).nbytes + workspace_bytes(hardware)
-    return max(allocated, reserved_for(traced, hardware, expandable=True) * (row["mem_kind"] == "reserved"))
+    return max(allocated, reserved_for(traced, hardware, expandable=False) * (row["mem_kind"] == "reserved"))
 
 
 def memory_table(chosen: list[dict[str, str]]) -> str:
     """Predicted and published memory of the rows that tell it, and what the errors come to."""
-    lines, errors = ["| row | model | GiB | published | error |", "|---|---|---:|---:|---:|"], []
+    lines = ["| row | model | config | of | GiB | published | error |", "|---|---|---|---|---:|---:|---:|"]
+    errors: dict[str, list[float]] = {}
     for row in chosen:
         predicted, published = memory_of(row) / GIB, float(row["mem_value"])
-        errors.append(predicted / published - 1)
-        cells = (row["id"], row["model"], f"{predicted:.2f}", f"{published:.2f}", f"{errors[-1]:+.1%}")
-        lines.append("| " + " | ".join(cells) + " |")
-    sizes = [abs(error) for error in errors]
-    told = f"median error {statistics.median(sizes):.1%}, bias {statistics.fmean(errors):+.1%}"
-    lines.append(f"\n{len(sizes)} rows: {told}, {sum(size <= 0.12 for size in sizes) / len(sizes):.0%} within 12 %.")
+        error = predicted / published - 1
+        for group in (row["source"].partition("@")[0], "all"):
+            errors.setdefault(group, []).append(error)
+        cells = (row["id"], row["model"], told(row), row["mem_kind"], f"{predicted:.2f}", f"{published:.2f}")
+        lines.append("| " + " | ".join((*cells, f"{error:+.1%}")) + " |")
+    for group, found in sorted(errors.items(), key=lambda each: len(each[1])):
+        sizes = [abs(error) for error in found]
+        median = f"median error {statistics.median(sizes):.1%}, bias {statistics.fmean(found):+.1%}"
+        share = sum(size <= 0.12 for size in sizes) / len(sizes)
+        lines.append(f"\n{group}: {len(found)} rows: {median}, {share:.0%} within 12 %.")
     return "\n".join(lines)
 
 
@@ -91,9 +100,9 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = [row for row in rows("published_multi_gpu") if row["id"].startswith(given.only)]
     groups = {"By publisher and cards": lambda each: each.group}
     tell(chosen, outcome_of, inexpressible, factor=FACTOR, groups=groups, out=given.out)
-    told = [row for row in chosen if inexpressible(row) is None and row["mem_value"]]
-    if given.memory and told:
-        print(f"\n{memory_table(told)}")
+    with_memory = [row for row in chosen if inexpressible(row) is None and row["mem_value"]]
+    if given.memory and with_memory:
+        print(f"\n{memory_table(with_memory)}")
     return 0
 
 

@@ -89,14 +89,24 @@ def figures(outcomes: Sequence[Outcome], factor: float) -> dict[str, Any]:
     }
 
 
+def told(row: dict[str, str]) -> str:
+    """What a row trains, and how, in a few words."""
+    parts = (row["method"], row["quant"].replace("none", ""), f"{row['micro_batch']} x {row['seq_len'] or '?'}")
+    return ", ".join(filter(None, (*parts, "compiled" if row["compile"] == "yes" else "")))
+
+
 def rows_table(outcomes: Sequence[Outcome]) -> str:
     """Every row, in tokens (or samples) a second of one card."""
     lines = ["| row | model | config | measured | predicted | ratio | note |", "|---|---|---|---:|---:|---:|---|"]
     for each in outcomes:
         row = each.row
-        parts = (row["method"], row["quant"].replace("none", ""), f"{row['micro_batch']} x {row['seq_len'] or '?'}")
-        told = ", ".join(filter(None, (*parts, "compiled" if row["compile"] == "yes" else "")))
-        cells = (row["id"], row["model"], told, f"{each.work / each.measured:.0f}", f"{each.work / each.predicted:.0f}")
+        cells = (
+            row["id"],
+            row["model"],
+            told(row),
+            f"{each.work / each.measured:.0f}",
+            f"{each.work / each.predicted:.0f}",
+        )
         lines.append("| " + " | ".join((*cells, f"{each.ratio:.2f}", each.note)) + " |")
     return "\n".join(lines)
 

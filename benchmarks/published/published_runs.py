@@ -155,7 +155,7 @@ def _workload(row: dict[str, str], samples: int) -> Workload:
 def _mpt(sizes: list[int], length: int, samples: int) -> Workload:
     return Workload(
         model=partial(Mpt, *sizes, length),
-        batch=partial(_tokens, length),
+        batch=partial(random_tokens, length),
         loss=mpt_loss,
         effective_batch_size=samples,
         unit="tokens",
@@ -163,7 +163,8 @@ def _mpt(sizes: list[int], length: int, samples: int) -> Workload:
     )
 
 
-def _tokens(length: int, count: int) -> dict[str, torch.Tensor]:
+def random_tokens(length: int, count: int) -> dict[str, torch.Tensor]:
+    """A batch of so many samples."""
     tokens = torch.randint(VOCABULARY, (count, length), generator=torch.Generator().manual_seed(0))
     return {"tokens": tokens, "labels": tokens}
 
