@@ -45,7 +45,8 @@ class Prediction:
         asked = {"model": self.workload.name, "workload": self.workload.summary(), "hardware": hardware}
         usable = self.budget.cap_bytes(self.hardware.device)
         sizes = {"budget_bytes": self.budget.device_bytes, "usable_bytes": usable}
-        return {"schema": 1, **asked, **sizes, **self.estimate.to_dict(), "alternatives": None, "largest": None}
+        later = dict.fromkeys(("alternatives", "largest", "remedies"))
+        return {"schema": 1, **asked, **sizes, **self.estimate.to_dict(), **later}
 
 
 def estimate(model: str | Workload, config: ConfigSource = None, **options: Any) -> Estimate:

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ import torch
 import transformers
 
 from autofit.api.fit import Trained, fit
-from autofit.core.errors import InputError, reported, sentence
+from autofit.core.errors import InputError, OutOfMemoryError, reported, sentence
 from autofit.core.events import Listener, Note
 from autofit.core.files import read_text
 from autofit.core.layout import Layout
 from autofit.core.place import given_place
+from autofit.core.record import RECORD, Record
 from autofit.core.result import SavedResult
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.data.byte_tokenizer import byte_tokenizer
@@ -34,6 +35,7 @@ from autofit.data.samples import FileLoader
 from autofit.data.sound import SOUND
 from autofit.export.source import NOTHING_MEASURED
 from autofit.models import HuggingFaceModel, workload_from_source
+from autofit.report.remedies import measured_remedies, remedy_lines
 from autofit.training.loop import Callback
 from autofit.training.step_trace import SteadyStep, StepTrace
 
@@ -100,13 +102,26 @@ def train(
             training.setdefault("peek", _PEEK)
         training |= {"callbacks": callbacks, "listener": listener, "progress": progress, "device": device}
         training["mem" if device == "cpu" else "gpu_mem"] = saved.hardware.get("budget_gib") or None
-        trained = fit(model, loader, loss=workload.loss, config=saved.config, **training)
+        try:
+            trained = fit(model, loader, loss=workload.loss, config=saved.config, **training)
+        except OutOfMemoryError as error:
+            error.remedy = _what_fitted(result, saved) or error.remedy
+            raise
     if step_trace and recorder:
         listener(Note(step_trace.message if recorder.done else "no step was recorded: fewer than three were trained."))
     place = given_place()
     if output and (place is None or not place.rank):
         reader.save(output / "model")
     return trained
+
+
+def _what_fitted(result: Path, saved: SavedResult) -> str:
+    """What the search of this result measured to fit in less memory; empty where that is not known."""
+    with suppress(InputError):
+        found = measured_remedies(Record.load(result.with_name(RECORD)).result, saved.config)
+        if found:
+            return f"Its search measured less memory with {'; or '.join(remedy_lines(found))}: set it in {result}."
+    return ""
 
 
 @dataclass

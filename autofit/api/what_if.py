@@ -19,6 +19,7 @@ from autofit.core.estimate import Estimate
 from autofit.core.hardware import Hardware
 from autofit.core.layout import fitted_to
 from autofit.core.options import SearchOptions, search_options
+from autofit.core.plain import to_plain
 from autofit.core.result import knobs_of
 from autofit.core.workload import Workload
 from autofit.estimate.space_estimator import predict_all
@@ -27,6 +28,7 @@ from autofit.hardware.budgets import budget_for
 from autofit.hardware.catalogue import Card, card, card_names, card_prices, hardware_of
 from autofit.models import HuggingFaceModel
 from autofit.models.huggingface import huggingface_workload
+from autofit.tuning.remedies import what_helps
 from autofit.tuning.target import estimate_on, target_hardware
 
 _AMPERE = (8, 0)  # attention takes other kernels from here on: all that a trace depends on of a card
@@ -54,7 +56,8 @@ class Change:
 
 
 def what_if(prediction: Prediction) -> dict[str, Any]:
-    """The alternatives and the largest sizes that still fit, for `--alternatives`; none where nothing is predicted."""
+    """The alternatives, the largest sizes that still fit, and of what does not surely fit what would help, for
+    `--alternatives`; none where nothing is predicted."""
     require(isinstance(prediction, Prediction), "what_if takes what predict gives", prediction)
     alternatives = changes(prediction)
     base, workload = prediction.estimate, prediction.workload
@@ -66,7 +69,9 @@ def what_if(prediction: Prediction) -> dict[str, Any]:
     if isinstance(workload.model, HuggingFaceModel) and workload.sequence_length:
         largest["sequence_length"] = longest(prediction)
     rows = [{"knob": each.knob, "value": each.value, **_figures(each.estimate)} for each in alternatives]
-    return {"alternatives": rows, "largest": largest}
+    asked = workload, prediction.hardware, prediction.budget, base.config
+    remedies = [] if base.verdict == "yes" else to_plain(what_helps(*asked))
+    return {"alternatives": rows, "largest": largest, "remedies": remedies}
 
 
 def with_experts(prediction: Prediction) -> dict[str, Any] | None:

@@ -12,6 +12,8 @@ from autofit.core.plain import from_plain, to_plain
 Fits = Literal["yes", "maybe", "no"]
 OF_SEVERAL = ("gathered", "reduced")  # whole weights of other ranks, and buffers of gradients that are added up
 PARTS = ("parameters", "gradients", "optimizer", "activations", "gathered", "reduced", "temporary", "context")
+# In the order of what they cost: time alone, memory of the host, rounding, what is learnt, the data, more hardware.
+REMEDIES = ("time", "host", "numbers", "lora", "qlora", "shorter", "devices", "memory")
 KINDS = ("parameters", "optimizer", "gradients", "activations", "gathered", "reduced", "temporary")  # as stacked
 
 
@@ -99,6 +101,30 @@ class Estimate:
         plain = {"config": dict(self.config), "breakdown": dict(self.breakdown), "notes": list(self.notes)}
         plain["resting"] = to_plain(self.resting)
         return {**figures, **plain, "device_bytes": {"low": self.low, "high": self.high}, "fits": self.verdict}
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A config that is expected to fit where another one does not, and what it costs.
+
+    Attributes:
+        kind: what is given up, one of REMEDIES.
+        options: what to add to the command.
+        config: what is then run, on `devices` of each node.
+        device_bytes: the upper end of what it is expected to need of a device.
+        step_seconds, samples_per_second: as predicted, or as measured; None where neither is known.
+        measured: whether the figures are those of a measurement.
+    """
+
+    kind: str
+    options: tuple[str, ...]
+    config: Config
+    device_bytes: int
+    step_seconds: float | None = None
+    samples_per_second: float | None = None
+    tokens_per_second: float | None = None
+    measured: bool = False
+    devices: int = 1
 
 
 @dataclass(frozen=True)

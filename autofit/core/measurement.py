@@ -1,6 +1,7 @@
 """Measurement: what one probe measured. Every figure that a recommendation rests on is here."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -53,6 +54,33 @@ class PeakBytes:
 
 
 @dataclass(frozen=True)
+class Shortage:
+    """What memory held when it ran out.
+
+    Attributes:
+        phase: of the step: "build", "forward", "backward" or "update".
+        asked_bytes: the allocation that failed, where it is known.
+        held: bytes by kind: weights, gradients, optimizer, and others, which are activations and temporaries.
+        largest: the most that one block, or what lies beside the blocks, holds of one kind, the largest first.
+    """
+
+    phase: str
+    asked_bytes: int | None
+    held: Mapping[str, int]
+    largest: Mapping[str, int]
+
+    @property
+    def words(self) -> str:
+        """The same in a sentence or two."""
+        asked = "" if self.asked_bytes is None else f", where {self.asked_bytes / GIB:.3g} GiB more did not fit"
+        held, largest = (
+            ", ".join(f"{name} {size / GIB:.3g}" for name, size in sizes.items() if size)
+            for sizes in (self.held, self.largest)
+        )
+        return f"Memory ran out in the {self.phase}{asked}; held were, in GiB, {held}. The largest: {largest}."
+
+
+@dataclass(frozen=True)
 class Measurement:
     """One probe of one Config."""
 
@@ -75,6 +103,7 @@ class Measurement:
     # Of the median, predicted: only the first of several ranks was measured, without the others; None: all were.
     communication_seconds: float | None = None
     warnings: tuple[str, ...] = ()
+    shortage: Shortage | None = None  # of one that ran out of memory while it was watched
 
     @property
     def fits(self) -> bool:

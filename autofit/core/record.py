@@ -19,6 +19,7 @@ from autofit.core.measurement import Measurement
 from autofit.core.plain import field_types, from_plain, to_plain
 from autofit.core.result import SCHEMA, TIERS, Result
 
+RECORD = "result.json"
 _AGAIN = "Write it again with autofit search."
 _ENDED = "Give the directory of a search that has ended."
 # Fields of a Result that result.json does not hold as they are.
@@ -104,7 +105,7 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def _result(data: dict[str, Any]) -> Result:
-    data = {"finalists": [], "on_devices": [], **data}  # older records have none
+    data = {"finalists": [], "on_devices": [], "remedies": [], **data}  # older records have none
     for each in data["alternatives"]:
         each.pop("value", None)  # of its config
     for each in data["other_budgets"]:

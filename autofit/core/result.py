@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, create_model
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError, require, shown
-from autofit.core.estimate import Estimate
+from autofit.core.estimate import Estimate, Remedy
 from autofit.core.files import expanded
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.measurement import Measurement
@@ -63,6 +63,7 @@ class Result:
         predicted_best, predicted_tiers: the configs predicted to be the fastest that fit, where nothing can be measured
             for the card that is meant; `best` is None then.
         on_devices: the config of the answer on other numbers of devices, the fewest first; empty for a search over one.
+        remedies: where nothing fits, what would help, the cheapest first.
     """
 
     model: str
@@ -92,6 +93,7 @@ class Result:
     predicted_best: Estimate | None = None
     predicted_tiers: Mapping[str, Estimate | None] = field(default_factory=dict)
     on_devices: tuple[OnDevices, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
 
     @property
     def config(self) -> Config | None:
@@ -127,6 +129,7 @@ class Result:
                 for each in self.other_budgets
             ],
             "on_devices": to_plain(self.on_devices),
+            "remedies": to_plain(self.remedies),
             "space_size": self.space_size,
             "search_seconds": round(self.search_seconds, 3),
             "notes": list(self.notes),

@@ -28,6 +28,9 @@ _ROOM_FOR_A_HANDLE = 256 * MIB
 # The runtime has one code for the device's memory and for pinned memory of the host. What it takes of the device by
 # itself is small: a kernel, or what kernels spill.
 _ROOM_FOR_A_KERNEL = GIB
+# CUDA's allocator rounds to two digits of the largest unit (format_size), that of the CPU tells bytes.
+_ASKED = re.compile(r"[Tt]ried to allocate (?P<size>[\d.]+) (?P<unit>bytes|KiB|MiB|GiB)")
+_UNITS = {"bytes": 1, "KiB": 1024, "MiB": MIB, "GiB": GIB}
 # Inductor raises the same type for a kernel that asks for more shared memory than a multiprocessor has.
 _SHARED_MEMORY = "out of resource"
 # bitsandbytes prints this before it ends the process with exit(1). Its pythonInterface allocates managed memory, which
@@ -62,6 +65,12 @@ def is_host_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_HOST_MEMORY.search(message_of(error)))
     )
+
+
+def asked_bytes(error: BaseException) -> int | None:
+    """The allocation that failed, where the error names it, as PyTorch's do."""
+    found = _ASKED.search(message_of(_unwrapped(error)))
+    return int(float(found["size"]) * _UNITS[found["unit"]]) if found else None
 
 
 def outcome_of_last_words(line: str) -> tuple[Outcome, str] | None:

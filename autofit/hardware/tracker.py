@@ -6,7 +6,7 @@ the tracked peak). The tracker serves real tensors and fake ones, so predicted a
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any, Self
@@ -29,12 +29,14 @@ class StorageTracker(TorchDispatchMode):
     A dispatch mode sees every operator, so every storage the moment it appears; a weak reference reports that it is
     freed. It misses what kernels allocate internally, and cannot watch torch.compile, which a dispatch mode prevents.
     With more than `limit` bytes alive it raises BudgetExceededError. `peak` is the largest number of `live` bytes so
-    far; a storage stays counted until it is freed, also after the mode is left.
+    far; a storage stays counted until it is freed, also after the mode is left. `passed`: called once, with the bytes
+    of the newest storage, when more than a number of bytes are alive.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.limit = limit
+        self.passed: tuple[int, Callable[[int], None]] | None = None
         self.live = self.peak = 0
         self._sizes: dict[int, int] = {}
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -109,6 +111,9 @@ class StorageTracker(TorchDispatchMode):
         self.live += size - (counted or 0)
         if self.live > self.peak:
             self.peak = self.live
+            if self.passed is not None and self.live > self.passed[0]:
+                (_, notify), self.passed = self.passed, None
+                notify(size)
             if self.limit is not None and self.live > self.limit:
                 raise BudgetExceededError
 

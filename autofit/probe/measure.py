@@ -22,7 +22,7 @@ from autofit.core.workload import Traits, Workload
 from autofit.distributed.group import Failure, failure_of, joined
 from autofit.distributed.stand_in import first_of
 from autofit.hardware.device import detect, used_bytes_without_context, visible_cards
-from autofit.hardware.out_of_memory import is_device_out_of_memory, is_host_out_of_memory, is_out_of_memory
+from autofit.hardware.out_of_memory import asked_bytes, is_device_out_of_memory, is_host_out_of_memory, is_out_of_memory
 from autofit.probe.on_cpu import CpuProbe
 from autofit.probe.on_cuda import CudaProbe, open_card, require_free_memory
 from autofit.probe.steps import COMPOSED_MICRO_BATCHES, LossDivergedError, Probe, Request
@@ -129,6 +129,8 @@ def _measured(
         cause = _root_cause(error)
         failure = failure_of(rank, cause)
         outcome, reason = _classify(cause, request)
+        if outcome is Outcome.OUT_OF_MEMORY:  # the error's frames still hold what they held
+            probe.note_shortage(asked_bytes(cause))
     if outcome is Outcome.OUT_OF_MEMORY:
         probe.check_free_memory()
     reason = reason and printable(reason, _MOST_KEPT)

@@ -1,7 +1,7 @@
 """A probe on the CPU: tensor storage is counted as it is allocated and freed."""
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +25,13 @@ class CpuProbe(Probe):
         self.watch: AllocationRecord | StorageTracker = (
             AllocationRecord() if self.compiles else StorageTracker(limit=limit)
         )
+        if isinstance(self.watch, StorageTracker):
+            self.watch.passed = self.cap, self.note_shortage
         guard_cpu(limit)
+
+    def live(self) -> Callable[[], int] | None:
+        watch = self.watch
+        return (lambda: watch.live) if isinstance(watch, StorageTracker) else None
 
     @contextmanager
     def watched(self) -> Iterator[None]:

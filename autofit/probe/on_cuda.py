@@ -1,6 +1,7 @@
 """A probe on a CUDA card: PyTorch's allocator counts, and is held to the budget with what lies beside it."""
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 
@@ -70,8 +71,12 @@ class CudaProbe(Probe):
         return super().prepare()
 
     def built(self) -> None:
+        super().built()
         self._update_context()
         self.built_peak = self.peak()
+
+    def live(self) -> Callable[[], int] | None:
+        return lambda: torch.cuda.memory_allocated(0)
 
     def warmed_up(self, setup: Setup) -> None:
         """Run one more step where the peak so far is not that of later steps. Compiling tries kernels on buffers of its

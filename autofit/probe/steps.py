@@ -9,7 +9,7 @@ import resource
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +18,14 @@ import torch
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.hardware import GIB, Hardware
-from autofit.core.measurement import Measurement, Outcome, PeakBytes
+from autofit.core.measurement import Measurement, Outcome, PeakBytes, Shortage
 from autofit.core.workload import Workload
 from autofit.data.batch import samples_of
 from autofit.probe.timing import Plan, interval_of_median, slowed_by, time_steps
 from autofit.setup import Setup, Technique
 from autofit.techniques import added_techniques, all_techniques
 from autofit.training.build import build
+from autofit.training.holders import Holders
 from autofit.training.step import accumulate, train_step, update
 
 _TREND = 0.05  # a smaller slowdown within a probe is not worth a warning
@@ -67,6 +68,8 @@ class Probe(ABC):
         self.samples: list[float] = []
         self.hopeless = False
         self.composed = False
+        self.holders: Holders | None = None
+        self.shortage: Shortage | None = None
         self.build_seconds = self.warmup_seconds = 0.0
         self.compiles = any(each.compiles(request.config[each.name]) for each in all_techniques())
         self.pages = any(each.pages(request.config[each.name]) for each in all_techniques())
@@ -88,21 +91,25 @@ class Probe(ABC):
         self.setup = build(self.workload, self.request.config, self.request.hardware)
         self.build_seconds = time.monotonic() - start
         self.built()
+        with self.holders.watching_forwards() if self.holders else nullcontext():
+            return self._warm_up(self.setup, start)
+
+    def _warm_up(self, setup: Setup, start: float) -> Setup:
         # A rank's own part, as a DataLoader reads it.
-        self.batch = self.workload.batch(self.workload.effective_batch_size // self.setup.ranks.layout.samplers)
+        self.batch = self.workload.batch(self.workload.effective_batch_size // setup.ranks.layout.samplers)
         # Two micro-batches: the second runs with gradients alive, so no later one needs more memory.
-        part = self.part(self.setup, 2)
+        part = self.part(setup, 2)
         stepped = tried = 0
         while stepped < _WARM_STEPS and tried < 50:  # a scaler may skip the first steps until its scale is low enough
-            self._check(accumulate(self.setup, part))
-            stepped += update(self.setup)
+            self._check(accumulate(setup, part))
+            stepped += update(setup)
             tried += 1
         if stepped < _WARM_STEPS:
             raise LossDivergedError(f"the loss scaler skipped {tried} steps: gradients overflow")
-        self.warmed_up(self.setup)
+        self.warmed_up(setup)
         self.synchronize()
         self.warmup_seconds = time.monotonic() - start - self.build_seconds
-        return self.setup
+        return setup
 
     def part(self, setup: Setup, micro_batches: int) -> Any:
         """The first few micro-batches of this rank's batch, as a view of it."""
@@ -171,6 +178,7 @@ class Probe(ABC):
             compile_seconds=self._compiled() - self.compiled_before,
             steps=len(self.samples),
             composed=self.composed,
+            shortage=self.shortage if outcome is Outcome.OUT_OF_MEMORY else None,
             warnings=(*(self.setup.warnings if self.setup else ()), *(trend if slower > _TREND else ())),
         )
 
@@ -182,8 +190,19 @@ class Probe(ABC):
     def synchronize(self) -> None:  # noqa: B027 - the CPU has nothing to wait for
         """Wait for the device."""
 
-    def built(self) -> None:  # noqa: B027
+    def built(self) -> None:
         """Called when the training run is built."""
+        if self.setup and not self.compiles and (live := self.live()):  # a hook would be compiled, too
+            self.holders = Holders(self.setup, live)
+
+    def live(self) -> Callable[[], int] | None:
+        """What counts the bytes of all tensors, while they are watched."""
+        return None
+
+    def note_shortage(self, asked: int | None) -> None:
+        """Note what holds memory as it runs out, unless that was noted before."""
+        if self.holders and self.shortage is None:
+            self.shortage = self.holders.shortage(asked)
 
     def warmed_up(self, setup: Setup) -> None:  # noqa: B027
         """Called after the first steps."""

@@ -14,6 +14,7 @@ from autofit.report.knob_effects import knob_lines
 from autofit.report.next_steps import written
 from autofit.report.other_budgets import least_that_fits, on_other_devices, other_budget_lines
 from autofit.report.predicted import explain_predicted, predicted_notes, prediction_counts
+from autofit.report.remedies import remedy_lines
 from autofit.report.rows import nearest_misses, relative_speed
 
 _NOTICED = 0.05  # of a change of the machine between exploring and verifying
@@ -119,7 +120,8 @@ def _nearest_miss(result: Result) -> str:
     needed = fmt.budget_needed(miss, result.hardware, result.budget) if miss else None
     if miss is None or needed is None or needed <= result.budget.device_bytes:
         return ""
-    return f"The nearest miss needs a budget of at least {fmt.gib(needed)} GiB: {fmt.describe(miss.config)}."
+    held = f" {miss.shortage.words}" if miss.shortage else ""
+    return f"The nearest miss needs a budget of at least {fmt.gib(needed)} GiB: {fmt.describe(miss.config)}.{held}"
 
 
 def nothing_fits(result: Result) -> NothingFitsError:
@@ -153,6 +155,7 @@ def nothing_fits_lines(result: Result) -> list[str]:
         above = needed if needed and needed > budget else None
         least_needed = f"a budget of at least {fmt.gib(above)}" if above else f"more than {fmt.gib(budget)}"
         lines.append(f"The nearest miss needs {least_needed} GiB: {fmt.describe(miss.config)}.")
+        lines += [miss.shortage.words] if miss.shortage else []
     least = least_that_fits(result)
     if least is not None:
         size, point = least
@@ -189,19 +192,29 @@ def probe_counts(result: Result) -> str:
 
 
 def _remedies(result: Result, enough: int | None) -> list[str]:
-    """What to type instead; `enough` is a budget that should do."""
-    remedies = []
+    """What to type instead; `enough` is a budget that should do. Hints where nothing could be predicted."""
+    if result.remedies:
+        return remedy_lines(result.remedies)
+    remedies, on_cpu = [], result.hardware.device == "cpu"
     if enough:
         # A tenth of a GiB more than the peak, up to the next one; finer below 1 GiB, where a tenth is a lot.
         grain = 10 if enough >= GIB else 100
-        option = "--mem" if result.hardware.device == "cpu" else "--gpu-mem"
-        remedies.append(f"{option} {math.ceil(enough / GIB * grain) / grain:g}")
+        remedies.append(f"{'--mem' if on_cpu else '--gpu-mem'} {math.ceil(enough / GIB * grain) / grain:g}")
     length = result.workload.get("sequence_length")
     if length and length > 128:
         remedies.append(f"--seq-len {length // 2}, if the data allows shorter samples")
-    configs = [trial.config for trial in result.trials]
-    if configs and not any(config.get("lora_rank") for config in configs):
+
+    def untried(knob: str, *values: object) -> bool:
+        return bool(result.trials) and not any(trial.config.get(knob) in values for trial in result.trials)
+
+    if untried("lora_rank", *range(1, 1025)):
         remedies.append("--space lora, which trains a few added weights only")
-    if configs and not any(config.get("activation_checkpointing") == "full" for config in configs):
+    if untried("activation_checkpointing", "full"):
         remedies.append("--set activation_checkpointing=full, which recomputes activations")
+    if not on_cpu and untried("quantization", "int8", "nf4", "nf4-dq"):
+        remedies.append("--space qlora, which holds the frozen weights in 4 bits, too")
+    if not on_cpu and untried("optimizer_offload", "cpu") and untried("parameter_offload", "cpu"):
+        remedies.append("--set optimizer_offload=cpu, or with LoRA parameter_offload=cpu, which use host memory")
+    if not on_cpu and result.hardware.world == 1:
+        remedies.append("--devices 2 or more, each of which holds a part of the weights")
     return remedies

@@ -12,7 +12,7 @@ from rich.text import Text
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import counted
-from autofit.core.estimate import Estimate, Resting
+from autofit.core.estimate import Estimate, Remedy, Resting
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.knobs import KNOB_WORDS, is_off, yaml_word
 from autofit.core.layout import implied
@@ -85,12 +85,12 @@ def knobs_that_differ(configs: Iterable[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if len({repr(config.get(name)) for config in every}) > 1]
 
 
-def throughput(each: Measurement | Estimate | Point) -> tuple[float, str]:
+def throughput(each: Measurement | Estimate | Point | Remedy) -> tuple[float, str]:
     """Units per second and the unit: tokens where they are counted, else samples; 0 where nothing was timed."""
     return (each.tokens_per_second, "tokens") if each.tokens_per_second else (each.samples_per_second or 0.0, "samples")
 
 
-def rate(each: Measurement | Estimate | Point) -> str:
+def rate(each: Measurement | Estimate | Point | Remedy) -> str:
     """Throughput with its unit; empty where it is unknown."""
     figure, unit = throughput(each)
     return f"{number(figure)} {unit}/s" if figure else ""

@@ -16,10 +16,12 @@ from autofit.core.estimate import Resting
 from autofit.core.hardware import GIB
 from autofit.report.formatting import (
     FITS,
+    POINT,
     bound_by,
     changes,
     describe,
     gib,
+    hanging,
     interval,
     number,
     percent,
@@ -27,6 +29,7 @@ from autofit.report.formatting import (
     table,
     value,
 )
+from autofit.report.remedies import remedy_lines
 
 _WIDEST_BAR = 40  # characters
 _NOTICED = 0.005  # of memory or time: a smaller change counts as none
@@ -88,8 +91,10 @@ def around_table(data: Mapping[str, Any], *, rows: int = 16) -> RenderableType:
     lines = [f"{len(alternatives) - rows} more: --json --alternatives."] if len(alternatives) > rows else []
     largest = ", ".join(f"{_SIZES[name]} {size or 'none'}" for name, size in data["largest"].items())
     lines += [f"Largest that fits, all else as it is: {largest}."] if largest else []
+    helps = remedy_lines(data.get("remedies") or ())
+    lines += ["What would help, the cheapest first:", *(POINT + line for line in helps)] if helps else []
     shown = (Text(), changed) if alternatives else (Text("Nothing is known of other configs."),)
-    return Group(*shown, *map(Text, lines))
+    return Group(*shown, hanging(lines))
 
 
 def cards_table(data: Mapping[str, Any]) -> RenderableType:

@@ -11,14 +11,13 @@ from rich.console import RenderableType
 
 from autofit.core.errors import InputError, unknown
 from autofit.core.files import expanded, write_atomically
-from autofit.core.record import Record
+from autofit.core.record import RECORD, Record
 from autofit.report.comparison import compare
 from autofit.report.html import picture_style, pictures, report_page
 from autofit.report.markdown import markdown
 
 FORMATS = ("html", "svg", "png", "md")
 _DAMAGED = "Restore it, or let autofit search --resume --out write it again."
-_RECORD = "result.json"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _BROWSER_FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
@@ -57,7 +56,7 @@ def report(runs: Sequence[Path], form: str | None, output: Path | None) -> Rende
     except InputError:
         raise
     except Exception as error:
-        changed = [str(run / _RECORD) for run, record in zip(runs, records, strict=True) if not record.intact]
+        changed = [str(run / RECORD) for run, record in zip(runs, records, strict=True) if not record.intact]
         if not changed:
             raise  # a mistake of ours, whose traceback somebody has to see
         which = f"{' or '.join(changed)}, which was changed ({type(error).__name__}: {error})"
@@ -69,10 +68,10 @@ def _record(run: Path) -> Record:
     if not directory.is_dir():
         what = "is a file, not a run directory" if directory.exists() else "is not there"
         raise InputError(f"{run} {what}.", "Give the directory of a search, such as autofit-runs/NAME.")
-    if not (directory / _RECORD).exists():
+    if not (directory / RECORD).exists():
         remedy = "Go on with one by autofit search --resume --out, or give another directory."
-        raise InputError(f"{run} holds no {_RECORD}: no search has ended there.", remedy)
-    return Record.load(directory / _RECORD)
+        raise InputError(f"{run} holds no {RECORD}: no search has ended there.", remedy)
+    return Record.load(directory / RECORD)
 
 
 def _report(record: Record, directory: Path, form: str, output: Path | None) -> str:

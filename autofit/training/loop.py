@@ -14,6 +14,7 @@ from autofit.core.workload import Hyperparameters
 from autofit.data.batch import few_samples
 from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup
+from autofit.training.holders import shortage_of
 from autofit.training.inspect import loss_splits
 from autofit.training.memory_watch import MemoryWatch, StepMemory
 from autofit.training.oom_recovery import Recovery
@@ -21,6 +22,7 @@ from autofit.training.own_part import OwnPart, own_part
 from autofit.training.step import accumulate, update
 
 Listener = Callable[[str], None]
+_SEARCH_AGAIN = "Search again within less memory (--gpu-mem, --mem), or for several devices (docs/out-of-memory.md)."
 _COMPARED_STEPS = 10  # before and after a fallback, to report what it costs
 
 
@@ -138,6 +140,9 @@ class _Stepper:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+            shortage = shortage_of(self._setup, error)  # while the error's frames hold what they held
+            if shortage.asked_bytes is not None:
+                self._notify(shortage.words)
             return None
         return loss
 
@@ -155,7 +160,7 @@ class _Stepper:
         change = None if setup.ranks.are_several else self._recovery.reduce()
         if change is None:
             message = f"{failure}, and nothing is left that would need less and learn the same"
-            raise OutOfMemoryError(f"{message} (micro-batch {setup.micro_batch_size}).")
+            raise OutOfMemoryError(f"{message} (micro-batch {setup.micro_batch_size}).", _SEARCH_AGAIN)
         self._notify(f"{failure}: the step is done again, from here on with {change}.")
         if self._seconds:
             self._seconds_before = median(self._seconds[-_COMPARED_STEPS:])

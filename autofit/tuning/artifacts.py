@@ -35,6 +35,7 @@ from autofit.report.formatting import bound_by
 from autofit.report.html import report_page
 from autofit.report.knob_effects import single_changes
 from autofit.search.predictions import Predictions
+from autofit.tuning.remedies import what_helps
 from autofit.tuning.target import estimate_on
 
 # For following one config: at most, and as a share of the time limit. A picture is not worth more.
@@ -75,6 +76,21 @@ def follow_tiers(result: Result, workload: Workload, options: SearchOptions, exe
             if best is not None and (line := run(best.config)) is not None:
                 followed[name] = line
     return followed
+
+
+def with_remedies(
+    result: Result, config: Config | None, workload: Workload, options: SearchOptions, executor: Executor
+) -> Result:
+    """The result with what would help where nothing fits: around a config that comes near, as far as that is predicted
+    in time."""
+    if result.config is not None or config is None or result.stopped_by == "interrupt":
+        return result
+    timeout = min(FOLLOW_SECONDS, max(1.0, FOLLOW_SHARE * (options.time_limit or math.inf)))
+    asked = workload, result.hardware, result.budget, config
+    with contextlib.suppress(AutofitError, KeyboardInterrupt):
+        remedies = executor.run(what_helps, *asked, log="remedies.log", timeout=timeout)
+        result = dataclasses.replace(result, remedies=tuple(remedies or ()))
+    return result
 
 
 def with_bottleneck(result: Result, timelines: Mapping[str, Timeline]) -> Result:

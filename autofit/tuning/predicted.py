@@ -38,7 +38,7 @@ from autofit.search.enumeration import Enumeration
 from autofit.search.pareto import leading
 from autofit.search.predictions import Predictions
 from autofit.search.ranking import Figures, preferred
-from autofit.tuning.artifacts import follow_devices, make_record, write_artifacts, write_report
+from autofit.tuning.artifacts import follow_devices, make_record, with_remedies, write_artifacts, write_report
 from autofit.tuning.narrowing import narrowed
 from autofit.tuning.run import run_directory, run_search
 from autofit.tuning.space import space_for
@@ -97,6 +97,7 @@ def predicted_search(workload: Workload, options: SearchOptions, listener: Liste
         with LocalExecutor(directory.probes) as executor:
             space = _Space(executor, workload, hardware, budget, options=options, listener=listener)
             result = follow_devices(space.result(), space.workload, options, executor)
+            result = with_remedies(result, space.leanest(), space.workload, options, executor)
         directory.restored()
         notes = (no_gpu_note(reason), *assumptions, *result.notes)
         result = dataclasses.replace(result, notes=notes, search_seconds=time.monotonic() - start)
@@ -180,6 +181,11 @@ class _Space:
             predicted_best=self._best([estimate for estimate in tiers.values() if estimate]),
             predicted_tiers=tiers,
         )
+
+    def leanest(self) -> Config | None:
+        """The config that is predicted to need least memory."""
+        least = min(self._figures, key=lambda each: each.nbytes, default=None)
+        return least.config if least else None
 
     def _best_of_tiers(self) -> dict[str, Estimate | None]:
         """The best config of each tier that is predicted to surely fit, or else one that may fit."""

@@ -41,6 +41,7 @@ from autofit.tuning.artifacts import (
     make_record,
     trace_best,
     with_bottleneck,
+    with_remedies,
     write_artifacts,
     write_report,
 )
@@ -89,6 +90,8 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
             timelines = follow_tiers(result, context.workload, options, executor)
             result = follow_devices(result, context.workload, options, executor)
             result = with_bottleneck(result, timelines)
+            nearest = result.nearest_miss or next(iter(result.trials), None)
+            result = with_remedies(result, nearest.config if nearest else None, context.workload, options, executor)
             record = make_record(result, options, run.predictions, timelines)
         run.calibrate(finals)
         run.restored()

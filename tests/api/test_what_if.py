@@ -12,7 +12,7 @@ from autofit.api.estimate import Prediction, estimate, predict
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import InputError, UntraceableError
-from autofit.core.estimate import Estimate
+from autofit.core.estimate import Estimate, Remedy
 from autofit.core.hardware import Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.trace import trace
@@ -37,6 +37,7 @@ def asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return _known[key]
 
     monkeypatch.setattr(what_if, "predict_all", remembered)
+    monkeypatch.setattr(what_if, "what_helps", lambda *given: (Remedy("memory", ("--gpu-mem", "2"), given[-1], 2),))
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,17 @@ def within(prediction: Prediction, nbytes: int) -> Prediction:
 def alternating(_: object, __: object, configs: Sequence[Config]) -> tuple[list[float], list[float]]:
     """One byte, then three, in one second and then two: predictions that take no time."""
     return [1.0 + 2 * (index % 2) for index in range(len(configs))], [1.0 + index % 2 for index in range(len(configs))]
+
+
+def test_what_would_help_is_asked_of_what_does_not_surely_fit(
+    prediction: Prediction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(what_if, "predict_all", alternating)
+    monkeypatch.setattr(what_if, "longest", lambda _: None)
+    assert what_if.what_if(within(prediction, 64 * 2**30))["remedies"] == []
+    (remedy,) = what_if.what_if(within(prediction, 2**20))["remedies"]
+    assert remedy["options"] == ["--gpu-mem", "2"]
+    assert remedy["config"] == dict(prediction.estimate.config)
 
 
 def by_knob(found: list[what_if.Change]) -> dict[tuple[str, object], Estimate]:

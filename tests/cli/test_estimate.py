@@ -39,6 +39,7 @@ def test_the_json_of_an_estimate(run: Run) -> None:
         "resting": dict.fromkeys((field.name for field in fields(Resting)), int),
         "alternatives": None,
         "largest": None,
+        "remedies": None,
     }
     assert sum(answer["breakdown"].values()) == answer["allocated_bytes"] + answer["breakdown"]["context"]
     assert answer["fits"] == "yes"

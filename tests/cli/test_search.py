@@ -22,7 +22,8 @@ def test_the_json_of_a_search(searched: Output) -> None:
     answer = searched.json
     assert answer.keys() == {
         *("schema", "best", "tiers", "trials", "skipped", "stopped_by", "nearest_miss", "space_size", "search_seconds"),
-        *("predicted", "frontier", "alternatives", "other_budgets", "on_devices", "notes", "versions", "files"),
+        *("predicted", "frontier", "alternatives", "other_budgets", "on_devices", "remedies", "notes"),
+        *("versions", "files"),
     }
     assert answer["schema"] == 1
     assert shape(answer["best"]["measured"]) == MEASURED

@@ -159,7 +159,8 @@ def test_the_json_has_the_keys_of_the_contract() -> None:
     data = json.loads(json.dumps(result(nearest_miss=MISS).to_json()))
     assert list(data) == [
         *("schema", "best", "predicted", "tiers", "trials", "skipped", "stopped_by", "nearest_miss", "frontier"),
-        *("alternatives", "other_budgets", "on_devices", "space_size", "search_seconds", "notes", "versions", "files"),
+        *("alternatives", "other_budgets", "on_devices", "remedies", "space_size", "search_seconds", "notes"),
+        *("versions", "files"),
     ]
     assert data["best"] == {"config": dict(BEST.config), "measured": BEST.to_measured()}
     assert data["skipped"] == {"predicted": 0, "dominated": 2, "refused": 0}

@@ -3,11 +3,13 @@
 import dataclasses
 from collections.abc import Callable
 
+from autofit.core.estimate import Remedy
 from autofit.core.hardware import GIB
-from autofit.core.measurement import Measurement, Outcome
+from autofit.core.measurement import Measurement, Outcome, Shortage
 from autofit.core.pareto import OtherBudget, Point
 from autofit.core.result import Result
-from autofit.report.explain import nothing_fits_lines, nothing_fits_view, probe_counts
+from autofit.report.explain import explain, nothing_fits_lines, nothing_fits_view, probe_counts
+from autofit.report.remedies import measured_remedies, remedy_lines
 
 Results = Callable[..., Result]
 Shown = Callable[..., str]
@@ -92,6 +94,51 @@ def test_what_was_left_is_counted(result: Results) -> None:
 def test_a_config_that_was_measured_again_counts_once(result: Results) -> None:
     trials = result().trials
     assert probe_counts(result(trials=(*trials, trials[2]))) == probe_counts(result())
+
+
+def test_what_is_predicted_to_help_is_named_with_its_figures(result: Results, measured: Measured) -> None:
+    config = measured(0, 2.4).config
+    remedies = (
+        Remedy("host", ("--set", "optimizer_offload=cpu"), config, int(1.5 * GIB), 2.0, 4.0, 2000.0),
+        Remedy("qlora", ("--set", "quantization=nf4"), config, GIB),
+        Remedy("devices", ("--devices", "2"), config, GIB, devices=2),
+    )
+    text = "\n".join(nothing_fits_lines(result(**NOTHING, trials=(measured(0, 2.4),), remedies=remedies)))
+    _, _, helps = text.partition("What would help:\n")
+    first, second, third = helps.splitlines()
+    part = "the same learning, with a part of it in host memory; at most 1.50 GiB, 2,000 tokens/s (predicted)"
+    assert first == f"  - --set optimizer_offload=cpu: {part}"
+    assert second.startswith("  - --set quantization=nf4: QLoRA")
+    assert third.startswith("  - --devices 2: more cards")
+    assert "--space lora" not in text
+
+
+def test_without_predictions_a_card_gets_hints_of_all_kinds(result: Results, measured: Measured) -> None:
+    hardware = dataclasses.replace(result().hardware, device="cuda", name="A card")
+    text = "\n".join(nothing_fits_lines(result(**NOTHING, trials=(measured(0, 3.8),), hardware=hardware)))
+    for help in ("--space qlora", "--set optimizer_offload=cpu", "--devices 2"):
+        assert help in text
+
+
+def test_what_held_memory_in_the_nearest_miss_is_told(result: Results, measured: Measured) -> None:
+    shortage = Shortage("backward", GIB, {"weights": GIB, "others": 2 * GIB}, {"weights of block 1": GIB // 2})
+    miss = measured(0, 2.4, others={"shortage": shortage})
+    assert shortage.words in nothing_fits_lines(result(**NOTHING, trials=(miss,)))
+    assert shortage.words in explain(result(nearest_miss=miss))
+
+
+def test_what_a_search_measured_to_need_less_is_named_the_fastest_first(result: Results) -> None:
+    whole = result()
+    assert whole.best
+    first, *others = measured_remedies(whole, whole.best.config)
+    assert first.measured
+    assert first.options == ("--set", "precision=bf16")
+    assert remedy_lines([first]) == [
+        "--set precision=bf16: the same learning, in smaller slices or computed again; at most 1.40 GiB, "
+        "6,272 tokens/s (measured)"
+    ]
+    assert all(each.device_bytes < whole.best.peak_bytes.held_bytes for each in others if whole.best.peak_bytes)
+    assert measured_remedies(whole, {**whole.best.config, "precision": "fp8"}) == []  # never measured
 
 
 def test_a_terminal_shows_points_and_what_was_written(result: Results, measured: Measured, shown: Shown) -> None:

@@ -238,6 +238,20 @@ def test_a_step_that_ran_out_of_memory_is_done_again_in_smaller_slices(case: str
         torch.testing.assert_close(mine, theirs, rtol=0.02, atol=2e-3)
 
 
+def test_what_held_memory_is_told_where_the_error_says_what_was_asked_for() -> None:
+    class Asking(Hungry):
+        def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            try:
+                return super().__call__(model, batch)
+            except torch.OutOfMemoryError as error:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 ...") from error
+
+    _, _, (held, note) = trained(tiny.mlp_workload(), {}, Asking(model_loss, at=3, fits=2))
+    assert held.startswith("Memory ran out in the forward, where 3 GiB more did not fit; held were, in GiB, weights ")
+    assert "optimizer" in held
+    assert note.startswith("memory ran out in the forward of step 2: the step is done again")
+
+
 def test_a_chunked_loss_is_taken_back_too() -> None:
     """Memory runs out in the middle of the chunks, when gradients of the head are there already."""
     calls: list[int] = []

@@ -16,6 +16,7 @@ from autofit.core.workload import Traits, Workload
 from autofit.estimate.timeline import timeline
 from autofit.probe import Plan, Request
 from autofit.tuning import run as tune
+from autofit.tuning.remedies import what_helps
 from tests import tiny
 
 TRAITS = Traits(parameters=1000, blocks=2, linears=4, attention=False, sdpa=False, batch_norm=False, dropout=False)
@@ -91,8 +92,8 @@ class FakeExecutor:
         pass
 
     def run(self, function: Any, workload: Workload, *arguments: Any, log: str, timeout: float) -> Any:
-        """Asked to predict configs, it knows nothing; asked to follow a step, it cannot."""
-        if function is timeline:
+        """Asked to predict configs, or what would help, it knows nothing; asked to follow a step, it cannot."""
+        if function is timeline or function is what_helps:
             return None
         unknown = [math.nan] * len(arguments[1])
         return unknown, unknown

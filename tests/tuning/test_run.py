@@ -27,6 +27,7 @@ from autofit.search.verification import MOST
 from autofit.tuning import artifacts
 from autofit.tuning import run as tune
 from autofit.tuning import space as offer
+from autofit.tuning.remedies import what_helps
 from tests import tiny
 from tests.tuning.searching import TRAITS, Answer, Bench, by_micro_batch, fits, missed
 
@@ -224,8 +225,8 @@ def test_refused_configs_are_never_probed(bench: Bench) -> None:
 def predicting(bench: Bench, rates: Mapping[int, float], off: float = 1.0) -> None:
     """Predictions of the rates of micro-batches, all off by the same factor, and of a MiB for each sample."""
 
-    def run(function: Any, workload: Workload, hardware: Hardware, configs: Any, *, log: str, timeout: float) -> Any:
-        if function is timeline:
+    def run(function: Any, workload: Workload, hardware: Hardware, configs: Any, *_: Any, **__: Any) -> Any:
+        if function is timeline or function is what_helps:
             raise ProbeError("it took too long.")
         sizes = [int(str(config["micro_batch_size"])) for config in configs]
         return [size * MIB for size in sizes], [8 / rates[size] * off for size in sizes]

@@ -122,6 +122,11 @@ def test_the_peak_is_the_same_on_every_run_and_the_verdict_flips_at_it(executor:
         assert seen.outcome is outcome
         assert seen.peak_bytes
         assert seen.peak_bytes.allocated == peak  # the nearest miss is told in bytes
+    assert first.shortage is None
+    assert seen.shortage  # at the moment at which the budget was passed
+    assert sum(seen.shortage.held.values()) == peak
+    assert seen.shortage.asked_bytes
+    assert seen.shortage.largest
 
 
 def test_far_too_large_stops_before_it_takes_the_memory(executor: LocalExecutor) -> None:

@@ -1,0 +1,211 @@
+"""What would help where a config does not fit: others that are predicted to, in the order of what they cost.
+
+Each kind of remedy is a small product of knobs around the config, predicted together from a few shallow traces. Of each
+kind the fastest is named that fits with room for what such predictions leave out, unless a cheaper kind is as fast.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autofit import techniques
+from autofit.core.budget import Budget
+from autofit.core.config import Config, Value
+from autofit.core.errors import InputError, UntraceableError
+from autofit.core.estimate import Remedy
+from autofit.core.hardware import GIB, MIB, Hardware
+from autofit.core.knobs import yaml_word
+from autofit.core.layout import fitted_to
+from autofit.core.workload import Workload
+from autofit.estimate.space_estimator import predict_all
+from autofit.models import HuggingFaceModel
+from autofit.models.huggingface import huggingface_workload
+
+# What the upper end of an estimate may be above the tensors that are predicted here; and above that where compiled
+# code, activations on their way to the host or weights gathered from other cards widen it, and where all logits leave
+# gaps behind in the allocator's memory (benchmarks.what_helps).
+_ABOVE, _WIDER, _OF_LOGITS = {"cpu": 1.02, "cuda": 1.12}, 1.1, 1.15
+_CONTEXT, _COMMUNICATORS = 500 * MIB, 640 * MIB  # of CUDA, where the card does not tell; of NCCL, not measured
+_MEASURING = 0.2  # seconds, for timing operators on a CPU: only the order of speeds matters here
+_DEVICES, _SHORTEST = (2, 4, 8), 128
+_OFFLOADS = ("activation_offload", "optimizer_offload", "parameter_offload")
+_RANK = 16
+_DERIVED = ("gradient_accumulation_steps", "data_parallel_shard", "data_parallel_replicate", "lora_alpha")
+_FASTER = 0.97  # of the seconds of a cheaper remedy: else a dearer one is not worth naming
+
+
+def what_helps(workload: Workload, hardware: Hardware, budget: Budget, config: Config) -> tuple[Remedy, ...]:
+    """The remedies for a config that does not fit; none where the model cannot be traced."""
+    try:
+        return _Search(workload, hardware, budget, config).remedies()
+    except UntraceableError:
+        return ()
+
+
+@dataclass(frozen=True)
+class _Found:
+    config: Config
+    nbytes: float  # of the device, at most
+    seconds: float
+
+    def cost(self, start: Config) -> float:
+        """For sorting: the slower, and among nearly equal ones what changes more."""
+        changed = len(self.config.differences(start))
+        return (0.0 if math.isnan(self.seconds) else math.log(self.seconds)) + 0.01 * changed
+
+
+@dataclass(frozen=True)
+class _Search:
+    workload: Workload
+    hardware: Hardware
+    budget: Budget
+    config: Config
+
+    def remedies(self) -> tuple[Remedy, ...]:
+        every = {kind: self._product(levers) for kind, levers in self._levers().items()}
+        configs = list(dict.fromkeys([self.config, *itertools.chain(*every.values())]))
+        found = dict(zip(configs, self._predicted(self.workload, self.hardware, configs), strict=True))
+        named: list[Remedy] = []
+        for kind, members in every.items():
+            fitting = [found[config] for config in members if found[config].nbytes <= self._usable]
+            best = min(fitting, key=lambda each: each.cost(self.config), default=None)
+            if best and not any((each.step_seconds or math.inf) * _FASTER <= best.seconds for each in named):
+                named.append(self._remedy(kind, best, self._settings(best.config)))
+        smallest = min((found[config] for config in every["time"]), key=lambda each: each.nbytes, default=None)
+        leanest = smallest.config if smallest else self.config
+        if not any(each.kind in ("time", "host") for each in named):  # which change nothing of the data
+            named += self._shorter(leanest)
+        named += self._more_devices(leanest)
+        whole = found[self.config]
+        if not math.isnan(whole.nbytes) and whole.nbytes > self._usable:
+            size = self.budget.bytes_for(int(whole.nbytes), self.hardware.device) / GIB
+            option = "--mem" if self.hardware.device == "cpu" else "--gpu-mem"
+            grain = 10 if size >= 1 else 100
+            named.append(self._remedy("memory", whole, (option, f"{math.ceil(size * grain) / grain:g}")))
+        return tuple(named)
+
+    @property
+    def _usable(self) -> int:
+        return self.budget.cap_bytes(self.hardware.device)
+
+    def _levers(self) -> dict[str, dict[str, tuple[Value, ...]]]:
+        """By kind, the values to try of each knob."""
+        size = int(self.config["micro_batch_size"] or self.workload.effective_batch_size)
+        sizes = [each for each in self._choices("micro_batch_size") if isinstance(each, int) and each < size]
+        time = {
+            "micro_batch_size": self._also("micro_batch_size", *sizes),
+            "activation_checkpointing": self._also("activation_checkpointing", "full"),
+            "loss": self._also("loss", "chunked"),
+            "optimizer_in_backward": self._also("optimizer_in_backward", True),
+        }
+        host = {**time, **{knob: self._also(knob, "cpu") for knob in _OFFLOADS}}
+        numbers = {"precision": self._also("precision", "bf16")[-1:]}
+        levers = {"time": time, "host": host}
+        levers["numbers"] = {**time, **numbers, "optimizer": self._also("optimizer", "adamw-8bit")}
+        adapters: dict[str, tuple[Value, ...]] = {}
+        if not self.config["lora_rank"]:
+            adapters = {"lora_rank": (_RANK,), "lora_targets": ("all-linear",)}
+            levers["lora"] = {**time, **numbers, **adapters}
+        if self.config["quantization"] == "none":
+            offload = self._also("parameter_offload", "cpu")
+            levers["qlora"] = {**time, **numbers, **adapters, "quantization": ("nf4",), "parameter_offload": offload}
+        return levers
+
+    def _choices(self, knob: str) -> tuple[Value, ...]:
+        return techniques.technique_named(knob).choices_for(self.workload, self.hardware)
+
+    def _also(self, knob: str, *values: Value) -> tuple[Value, ...]:
+        """The present value of a knob, and those of others that it can have here."""
+        return (self.config[knob], *(each for each in values if each in self._choices(knob)))
+
+    def _product(self, levers: Mapping[str, tuple[Value, ...]]) -> list[Config]:
+        """Every other possible config with these values."""
+        made: dict[Config, None] = {}
+        for chosen in itertools.product(*levers.values()):
+            made |= dict.fromkeys(self._made(dict(zip(levers, chosen, strict=True)), self.hardware))
+        return [config for config in made if config != self.config]
+
+    def _made(self, changes: Mapping[str, Value], hardware: Hardware) -> Iterator[Config]:
+        """The config with these changes, unless it is impossible."""
+        knobs = {name: value for name, value in self.config.items() if name not in _DERIVED and value is not None}
+        try:
+            config = techniques.canonicalize({**knobs, **changes}, self.workload, hardware)
+        except InputError:
+            return
+        if techniques.refuse(config, self.workload, hardware) is None:
+            yield config
+
+    def _predicted(self, workload: Workload, hardware: Hardware, configs: Sequence[Config]) -> list[_Found]:
+        memory, seconds = predict_all(workload, hardware, configs, measuring=_MEASURING)
+        context = 0
+        if hardware.device == "cuda":
+            context = (hardware.context_bytes or _CONTEXT) + (_COMMUNICATORS if hardware.world > 1 else 0)
+        sizes = (size * self._above(config, hardware) + context for config, size in zip(configs, memory, strict=True))
+        return [_Found(*row) for row in zip(configs, sizes, seconds, strict=True)]
+
+    def _above(self, config: Config, hardware: Hardware) -> float:
+        wide = config["compile"] != "none" or config["activation_offload"] != "none" or hardware.world > 1
+        logits = bool(self.workload.traits and self.workload.traits.head and config["loss"] == "standard")
+        cuda = hardware.device == "cuda"
+        return _ABOVE[hardware.device] * (_WIDER if wide else 1.0) * (_OF_LOGITS if logits and cuda else 1.0)
+
+    def _shorter(self, config: Config) -> Iterator[Remedy]:
+        """The longest of a half, a quarter ... of the sequence that fits."""
+        model, whole = self.workload.model, self.workload.sequence_length or 0
+        length = whole // 2
+        while isinstance(model, HuggingFaceModel) and length >= _SHORTEST:
+            batch = self.workload.effective_batch_size
+            shorter = huggingface_workload(model, sequence_length=length, effective_batch_size=batch)
+            shorter = dataclasses.replace(shorter, traits=self.workload.traits)
+            for found in self._predicted(shorter, self.hardware, list(dict.fromkeys([self.config, config]))):
+                if found.nbytes <= self._usable:
+                    options = (*self._settings(found.config), "--seq-len", str(length))
+                    yield self._remedy("shorter", found, options, tokens=length)
+                    return
+            length //= 2
+
+    def _more_devices(self, config: Config) -> Iterator[Remedy]:
+        """The fewest cards that are enough, where each holds a part of the weights."""
+        batch = self.workload.effective_batch_size
+        for devices in _DEVICES if self.hardware.device == "cuda" else ():
+            hardware = self.hardware.of_several(devices, self.hardware.nodes, self.hardware.link)
+            if hardware.world <= self.hardware.world or batch % hardware.world:
+                continue
+            knobs = fitted_to({**config, "data_parallel": "fsdp"}, hardware.world, batch)
+            for several in self._made(knobs, hardware):
+                (found,) = self._predicted(self.workload, hardware, [several])
+                if found.nbytes <= self._usable:
+                    settings = self._settings(several, hardware)
+                    yield self._remedy("devices", found, ("--devices", str(devices), *settings), devices=devices)
+                    return
+
+    def _settings(self, config: Config, hardware: Hardware | None = None) -> tuple[str, ...]:
+        """The options that make this config of the one that does not fit, without those that follow from others."""
+        changed = {knob: value for knob, (value, _) in config.differences(self.config).items() if value is not None}
+        for knob in tuple(changed):
+            fewer = {name: value for name, value in changed.items() if name != knob}
+            if knob in _DERIVED or config in self._made(fewer, hardware or self.hardware):
+                changed = fewer
+        return tuple(itertools.chain(*(("--set", f"{knob}={yaml_word(value)}") for knob, value in changed.items())))
+
+    def _remedy(
+        self,
+        kind: str,
+        found: _Found,
+        options: tuple[str, ...],
+        *,
+        devices: int | None = None,
+        tokens: int | None = None,
+    ) -> Remedy:
+        seconds = None if math.isnan(found.seconds) else found.seconds
+        samples = self.workload.effective_batch_size / seconds if seconds else None
+        length = tokens or self.workload.sequence_length
+        figures: dict[str, Any] = {"step_seconds": seconds, "samples_per_second": samples}
+        figures["tokens_per_second"] = (
+            samples * length if samples and length and self.workload.unit == "tokens" else None
+        )
+        devices = devices or self.hardware.devices
+        return Remedy(kind, options, found.config, int(found.nbytes), devices=devices, **figures)
