@@ -125,8 +125,9 @@ def devices_picture(record: Record, what: str) -> Picture | None:
     across_title = "devices" if result.hardware.nodes == 1 else "devices of each node"
     picture = Picture(350, 240, f"Predicted {title}, by the number of {across_title}")
     most = max([figure for _, figure in known] + [usable] * (what == "memory"))
-    across, up = Scale(0.0, known[-1][0] * 1.04, 52, 340), Scale(0.0, most * 1.08, 196, 30)
-    picture.frame(across, up, titles=(across_title, title), ticks=(5, 4))
+    across = Scale(0.0, known[-1][0] * 1.04, 52, 340, marked=tuple(devices for devices, _ in known))
+    up = Scale(0.0, most * 1.08, 196, 30)
+    picture.frame(across, up, titles=(across_title, title), ticks=(0, 6))
     if what == "memory":
         picture.line((across.start, up(usable)), (across.end, up(usable)), "budget")
         picture.text(across.end, up(usable) - 4, "usable", kind="budget-label", anchor="end")

@@ -15,13 +15,15 @@ At = tuple[float, float]
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps numbers to pixels: `low` to `start`, `high` to `end`, in proportion or by logarithm."""
+    """Maps numbers to pixels: `low` to `start`, `high` to `end`, in proportion or by logarithm. `marked`: its ticks, in
+    place of round numbers."""
 
     low: float
     high: float
     start: float
     end: float
     logarithmic: bool = False
+    marked: tuple[float, ...] = ()
 
     def __call__(self, number: float) -> float:
         low, high = self.low, self.high
@@ -31,7 +33,9 @@ class Scale:
         return self.start + share * (self.end - self.start)
 
     def ticks(self, about: int = 5) -> list[float]:
-        """Round numbers within."""
+        """Round numbers within, or those that are marked."""
+        if self.marked:
+            return [*self.marked]
         return powers(self.low, self.high) if self.logarithmic else round_numbers(self.low, self.high, about)
 
 

@@ -31,6 +31,7 @@ def test_scales() -> None:
     logarithmic = Scale(1.0, 100.0, 0.0, 100.0, logarithmic=True)
     assert logarithmic(10.0) == pytest.approx(50.0)
     assert Scale(2.0, 2.0, 0.0, 100.0)(2.0) == 50.0
+    assert Scale(0.0, 8.3, 0.0, 100.0, marked=(1, 2, 8)).ticks(5) == [1, 2, 8]
 
 
 def test_words_are_no_markup() -> None:
