@@ -85,8 +85,6 @@ class SearchOptions(BaseModel):
             require(count is None or count >= 1, f"the number of {name} must be at least 1", count)
             require(count is None or count <= _MOST, f"the number of {name} must be at most {_MOST:,}", count)
         check_devices(None if self.devices == ALL else self.devices, self.nodes)
-        message = "--workers are probes at a time, and each of these takes several devices."
-        _refuse(self.devices != 1 and (self.workers or 1) > 1, message, "Leave out --workers.")
         check_seed(self.seed)
         require(0 < self.probe_timeout <= _MOST, "probe_timeout must be seconds, more than 0", self.probe_timeout)
         limit, unnamed = self.time_limit, self.resume and self.out is None

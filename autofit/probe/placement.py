@@ -53,9 +53,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the probes of a search run: one at a time in each of some places; no places: one at a time, anywhere."""
+    """Where the probes of a search run: one at a time in each of some places, or in each `devices` of them that train
+    together; no places: one at a time, anywhere."""
 
     places: tuple[Place, ...] = ()
+    devices: int = 1
 
     @property
     def cores_of_each(self) -> int | None:
@@ -72,31 +74,44 @@ class Placement:
         if not self.places:
             return None
         if self.cores_of_each is None:
-            return f"{len(self.places)} probes run at a time, each on a card of its own ({hardware.name})."
-        where = (
-            f"{len(self.places)} probes run at a time, each on {self.cores_of_each} of {len(physical_cores())} cores"
-        )
+            own = "a card of its own" if self.devices == 1 else f"{self.devices} cards of its own"
+            alone = "" if self.devices == 1 else "; whatever may be the best is measured again alone"
+            return f"{self._at_once()} probes run at a time, each on {own} ({hardware.name}){alone}."
+        where = f"{self._at_once()} probes run at a time, each on {self._cores()}"
         return f"{where}; whatever may be the best is measured again on all of them, alone."
 
     def describe_measurements(self) -> str | None:
         """A sentence on what explored measurements mean beside verified ones; None where both had all cores."""
         if self.cores_of_each is None:
             return None
-        where = f"{len(self.places)} probes at a time, each on {self.cores_of_each} of {len(physical_cores())} cores"
+        where = f"{self._at_once()} probes at a time, each on {self._cores()}"
         return f"Explored {where}; verified measurements are on all cores."
 
+    def _at_once(self) -> int:
+        return len(self.places) // self.devices
 
-def place_probes(workers: int | None, hardware: Hardware, idle_cards: Callable[[], Sequence[str]]) -> Placement:
+    def _cores(self) -> str:
+        return f"{self.places[0].cores * self.devices} of {len(physical_cores())} cores"
+
+
+def place_probes(
+    workers: int | None, hardware: Hardware, idle_cards: Callable[[], Sequence[str]], devices: int = 1
+) -> Placement:
     """The placement that a number of workers means on this hardware; an InputError for fewer cards or cores.
 
     Args:
-        workers: None: one on each of the idle cards, one on a CPU.
+        workers: None: as many as there are idle cards for, one on a CPU.
+        devices: that each of them takes.
         idle_cards: the cards like card 0 that a probe can use, as CUDA_VISIBLE_DEVICES calls them, that one first.
     """
     if workers == 1 or (workers is None and hardware.device == "cpu"):
         return Placement()
-    places = _places(workers, hardware, idle_cards)
-    return Placement(places if len(places) > 1 else ())
+    count = workers and workers * devices
+    if devices > 1 and count is None:
+        count = len(idle_cards()) // devices * devices
+    what = f"{workers} workers" + (f" of {devices} devices" if devices > 1 else "")
+    places = _places(count, hardware, idle_cards, what)
+    return Placement(places, devices) if len(places) > devices else Placement()
 
 
 def place_ranks(devices: int | str, hardware: Hardware, idle_cards: Callable[[], Sequence[str]]) -> tuple[Place, ...]:
@@ -113,19 +128,22 @@ def place_ranks(devices: int | str, hardware: Hardware, idle_cards: Callable[[],
     return places if len(places) > 1 else ()
 
 
-def _places(count: int | None, hardware: Hardware, idle_cards: Callable[[], Sequence[str]]) -> tuple[Place, ...]:
-    """So many places on cards, None for all of them, or as many whole cores for each; those left over stay idle."""
+def _places(
+    count: int | None, hardware: Hardware, idle_cards: Callable[[], Sequence[str]], what: str = ""
+) -> tuple[Place, ...]:
+    """So many places on cards, None for all of them, or as many whole cores for each; those left over stay idle. `what`
+    needs them, for messages."""
     if hardware.device == "cuda":
         cards = idle_cards()
         if count and count > len(cards):
             found = f"{len(cards)} of the visible cards {'is' if len(cards) == 1 else 'are'} an idle {hardware.name}"
-            raise InputError(f"{count} workers need a card each like card 0, and {found}.", "Give fewer workers.")
+            raise InputError(f"{what} need a card each like card 0, and {found}.", "Give fewer workers.")
         return tuple(Place(number, card=card) for number, card in enumerate(cards[:count]))
     assert count, "a CPU is divided by a number"
     cores = physical_cores()
     share = len(cores) // count
     if not share:
-        message = f"{count} workers need a core each, and this process may use {counted(len(cores), 'core')}."
+        message = f"{what} need a core each, and this process may use {counted(len(cores), 'core')}."
         raise InputError(message, "Give fewer workers.")
     shares = [frozenset().union(*cores[number * share : (number + 1) * share]) for number in range(count)]
     return tuple(Place(number, processors=each, cores=share) for number, each in enumerate(shares))

@@ -57,13 +57,13 @@ class Context:
 
     def notes(self) -> tuple[str, ...]:
         """What the user should know before the first probe."""
-        traits, placement = self.workload.traits, self.placement.describe(self.measured_on)
+        traits, placement, together = self.workload.traits, self.placement.describe(self.measured_on), None
         if self.ranks:
             each = counted(self.ranks[0].cores, "core") if self.ranks[0].cores else "a card"
-            placement = f"{len(self.ranks)} processes train each config together, on {each} each."
-        if self.of_one_rank:
-            placement = " ".join(filter(None, (self.stands_for(), placement)))
-        notes = [*self.measured_on.notes, *self.budget_notes, *(traits.notes if traits else ()), placement]
+            together = f"{len(self.ranks)} processes train each config together, on {each} each."
+        together = self.stands_for() if self.of_one_rank else together
+        notes = [*self.measured_on.notes, *self.budget_notes, *(traits.notes if traits else ())]
+        notes += [" ".join(filter(None, (together, placement)))]
         if self.options.store and not (traits and traits.fingerprint):
             notes += ["this model's code has no stable fingerprint, so earlier measurements of it are not looked up."]
         return tuple(filter(None, notes))
@@ -126,10 +126,11 @@ def context_of(workload: Workload, options: SearchOptions, executor: Executor, j
     several = len(ranks) or devices, options.nodes, options.link
     measured_on, hardware = (each.of_several(*several) for each in (measured_on, hardware))
     ranks = ranks if options.nodes == 1 else ()
-    placement = Placement() if ranks else place_probes(options.workers, measured_on, idle_cards)
+    placement = place_probes(options.workers, measured_on, idle_cards, len(ranks) or 1)
     free_bytes = int(hardware.host_free_bytes * FREE_FRACTION)
     if placement.cores_of_each:
-        check_memory(len(placement.places), "workers", budget, free_bytes, given=requested is not None)
+        who = "workers" if placement.devices == 1 else "devices of all workers"
+        check_memory(len(placement.places), who, budget, free_bytes, given=requested is not None)
     if ranks and hardware.device == "cpu":
         check_memory(len(ranks), "devices", budget, free_bytes, given=True)
     workload = dataclasses.replace(workload, traits=traits)

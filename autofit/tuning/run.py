@@ -136,8 +136,9 @@ class _Run:
         seconds = options.time_limit and options.time_limit * EXPLORE_SHARE
         limits = Limits(options.trials, seconds, context.cap_bytes, options.tolerance)
         with contextlib.ExitStack() as stack:
-            if places := context.placement.places[: options.trials]:
-                pool = PoolExecutor(places, self._directory.probes, options.probe_timeout)
+            devices = context.placement.devices
+            if places := context.placement.places[: options.trials * devices]:
+                pool = PoolExecutor(places, self._directory.probes, options.probe_timeout, devices)
                 self._explorer = stack.enter_context(pool)
             problem = SearchProblem(
                 probe=self._probe,

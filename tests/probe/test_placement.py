@@ -126,6 +126,21 @@ def test_on_cards_there_is_one_place_on_each_idle_card_by_default() -> None:
         place_probes(4, CARD, cards)
 
 
+def test_gangs_share_the_cards_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = place_probes(None, CARD, lambda: list("abcde"), 2)
+    assert ([place.card for place in found.places], found.devices) == (["a", "b", "c", "d"], 2)
+    assert found.describe(CARD) == (
+        "2 probes run at a time, each on 2 cards of its own (NVIDIA H200); whatever may be the best is measured again"
+        " alone."
+    )
+    assert place_probes(None, CARD, lambda: ["a", "b", "c"], 2).places == ()  # one gang
+    assert place_probes(1, CARD, lambda: list("abcd"), 2).places == place_probes(None, tiny.CPU, list, 2).places == ()
+    with pytest.raises(InputError, match="3 workers of 2 devices need a card each like card 0, and 5 of the visible"):
+        place_probes(3, CARD, lambda: list("abcde"), 2)
+    monkeypatch.setattr(place_module, "physical_cores", lambda: [frozenset({each}) for each in range(8)])
+    assert "2 probes run at a time, each on 4 of 8 cores" in str(place_probes(2, tiny.CPU, list, 2).describe(tiny.CPU))
+
+
 def test_on_the_only_card_of_its_kind_probes_run_one_at_a_time() -> None:
     assert place_probes(None, CARD, lambda: ["a"]).places == ()
     with pytest.raises(InputError, match="1 of the visible cards is an idle NVIDIA H200"):

@@ -66,6 +66,23 @@ def test_one_device_takes_no_gang_and_knows_no_knobs_of_several(bench: Bench, ga
     assert result.config["data_parallel"] is None
 
 
+def test_several_gangs_explore_at_once_and_finalists_are_alone(
+    bench: Bench, gang: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[tuple[int, int]] = []
+
+    def pool(places: tuple[Place, ...], *given: Any) -> Any:
+        pools.append((len(places), given[-1]))
+        return bench.executor
+
+    monkeypatch.setattr(tune, "PoolExecutor", pool)
+    result = bench.search(devices=2, workers=2, mem=0.5)
+    assert pools == [(4, 2)]
+    assert [len(places) for places in gang] == [2]
+    assert bench.executor.verified
+    assert "Explored 2 probes at a time, each on 2 of 4 cores; verified measurements are on all cores." in result.notes
+
+
 def test_it_is_resumed_on_as_many_devices(bench: Bench, gang: list[Any]) -> None:
     bench.search(devices=2, trials=2)
     with pytest.raises(InputError, match="devices was 2, is 4"):

@@ -144,7 +144,7 @@ class Bench(SimpleNamespace):
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eight_cores: None) -> Iterator[Bench]:
     made = Bench(folder=tmp_path, machine=Machine(dataclasses.replace(tiny.CPU, cores=len(CORES))))
     monkeypatch.setattr(tune, "LocalExecutor", lambda logs, timeout: made.machine)
-    monkeypatch.setattr(tune, "PoolExecutor", lambda places, logs, timeout: FakePool(made.machine, places))
+    monkeypatch.setattr(tune, "PoolExecutor", lambda places, *_: FakePool(made.machine, places))
     knobs = "  micro_batch_size: [1, 2, 4, 8]\n  lora_rank: [0, 8]\n  lora_targets: [all-linear]\n"
     (tmp_path / "space.yaml").write_text(f"description: for a test\nknobs:\n{knobs}")
     yield made

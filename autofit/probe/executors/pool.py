@@ -1,4 +1,4 @@
-"""The executor of several probes at once on one machine: a zygote a card, or a share of the cores."""
+"""The executor of several probes at once on one machine: on a card each, a share of the cores, or several of them."""
 
 import contextlib
 import queue
@@ -10,6 +10,7 @@ from typing import Any
 from autofit.core.measurement import Measurement
 from autofit.core.workload import Workload
 from autofit.probe.executors import Executor
+from autofit.probe.executors.gang import GangExecutor
 from autofit.probe.executors.local import LocalExecutor
 from autofit.probe.placement import Place
 from autofit.probe.steps import Request
@@ -17,14 +18,22 @@ from autofit.techniques import keeps_on_host
 
 
 class PoolExecutor(Executor):
-    """A LocalExecutor in each of several places; `log_directory` and `timeout` as there."""
+    """A LocalExecutor in each of several places, or a GangExecutor in each `devices` of them; `log_directory` and
+    `timeout` as there."""
 
-    def __init__(self, places: Sequence[Place], log_directory: Path, timeout: float) -> None:
-        self.places, self.timeout = len(places), timeout
-        self._idle: queue.SimpleQueue[LocalExecutor] = queue.SimpleQueue()
+    def __init__(self, places: Sequence[Place], log_directory: Path, timeout: float, devices: int = 1) -> None:
+        self.places, self.devices, self.timeout = len(places) // devices, devices, timeout
+        self._idle: queue.SimpleQueue[Executor] = queue.SimpleQueue()
         self._host = threading.Lock()
+
+        given = log_directory, timeout
         with contextlib.ExitStack() as started:
-            self._workers = [started.enter_context(LocalExecutor(log_directory, timeout, place)) for place in places]
+            self._workers: list[Executor] = []
+            for first in range(0, len(places), devices):
+                own = places[first : first + devices]
+                worker: Executor = GangExecutor(own, *given) if devices > 1 else LocalExecutor(*given, *own)
+                self._workers.append(worker)
+                started.enter_context(worker)
             started.pop_all()
         for worker in self._workers:
             self._idle.put(worker)
@@ -50,7 +59,7 @@ class PoolExecutor(Executor):
             return worker.run(*arguments, **options)
 
     @contextlib.contextmanager
-    def _worker(self) -> Iterator[LocalExecutor]:
+    def _worker(self) -> Iterator[Executor]:
         worker = self._idle.get()
         try:
             yield worker

@@ -5,7 +5,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,27 @@ def test_each_measures_in_its_own_place(tmp_path: Path) -> None:
     found = sorted((json.loads(path.read_text()) for path in tmp_path.glob("*.json")), key=lambda each: each[2])
     assert found == [[sorted(place.processors), 1, place.card, "1"] for place in PLACES]
     assert sorted(os.sched_getaffinity(0)) == PROCESSORS
+
+
+@pytest.mark.slow
+def test_gangs_measure_at_once(tmp_path: Path) -> None:
+    """Ranks of each config meet those of the other, of whom each gang has its own."""
+    folder = str(tmp_path)
+
+    def meet() -> None:
+        (Path(folder) / f"{os.getpid()}.rank").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+        while len(list(Path(folder).glob("*.rank"))) < 4:
+            time.sleep(0.01)
+
+    places = [Place(number, card=str(number)) for number in range(4)]
+    with bare(lambda: PoolExecutor(places, tmp_path, 120.0, 2)) as executor:
+        assert (executor.places, executor.devices) == (2, 2)
+        workload = doing(meet)
+        side_by_side(lambda number: measure(executor, workload, number))
+    assert sorted(path.read_text() for path in tmp_path.glob("*.rank")) == ["0", "1", "2", "3"]
+    assert {f"000{number}{rank}.log" for number in (0, 1) for rank in ("", "-rank-1")} <= {
+        path.name for path in tmp_path.iterdir()
+    }
 
 
 class Counting:
@@ -105,6 +126,23 @@ def test_what_keeps_something_on_the_host_is_measured_one_at_a_time(
 
     side_by_side(ask)
     assert Counting.most == at_once
+
+
+def test_a_gang_takes_places_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[list[int]] = []
+
+    class Gang(Counting):
+        def __init__(self, places: Sequence[Place], *_: object) -> None:
+            started.append([place.number for place in places])
+
+    monkeypatch.setattr(workers_module, "GangExecutor", Gang)
+    monkeypatch.setattr(Counting, "most", 0)
+    monkeypatch.setattr(Counting, "meeting", threading.Barrier(2))
+    gangs = PoolExecutor([Place(number) for number in range(6)], tmp_path, 1.0, 3)
+    assert started == [[0, 1, 2], [3, 4, 5]]
+    request = Request(Config({}), tiny.CPU.of_several(3), BUDGET, QUICK)
+    side_by_side(lambda number: gangs.measure(tiny.mlp_workload(), request, number=number))
+    assert Counting.most == gangs.places == 2
 
 
 def test_a_worker_that_cannot_be_started_ends_those_that_were(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
