@@ -56,7 +56,7 @@ MEASURED = {
 TRIAL = {
     *("number", "config", "outcome", "tokens_per_second", "samples_per_second", "step_seconds", "peak_bytes", "reason"),
     *("seconds", "build_seconds", "warmup_seconds", "compile_seconds"),
-    *("loss", "steps", "composed", "verified", "communication_seconds", "warnings"),
+    *("loss", "steps", "composed", "verified", "communication_seconds", "warnings", "shortage"),
 }
 
 
