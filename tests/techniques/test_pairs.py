@@ -5,7 +5,7 @@ one config. Each of its configs is built and trains two steps.
 
 Values of `compile` other than off count as one value here: they differ in which kernels Inductor chooses, long after
 it was given what was traced. So do the budgets of activation_checkpointing (one graph, cut at another place), and
-optimizers that differ in the format of their state. The contract's tests try each of them alone. Tracing a block takes
+optimizers and frozen weights of one kind of format. The contract's tests try each of them alone. Tracing a block takes
 seconds, so what only a compiled config can hold is covered first, by as few as a climb finds, and all else by configs
 that are not compiled.
 """
@@ -41,11 +41,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
 
-ALIKE = {  # optimizers of one library, for the same weights
+ALIKE = {  # optimizers of one library, for the same weights; formats of one kind
     **dict.fromkeys(("adamw-8bit", "lion-8bit"), "bitsandbytes"),
     **dict.fromkeys(("adamw-4bit", "adamw-fp8"), "torchao"),
     **dict.fromkeys(("adamw-sr", "adamw-8bit-sr"), "torchao, rounded"),
+    **dict.fromkeys(("nf4", "nf4-dq"), "4 bits"),
 }
+NUMBERS = ("lora_rslora", "lora_plus")  # knobs that multiply by another number
 Knobs = dict[str, Value]
 Pair = tuple[tuple[str, Value], tuple[str, Value]]
 
@@ -58,13 +60,13 @@ def all_values() -> dict[str, list[Value]]:
     values = {
         technique.name: [value for value in values_of(technique) if not reason_against(technique.name, value)]
         for technique in ON_ONE_DEVICE
-        if technique.name != "gradient_accumulation_steps"  # derived
+        if technique.name not in ("gradient_accumulation_steps", *NUMBERS)  # the former is derived
     }
     return {knob: each for knob, each in values.items() if len(each) > 1}
 
 
 def pair_of(one: tuple[str, Value], other: tuple[str, Value]) -> Pair:
-    """What counts as covered: whether it is compiled, and under a budget, not how; whose optimizer."""
+    """What counts as covered: compiled or not, under a budget or not; the kind of optimizer and of weights."""
 
     def counted(knob: str, value: Value) -> Value:
         if knob == COMPILE.name:
