@@ -27,7 +27,7 @@ WANTED = 0.9
 def main(arguments: Sequence[str] | None = None) -> None:
     """Rank every table, print, and write the figures where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", type=Path, default=sorted(TABLES.glob("*.json")))
+    parser.add_argument("tables", nargs="*", type=Path, default=sorted(TABLES.rglob("*.json")))
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(arguments)
     found = {path.stem: figures(Table.read(path)) for path in given.tables}

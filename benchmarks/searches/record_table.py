@@ -3,15 +3,18 @@
 `python -m benchmarks.record_table --model tiny-llama --space SPACE.yaml --out TABLE` probes as a
 search does, once with every config before any is measured again, in another order each time, so that what disturbs the
 machine for a while disturbs all of them. Written after every probe: the same command goes on where it was stopped.
+With `--devices N` each probe is one of so many ranks.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import random
 import statistics
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,13 +35,14 @@ from autofit.estimate.rates import UNKNOWN, rates_for
 from autofit.estimate.space_estimator import SpaceEstimator
 from autofit.hardware.budgets import budget_for
 from autofit.models import resolve
-from autofit.probe import LocalExecutor, Plan, Request
+from autofit.probe import Executor, GangExecutor, LocalExecutor, Plan, Request, place_ranks
 from autofit.techniques import all_techniques
 from autofit.tuning.space import legal_configs
 from benchmarks.memory_models import MODELS
 
 # Shorter than a search's probes, since each is done several times, and long enough for a median that means something.
 PLAN = Plan(min_steps=3, max_steps=20, max_seconds=1.0)
+_RATES_SECONDS = 600.0  # at most
 _TIMES = ("seconds", "build_seconds", "warmup_seconds", "compile_seconds", "steps", "composed")
 
 
@@ -125,6 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help=f"{', '.join(MODELS)}, or any that autofit search takes")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--devices", type=int, default=1, help="that train each config together")
     parser.add_argument("--mem", type=float, help="GiB; default: what is free, so that the replay can choose a budget")
     parser.add_argument("--space", required=True)
     parser.add_argument("--repeats", type=int, default=3)
@@ -133,18 +138,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     memory = {"gpu_mem" if given.device == "cuda" else "mem": given.mem}
-    options = SearchOptions(space=given.space, device=given.device, **memory)
-    with LocalExecutor() as executor:
+    options = SearchOptions(space=given.space, device=given.device, devices=given.devices, **memory)
+    with contextlib.ExitStack() as stack:
+        executor: Executor = stack.enter_context(LocalExecutor())
         workload = workload_named(given.model)
         hardware, traits = executor.look(workload, given.device, None)
         workload = dataclasses.replace(workload, traits=traits)
-        table = _begun(given, options, workload, hardware)
+        if places := place_ranks(given.devices, hardware, lambda: executor.idle_cards_like(hardware, 0)):
+            logs = stack.enter_context(tempfile.TemporaryDirectory())
+            executor = stack.enter_context(GangExecutor(places, Path(logs), options.probe_timeout))
+        table = _begun(given, options, workload, hardware.of_several(given.devices), executor)
         record(table, given.out, executor, workload, budget_for(options, table.hardware), repeats=given.repeats)
     print(summary(table))
 
 
-def _begun(given: argparse.Namespace, options: SearchOptions, workload: Workload, hardware: Hardware) -> Table:
+def _begun(
+    given: argparse.Namespace, options: SearchOptions, workload: Workload, hardware: Hardware, executor: Executor
+) -> Table:
     """The table as it stands, or a new one without measurements."""
+
+    def rates() -> Any:
+        asked = workload, hardware, configs
+        if hardware.world == 1:
+            return _rates(*asked)
+        return executor.run(_rates, *asked, log="rates.log", timeout=_RATES_SECONDS)  # on the cores of one rank
+
     about = {
         "model": given.model,
         **workload.summary(),
@@ -157,13 +175,13 @@ def _begun(given: argparse.Namespace, options: SearchOptions, workload: Workload
     if given.most and given.most < len(configs):
         configs = random.Random(0).sample(configs, given.most)
     if not given.out.exists():
-        return Table({**about, "rates": _rates(workload, hardware, configs)}, [Row(config) for config in configs])
+        return Table({**about, "rates": rates()}, [Row(config) for config in configs])
     table = Table.read(given.out)
     same = ("model", "space", "effective_batch_size", "sequence_length")
     if any(table.about[name] != about[name] for name in same) or {row.config for row in table.rows} != set(configs):
         raise SystemExit(f"{given.out} holds another table: choose another --out.")
     if given.rates:
-        table.about["rates"] = _rates(workload, hardware, configs)
+        table.about["rates"] = rates()
         table.write(given.out)
     return table
 
@@ -175,9 +193,7 @@ def _rates(workload: Workload, hardware: Hardware, configs: Sequence[Config]) ->
     return asdict(estimator.rates)
 
 
-def record(
-    table: Table, path: Path, executor: LocalExecutor, workload: Workload, budget: Budget, *, repeats: int
-) -> None:
+def record(table: Table, path: Path, executor: Executor, workload: Workload, budget: Budget, *, repeats: int) -> None:
     """Measure every config once, then each that fits again, until each was measured `repeats` times."""
     for turn in range(repeats):
         waiting = [row for row in table.rows if len(row.probes) <= turn and row.outcome in (None, Outcome.FITS)]

@@ -26,6 +26,7 @@ import numpy as np
 from autofit import techniques
 from autofit.core.config import Config
 from autofit.core.constraints import Constraints
+from autofit.core.errors import counted
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
@@ -48,7 +49,7 @@ AT = (1, 2, 5, 10, 15, 25, 40)  # probes
 def main(arguments: Sequence[str] | None = None) -> None:
     """Replay, and print what it came to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", type=Path, default=sorted(TABLES.glob("*.json")))
+    parser.add_argument("tables", nargs="*", type=Path, default=sorted(TABLES.rglob("*.json")))
     parser.add_argument("--sampler", nargs="*", choices=list(SAMPLERS), metavar="NAME")
     parser.add_argument("--budget", nargs="*", type=float, help="GiB; default: where 30, 50 and 70 %% of configs fit")
     parser.add_argument("--probes", type=int, default=40)
@@ -71,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     for seed in range(given.seeds)
                 ]
                 figures = summary(problem, replays)
-                found.append({"table": path.stem, "budget_gib": budget / GIB, "sampler": name, **figures})
+                of = {"table": path.stem, "devices": known.table.hardware.world, "budget_gib": budget / GIB}
+                found.append({**of, "sampler": name, **figures})
                 if not given.json:
                     print(line(found[-1]), flush=True)
     print(json.dumps(found, indent=1) if given.json else "\n" + report(found))
@@ -196,13 +198,17 @@ def line(figures: Mapping[str, Any]) -> str:
 
 
 def report(found: Sequence[Mapping[str, Any]]) -> str:
-    """The means over all tables and budgets, sampler by sampler."""
-    lines = [f"means over {len({(each['table'], each['budget_gib']) for each in found})} problems; regret after"]
-    lines[0] += f" {', '.join(map(str, AT))} probes"
-    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    """The means over all tables and budgets of as many devices, sampler by sampler."""
+    by_devices: dict[int, dict[str, list[Mapping[str, Any]]]] = {}
     for each in found:
-        by_name.setdefault(each["sampler"], []).append(each)
-    return "\n".join([*lines, *(line({**_mean(of_one), "sampler": name}) for name, of_one in by_name.items())])
+        by_devices.setdefault(each["devices"], {}).setdefault(each["sampler"], []).append(each)
+    lines = []
+    for devices, by_name in sorted(by_devices.items()):
+        problems = len({(each["table"], each["budget_gib"]) for of_one in by_name.values() for each in of_one})
+        what = f"means over {problems} problems of {counted(devices, 'device')}"
+        lines.append(f"{what}; regret after {', '.join(map(str, AT))} probes")
+        lines += [line({**_mean(of_one), "sampler": name}) for name, of_one in by_name.items()]
+    return "\n".join(lines)
 
 
 def _mean(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

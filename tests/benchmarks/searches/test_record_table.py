@@ -2,6 +2,7 @@ import contextlib
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,8 +81,38 @@ def test_a_table_is_recorded_goes_on_where_it_was_stopped_and_is_ranked(
         record_table.main([*given, "3"])
 
 
-@pytest.mark.parametrize("path", sorted(TABLES.glob("*.json")), ids=lambda path: path.stem)
+class Gang:
+    """Several devices, whose first calls functions in this process."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __enter__(self) -> "Gang":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def run(self, function: Any, *arguments: Any, log: str, timeout: float) -> Any:
+        return {"by a rank": function(*arguments)}
+
+
+def test_a_table_of_several_devices_holds_the_rates_of_one_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: LocalExecutor
+) -> None:
+    space, out = tmp_path / "space.yaml", tmp_path / "table.json"
+    space.write_text("description: Two.\nknobs:\n  data_parallel: [fsdp, ddp]\n")
+    kept: list[Table] = []
+    monkeypatch.setattr(record_table, "LocalExecutor", lambda: contextlib.nullcontext(executor))
+    monkeypatch.setattr(record_table, "GangExecutor", Gang)
+    monkeypatch.setattr(record_table, "place_ranks", lambda *_: "two")
+    monkeypatch.setattr(record_table, "_rates", lambda workload, hardware, configs: hardware.world)
+    monkeypatch.setattr(record_table, "record", lambda table, path, gang, *_, **__: kept.append(table))
+    record_table.main(["--model", "cnn", "--devices", "2", "--space", str(space), "--out", str(out)])
+    assert (kept[0].hardware.world, kept[0].about["rates"]) == (2, {"by a rank": 2})
+    assert {row.config["data_parallel"] for row in kept[0].rows} == {"fsdp", "ddp"}
+
+
+@pytest.mark.parametrize("path", sorted(TABLES.rglob("*.json")), ids=lambda path: path.stem)
 def test_tables_that_were_recorded_can_be_read(path: Path) -> None:
-    table = Table.read(path)
-    assert table.hardware.world == 1
-    assert len({row.config for row in table.rows}) == len(table.rows) > 100
+    table, of_several = Table.read(path), path.parent != TABLES
+    assert table.hardware.world == 1 + of_several
+    assert len({row.config for row in table.rows}) == len(table.rows) > (40 if of_several else 100)
