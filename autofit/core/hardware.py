@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from autofit.core.environment import EXPANDABLE
+from autofit.core.links import Link
 
 GIB = 2**30
 MIB = 2**20
@@ -26,6 +27,7 @@ class Hardware:
     devices: int = 1  # like this one, on each node, that a training uses
     nodes: int = 1
     link: str | None = None  # by its name in the catalogue, where it is another than such a card usually has
+    measured_link: Link | None = None  # between the devices of a node, where it was measured
     measured_on: str | None = None  # the card that probes run on where it is not the one described (`--gpu NAME`)
     here: bool = True  # False where nothing is run: what this machine lacks is then not held against a config
     used_bytes: int = 0  # device memory held by other processes; 0 on CPU

@@ -107,7 +107,7 @@ def cache_key_of(workload: Workload, hardware: Hardware, rates: Rates, configs: 
     return cache_key(
         [config, workload.summary()],
         hardware=[hardware.device, hardware.capability, hardware.here],
-        devices=[hardware.devices, hardware.nodes, hardware.link],
+        devices=[hardware.devices, hardware.nodes, str(links_of(hardware)) if hardware.world > 1 else None],
         rates=[sorted(rates.matmul.items()), rates.bandwidth, rates.link, rates.launch_seconds, rates.pass_seconds],
         versions=[version_of(package) for package in _VERSIONS],
         code=own_code(),

@@ -127,11 +127,11 @@ def card_like(hardware: Hardware) -> Card | None:
 
 def links_of(hardware: Hardware) -> Links:
     """The links that its devices exchange data by: those that its card usually has, but for the one that was named,
-    between nodes where there are several, else within a node."""
+    between nodes where there are several, else within a node; or that was measured there."""
     found = card_like(hardware)
     links = found.links if found else Links(*map(link, _OF_CPUS if hardware.device == "cpu" else _OF_UNKNOWN))
     if hardware.link is None:
-        return links
+        return Links(hardware.measured_link or links.within, links.between)
     named = link(hardware.link)
     return Links(links.within, named) if hardware.nodes > 1 else Links(named, links.between)
 

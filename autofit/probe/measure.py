@@ -16,10 +16,12 @@ import torch
 from autofit.core.budget import Budget
 from autofit.core.errors import AutofitError, ProbeError, RefusedError, message_of, printable, reported, told
 from autofit.core.hardware import GIB, Hardware
+from autofit.core.links import Link
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.place import Place
 from autofit.core.workload import Traits, Workload
 from autofit.distributed.group import Failure, failure_of, joined
+from autofit.distributed.measured_link import measured_link
 from autofit.distributed.stand_in import first_of
 from autofit.hardware.device import detect, used_bytes_without_context, visible_cards
 from autofit.hardware.out_of_memory import asked_bytes, is_device_out_of_memory, is_host_out_of_memory, is_out_of_memory
@@ -113,6 +115,13 @@ def _alone(hardware: Hardware) -> contextlib.AbstractContextManager[None]:
 def measure_on_rank(workload: Workload, request: Request, place: Place, timeout: float) -> RankAnswer:
     """`measure`, as one of several ranks; `timeout`: seconds that it waits for another."""
     return _measured(workload, request, joined(place, request.hardware.device, timeout), rank=place.rank)
+
+
+def link_of_rank(_: Workload | None, request: Request, place: Place, timeout: float) -> Link:
+    """The link between this rank and the others."""
+    device = request.hardware.device
+    with joined(place, device, timeout):
+        return measured_link(torch.device(device))
 
 
 def _measured(

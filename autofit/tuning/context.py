@@ -5,11 +5,12 @@ import functools
 import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from autofit.core.budget import FREE_FRACTION, Budget, gib_to_bytes
 from autofit.core.errors import InputError, counted
 from autofit.core.hardware import GIB, Hardware
+from autofit.core.links import Link
 from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
 from autofit.hardware.budgets import budget_for, budget_notes
@@ -55,12 +56,20 @@ class Context:
         """Whether the tracked peak alone decides what fits, and is the same on every run."""
         return self.hardware.device == "cpu" and self.hardware.world == 1  # what ranks exchange comes and goes
 
+    def linked_by(self, link: Link | None) -> Self:
+        """The same with the link that was measured between the devices."""
+        hardware = dataclasses.replace(self.hardware, measured_link=link)
+        return dataclasses.replace(self, hardware=hardware, measured_on=hardware)
+
     def notes(self) -> tuple[str, ...]:
         """What the user should know before the first probe."""
         traits, placement, together = self.workload.traits, self.placement.describe(self.measured_on), None
         if self.ranks:
             each = counted(self.ranks[0].cores, "core") if self.ranks[0].cores else "a card"
             together = f"{len(self.ranks)} processes train each config together, on {each} each."
+            if link := self.hardware.measured_link:
+                speed = f"{link.bandwidth / 1e9:.3g} GB/s after {link.latency * 1e6:.0f} microseconds"
+                together += f" They exchange {speed}, as measured."
         together = self.stands_for() if self.of_one_rank else together
         notes = [*self.measured_on.notes, *self.budget_notes, *(traits.notes if traits else ())]
         notes += [" ".join(filter(None, (together, placement)))]

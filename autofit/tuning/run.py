@@ -78,6 +78,8 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
             if context.ranks:
                 stack.close()  # one that serves no more needs no memory
                 executor = stack.enter_context(GangExecutor(context.ranks, directory.probes, options.probe_timeout))
+                if options.link is None and context.hardware == context.measured_on:  # else another one is meant
+                    context = context.linked_by(executor.link(context.hardware, context.budget))
             run = _Run(context, executor, directory, listener, start)
             outcome = run.explore()
             finals = run.verify(outcome)

@@ -7,8 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.hardware import GIB, MIB, Hardware
+from autofit.core.links import Link
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.options import search_options
 from autofit.core.result import Result
@@ -84,6 +86,9 @@ class FakeExecutor:
         self.asked.append((request.config, request.plan))
         seen = self.answer(request.config, request.plan == tune.VERIFY_PLAN)
         return dataclasses.replace(seen, number=number, seconds=1.0)
+
+    def link(self, hardware: Hardware, budget: Budget) -> Link | None:
+        return None
 
     def idle_cards_like(self, hardware: Hardware, usable_bytes: int) -> list[str]:
         return ["0"]

@@ -11,12 +11,14 @@ from autofit.core.config import Config
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.events import Event, Note, ProbeFinished
 from autofit.core.hardware import MIB, Hardware
+from autofit.core.links import Link
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import search_options
 from autofit.core.result import Result, SavedResult
 from autofit.estimate.calibration import calibration_for
 from autofit.estimate.overlap import Unit
 from autofit.estimate.ranks import Exchanges, exchanges_of
+from autofit.hardware.catalogue import link, links_of
 from autofit.probe import GangExecutor, Place
 from autofit.report.explain import explain
 from autofit.tuning import run as tune
@@ -176,6 +178,25 @@ def test_predictions_are_used_where_there_are_some(
     assert not calibration_for(tiny.CPU).count, "what is known of one device is not changed by several"
 
 
+def test_the_link_between_the_devices_is_measured_unless_it_is_named(
+    bench: Bench, gang: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, used, notes = Link("measured here", 2e9, 1e-4), list[Any](), list[Event]()
+
+    def run(_: object, __: object, hardware: Hardware, configs: Any, **___: Any) -> Any:
+        used.append(links_of(hardware).within)
+        return [float(MIB)] * len(configs), [1.0] * len(configs)
+
+    monkeypatch.setattr(bench.executor, "run", run)
+    monkeypatch.setattr(bench.executor, "link", lambda *_: measured)
+    monkeypatch.setattr(tune, "follow_tiers", lambda *_: {})
+    bench.search(devices=2, trials=1, out=bench.folder / "one", listener=notes.append)
+    bench.search(devices=2, trials=1, out=bench.folder / "two", link="pcie4")
+    assert used == [measured, link("pcie4")]
+    exchange = "They exchange 2 GB/s after 100 microseconds, as measured."
+    assert any(isinstance(each, Note) and each.text.endswith(exchange) for each in notes)
+
+
 def searched(folder: Path, listener: Callable[[Event], None], **given: Any) -> Result:
     options = {"space": str(folder / "space.yaml"), "mem": 0.5, "out": folder / "run", "devices": 2, "store": False}
     return tune.run_search(tiny.mlp_workload(8), search_options(**(options | given)), listener)
@@ -199,6 +220,7 @@ def test_a_search_that_is_interrupted_and_resumed_measures_nothing_twice(
 ) -> None:
     monkeypatch.setattr("autofit.tuning.context.place_ranks", lambda *_: tuple(PLACES))
     monkeypatch.setattr(tune, "GangExecutor", lambda *given: bare(lambda: GangExecutor(*given)))
+    monkeypatch.setattr(GangExecutor, "link", lambda *_: None)  # a slow one would rule out small micro-batches
     knobs = "  micro_batch_size: [1, 4]\n  data_parallel: all\n  optimizer: [adamw]\n  attention: [sdpa]\n"
     (tmp_path / "space.yaml").write_text(f"description: for a test\nknobs:\n{knobs}")
     measured: list[Any] = []

@@ -13,6 +13,7 @@ from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import ProbeError
 from autofit.core.hardware import Hardware
+from autofit.core.links import Link
 from autofit.core.measurement import Measurement
 from autofit.core.workload import Traits, Workload
 from autofit.probe.measure import detect_hardware, detect_idle_card, inspect, list_cards, trace_step
@@ -81,6 +82,11 @@ class Executor(ABC):
                 if same and found.memory_bytes - found.used_bytes >= usable_bytes:
                     alike.append(card)
         return alike
+
+    def link(self, hardware: Hardware, budget: Budget) -> Link | None:
+        """The link between the devices that train one config together, measured in a few seconds; None for one device,
+        and where it could not be."""
+        return None
 
     def trace(
         self, workload: Workload, config: Config, hardware: Hardware, budget: Budget, *, directory: Path

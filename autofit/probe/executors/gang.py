@@ -22,12 +22,13 @@ from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import ProbeError
 from autofit.core.hardware import Hardware
+from autofit.core.links import Link
 from autofit.core.measurement import Measurement, Outcome, PeakBytes
 from autofit.core.workload import Workload
 from autofit.distributed.group import first_cause, stuck
-from autofit.probe.executors import Executor, Work
+from autofit.probe.executors import LOOK_SECONDS, Executor, Work
 from autofit.probe.executors.local import LATE_SECONDS, Call, LocalExecutor, how_it_ended
-from autofit.probe.measure import RankAnswer, check_free_memory, measure_on_rank, trace_on_rank
+from autofit.probe.measure import RankAnswer, check_free_memory, link_of_rank, measure_on_rank, trace_on_rank
 from autofit.probe.placement import Place
 from autofit.probe.steps import Request
 from autofit.probe.timing import Plan
@@ -92,7 +93,15 @@ class GangExecutor(Executor):
             raise ProbeError(f"rank {ended[0]} of {self.devices} did not end its step.", "See step-trace.log.")
         return answers[0]  # type: ignore[no-any-return]
 
-    def _together(self, function: Work, workload: Workload, request: Request, log: str, timeout: float) -> Answers:
+    def link(self, hardware: Hardware, budget: Budget) -> Link | None:
+        request = Request(Config({}), hardware, budget, Plan())
+        with self._turn:
+            answers = self._together(link_of_rank, None, request, "link", LOOK_SECONDS)
+        return answers[0] if isinstance(answers.get(0), Link) else None
+
+    def _together(
+        self, function: Work, workload: Workload | None, request: Request, log: str, timeout: float
+    ) -> Answers:
         """What `function(workload, request, place, timeout)` returned on each rank, or how that ended; the ranks left
         out were ended."""
         store = Path(tempfile.gettempdir(), f"autofit-ranks-{os.getpid()}-{uuid.uuid4().hex}")

@@ -98,11 +98,19 @@ def test_each_rank_sees_its_part_of_the_batch_and_the_slowest_counts(gang: GangE
     assert found.step_seconds.low > 0.05
 
 
+def test_the_link_between_the_ranks_is_measured(gang: GangExecutor) -> None:
+    link = gang.link(TWO, Budget(GIB, 8 * GIB))
+    assert link
+    assert link.bandwidth > 1e6
+    assert 0 <= link.latency < 1
+
+
 def test_a_step_is_recorded_on_all_ranks(gang: GangExecutor, tmp_path: Path) -> None:
     workload = tiny.mlp_workload()
     config = techniques.canonicalize({}, workload, TWO)
     found = gang.trace(workload, config, TWO, Budget(GIB, 8 * GIB), directory=tmp_path)
-    assert found == {"trace": str(tmp_path / "step_trace.json.gz")}
+    assert found["trace"] == str(tmp_path / "step_trace.json.gz")
+    assert all(Path(path).exists() for path in found.values())
     assert (tmp_path / "step_trace.json.gz").stat().st_size > 1000
     assert (tmp_path / "rank-1" / "step_trace.json.gz").exists()
     crashing = on_rank_1(lambda: os._exit(7))
