@@ -93,7 +93,8 @@ def test_paged_state_is_none_of_the_devices(monkeypatch: pytest.MonkeyPatch) -> 
     manager = pytest.importorskip("bitsandbytes").optim.GlobalOptimManager.get_instance()
     # What an earlier Trainer of this process asked for its own embeddings is none of this prediction's business.
     monkeypatch.setattr(manager, "index2config", {(0, number): {"optim_bits": 32} for number in range(99)})
-    plain, paged = (_traced(optimizer=value) for value in ("adamw-8bit", "paged-adamw-8bit"))
+    plain, paged, wide = (_traced(optimizer=value) for value in ("adamw-8bit", "paged-adamw-8bit", "paged-adamw"))
     large = BLOCKS * 3 * HIDDEN * 512  # those of at least 100,000 elements: one byte for either moment
     assert labelled(paged, "host") == 2 * large
+    assert labelled(wide, "host") == 8 * large
     assert labelled(paged, "optimizer") == labelled(plain, "optimizer") - 2 * large
