@@ -52,6 +52,11 @@ def _reduce_scatter(output: torch.Tensor, own: torch.Tensor, *_: Any) -> tuple[t
     return output, _done([output])
 
 
+def _scatter(outputs: list[torch.Tensor], parts: list[list[torch.Tensor]], *_: Any) -> tuple[list[torch.Tensor], Any]:
+    outputs[0].copy_(parts[0][0])
+    return outputs, _done(outputs)
+
+
 def _reduce(tensors: list[torch.Tensor], *_: Any) -> tuple[list[torch.Tensor], Any]:
     return tensors, _done(tensors)
 
@@ -74,6 +79,7 @@ def _done(result: list[torch.Tensor]) -> Any:
 _KERNELS: Mapping[str, Callable[..., Any]] = {
     "_allgather_base_": _gather,
     "_reduce_scatter_base_": _reduce_scatter,
+    "scatter_": _scatter,
     "allreduce_": _reduce,
     "alltoall_base_": _exchange,
 }

@@ -64,7 +64,8 @@ def measured_sentence(
     if measured:
         verified = " and verified in longer runs" if measured.get("verified") else ""
         if (waited := measured.get("predicted_communication_seconds")) is not None:
-            verified = f", of which rank 0 ran; {waited:.2g} s of communication a step are predicted"
+            alone = f"Rank 0 alone was measured, of a training {where}"
+            return f"{alone}; {waited:.2g} s of communication a step are predicted: {_figures(measured)}."
         return f"Measured {where}{verified}: {_figures(measured)}."
     if predicted:
         return f"Nothing of it was measured. Predicted {where}: {_figures(predicted)}."

@@ -181,7 +181,7 @@ def proof(best: Measurement | Estimate) -> str:
 
 def verified(measurement: Measurement) -> str:
     """Whether it was measured again, in a word or two; empty where it was not."""
-    return ("rank 0 verified" if measurement.is_of_one_rank else "verified") if measurement.verified else ""
+    return ("rank 0 measured again" if measurement.is_of_one_rank else "verified") if measurement.verified else ""
 
 
 def step(measurement: Measurement) -> str:

@@ -21,6 +21,13 @@ def test_all_figures_are_named_with_their_units() -> None:
     assert "It needs torch 2.13.0 and transformers (autofit 0.1.0)." in text
 
 
+def test_communication_that_was_predicted_is_called_so() -> None:
+    measured = {"tokens_per_second": 2010.4, "predicted_communication_seconds": 0.0123, "verified": False}
+    text = measured_sentence(HARDWARE, measured, world=8)
+    assert "Rank 0 alone was measured, of a training on 8 x NVIDIA H200" in text
+    assert "; 0.012 s of communication a step are predicted: 2,010 tokens per second." in text
+
+
 def test_an_unmeasured_config_is_not_presented_as_measured() -> None:
     text = measured_sentence(HARDWARE, None)
     assert "it was not measured" in text

@@ -136,6 +136,16 @@ def test_brackets_and_codes_in_a_reason_are_nothing_but_words(
     assert "\x1b" not in text
 
 
+def test_what_one_rank_stood_for_is_not_called_verified(result: Results, shown: Shown) -> None:
+    best = result().best
+    assert best
+    best = dataclasses.replace(best, communication_seconds=0.012)
+    text = " ".join(shown(result_table(result(best=best, tiers={"full": best}))).split())
+    assert "rank 0 measured in longer runs, communication predicted." in text
+    assert "; 0.012 s of it are predicted communication." in text
+    assert "best, rank 0 measured again" in text
+
+
 def test_a_card_standing_in_for_another_is_named(result: Results, shown: Shown) -> None:
     hardware = dataclasses.replace(result().hardware, device="cuda", name="RTX 4090", measured_on="NVIDIA H200")
     text = shown(result_table(result(hardware=hardware)))
