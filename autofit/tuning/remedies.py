@@ -65,7 +65,8 @@ class _Search:
     config: Config
 
     def remedies(self) -> tuple[Remedy, ...]:
-        every = {kind: self._product(levers) for kind, levers in self._levers().items()}
+        has_room = self._usable > _context_of(self.hardware)  # else nothing helps but more memory
+        every = {kind: self._product(levers) for kind, levers in self._levers().items()} if has_room else {}
         configs = list(dict.fromkeys([self.config, *itertools.chain(*every.values())]))
         found = dict(zip(configs, self._predicted(self.workload, self.hardware, configs), strict=True))
         named: list[Remedy] = []
@@ -74,11 +75,12 @@ class _Search:
             best = min(fitting, key=lambda each: each.cost(self.config), default=None)
             if best and not any((each.step_seconds or math.inf) * _FASTER <= best.seconds for each in named):
                 named.append(self._remedy(kind, best, self._settings(best.config)))
-        smallest = min((found[config] for config in every["time"]), key=lambda each: each.nbytes, default=None)
-        leanest = smallest.config if smallest else self.config
-        if not any(each.kind in ("time", "host") for each in named):  # which change nothing of the data
-            named += self._shorter(leanest)
-        named += self._more_devices(leanest)
+        if has_room:
+            known = [found[each] for each in (self.config, *every["time"]) if not math.isnan(found[each].nbytes)]
+            leanest = min(known, key=lambda each: each.nbytes, default=found[self.config]).config
+            if not any(each.kind in ("time", "host") for each in named):  # which change nothing of the data
+                named += self._shorter(leanest)
+            named += self._more_devices(leanest)
         whole = found[self.config]
         if not math.isnan(whole.nbytes) and whole.nbytes > self._usable:
             size = self.budget.bytes_for(int(whole.nbytes), self.hardware.device) / GIB
@@ -140,9 +142,7 @@ class _Search:
 
     def _predicted(self, workload: Workload, hardware: Hardware, configs: Sequence[Config]) -> list[_Found]:
         memory, seconds = predict_all(workload, hardware, configs, measuring=_MEASURING)
-        context = 0
-        if hardware.device == "cuda":
-            context = (hardware.context_bytes or _CONTEXT) + (_COMMUNICATORS if hardware.world > 1 else 0)
+        context = _context_of(hardware)
         sizes = (size * self._above(config, hardware) + context for config, size in zip(configs, memory, strict=True))
         return [_Found(*row) for row in zip(configs, sizes, seconds, strict=True)]
 
@@ -209,3 +209,10 @@ class _Search:
         )
         devices = devices or self.hardware.devices
         return Remedy(kind, options, found.config, int(found.nbytes), devices=devices, **figures)
+
+
+def _context_of(hardware: Hardware) -> int:
+    """Bytes that the context and the communicators take of a card, at most."""
+    if hardware.device == "cpu":
+        return 0
+    return (hardware.context_bytes or _CONTEXT) + (_COMMUNICATORS if hardware.world > 1 else 0)

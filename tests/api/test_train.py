@@ -16,11 +16,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from autofit.api.fit import Trained
 from autofit.api.train import train
 from autofit.cli import main as command_line
-from autofit.core.errors import InputError, ProbeError
+from autofit.core.errors import InputError, OutOfMemoryError, ProbeError
 from autofit.core.events import Event, Note
+from autofit.core.record import Record
 from autofit.core.workload import CLASS_SUFFIXES
 from autofit.probe import LocalExecutor
 from tests import tiny
+from tests.report.conftest import search_result
 
 DATA = Path(__file__).parents[2] / "examples" / "data"
 BYTES = tiny.LLAMA | {"vocab_size": 256}
@@ -442,6 +444,23 @@ def test_the_code_of_a_tokenizer_is_not_run_unasked(causal: Case) -> None:
     with pytest.raises(InputError, match=r"the tokenizer in .*weights cannot be loaded: .* contains custom code"):
         causal.train(DATA / "alice.txt", weights=weights)
     assert not (weights / "ran").exists()
+
+
+def test_what_its_search_measured_to_need_less_is_named_where_memory_runs_out(
+    causal: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: Any, **__: Any) -> Any:
+        raise OutOfMemoryError("memory ran out in a test.", "Search again.")
+
+    monkeypatch.setattr("autofit.api.train.fit", run_out)
+    found = search_result()
+    assert found.best
+    causal.content["config"] = dict(found.best.config)
+    with pytest.raises(OutOfMemoryError, match=r"test\. Search again\.$"):
+        causal.train(DATA / "alice.txt")
+    causal.result.with_name("result.json").write_text(Record(found).to_text())
+    with pytest.raises(OutOfMemoryError, match=r"Its search measured less memory with --set precision=bf16: .* GiB"):
+        causal.train(DATA / "alice.txt")
 
 
 def test_a_torn_update_goes_on_in_a_fresh_process(tmp_path: Path, executor: LocalExecutor) -> None:

@@ -91,6 +91,8 @@ def test_a_budget_that_nothing_fits_has_no_files_and_says_what_would_fit(tmp_pat
     told = autofit.explain(result)
     assert told.startswith("Nothing is predicted to fit: tiny on")
     assert "The smallest budget in which anything is expected to fit is 0." in told
+    assert "What would help:\n  - --gpu-mem 0." in told
+    assert [each.kind for each in result.remedies] == ["memory"]  # the context alone is larger
     assert nothing_fits(result).message == "no config of the space is predicted to fit 0.20 GiB."
 
 
