@@ -4,6 +4,7 @@ Each kind of remedy is a small product of knobs around the config, predicted tog
 kind the fastest is named that fits with room for what such predictions leave out, unless a cheaper kind is as fast.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -21,12 +22,14 @@ from autofit.core.knobs import yaml_word
 from autofit.core.layout import fitted_to
 from autofit.core.workload import Workload
 from autofit.estimate.space_estimator import predict_all
+from autofit.estimate.trace import trace
 from autofit.models import HuggingFaceModel
 from autofit.models.huggingface import huggingface_workload
+from autofit.tuning.target import estimate_on
 
 # What the upper end of an estimate may be above the tensors that are predicted here; and above that where compiled
-# code, activations on their way to the host or weights gathered from other cards widen it, and where all logits leave
-# gaps behind in the allocator's memory (benchmarks.what_helps).
+# code or activations on their way to the host widen it, and where all logits leave gaps behind in the allocator's
+# memory (benchmarks.what_helps).
 _ABOVE, _WIDER, _OF_LOGITS = {"cpu": 1.02, "cuda": 1.12}, 1.1, 1.15
 _CONTEXT, _COMMUNICATORS = 500 * MIB, 640 * MIB  # of CUDA, where the card does not tell; of NCCL, not measured
 _MEASURING = 0.2  # seconds, for timing operators on a CPU: only the order of speeds matters here
@@ -147,7 +150,7 @@ class _Search:
         return [_Found(*row) for row in zip(configs, sizes, seconds, strict=True)]
 
     def _above(self, config: Config, hardware: Hardware) -> float:
-        wide = config["compile"] != "none" or config["activation_offload"] != "none" or hardware.world > 1
+        wide = config["compile"] != "none" or config["activation_offload"] != "none"
         logits = bool(self.workload.traits and self.workload.traits.head and config["loss"] == "standard")
         cuda = hardware.device == "cuda"
         return _ABOVE[hardware.device] * (_WIDER if wide else 1.0) * (_OF_LOGITS if logits and cuda else 1.0)
@@ -177,10 +180,17 @@ class _Search:
             knobs = fitted_to({**config, "data_parallel": "fsdp"}, hardware.world, batch)
             for several in self._made(knobs, hardware):
                 (found,) = self._predicted(self.workload, hardware, [several])
-                if found.nbytes <= self._usable:
-                    settings = self._settings(several, hardware)
-                    yield self._remedy("devices", found, ("--devices", str(devices), *settings), devices=devices)
-                    return
+                if found.nbytes > self._usable:
+                    continue
+                # What gathered weights and their streams reserve is known of a whole step alone.
+                with contextlib.suppress(InputError):
+                    step = trace(self.workload, several, hardware)
+                    whole = estimate_on(step, self.workload, hardware, self.budget)
+                    if whole.verdict == "yes":
+                        found = dataclasses.replace(found, nbytes=whole.high, seconds=whole.step_seconds or math.nan)
+                        settings = self._settings(several, hardware)
+                        yield self._remedy("devices", found, ("--devices", str(devices), *settings), devices=devices)
+                        return
 
     def _settings(self, config: Config, hardware: Hardware | None = None) -> tuple[str, ...]:
         """The options that make this config of the one that does not fit, without those that follow from others."""

@@ -10,7 +10,7 @@ from autofit import techniques
 from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.errors import UntraceableError
-from autofit.core.estimate import REMEDIES, Remedy
+from autofit.core.estimate import REMEDIES, Estimate, Remedy
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.workload import Workload
 from autofit.estimate.trace import trace
@@ -35,7 +35,14 @@ def helps(monkeypatch: pytest.MonkeyPatch, formula: Formula, device: Hardware = 
         figures = [formula(config, workload, hardware) for config in configs]
         return [gib * GIB for gib, _ in figures], [seconds for _, seconds in figures]
 
+    def follow(config: Config, workload: Workload, hardware: Hardware, budget: Budget) -> Estimate:
+        gib, seconds = formula(config, workload, hardware)
+        nbytes = int(gib * GIB) + hardware.context_bytes
+        return Estimate(config, nbytes, nbytes, nbytes, nbytes, {}, step_seconds=seconds, budget=budget)
+
     monkeypatch.setattr(remedies, "predict_all", predict)
+    monkeypatch.setattr(remedies, "trace", lambda workload, config, hardware: config)
+    monkeypatch.setattr(remedies, "estimate_on", follow)
     config = techniques.canonicalize({"micro_batch_size": 8, **knobs}, WORKLOAD, device)
     return list(what_helps(WORKLOAD, device, BUDGET, config))
 
