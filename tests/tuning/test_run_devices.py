@@ -197,12 +197,19 @@ def test_the_link_between_the_devices_is_measured_unless_it_is_named(
     assert any(isinstance(each, Note) and each.text.endswith(exchange) for each in notes)
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps are enough where their times mean nothing: on a busy machine they vary until the time is up."""
+    for name in ("EXPLORE_PLAN", "VERIFY_PLAN"):
+        monkeypatch.setattr(tune, name, dataclasses.replace(getattr(tune, name), min_steps=2, max_steps=2))
+
+
 def searched(folder: Path, listener: Callable[[Event], None], **given: Any) -> Result:
     options = {"space": str(folder / "space.yaml"), "mem": 0.5, "out": folder / "run", "devices": 2, "store": False}
     return tune.run_search(tiny.mlp_workload(8), search_options(**(options | given)), listener)
 
 
-def test_a_rank_that_stands_for_all_is_really_measured(tmp_path: Path, shared_zygote: None) -> None:
+def test_a_rank_that_stands_for_all_is_really_measured(tmp_path: Path, shared_zygote: None, quick: None) -> None:
     knobs = "  micro_batch_size: [1]\n  data_parallel: [fsdp]\n  optimizer: [adamw]\n  attention: [sdpa]\n"
     (tmp_path / "space.yaml").write_text(f"description: for a test\nknobs:\n{knobs}")
     result = searched(tmp_path, lambda _: None, devices=4, nodes=2, trials=1)
@@ -216,7 +223,7 @@ def test_a_rank_that_stands_for_all_is_really_measured(tmp_path: Path, shared_zy
 
 
 def test_a_search_that_is_interrupted_and_resumed_measures_nothing_twice(
-    tmp_path: Path, shared_zygote: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, shared_zygote: None, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autofit.tuning.context.place_ranks", lambda *_: tuple(PLACES))
     monkeypatch.setattr(tune, "GangExecutor", lambda *given: bare(lambda: GangExecutor(*given)))
