@@ -14,6 +14,9 @@ from autofit.core.errors import InputError, shown, unknown
 # The order in which knobs break a tie between equally fast configs; full training comes first.
 FIDELITY_ORDER = ("quantization", "precision", "optimizer", "lora_rank", "lora_targets")
 
+# Optimizers that keep small updates of bf16 weights, which others round away.
+KEEP_SMALL_UPDATES = ("adamw-master", "adamw-sr", "adamw-8bit-sr")
+
 
 def is_off(value: object) -> bool:
     """Whether a value is one of those that stand for "off", whatever the knob."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from autofit.core.config import Config
 from autofit.core.errors import InputError
-from autofit.core.knobs import is_off
+from autofit.core.knobs import KEEP_SMALL_UPDATES, is_off
 from autofit.core.layout import Layout
 from autofit.core.workload import CLASSIFICATION_TASKS, Hyperparameters
 from autofit.export.fragments import Parts
@@ -39,8 +39,7 @@ OF_BF16 = {  # what many tools do; after the title
 _WHOLE_WEIGHTS = ("adamw_bnb_8bit", "lion_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
 _EMBEDDINGS = "Trainer keeps the state of embeddings in 32 bits, which takes more memory than measured"
 _OPTIMIZERS_INSTEAD = {
-    "adamw-8bit": _EMBEDDINGS,
-    "paged-adamw-8bit": _EMBEDDINGS,
+    **dict.fromkeys(("adamw-8bit", "lion-8bit", "paged-adamw-8bit"), _EMBEDDINGS),
     **{value: f"Trainer {why}" for value, why in OF_BF16.items()},
     "adamw-4bit": "Trainer scales its state in blocks of 256, where it was measured with 128",
     "adamw-fp8": "Trainer has none; torchao's 8-bit AdamW takes its place, with as many bytes",
@@ -223,9 +222,11 @@ def _optimizer(case: TrainerCase) -> TrainerKeywords:
         instead = "on a CPU Trainer's AdamW updates weight by weight, in more time"
     if instead is _EMBEDDINGS and case.config["lora_rank"]:  # frozen embeddings have no state
         instead = None
-    arguments = {"optim": name}
-    if value in (*OF_BF16, "adamw-8bit-sr"):
+    arguments: dict[str, Any] = {"optim": name}
+    if value in KEEP_SMALL_UPDATES:
         arguments["optim_args"] = "bf16_stochastic_round=True"
+    if value == "lion-8bit":
+        arguments["adam_beta2"] = 0.99  # Lion's; Trainer would give it AdamW's
     return case.keywords("optimizer", instead, may_not_fit=instead is _EMBEDDINGS, arguments=arguments)
 
 

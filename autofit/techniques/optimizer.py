@@ -23,6 +23,7 @@ from torch import nn
 from torch.optim import Optimizer as TorchOptimizer
 
 from autofit.core.errors import reported, several, told
+from autofit.core.knobs import KEEP_SMALL_UPDATES
 from autofit.distributed.kinds import by_kind
 from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.bitsandbytes_optimizers import bitsandbytes_optimizer, paged_stand_in
@@ -45,7 +46,6 @@ _FIDELITY = {
     "lion-8bit": 1,  # one moment, and only the sign of what it says
     "sgd": 0,
 }
-_OF_BF16 = ("adamw-master", "adamw-sr", "adamw-8bit-sr")
 _COMPILED = ("adamw-4bit", "adamw-fp8", "adamw-sr", "adamw-8bit-sr")  # torchao compiles its step
 _PAGED = ("paged-adamw", "paged-adamw-8bit")
 _BITSANDBYTES = ("adamw-8bit", "lion-8bit", *_PAGED)
@@ -100,7 +100,7 @@ class Optimizer(Technique):
         value, library = str(config[self.name]), _LIBRARY.get(str(config[self.name]))
         if library and (lacking := requirements.missing(library)):
             return f"{value} needs {lacking}, or use adamw."
-        if value in _OF_BF16 and config["precision"] not in ("bf16", "fp8"):
+        if value in KEEP_SMALL_UPDATES and config["precision"] not in ("bf16", "fp8"):
             return f"{value} is for bf16 weights, and those of {config['precision']} need none of it; use adamw."
         if value in _PAGED and hardware.device == "cpu":
             instead = value.removeprefix("paged-")

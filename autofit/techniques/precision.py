@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
+from autofit.core.knobs import KEEP_SMALL_UPDATES
 from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.layers import output_heads
 
@@ -26,7 +27,6 @@ _FORMATS = {  # of trained weights with their gradients and state, and of frozen
 }
 _AMPERE = (8, 0)  # first compute capability with bf16 and tf32 matrix units
 _ADA = (8, 9)  # and with fp8 ones
-_KEEP_UPDATES = ("adamw-master", "adamw-sr", "adamw-8bit-sr")  # of bf16 weights
 _FP8_MULTIPLE = 16  # of which every dimension of an fp8 product must be a multiple
 
 
@@ -103,8 +103,8 @@ class Precision(Technique):
             setup.warnings.append(f"weights in {names} are trained in another format and rounded back at the end.")
         if value in ("bf16", "fp8"):
             _cast_inputs(setup, torch.bfloat16)
-            if not setup.config.get("lora_rank") and setup.config.get("optimizer") not in _KEEP_UPDATES:
-                keep = f"bf16-mixed keeps them, as do the optimizers {', '.join(_KEEP_UPDATES)}"
+            if not setup.config.get("lora_rank") and setup.config.get("optimizer") not in KEEP_SMALL_UPDATES:
+                keep = f"bf16-mixed keeps them, as do the optimizers {', '.join(KEEP_SMALL_UPDATES)}"
                 setup.warnings.append(f"bf16 weights lose updates smaller than 1/256 of the weight; {keep}.")
             return
         low = None if setup.frozen_dtype == _FP32 else setup.frozen_dtype

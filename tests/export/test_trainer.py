@@ -110,6 +110,7 @@ def test_stochastic_rounding_is_an_argument_of_torchaos_optimizer() -> None:
     wanted = {"optim": "adamw_torch_8bit", "optim_args": "bf16_stochastic_round=True"}
     assert wanted.items() <= found.arguments.items()
     assert not found.notes
+    assert told("cuda", optimizer="lion-8bit").arguments["adam_beta2"] == 0.99
 
 
 def test_flash_attention_is_named_where_its_package_is() -> None:
@@ -131,6 +132,7 @@ def test_flash_attention_is_named_where_its_package_is() -> None:
         ("activation_checkpointing", "budget-0.5"),
         ("activation_offload", "cpu"),
         ("optimizer", "adamw-8bit"),
+        ("optimizer", "lion-8bit"),
         ("optimizer", "adamw-4bit"),
         ("optimizer", "adamw-fp8"),
         ("optimizer", "adamw-master"),

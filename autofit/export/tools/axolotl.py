@@ -91,7 +91,7 @@ def _optimizer(request: Request) -> ToolKeys:
         return ToolKeys({"optimizer": _TORCHAO[value]})
     trainer = shared.keywords(request, "optimizer")
     keys = {"optimizer": trainer.arguments.get("optim", "adamw_torch")}
-    keys |= {name: each for name, each in trainer.arguments.items() if name == "optim_args"}
+    keys |= {name: each for name, each in trainer.arguments.items() if name in ("optim_args", "adam_beta2")}
     return ToolKeys(keys, trainer.deviations)
 
 
