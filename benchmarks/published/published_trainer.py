@@ -23,8 +23,8 @@ from autofit.setup.layers import repeated_blocks
 from autofit.setup.liger import _kernel
 from benchmarks.published_runs import run_of
 
-# GPTBigCodeForCausalLM computed its loss in the format of its logits, all others of the rows in fp32.
-_IN_LOGITS_DTYPE = ("gpt_bigcode",)
+# Its code computes the loss in the format of the logits, all others of the rows in fp32.
+_BIGCODE = "gpt_bigcode"
 
 
 class _Kept(torch.autograd.Function):
@@ -73,11 +73,12 @@ def one_root() -> Any:
 def trainer_run(row: dict[str, str]) -> tuple[Workload, Config, Hardware]:
     """A row of fms-acceleration, whose full runs have their peak in the update, when nothing of this is alive."""
     workload, config, hardware = run_of(row)
-    model = partial(_without_gates, workload.model)
+    model = partial(_with_cache if "bigcode" in row["model"] else _without_gates, workload.model)
     if row["lora_r"]:  # lora_dropout of scenarios*.yaml
         model, config = partial(_frozen, model), Config(**{**config, "lora_dropout": 0.1})
     fused = row["fused_loss"].startswith("Liger")
-    loss = None if fused else partial(_shifted_loss, in_place="foak" in row["fused_loss"])
+    ways = {"in_place": "foak" in row["fused_loss"], "mixed": row["autocast"] != "none"}
+    loss = None if fused else partial(_shifted_loss, **ways)
     return replace(workload, model=model, loss=loss), config, hardware
 
 
@@ -89,6 +90,26 @@ def _without_gates(make: Callable[[], nn.Module]) -> nn.Module:
         if type(module).__name__.endswith("MLP"):
             module.__class__ = type("Feedforward", (type(module),), {})
     return model
+
+
+def _with_cache(make: Callable[[], nn.Module]) -> nn.Module:
+    """A GPTBigCode whose keys and values stay until the loss is known, because its cache is not turned off beside
+    checkpointing: they are views of their joint product with the queries (modeling_gpt_bigcode.py). That of a 4-bit
+    layer has the format of its input, fp32 from autocast's layer norm (bitsandbytes, Linear4bit.forward)."""
+    model: Any = make()
+    hooked: list[Any] = []
+
+    def keep(module: Any, _: Any, out: torch.Tensor) -> None:
+        if model.cached is not None:
+            model.cached.append(out.detach() if type(module) is nn.Linear else out.detach().float())
+
+    def hook(*_: Any) -> None:  # once adapters are there
+        if not hooked:
+            products = (module for name, module in model.named_modules() if name.endswith("attn.c_attn"))
+            hooked.extend(product.register_forward_hook(keep) for product in products)
+
+    model.register_forward_pre_hook(hook)
+    return model  # type: ignore[no-any-return]
 
 
 def _frozen(make: Callable[[], nn.Module]) -> nn.Module:
@@ -105,14 +126,21 @@ def _frozen(make: Callable[[], nn.Module]) -> nn.Module:
     return model
 
 
-def _shifted_loss(model: Any, batch: Any, *, in_place: bool) -> torch.Tensor:
-    """Cross-entropy of logits whose last position is cut away by a copy."""
+def _shifted_loss(model: Any, batch: Any, *, in_place: bool, mixed: bool) -> torch.Tensor:
+    """Cross-entropy of logits whose last position is cut away by a copy. `mixed`: under autocast; accelerate then hands
+    on in fp32 what a model returns (convert_outputs_to_fp32)."""
     inputs = {name: value for name, value in batch.items() if name != "labels"}
+    model.cached = []
     logits = model(**inputs).logits
-    if model.config.model_type not in _IN_LOGITS_DTYPE:
+    if model.config.model_type != _BIGCODE:
         logits = logits.float()
     shifted = logits[..., :-1, :].contiguous().view(-1, logits.shape[-1])
     if in_place:
         losses: torch.Tensor = _InPlace.apply(shifted)  # type: ignore[no-untyped-call]
-        return losses.mean()
-    return functional.cross_entropy(shifted, batch["labels"][..., 1:].reshape(-1))
+        loss = losses.mean()
+    else:
+        loss = functional.cross_entropy(shifted, batch["labels"][..., 1:].reshape(-1))
+    if mixed:
+        logits = logits.float()
+    model.cached = None
+    return loss

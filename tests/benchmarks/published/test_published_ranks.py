@@ -50,9 +50,14 @@ def short(monkeypatch: pytest.MonkeyPatch, *, layers: int) -> None:
         return replace(model, config={**model.config, "num_hidden_layers": layers, "vocab_size": 1024})
 
     monkeypatch.setattr(published_runs, "preset_model", cut)
+    configs = published_runs._configs()
+    configs["gpt_bigcode-santacoder"]["n_layer"] = layers
+    monkeypatch.setattr(published_runs, "_configs", lambda: configs)
 
 
-def kept_by_a_layer(monkeypatch: pytest.MonkeyPatch, row: dict[str, str], run: Any, *, layers: int) -> float:
+def kept_by_a_layer(
+    monkeypatch: pytest.MonkeyPatch, row: dict[str, str], run: Any, *, layers: int, width: int = 4096
+) -> float:
     """What a further layer adds at the peak, in hidden states of 16 bits."""
     peaks = []
     for count in (layers, layers + 1):
@@ -61,7 +66,7 @@ def kept_by_a_layer(monkeypatch: pytest.MonkeyPatch, row: dict[str, str], run: A
         with one_root():
             found = trace(workload, config, hardware)
         peaks.append(sum(peak_of(found, hardware).parts[part] for part in ("activations", "temporary")))
-    return (peaks[1] - peaks[0]) / (int(row["micro_batch"]) * int(row["seq_len"]) * 4096 * 2)
+    return (peaks[1] - peaks[0]) / (int(row["micro_batch"]) * int(row["seq_len"]) * width * 2)
 
 
 @pytest.mark.parametrize(("name", "kept"), [("torchtitan-001", 7.75), ("torchtitan-002", 6.75)])
@@ -74,3 +79,10 @@ def test_of_torchtitan_a_layer_saves_attention_and_every_second_product(
 
 def test_of_frozen_blocks_inputs_and_their_gradients_stay_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept_by_a_layer(monkeypatch, ROWS["fms-163"], trainer_run, layers=3) == pytest.approx(2, rel=0.01)
+
+
+def test_of_a_model_whose_cache_is_on_keys_values_and_queries_stay_with_its_inputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = kept_by_a_layer(monkeypatch, ROWS["fms-004"], trainer_run, layers=2, width=2048)
+    assert kept == pytest.approx(1 + 1 + 2 * 128 / 2048, rel=0.01)
