@@ -212,7 +212,7 @@ def test_predictions_are_for_the_cores_that_probes_run_on_and_are_not_corrected_
 ) -> None:
     learnt: list[Any] = []
     bench.machine.predicts = True
-    monkeypatch.setattr(tune, "learn", lambda hardware, seen: learnt.append(seen))
+    monkeypatch.setattr(tune, "learn", lambda *given: learnt.append(given))
     bench.search(mem=1, workers=2)
     assert bench.machine.predicted_by_workers == [True]
     assert not learnt
