@@ -133,7 +133,7 @@ def test_one_rank_stands_for_all_where_there_are_fewer_devices(
     assert best.step_seconds.median == pytest.approx(2.0 + best.communication_seconds)
     assert best.samples_per_second == pytest.approx(8 / best.step_seconds.median)
     assert f"Rank 0 of {devices * nodes} stands for all" in result.notes[-1]
-    with pytest.raises(InputError, match="predicted_links was 'gloo between processes.*, is '.*PCIe 4.0"):
+    with pytest.raises(InputError, match=r"predicted_links was 'gloo between processes.*, is '.*PCIe 4.0"):
         bench.search(answer, devices=devices, nodes=nodes, link="pcie4", resume=True)
     saved = SavedResult.load(bench.folder / "run" / "result.yaml")
     assert saved.measured["verified"] is False
