@@ -1,7 +1,7 @@
 """What would help where a config does not fit: others that are predicted to, in the order of what they cost.
 
 Each kind of remedy is a small product of knobs around the config, predicted together from a few shallow traces. Of each
-kind the fastest is named that fits with room for what such predictions leave out, unless a cheaper kind is as fast.
+kind the fastest is named that fits with room for what such predictions leave out, unless a cheaper kind does as well.
 """
 
 import contextlib
@@ -28,16 +28,17 @@ from autofit.models.huggingface import huggingface_workload
 from autofit.tuning.target import estimate_on
 
 # What the upper end of an estimate may be above the tensors that are predicted here; and above that where compiled
-# code or activations on their way to the host widen it, and where all logits leave gaps behind in the allocator's
-# memory (benchmarks.what_helps).
-_ABOVE, _WIDER, _OF_LOGITS = {"cpu": 1.02, "cuda": 1.12}, 1.1, 1.15
+# code, or what is on its way to the host and back, widen it, and where all logits leave gaps behind in the
+# allocator's memory (benchmarks.what_helps).
+_ABOVE, _WIDER, _OF_LOGITS = {"cpu": 1.02, "cuda": 1.15}, 1.1, 1.12
 _CONTEXT, _COMMUNICATORS = 500 * MIB, 640 * MIB  # of CUDA, where the card does not tell; of NCCL, not measured
 _MEASURING = 0.2  # seconds, for timing operators on a CPU: only the order of speeds matters here
 _DEVICES, _SHORTEST = (2, 4, 8), 128
 _OFFLOADS = ("activation_offload", "optimizer_offload", "parameter_offload")
 _RANK = 16
 _DERIVED = ("gradient_accumulation_steps", "data_parallel_shard", "data_parallel_replicate", "lora_alpha")
-_FASTER = 0.97  # of the seconds of a cheaper remedy: else a dearer one is not worth naming
+# Of the seconds, or of the memory, of every cheaper remedy: else a dearer one is not worth naming.
+_FASTER, _SMALLER = 0.97, 0.7
 
 
 def what_helps(workload: Workload, hardware: Hardware, budget: Budget, config: Config) -> tuple[Remedy, ...]:
@@ -76,7 +77,7 @@ class _Search:
         for kind, members in every.items():
             fitting = [found[config] for config in members if found[config].nbytes <= self._usable]
             best = min(fitting, key=lambda each: each.cost(self.config), default=None)
-            if best and not any((each.step_seconds or math.inf) * _FASTER <= best.seconds for each in named):
+            if best and not any(_makes_needless(each, best) for each in named):
                 named.append(self._remedy(kind, best, self._settings(best.config)))
         if has_room:
             known = [found[each] for each in (self.config, *every["time"]) if not math.isnan(found[each].nbytes)]
@@ -150,7 +151,7 @@ class _Search:
         return [_Found(*row) for row in zip(configs, sizes, seconds, strict=True)]
 
     def _above(self, config: Config, hardware: Hardware) -> float:
-        wide = config["compile"] != "none" or config["activation_offload"] != "none"
+        wide = any(config[knob] != "none" for knob in ("compile", "activation_offload", "parameter_offload"))
         logits = bool(self.workload.traits and self.workload.traits.head and config["loss"] == "standard")
         cuda = hardware.device == "cuda"
         return _ABOVE[hardware.device] * (_WIDER if wide else 1.0) * (_OF_LOGITS if logits and cuda else 1.0)
@@ -226,3 +227,9 @@ def _context_of(hardware: Hardware) -> int:
     if hardware.device == "cpu":
         return 0
     return (hardware.context_bytes or _CONTEXT) + (_COMMUNICATORS if hardware.world > 1 else 0)
+
+
+def _makes_needless(cheaper: Remedy, found: _Found) -> bool:
+    """Whether a dearer remedy is hardly faster and hardly smaller."""
+    is_faster = found.seconds < (cheaper.step_seconds or math.inf) * _FASTER
+    return not is_faster and found.nbytes > cheaper.device_bytes * _SMALLER

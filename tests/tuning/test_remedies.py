@@ -95,6 +95,13 @@ def test_a_dearer_help_that_is_no_faster_is_not_named(monkeypatch: pytest.Monkey
     assert not {"host", "numbers", "lora", "qlora", "shorter"} & {each.kind for each in found}
 
 
+def test_a_dearer_help_that_needs_much_less_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def formula(config: Config, *_: Any) -> tuple[float, float]:
+        return (2.0 if config["quantization"] == "nf4" else 8.0 if config["lora_rank"] else 90.0), 1.0
+
+    assert [each.kind for each in helps(monkeypatch, formula)] == ["lora", "qlora", "memory"]
+
+
 def test_where_no_budget_is_exceeded_nothing_larger_is_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "memory" not in {each.kind for each in helps(monkeypatch, lambda *_: (1.0, 1.0))}
 
