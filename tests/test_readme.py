@@ -147,7 +147,7 @@ def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
     patch.setattr("autofit.api.search.search_or_predict", short)
     patch.setattr("autofit.tuning.run._Run._predict", lambda *_: None)
     patch.setattr("autofit.tuning.run.follow_tiers", lambda *_: {})
-    patch.setattr("autofit.tuning.run.follow_devices", lambda *_: ())
+    patch.setattr("autofit.tuning.run.follow_devices", lambda result, *_: result)
     what_if = importlib.import_module("autofit.api.what_if")
     patch.setattr(what_if, "predict_all", lambda _, __, configs: ([1.0] * len(configs), [1.0] * len(configs)))
     patch.setattr(what_if, "what_helps", lambda *_: ())
