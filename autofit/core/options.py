@@ -16,7 +16,7 @@ from autofit.core.workload import check_seed
 
 DEVICES = ("cpu", "cuda")
 _MOST = 2**31  # of probes, and of seconds for one
-MOST_DEVICES = 1024  # of one machine
+MOST_DEVICES = 1024  # of one machine, and machines
 ALL = "all"  # every card like the first
 _SIZES = {"gpu_mem": "the GPU memory", "mem": "the memory", "host_mem": "the host memory"}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "": 1}
@@ -108,9 +108,9 @@ class SearchOptions(BaseModel):
 
 def check_devices(devices: Any, nodes: Any) -> None:
     """Raise an InputError for what is no number of devices (None: not given) or nodes."""
-    fine = devices is None or (is_whole(devices, 1) and devices <= MOST_DEVICES)
-    require(fine, f"devices must be a whole number from 1 to {MOST_DEVICES}", devices)
-    require(is_whole(nodes, 1), "nodes must be a positive whole number", nodes)
+    for name, number in ("devices", 1 if devices is None else devices), ("nodes", nodes):
+        fine = is_whole(number, 1) and number <= MOST_DEVICES
+        require(fine, f"{name} must be a whole number from 1 to {MOST_DEVICES}", number)
 
 
 def _refuse(wrong: bool, message: str, remedy: str = "") -> None:

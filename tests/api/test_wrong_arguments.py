@@ -68,7 +68,7 @@ OPTIONS = {
     "seed": "3 0 -1",
     "workers": "3 None",
     "devices": "3",
-    "nodes": "",  # 3 of them are too many to measure on
+    "nodes": "3",
     "link": f"{NAMES} None",
     "out": "x path None",
     "resume": "",  # without `out`

@@ -76,7 +76,7 @@ def test_every_pair_of_words_about_the_device_agrees_or_is_refused() -> None:
         ({"trials": 0}, "the number of trials must be at least 1, not 0."),
         ({"workers": 0}, "the number of workers must be at least 1, not 0."),
         ({"devices": "two"}, "devices must be a whole number from 1 to 1024, not 'two'."),
-        ({"nodes": 0}, "nodes must be a positive whole number, not 0."),
+        ({"nodes": 0}, "nodes must be a whole number from 1 to 1024, not 0."),
         ({"time_limit": 0}, "the time limit must be more than 0 s, not 0.0. For example 10m."),
         ({"time_limit": "0s"}, "the time limit must be more than 0 s, not 0.0. For example 10m."),
         ({"time_limit": float("nan")}, "the time limit must be more than 0 s, not nan. For example 10m."),
