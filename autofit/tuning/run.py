@@ -52,8 +52,9 @@ from autofit.tuning.warm_start import WarmStart, subject_of
 
 EXPLORE_SHARE = 0.75  # of a time limit; the rest is for verifying
 PREDICT_SECONDS, PREDICT_SHARE = 300.0, 0.5  # for predicting a space, at most and of a time limit; else it is skipped
-EXPLORE_PLAN = Plan()
-VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=6.0, compose=False)
+# Probes differ by more than steps of one do: the tables of benchmarks.replay are of probes of a second.
+EXPLORE_PLAN = Plan(max_seconds=1.5)
+VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=2.5, compose=False)
 _MOST_OF_NAME = 100  # characters of a model's name in that of its run directory
 NOTABLE_DRIFT = 0.05  # a smaller one lies within the difference of two probes of one config
 
