@@ -1,6 +1,6 @@
 """Whether what is named as a help fits: configs drawn at random that do not fit a card, each remedy followed in full.
 
-`python -m benchmarks.what_helps [--cases 100] [--seed 0] [--smoke] [--out FILE]`; some 20 minutes on 2 cores. With
+`python -m benchmarks.what_helps [--cases 100] [--seed 0] [--smoke] [--out FILE]`; half an hour on 2 cores. With
 --out each case is written as soon as it is known, and cases that the file holds already are not done again.
 """
 
