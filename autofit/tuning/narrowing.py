@@ -14,7 +14,7 @@ from autofit.core.config import Config, Value
 from autofit.core.hardware import Hardware
 from autofit.core.result import tier
 from autofit.core.workload import Workload
-from autofit.search.enumeration import MAX_CONFIGS, Enumeration
+from autofit.search.enumeration import Enumeration
 from autofit.search.space import Space
 
 Predict = Callable[[Sequence[Config]], tuple[Sequence[float], Sequence[float]]]  # bytes and seconds of each
@@ -30,6 +30,7 @@ _USUAL: dict[str, tuple[Value, ...]] = {
     "loss": ("chunked", "standard"),
 }
 _SEVERAL = ("reshard_after_forward", "activation_checkpointing", "quantization", "lora_targets")
+_WHOLE = 50_000  # configs; to predict more for several devices takes minutes on two cores
 _KEPT, _SLOWER = 2, 1.05  # layouts of a tier: so many, and none that is so many times slower than the best
 _BEHIND = 1.1  # a value is left out where it makes the best of every tier so many times slower
 
@@ -48,9 +49,9 @@ def narrowed(
     space: Space, workload: Workload, hardware: Hardware, cap_bytes: float, predict: Predict, *, seed: int
 ) -> tuple[Space, str | None]:
     """The space with what is predicted to be among the best within so many bytes, and a note on that; the same space
-    where all of it can be predicted."""
+    where all of it is soon predicted."""
     constraints = techniques.constraints(workload, hardware)
-    if hardware.world == 1 or Enumeration(space.knobs, constraints).count().configs <= MAX_CONFIGS:
+    if hardware.world == 1 or Enumeration(space.knobs, constraints).count().configs <= _WHOLE:
         return space, None
 
     def rows_of(spaces: Sequence[Values]) -> list[Row]:

@@ -80,7 +80,7 @@ def compared(model: str, gpu: str, devices: int, budgets: Sequence[float]) -> li
             return [figures[each][0] for each in some], [figures[each][1] for each in some]
 
         small = type(space)(space.name, space.description, dict(knobs))
-        with mock.patch.object(narrowing, "MAX_CONFIGS", _NARROWED_BEYOND):
+        with mock.patch.object(narrowing, "_WHOLE", _NARROWED_BEYOND):
             left, _ = narrowing.narrowed(small, workload, hardware, budget * GIB, predict, seed=0)
         found = Enumeration(left.knobs, constraints).configs()
         whole, narrow = _best(configs, figures, budget * GIB), _best(found, figures, budget * GIB)

@@ -80,7 +80,7 @@ def narrowed_by(
     seconds_of: Callable[[Config], float], full: Space, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Space, str, list[Config]]:
     """The narrowed space, the note on it, and what was asked, where all of it fits."""
-    monkeypatch.setattr(narrowing, "MAX_CONFIGS", 10)
+    monkeypatch.setattr(narrowing, "_WHOLE", 10)
     asked: list[Config] = []
 
     def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
