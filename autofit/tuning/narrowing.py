@@ -72,7 +72,8 @@ def narrowed(
         # null settles by the others: to all devices beside ddp.
         knob: tuple(each for each in space.knobs[knob] if each is None or each in {row.config[knob] for row in chosen})
         for knob in _LAYOUT
-        if knob in space.knobs
+        # To gather weights again takes little time, and what it frees may be of more use: both ways are searched.
+        if knob in space.knobs and knob != "reshard_after_forward"
     }
     firsts = [of_tier[0] for of_tier in _tiers(chosen).values()]
     changed = rows_of([each for row in firsts for each in _changed(row.config, space.knobs)])
