@@ -52,6 +52,8 @@ class LinearModel:
     mean: Array  # [columns]
     prior_variances: Array  # [columns]
     gain: Array  # [measurements, columns], K with covariance = diag(prior_variances) - K^T K: measurements are few
+    surprise: float = 0.0  # squared deviations of what was learnt from what was expected before it
+    learnt: int = 0  # values
 
     @classmethod
     def prior(cls, mean: Array, *, intercept: float = _INTERCEPT_DEVIATION, slope: float, value: float) -> LinearModel:
@@ -68,12 +70,12 @@ class LinearModel:
         spread = rows * self.prior_variances - (rows @ self.gain.T) @ self.gain
         errors = noise if np.ndim(noise) == 2 else np.diag(np.broadcast_to(np.square(noise), len(values)))
         lower = np.linalg.cholesky(spread @ rows.T + errors)
-        gain = np.linalg.solve(lower, spread)
-        mean = self.mean + np.linalg.solve(lower, values - rows @ self.mean) @ gain
+        gain, off = np.linalg.solve(lower, spread), np.linalg.solve(lower, values - rows @ self.mean)
+        mean, surprise, learnt = self.mean + off @ gain, self.surprise + float(off @ off), self.learnt + len(values)
         gain = np.vstack([self.gain, gain])
         if len(gain) > len(mean):  # as many rows as columns suffice
             gain = np.asarray(np.linalg.qr(gain, mode="r"))
-        return LinearModel(mean, self.prior_variances, gain)
+        return LinearModel(mean, self.prior_variances, gain, surprise, learnt)
 
     def predict(self, rows: Array) -> tuple[Array, Array]:
         """Mean and standard deviation of the quantity at each row, without the noise of a measurement."""

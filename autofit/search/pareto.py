@@ -163,7 +163,7 @@ def predicted_points(configs: Iterable[Config], evidence: Evidence) -> dict[Conf
     if surrogate is None or not asked:
         return {}
     group = surrogate.group(asked)
-    nbytes = _held_bytes(np.exp(surrogate.memory(measurements, group)[0]), evidence)
+    nbytes = _held_bytes(np.exp(surrogate.memory(measurements, group).means), evidence)
     missed = [each for each in evidence.latest.values() if each.outcome is Outcome.OUT_OF_MEMORY]
     encoding = Encoding(asked if missed else ())
     for each in missed:  # it needs more than there is, and so does what needs as much

@@ -113,10 +113,11 @@ class SurrogateSampler(BaseSampler):
                 cost = surrogate.cost(measurements, pool)
                 cheap = likely & (cost <= _CHEAP * cost[likely].min())
                 return pool.configs[int(np.argmax(np.where(cheap, speeds.posterior.mean, -math.inf)))]
-            memory, _, _ = surrogate.memory(measurements, pool)
+            memory = surrogate.memory(measurements, pool).means
             least = memory - np.log(surrogate.works(measurements, pool))
             return pool.configs[int(np.argmin(np.where(left, least, math.inf)))]
-        likely = left & (feasible > _INFEASIBLE)
+        worth = surrogate.worth_the_risk(measurements, left, rivals)
+        likely = worth if surrogate.informed and worth.any() else left & (feasible > _INFEASIBLE)
         possible = likely if likely.any() else left
         gain = speeds.of(possible).expected_improvement() * feasible[possible]
         near = gain >= min(gain.max(), gain.max() / _DEAREST)  # rounding may make a gain a little less than none

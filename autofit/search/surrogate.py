@@ -34,10 +34,15 @@ _SPEED_DEVIATION = 0.25
 _GUESSED_MEMORY_NOISE = 0.03  # of what additive effects cannot express
 # With predictions, the linear model is of their errors in memory: 0.012 to 0.035 over the tables recorded on the CPU.
 _OFF_MEMORY, _MEMORY_NOISE = 0.03, 0.01
+# What these deviations are multiplied by, with prior probabilities: predictions are often exact, as measurements tell.
+_MEMORY_SCALES, _SCALES_LIKELY = np.array([0.02, 0.2, 1.0, 3.0]), np.array([0.15, 0.2, 0.5, 0.15])
 SPEED_NOISE = 0.04  # between two probes of one config, on machines that others use too
+_IMPOSSIBLE = 1e-6  # of any scale: one more config that ran out of memory weighs at most as much
 _BEYOND = 0.2  # how far past the limit an out-of-memory is assumed to lie
 _WORKS_DEVIATION, _WORKS_NOISE = 0.5, 0.2  # of 1 for a config that works and 0 for one that does not
-_INFEASIBLE = 0.05  # a config that is less likely feasible does not count for when to stop
+_INFEASIBLE = 0.05  # a config that is less likely feasible is no reason to go on
+# Nor is one below _LIKELY, unless a gain of _WORTH is expected of it, or nothing is predicted.
+_LIKELY, _WORTH = 0.5, 0.05
 _CONFIDENCE = 0.05  # a config that is faster with at most this probability is no reason to go on
 _PARTS = 10_000  # a bound is told in such parts of 1
 
@@ -64,6 +69,21 @@ class Speeds:
         """The probability of each to be faster than the best by more than that share of it."""
         z = (self.posterior.means - self.best - math.log1p(share)) / self.posterior.deviations
         return np.asarray(self.posterior.weights @ normal_below(z))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Log bytes of configs: their posterior, a mixture over scales of its deviations, and the log of the limit."""
+
+    means: Array
+    deviations: Array
+    scales: Array
+    weights: Array
+    limit: float
+
+    def below_limit(self) -> Array:
+        """The probability of each config to be below the limit, at each scale: [scales, configs]."""
+        return normal_below((self.limit - self.means) / (self.scales[:, None] * self.deviations))
 
 
 @dataclass(frozen=True)
@@ -173,7 +193,7 @@ class Surrogate:
         """The most likely measurements of configs; their numbers are below 0, as no real one's."""
         group = self.group(configs)
         seconds = np.exp(-self.speeds(measurements, group).posterior.mean).tolist()
-        sizes = np.exp(self.memory(measurements, group)[0]).astype(int).tolist()
+        sizes = np.exp(self.memory(measurements, group).means).astype(int).tolist()
         fits = (self.probability_feasible(measurements, group) >= 0.5).tolist()
         return [
             Measurement(
@@ -188,9 +208,8 @@ class Surrogate:
         """The probability of configs to fit and to work."""
 
         def compute() -> Array:
-            memory, deviation, limit = self.memory(measurements, group)
-            fits = normal_below((limit - memory) / np.hypot(deviation, self._memory_noise))
-            return fits * self.works(measurements, group)
+            sizes = self.memory(measurements, group)
+            return np.asarray(sizes.weights @ sizes.below_limit() * self.works(measurements, group))
 
         return np.asarray(self._cached("feasible", measurements, group, compute))
 
@@ -229,34 +248,54 @@ class Surrogate:
     def _of_feasible(
         self, measurements: Sequence[Measurement], left: Mask, rivals: Sequence[Measurement] | None
     ) -> Speeds | None:
-        """The speeds of those left that are likely feasible; None: there are none."""
-        feasible = left & (self.probability_feasible(measurements, self.pool) > _INFEASIBLE)
-        return self.speeds(measurements, self.pool, rivals).of(feasible) if feasible.any() else None
+        """The speeds of those left that are worth the risk of a probe; None: there are none."""
+        worth = self.worth_the_risk(measurements, left, rivals)
+        return self.speeds(measurements, self.pool, rivals).of(worth) if worth.any() else None
 
-    def memory(self, measurements: Sequence[Measurement], group: Group) -> tuple[Array, Array, float]:
-        """Expected log bytes of configs, their deviation, and the log of the limit."""
+    def worth_the_risk(
+        self, measurements: Sequence[Measurement], left: Mask, rivals: Sequence[Measurement] | None = None
+    ) -> Mask:
+        """Which of those left are likely feasible, or may bring so much that a probe is worth it though they are not.
+        The best is that of `rivals`, as for `can_improve`."""
+        feasible = self.probability_feasible(measurements, self.pool)
+        possible = left & (feasible > _INFEASIBLE)
+        if self._predictions is None or not possible.any():
+            return possible
+        gain = self.speeds(measurements, self.pool, rivals).expected_improvement() * feasible
+        return np.asarray(possible & ((feasible > _LIKELY) | (gain > _WORTH)))
+
+    def memory(self, measurements: Sequence[Measurement], group: Group) -> Sizes:
+        """The bytes of configs, given those measured."""
         sizes = [(each.config, size) for each in measurements if each.fits and (size := _allocated(each))]
         sizes += self.prior.sizes
         failed = [each.config for each in measurements if each.outcome is Outcome.OUT_OF_MEMORY]
         failed += self.prior.outgrew
         limit = self._limit(measurements)
+        scales, weights = np.ones(1), np.ones(1)
         if self._predictions is not None:
-            zero = np.zeros(self._features.width)
+            zero, scales, weights = np.zeros(self._features.width), _MEMORY_SCALES, _SCALES_LIKELY
             model = LinearModel.prior(zero, intercept=_OFF_MEMORY, slope=_OFF_MEMORY / 4, value=_OFF_MEMORY / 2)
         else:
             mean = self._memory_effects.copy()
             # Until something fits, the smallest config is expected to fill the limit: only differences count then.
             mean[0] = limit - self._least_memory
             model = LinearModel.prior(mean, slope=_MEMORY_SLOPE_DEVIATION, value=_MEMORY_DEVIATION)
-        at = self.group([config for config, _ in sizes])
+        at, where = self.group([config for config, _ in sizes]), self.group(failed)
         model = model.learn(at.rows, np.log([size for _, size in sizes]) - at.nbytes, self._memory_noise)
+        evidence = np.log(weights) - model.learnt * np.log(scales) - model.surprise / scales**2 / 2
+
+        def of(group: Group) -> Sizes:
+            means, deviations = model.predict(group.rows)
+            weights = np.exp(evidence - evidence.max())
+            spread = np.hypot(deviations, self._memory_noise)
+            return Sizes(means + group.nbytes, spread, scales, weights / weights.sum(), limit)
+
         if failed:
+            evidence = evidence + np.log(np.maximum(1 - of(where).below_limit(), _IMPOSSIBLE)).sum(axis=1)
             # They lie past the limit, nothing more is known: where they were expected there, nothing is learnt.
-            where = self.group(failed)
             past = limit + _BEYOND - where.nbytes
             model = model.learn(where.rows, np.maximum(model.predict(where.rows)[0], past), _BEYOND)
-        mean, deviation = model.predict(group.rows)
-        return mean + group.nbytes, deviation, limit
+        return of(group)
 
     def _limit(self, measurements: Sequence[Measurement]) -> float:
         if self._memory_bytes:

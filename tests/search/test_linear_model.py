@@ -77,6 +77,8 @@ def test_learning_in_two_parts_is_learning_at_once() -> None:
     in_parts = prior(features).learn(rows[:3], values[:3], 0.05).learn(rows[3:6], values[3:6], 0.05)
     for one, two in zip(at_once.predict(rows), in_parts.predict(rows), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-4)
+    assert at_once.learnt == in_parts.learnt == 6
+    assert at_once.surprise == pytest.approx(in_parts.surprise)
 
 
 def test_of_many_measurements_no_more_is_kept_than_there_are_columns() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -8,6 +10,7 @@ import pytest
 
 from autofit.core.config import Config, Value
 from autofit.core.measurement import Measurement, Outcome
+from autofit.search.predictions import Predictions
 from autofit.search.sampler import MEASUREMENT, SurrogateSampler, measurements_of
 from autofit.search.surrogate import Surrogate
 
@@ -185,3 +188,33 @@ def test_an_out_of_memory_that_is_only_expected_rules_nothing_out(formula: Any) 
     expected = Measurement(smallest, Outcome.OUT_OF_MEMORY, -1)
     assert len(candidates(sampler, [expected])) == len(problem.configs) - 1
     assert len(candidates(sampler, [Measurement(smallest, Outcome.OUT_OF_MEMORY, 0)])) < len(problem.configs) - 1
+
+
+def predictions_of(problem: Any, *, memory_off: Callable[[Config], float]) -> Predictions:
+    nbytes = [problem.memory(config) * memory_off(config) for config in problem.configs]
+    return Predictions.of(problem.configs, nbytes, [1 / problem.speed(config) for config in problem.configs])
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.7])
+def test_where_predictions_prove_exact_no_probe_runs_out_of_memory(formula: Any, share: float) -> None:
+    """However many configs are predicted just above the limit; and what is found is the best."""
+    problem = formula(8, share=share, noise=0.05)
+    exact = predictions_of(problem, memory_off=lambda config: 1.0)
+    measured = run(sampler_of(problem, predictions=exact, memory_bytes=int(problem.budget)), problem, 16)
+    assert all(each.fits for each in measured)
+    assert max(each.throughput for each in measured) > 0.95 * problem.best()
+
+
+def test_what_hardly_fits_is_measured_only_for_much(formula: Any) -> None:
+    """Predictions that are off by chance: which configs fit is in doubt, and few of those unlikely to are tried."""
+    problem = formula(9, noise=0.05)
+    off = predictions_of(problem, memory_off=lambda config: math.exp(random.Random(config.key).gauss(0, 0.06)))
+    sampler = sampler_of(problem, predictions=off, memory_bytes=int(problem.budget))
+    measured = run(sampler, problem, 6)
+    surrogate, left = sampler.surrogate, sampler.left(measured)
+    feasible = surrogate.probability_feasible(measured, surrogate.pool)
+    doubtful = left & (feasible > 0.1) & (feasible < 0.4)
+    assert doubtful.any()
+    assert not (surrogate.worth_the_risk(measured, left) & doubtful).any()
+    nothing_to_beat = surrogate.worth_the_risk(measured, left, [])
+    assert (nothing_to_beat & doubtful).any()
