@@ -31,7 +31,7 @@ ALLOWED = {
     "__main__": {"cli"},
     "__init__": {"api"},
 }
-HEAVY_ONLY_WHERE_APPLIED = ("bitsandbytes", "torchao", "peft", "liger_kernel")
+HEAVY_ONLY_WHERE_APPLIED = ("bitsandbytes", "torchao", "peft", "liger_kernel", "ray")
 NO_TORCH = ("core", "search", "export", "report")
 MOST_LINES = 400
 

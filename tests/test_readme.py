@@ -132,6 +132,7 @@ def shrink(patch: pytest.MonkeyPatch, executor: Any, weights: Path) -> None:
     def short(workload: Workload, options: SearchOptions, listener: Any = None) -> Any:
         space = options.space or ("qlora" if options.set else "exact")
         here = {"gpu_mem": None, "gpu": None, "device": "cpu", "mem": 1.0, "trials": 1, "space": space}
+        here |= {"executor": "local", "workers": None}  # what is measured is the same
         return run_search(workload, options.model_copy(update=here), listener)
 
     def two(session: Any, config: Any, *given: Any, devices: int, **options: Any) -> Any:

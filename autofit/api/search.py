@@ -48,8 +48,8 @@ def search(
         listener: called with every event of `autofit.core.events`.
         task: what to train a named model for; default: what the class in its config.json says.
         options: gpu_mem, gpu, device, mem, host_mem (GiB), margin, space, set, trials, time_limit, tolerance, seed,
-            workers, devices, out, resume, memory_snapshot, probe_timeout: as on the command line; store: False for
-            --no-store.
+            executor, workers, devices, out, resume, memory_snapshot, probe_timeout: as on the command line; store:
+            False for --no-store.
 
     Returns:
         The result; its `best` is None when nothing fits. With gpu_mem or gpu but no CUDA device, `best` is None too,
@@ -59,8 +59,9 @@ def search(
         InputError: an argument is wrong; ProbeError: probes cannot run here.
     """
     require(listener is None or callable(listener), "listener must be a function", listener)
-    check_alone("Start it once, with devices=.")
     checked = search_options(**options)
+    if checked.executor == "local":  # ray symmetric-run, as a step of srun, runs one search
+        check_alone("Start it once, with devices=.")
     living = model if isinstance(model, nn.Module) else None
     if isinstance(model, str | Workload) and any(each is not None for each in (loader, loss, split)):
         message = "a loader, a loss and a split belong to a living model."

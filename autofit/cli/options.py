@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 import autofit.cli.completion as completion
-from autofit.core.options import DEVICES
+from autofit.core.options import DEVICES, EXECUTORS
 from autofit.core.workload import SCHEDULES, TASKS
 from autofit.hardware.catalogue import card_names, link_names
 
@@ -65,11 +65,13 @@ ConfigFile = Annotated[Path | None, _option(_CONFIG, _config, "FILE")]
 # How to search
 _tolerance = "Relative speed difference treated as a tie; also the stopping threshold."
 _no_store = "Neither read nor write the cache of earlier measurements."
+_executor = "Where probes run: local, or ray (a Ray cluster; see docs/cluster.md)."
 _workers = "Probes at a time; default: one on each card like card 0, and 1 on a CPU."
 Trials = Annotated[int, _option(_SEARCH, "Maximum number of probes.", "N")]
 TimeLimit = Annotated[str | None, _option(_SEARCH, "Maximum time, such as 10m.", "TIME")]
 Tolerance = Annotated[float, _option(_SEARCH, _tolerance, "SHARE")]
 Seed = Annotated[int, _option(_SEARCH, "Seed of the search's random draws.", "N")]
+Executor = Annotated[str, _option(_SEARCH, _executor, "NAME", complete=EXECUTORS)]
 Workers = Annotated[int | None, _option(_SEARCH, _workers, "N")]
 ResumeSearch = Annotated[bool, _option(_SEARCH, "Resume the search in --out.", None, "--resume")]
 NoStore = Annotated[bool, _option(_SEARCH, _no_store, None, "--no-store")]

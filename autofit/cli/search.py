@@ -43,6 +43,7 @@ def search(
     time_limit: options.TimeLimit = None,
     tolerance: options.Tolerance = 0.03,
     seed: options.Seed = 0,
+    executor: options.Executor = "local",
     workers: options.Workers = None,
     devices: options.Devices = "1",
     nodes: options.Nodes = 1,

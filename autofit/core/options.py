@@ -15,6 +15,7 @@ from autofit.core.strict_yaml import parse
 from autofit.core.workload import check_seed
 
 DEVICES = ("cpu", "cuda")
+EXECUTORS = ("local", "ray")
 _MOST = 2**31  # of probes, and of seconds for one
 MOST_DEVICES = 1024  # of one machine, and machines
 ALL = "all"  # every card like the first
@@ -39,6 +40,7 @@ class SearchOptions(BaseModel):
     time_limit: float | None = None
     tolerance: float = 0.03
     seed: int = 0
+    executor: str = "local"  # where probes run
     workers: int | None = None
     devices: int | str = 1  # that a config trains on, of each node; "all" cards like the first
     nodes: int = 1
@@ -72,6 +74,7 @@ class SearchOptions(BaseModel):
         cpu, cuda = self.device == "cpu", self.device == "cuda"
         one = "Use --gpu-mem for a GPU, or --device cpu --mem."
         _refuse(self.device not in (None, *DEVICES), f"the device must be cpu or cuda, not {self.device!r}.")
+        _refuse(self.executor not in EXECUTORS, f"the executor must be local or ray, not {self.executor!r}.")
         _refuse(gpu_mem and mem, "--gpu-mem and --mem name two budgets.", one)
         _refuse(gpu and gpu_mem, "--gpu and --gpu-mem name two budgets.", one)
         _refuse(cpu and gpu_mem, "--gpu-mem is a GPU's memory, but the device is the CPU.", one)
@@ -96,8 +99,9 @@ class SearchOptions(BaseModel):
     @property
     def names_a_card(self) -> bool:
         """Whether the search is for a card that may be predicted for where it is absent. A search that is resumed has
-        measured on its device, and only continues there."""
-        return (self.gpu_mem is not None or self.gpu is not None) and not self.resume
+        measured on its device, and only continues there. What is here says nothing of a cluster."""
+        here = self.executor == "local" and not self.resume
+        return here and (self.gpu_mem is not None or self.gpu is not None)
 
     @property
     def wanted_device(self) -> str | None:

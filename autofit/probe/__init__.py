@@ -4,6 +4,7 @@ from autofit.probe.contention import Contention
 from autofit.probe.executors import Executor
 from autofit.probe.executors.gang import GangExecutor
 from autofit.probe.executors.local import LocalExecutor
+from autofit.probe.executors.on_ray import RayExecutor
 from autofit.probe.executors.pool import PoolExecutor
 from autofit.probe.placement import Place, Placement, physical_cores, place_probes, place_ranks
 from autofit.probe.steps import Request
@@ -18,6 +19,7 @@ __all__ = [
     "Placement",
     "Plan",
     "PoolExecutor",
+    "RayExecutor",
     "Request",
     "physical_cores",
     "place_probes",

@@ -2,11 +2,14 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pickle
 import sys
+import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,6 +176,24 @@ def trace_on_rank(
     own = directory / f"rank-{place.rank}" if place.rank else directory
     with joined(place, request.hardware.device, timeout):
         return _traced(workload, request, own)
+
+
+def trace_fetched(workload: Workload, request: Request) -> dict[str, tuple[str, bytes]]:
+    """`trace_step` where no directory is shared: the files themselves, each with its path in the directory meant."""
+    return _fetched(functools.partial(trace_step, workload, request))
+
+
+def trace_fetched_on_rank(
+    workload: Workload, request: Request, place: Place, timeout: float
+) -> dict[str, tuple[str, bytes]]:
+    """`trace_fetched`, as one of several ranks."""
+    return _fetched(lambda directory: trace_on_rank(workload, request, place, timeout, directory=directory))
+
+
+def _fetched(trace: Callable[[Path], dict[str, str]]) -> dict[str, tuple[str, bytes]]:
+    with tempfile.TemporaryDirectory() as name:
+        paths = {what: Path(path) for what, path in trace(Path(name)).items()}
+        return {what: (str(path.relative_to(name)), path.read_bytes()) for what, path in paths.items()}
 
 
 def _probe(workload: Workload, request: Request) -> Probe:

@@ -8,13 +8,16 @@ from typing import Protocol
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement
 
+_MOST_PLACES = 256  # threads; one is made when it is needed first
+
 Probe = Callable[[int, Config, float | None], Measurement]
 
 
 class Concurrency(Protocol):
     """At most `places` probes at a time, each known by its number."""
 
-    places: int
+    @property
+    def places(self) -> int: ...
 
     def submit(self, number: int, config: Config, best_seconds: float | None) -> None:
         """Start to measure a config; fewer than `places` are being measured."""
@@ -28,13 +31,19 @@ class Concurrency(Protocol):
 
 class Threaded:
     """Probes in threads; also one alone, so that Ctrl-C finds the search waiting and not halfway through a message.
-    `give_up` makes every call of `probe` that has not returned return or raise soon."""
+    `room`: how many places there are now; `give_up` makes every call of `probe` that has not returned return or
+    raise soon."""
 
-    def __init__(self, probe: Probe, places: int = 1, give_up: Callable[[], None] = lambda: None) -> None:
-        self.places = places
-        self._probe, self._give_up = probe, give_up
-        self._pool = ThreadPoolExecutor(places, thread_name_prefix="autofit-probe")
+    def __init__(
+        self, probe: Probe, room: Callable[[], int] = lambda: 1, give_up: Callable[[], None] = lambda: None
+    ) -> None:
+        self._probe, self._room, self._give_up = probe, room, give_up
+        self._pool = ThreadPoolExecutor(_MOST_PLACES, thread_name_prefix="autofit-probe")
         self._running: dict[Future[Measurement], int] = {}  # in the order of their start
+
+    @property
+    def places(self) -> int:
+        return min(self._room(), _MOST_PLACES)
 
     def submit(self, number: int, config: Config, best_seconds: float | None) -> None:
         self._running[self._pool.submit(self._probe, number, config, best_seconds)] = number

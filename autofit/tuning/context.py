@@ -130,18 +130,23 @@ def context_of(workload: Workload, options: SearchOptions, executor: Executor, j
     budget = budget_for(options, hardware, started_with if before.get("budget_bytes") == requested else None)
     usable_bytes = budget.cap_bytes(measured_on.device)
 
-    idle_cards = functools.cache(functools.partial(executor.idle_cards_like, measured_on, usable_bytes))
-    ranks = place_ranks(options.devices, measured_on, idle_cards)
-    several = len(ranks) or devices, options.nodes, options.link
-    measured_on, hardware = (each.of_several(*several) for each in (measured_on, hardware))
-    ranks = ranks if options.nodes == 1 else ()
-    placement = place_probes(options.workers, measured_on, idle_cards, len(ranks) or 1)
+    if executor.own_ranks is None:
+        idle_cards = functools.cache(functools.partial(executor.idle_cards_like, measured_on, usable_bytes))
+        ranks = place_ranks(options.devices, measured_on, idle_cards)
+        several = len(ranks) or devices
+        ranks = ranks if options.nodes == 1 else ()
+        placement = place_probes(options.workers, measured_on, idle_cards, len(ranks) or 1)
+    else:
+        ranks, placement, several = executor.own_ranks, Placement(), executor.devices // options.nodes
+    measured_on, hardware = (each.of_several(several, options.nodes, options.link) for each in (measured_on, hardware))
     free_bytes = int(hardware.host_free_bytes * FREE_FRACTION)
     if placement.cores_of_each:
         who = "workers" if placement.devices == 1 else "devices of all workers"
         check_memory(len(placement.places), who, budget, free_bytes, given=requested is not None)
-    if ranks and hardware.device == "cpu":
-        check_memory(len(ranks), "devices", budget, free_bytes, given=True)
+    if executor.sharing > 1:
+        check_memory(executor.sharing, "devices of all workers", budget, free_bytes, given=requested is not None)
+    elif ranks and hardware.device == "cpu":
+        check_memory(len(ranks) // options.nodes, "devices", budget, free_bytes, given=True)
     workload = dataclasses.replace(workload, traits=traits)
     space, notes = space_for(options, workload, hardware), tuple(budget_notes(options, hardware, budget))
     return Context(options, workload, hardware, measured_on, requested, budget, placement, ranks, space, notes)

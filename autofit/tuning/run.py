@@ -25,7 +25,7 @@ from autofit.core.workload import Workload
 from autofit.estimate.calibration import compare, learn
 from autofit.estimate.space_estimator import predict_all
 from autofit.hardware.budgets import other_budgets
-from autofit.probe import Contention, Executor, GangExecutor, LocalExecutor, Plan, PoolExecutor, Request
+from autofit.probe import Contention, Executor, GangExecutor, LocalExecutor, Plan, PoolExecutor, RayExecutor, Request
 from autofit.report.formatting import drift_note
 from autofit.search.concurrency import Threaded
 from autofit.search.journal import Journal
@@ -74,13 +74,13 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
         if options.resume and not directory.journal.exists():  # the search before was killed early
             listener(Note(f"nothing was measured in {directory.path} before: the search starts anew."))
         with contextlib.ExitStack() as stack:
-            executor: Executor = stack.enter_context(LocalExecutor(directory.probes, options.probe_timeout))
+            executor = stack.enter_context(_executor(options, directory, listener, start))
             context = context_of(workload, options, executor, directory.journal)
-            if context.ranks:
+            if context.ranks and executor.own_ranks is None:
                 stack.close()  # one that serves no more needs no memory
                 executor = stack.enter_context(GangExecutor(context.ranks, directory.probes, options.probe_timeout))
-                if options.link is None and context.hardware == context.measured_on:  # else another one is meant
-                    context = context.linked_by(executor.link(context.hardware, context.budget))
+            if context.ranks and options.link is None and context.hardware == context.measured_on:  # none else is meant
+                context = context.linked_by(executor.link(context.hardware, context.budget))
             run = _Run(context, executor, directory, listener, start)
             outcome = run.explore()
             finals = run.verify(outcome)
@@ -101,6 +101,16 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
         listener(PhaseStarted("writing the result and the report"))
         result = write_artifacts(record.result, context.workload, directory, notify=run.notify)
         return write_report(dataclasses.replace(record, result=result), directory, notify=run.notify)
+
+
+def _executor(options: SearchOptions, directory: RunDirectory, listener: Listener, start: float) -> Executor:
+    """What looks at the model; on a cluster, what measures as well."""
+    if options.executor == "local":
+        return LocalExecutor(directory.probes, options.probe_timeout)
+    until = start + (options.time_limit or math.inf)
+    cluster = RayExecutor(options, directory.probes, lambda text: listener(Note(text)), until)
+    listener(Note(cluster.describe()))
+    return cluster
 
 
 class _Run:
@@ -143,6 +153,8 @@ class _Run:
             if places := context.placement.places[: options.trials * devices]:
                 pool = PoolExecutor(places, self._directory.probes, options.probe_timeout, devices)
                 self._explorer = stack.enter_context(pool)
+            else:
+                self._explorer = stack.enter_context(self._executor.explorer())
             problem = SearchProblem(
                 probe=self._probe,
                 constraints=techniques.constraints(context.workload, context.hardware),
@@ -152,7 +164,7 @@ class _Run:
                 predict=self._predict,
                 prior_measurements=self._explored.prior_measurements(resumed=options.resume),
                 on_probe=self._on_probe,
-                concurrency=functools.partial(Threaded, places=self._explorer.places, give_up=self._explorer.give_up),
+                concurrency=functools.partial(Threaded, room=self._explorer.room, give_up=self._explorer.give_up),
             )
             space = self._narrowed_space()
             outcome = search(space, problem, limits=limits, journal=journal, seed=options.seed)

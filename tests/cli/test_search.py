@@ -1,5 +1,6 @@
 """`autofit search`: its answer, its exit codes, and one sentence for whatever is wrong with the input."""
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -186,6 +187,9 @@ class Interrupted:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
+
+    def explorer(self) -> Any:
+        return contextlib.nullcontext(self)
 
     def measure(self, *arguments: Any, **options: Any) -> Any:
         self._probes += 1

@@ -9,10 +9,10 @@ from autofit.probe.executors import local
 
 Made = TypeVar("Made", bound=Executor)
 # What an optimizer imports when it is made, each child would import for itself.
-_FIRST = "import sys, torch._dynamo; sys.argv.append('--bare')"
+FIRST = "import sys, torch._dynamo; sys.argv.append('--bare')"
 
 
 def bare(make: Callable[[], Made]) -> Made:
     """What `make` makes, for plain modules."""
-    with mock.patch.object(local, "START", _FIRST + local.START):
+    with mock.patch.object(local, "START", FIRST + local.START):
         return make()

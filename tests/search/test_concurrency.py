@@ -79,7 +79,7 @@ class SideBySide:
         raise ProbeError("the process that starts probes ended.")
 
     def concurrently(self, probe: Probe) -> Concurrency:
-        self.probes = Threaded(probe, self.size, self.stop)
+        self.probes = Threaded(probe, lambda: self.size, self.stop)
         return self.probes
 
     def search(self, trials: int, **options: Any) -> SearchOutcome:

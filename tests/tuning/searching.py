@@ -16,7 +16,7 @@ from autofit.core.options import search_options
 from autofit.core.result import Result
 from autofit.core.workload import Traits, Workload
 from autofit.estimate.timeline import timeline
-from autofit.probe import Plan, Request
+from autofit.probe import Executor, Plan, Request
 from autofit.tuning import run as tune
 from autofit.tuning.remedies import what_helps
 from tests import tiny
@@ -58,10 +58,8 @@ def by_micro_batch(explored: Mapping[int, float], verified: Mapping[int, float] 
     return answer
 
 
-class FakeExecutor:
+class FakeExecutor(Executor):
     """Stands in for a LocalExecutor: looks at nothing and measures by a formula."""
-
-    places = 1
 
     def __init__(self, answer: Answer, hardware: Hardware, traits: Traits) -> None:
         self.answer = answer
@@ -70,10 +68,7 @@ class FakeExecutor:
         self.asked: list[tuple[Config, Plan]] = []
         self.interrupt_at: int | None = None  # the probe, from 0, in which Ctrl-C is pressed
 
-    def __enter__(self) -> "FakeExecutor":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         pass
 
     def look(self, workload: Workload, device: str | None, budget_bytes: int | None) -> tuple[Hardware, Traits]:

@@ -23,7 +23,7 @@ from autofit.core.options import search_options
 from autofit.core.result import Result
 from autofit.core.workload import Traits, Workload
 from autofit.estimate.timeline import timeline
-from autofit.probe import Place, Request, physical_cores
+from autofit.probe import Executor, Place, Request, physical_cores
 from autofit.tuning import run as tune
 from tests import tiny
 from tests.processes import descendants, number_in, wait_until, wait_until_gone
@@ -43,13 +43,12 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 # A search whose probes are a formula
 
 
-class Machine:
+class Machine(Executor):
     """A machine that serves both executors: a step takes so long by micro-batch, `slower` in the pool."""
 
     def __init__(self, hardware: Hardware) -> None:
         self.hardware, self.traits = hardware, TRAITS
         self.seconds = {1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0}
-        self.places = 1
         self.pool: tuple[Place, ...] = ()
         self.explored: list[Config] = []
         self.verified: list[Config] = []
@@ -57,10 +56,7 @@ class Machine:
         self.predicted_by_workers: list[bool] = []
         self.ended = False
 
-    def __enter__(self) -> "Machine":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         pass
 
     def look(self, *_: object) -> tuple[Hardware, Traits]:
@@ -98,19 +94,13 @@ class Machine:
         )
 
 
-class FakePool:
+class FakePool(Executor):
     """A pool on that machine, four times as slow."""
 
     def __init__(self, machine: Machine, places: tuple[Place, ...]) -> None:
         self.machine = machine
         self.places = len(places)
         machine.pool, machine.ended = places, False
-
-    def __enter__(self) -> "FakePool":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self.machine.ended = True

@@ -17,6 +17,7 @@ from autofit.core.links import Link
 from autofit.core.measurement import Measurement
 from autofit.core.workload import Traits, Workload
 from autofit.probe.measure import detect_hardware, detect_idle_card, inspect, list_cards, trace_step
+from autofit.probe.placement import Place
 from autofit.probe.steps import Request
 from autofit.probe.timing import Plan
 
@@ -31,6 +32,8 @@ class Executor(ABC):
     places: int = 1  # configs measured at once
     devices: int = 1  # that train one config together
     timeout: float = 600.0  # seconds a probe may take
+    own_ranks: tuple[Place, ...] | None = None  # where those are, if it is not this machine that is divided for them
+    sharing: int = 1  # how many then share a node's processors and memory at once
 
     @abstractmethod
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
@@ -54,6 +57,14 @@ class Executor(ABC):
     @abstractmethod
     def close(self) -> None:
         """End all processes; safe to call twice."""
+
+    def room(self) -> int:
+        """How many configs can be measured at once now."""
+        return self.places
+
+    def explorer(self) -> contextlib.AbstractContextManager["Executor"]:
+        """What enters the executor of several probes at once, where it is another one: given up, it leaves this one."""
+        return contextlib.nullcontext(self)
 
     def __enter__(self) -> Self:
         return self

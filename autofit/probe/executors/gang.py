@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 import uuid
+from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial, reduce
 from multiprocessing.connection import wait
@@ -27,7 +28,7 @@ from autofit.core.measurement import Measurement, Outcome, PeakBytes
 from autofit.core.workload import Workload
 from autofit.distributed.group import first_cause, stuck
 from autofit.probe.executors import LOOK_SECONDS, Executor, Work
-from autofit.probe.executors.local import LATE_SECONDS, Call, LocalExecutor, how_it_ended
+from autofit.probe.executors.local import LATE_SECONDS, Call, LocalExecutor, Worker, how_it_ended
 from autofit.probe.measure import RankAnswer, check_free_memory, link_of_rank, measure_on_rank, trace_on_rank
 from autofit.probe.placement import Place
 from autofit.probe.steps import Request
@@ -39,18 +40,19 @@ _GRACE = 1.0
 Answers = dict[int, Any]  # by rank: what a function returned, or an Ended
 
 
-class GangExecutor(Executor):
-    """A LocalExecutor in each of several places, all of which measure one Config together; `log_directory` and
-    `timeout` as there. Rank 0 writes to `NNNN.log`, the others to `NNNN-rank-R.log`. Other functions run in the place
-    of rank 0."""
+class RanksExecutor(Executor):
+    """Workers of one rank each, all of which measure one Config together; `timeout` as theirs. Rank 0 writes to
+    `NNNN.log`, the others to `NNNN-rank-R.log`. Other functions run where rank 0 is."""
 
-    def __init__(self, places: Sequence[Place], log_directory: Path, timeout: float) -> None:
-        self.devices, self.timeout = len(places), timeout
+    def __init__(self, workers: Sequence[Worker], timeout: float) -> None:
+        self.devices, self.timeout = len(workers), timeout
         self._probes = 0
         self._turn = threading.Lock()
-        with contextlib.ExitStack() as started:
-            self._workers = [started.enter_context(LocalExecutor(log_directory, timeout, place)) for place in places]
-            started.pop_all()
+        self._workers = workers
+
+    @abstractmethod
+    def meeting(self) -> tuple[str, str | None]:
+        """Where the ranks of one call meet, as PyTorch calls it, and a file to delete afterwards."""
 
     def give_up(self) -> None:
         for worker in self._workers:
@@ -71,7 +73,7 @@ class GangExecutor(Executor):
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
         timeout, start = self.timeout * (1 if self._probes else 2), time.monotonic()
         self._probes += 1
-        request = dataclasses.replace(request, budget=request.budget.of_each(self.devices))
+        request = dataclasses.replace(request, budget=request.budget.of_each(request.hardware.devices))
         with self._turn:
             answers = self._together(measure_on_rank, workload, request, f"{number:04d}", timeout)
             seconds = time.monotonic() - start
@@ -85,13 +87,18 @@ class GangExecutor(Executor):
         self, workload: Workload, config: Config, hardware: Hardware, budget: Budget, *, directory: Path
     ) -> dict[str, str]:
         """As `Executor.trace`, of rank 0; the others' files are in `rank-R` beside them."""
-        record, request = partial(trace_on_rank, directory=directory), Request(config, hardware, budget, Plan())
+        request = Request(config, hardware, budget, Plan())
+        found: dict[str, str] = self.traced(partial(trace_on_rank, directory=directory), workload, request)[0]
+        return found
+
+    def traced(self, record: Work, workload: Workload, request: Request) -> Answers:
+        """The mappings that `record` returned of a step on each rank; a ProbeError where one returned none."""
         with self._turn:
             answers = self._together(record, workload, request, "step-trace", self.timeout)
         ended = [rank for rank in range(self.devices) if not isinstance(answers.get(rank), dict)]
         if ended:
             raise ProbeError(f"rank {ended[0]} of {self.devices} did not end its step.", "See step-trace.log.")
-        return answers[0]  # type: ignore[no-any-return]
+        return answers
 
     def link(self, hardware: Hardware, budget: Budget) -> Link | None:
         request = Request(Config({}), hardware, budget, Plan())
@@ -104,18 +111,19 @@ class GangExecutor(Executor):
     ) -> Answers:
         """What `function(workload, request, place, timeout)` returned on each rank, or how that ended; the ranks left
         out were ended."""
-        store = Path(tempfile.gettempdir(), f"autofit-ranks-{os.getpid()}-{uuid.uuid4().hex}")
+        store, scratch = self.meeting()
+        each_node = request.hardware.devices
         sees_all = request.hardware.device == "cpu"  # of the cards, each rank sees its own
         answers: Answers = {}
-        running: dict[int, LocalExecutor] = {}
+        running: dict[int, Worker] = {}
         try:
             for rank, worker in enumerate(self._workers):
-                local = (rank, self.devices) if sees_all else (0, 1)
-                rank_place = place.Place(rank, self.devices, *local, f"file://{store}")
+                local = (rank % each_node, each_node) if sees_all else (0, 1)
+                rank_place = place.Place(rank, self.devices, *local, store)
                 # gloo tells in time where it waited; NCCL's watchdog would tell nothing.
                 arguments = request, rank_place, timeout / 3 if sees_all else 2 * timeout
                 name = f"{log}-rank-{rank}.log" if rank else f"{log}.log"
-                worker.start(Call(function, workload, arguments, name, timeout, str(store)))
+                worker.start(Call(function, workload, arguments, name, timeout, scratch))
                 running[rank] = worker
             deadline = time.monotonic() + timeout + LATE_SECONDS
             while running and (
@@ -132,6 +140,20 @@ class GangExecutor(Executor):
                 for worker in running.values():
                     worker.finish(LATE_SECONDS)
         return answers
+
+
+class GangExecutor(RanksExecutor):
+    """A LocalExecutor in each of several places; `log_directory` and `timeout` as there."""
+
+    def __init__(self, places: Sequence[Place], log_directory: Path, timeout: float) -> None:
+        with contextlib.ExitStack() as started:
+            workers = [started.enter_context(LocalExecutor(log_directory, timeout, place)) for place in places]
+            started.pop_all()
+        super().__init__(workers, timeout)
+
+    def meeting(self) -> tuple[str, str | None]:
+        store = Path(tempfile.gettempdir(), f"autofit-ranks-{os.getpid()}-{uuid.uuid4().hex}")
+        return f"file://{store}", str(store)
 
 
 def _worked(answer: Any) -> bool:

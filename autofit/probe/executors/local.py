@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -48,62 +49,30 @@ class Call:
     scratch: str | None = None
 
 
-class LocalExecutor(Executor):
-    """One zygote and the children it forks, one at a time; further callers wait. Each probe's output goes to `NNNN.log`
-    in the log directory, by default a temporary one; the first may take twice the timeout, since it warms caches.
-    """
+class Worker(Executor):
+    """Has one zygote, wherever that is, fork a child for each call, one at a time; further callers wait. Each probe's
+    output goes to `NNNN.log` in `logs`; the first may take twice the timeout, since it warms caches."""
 
-    def __init__(self, log_directory: Path | None = None, timeout: float = 600.0, place: Place | None = None) -> None:
-        self._temporary = tempfile.TemporaryDirectory() if log_directory is None else None
-        self.logs = log_directory or Path(self._temporary.name if self._temporary else "")
-        self.timeout = timeout
+    connection: Connection | int  # readable once there is an answer
+
+    def __init__(self, logs: Path, timeout: float) -> None:
+        self.logs, self.timeout = logs, timeout
         self._probes = 0
         self._turn = threading.Lock()  # of the one caller whom the zygote serves
-        self._socket, theirs = socket.socketpair()
-        self.connection = Connection(os.dup(self._socket.fileno()))
-        # The zygote imports from where this process does, and from nowhere else: "" is the current directory, which
-        # `python -m` puts first unless told not to (-P), so that a types.py lying there would end it.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
-        # Ask NVML whether there is a GPU: the plain check opens CUDA, which does not survive the forks to come.
-        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        set_defaults(environment)
-        self._log = f"zygote-{place.number}.log" if place else "zygote.log"
-        place = place or Place(0)
-        place.set_environment(environment)
-        with (self.logs / self._log).open("ab") as log, theirs, place.entered():
-            self._log_start = log.tell()
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", START, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,  # a Ctrl-C in the terminal is the parent's to handle
-            )
-        self._ready = self._gave_up = False
         self._pickled: tuple[Workload | None, bytes] | None = None
-        self._written = self.logs, 0  # the log of the call that runs, and its size before
 
-    def give_up(self) -> None:
-        self._gave_up = True
-        with contextlib.suppress(OSError):  # the zygote has ended, or this was called before
-            self._socket.shutdown(socket.SHUT_RDWR)
+    @abstractmethod
+    def send(self, job: Job) -> None:
+        """Have a child do a job, for which `receive` waits; its log is named within `logs`. Raises a ProbeError where
+        the zygote has ended, or was given up, as do `stop` and `receive`."""
 
-    def close(self) -> None:
-        self.give_up()  # closing alone would neither wake a waiting thread nor reach the zygote meanwhile
-        with self._turn:
-            self.connection.close()
-            self._socket.close()
-        if not self._ready:
-            self._process.kill()  # it has no child yet, and would import for seconds before it looked
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        if self._temporary:
-            self._temporary.cleanup()
+    @abstractmethod
+    def stop(self) -> None:
+        """End the child that runs, or has just ended, as if its time were up."""
+
+    @abstractmethod
+    def receive(self, timeout: float) -> Ended:
+        """How the child ended, with the last line of its log."""
 
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
         timeout = self.timeout * (1 if self._probes else 2)
@@ -141,31 +110,104 @@ class LocalExecutor(Executor):
         """Have a child answer a call, for which `finish` waits; for one caller at a time. Raises as `run`."""
         own = cloudpickle.dumps((call.function, call.arguments))
         payload = pickle.dumps((serve, (self._pickle(call.workload), own)))
-        path = self.logs / call.log
-        path.parent.mkdir(parents=True, exist_ok=True)  # it may have been deleted since
-        with path.open("ab") as file:  # an OSError where it cannot be made: the child could not say so
-            self._written = path, file.tell()
+        self.send(Job(payload, call.log, call.timeout, call.scratch))
+
+    def finish(self, timeout: float) -> Any:
+        """The answer to the call that was started, or an `Ended`; raises autofit's errors."""
+        ended = answer = self.receive(timeout)
+        with contextlib.suppress(Exception):  # the model may have written into the pipe
+            if ended.payload:
+                answer = pickle.loads(ended.payload)
+        if isinstance(answer, AutofitError):
+            raise answer
+        return dataclasses.replace(answer, payload=b"") if isinstance(answer, Ended) else answer
+
+    def _pickle(self, workload: Workload | None) -> bytes:
+        if self._pickled is None or self._pickled[0] is not workload:
+            remedy = "Give factories that hold no open files, locks or device handles: autofit.Workload(model=...)."
+            unsent = reported(lambda error: f"the workload cannot be sent to a probe process: {told(error)}.", remedy)
+            with unsent, _PICKLING:
+                self._pickled = workload, pickled(workload)
+        return self._pickled[1]
+
+
+class LocalExecutor(Worker):
+    """A zygote on this machine; without a log directory, a temporary one."""
+
+    connection: Connection
+
+    def __init__(self, log_directory: Path | None = None, timeout: float = 600.0, place: Place | None = None) -> None:
+        self._temporary = tempfile.TemporaryDirectory() if log_directory is None else None
+        super().__init__(log_directory or Path(self._temporary.name if self._temporary else ""), timeout)
+        self._socket, theirs = socket.socketpair()
+        self.connection = Connection(os.dup(self._socket.fileno()))
+        # The zygote imports from where this process does, and from nowhere else: "" is the current directory, which
+        # `python -m` puts first unless told not to (-P), so that a types.py lying there would end it.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
+        # Ask NVML whether there is a GPU: the plain check opens CUDA, which does not survive the forks to come.
+        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        set_defaults(environment)
+        self._log = f"zygote-{place.number}.log" if place else "zygote.log"
+        place = place or Place(0)
+        place.set_environment(environment)
+        with (self.logs / self._log).open("ab") as log, theirs, place.entered():
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", START, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # a Ctrl-C in the terminal is the parent's to handle
+            )
+        self._ready = self._gave_up = False
+        self._written = self.logs, 0  # the log of the call that runs, and its size before
+
+    def give_up(self) -> None:
+        self._gave_up = True
+        with contextlib.suppress(OSError):  # the zygote has ended, or this was called before
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.give_up()  # closing alone would neither wake a waiting thread nor reach the zygote meanwhile
+        with self._turn:
+            self.connection.close()
+            self._socket.close()
+        if not self._ready:
+            self._process.kill()  # it has no child yet, and would import for seconds before it looked
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        if self._temporary:
+            self._temporary.cleanup()
+
+    def ready(self) -> None:
+        """Wait until the zygote has started."""
         with self._talking():
             if not self._ready:
                 self._receive(_START_SECONDS)
                 self._ready = True
-            self.connection.send(Job(payload, str(path), call.timeout, call.scratch))
+
+    def send(self, job: Job) -> None:
+        path = self.logs / job.log
+        path.parent.mkdir(parents=True, exist_ok=True)  # it may have been deleted since
+        with path.open("ab") as file:  # an OSError where it cannot be made: the child could not say so
+            self._written = path, file.tell()
+        self.ready()
+        with self._talking():
+            self.connection.send(dataclasses.replace(job, log=str(path)))
 
     def stop(self) -> None:
-        """End the child that runs, or has just ended, as if its time were up."""
         with self._talking():
             self.connection.send(None)
 
-    def finish(self, timeout: float) -> Any:
-        """The answer to the call that was started, or an `Ended`; raises autofit's errors."""
+    def receive(self, timeout: float) -> Ended:
         with self._talking():
-            answer = self._receive(timeout)
-        with contextlib.suppress(Exception):  # the model may have written into the pipe
-            if answer.payload:
-                answer = pickle.loads(answer.payload)
-        if isinstance(answer, AutofitError):
-            raise answer
-        return Ended(b"", answer.code, _last_line(*self._written)) if isinstance(answer, Ended) else answer
+            ended: Ended = self._receive(timeout)
+        return dataclasses.replace(ended, last_line=_last_line(*self._written))
 
     @contextlib.contextmanager
     def _talking(self) -> Iterator[None]:
@@ -195,14 +237,6 @@ class LocalExecutor(Executor):
             return ProbeError(f"the process that starts probes {what if gave_up else 'does not answer'}.")
         line = _last_line(self.logs / self._log, self._log_start) if code > 0 else ""
         return ProbeError(f"the process that starts probes {what}: {_cause_of_death(code)}.", line and _HINT + line)
-
-    def _pickle(self, workload: Workload | None) -> bytes:
-        if self._pickled is None or self._pickled[0] is not workload:
-            remedy = "Give factories that hold no open files, locks or device handles: autofit.Workload(model=...)."
-            unsent = reported(lambda error: f"the workload cannot be sent to a probe process: {told(error)}.", remedy)
-            with unsent, _PICKLING:
-                self._pickled = workload, pickled(workload)
-        return self._pickled[1]
 
 
 def how_it_ended(answer: Ended, timeout: float) -> tuple[Outcome, str]:

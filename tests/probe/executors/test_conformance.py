@@ -19,10 +19,12 @@ from autofit.core.budget import Budget
 from autofit.core.errors import InputError, ProbeError
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Measurement, Outcome
+from autofit.core.options import search_options
 from autofit.core.workload import Workload
-from autofit.probe import Executor, GangExecutor, LocalExecutor, Place, Plan, PoolExecutor, Request
+from autofit.probe import Executor, GangExecutor, LocalExecutor, Place, Plan, PoolExecutor, RayExecutor, Request
 from tests import tiny
 from tests.probe.bare import bare
+from tests.probe.executors.fake_ray import FakeRay
 from tests.processes import number_in, wait_until, wait_until_gone
 
 PROCESSORS = sorted(os.sched_getaffinity(0))
@@ -35,7 +37,14 @@ FACTORIES: dict[str, Callable[[Path], Executor]] = {
     "local": lambda logs: bare(lambda: LocalExecutor(logs, timeout=120.0)),
     "pool": lambda logs: bare(lambda: PoolExecutor(PLACES, logs, 120.0)),
     "gang": lambda logs: bare(lambda: GangExecutor(PLACES, logs, 120.0)),
+    "ray": lambda logs: on_ray(logs),
+    "ray, of gangs": lambda logs: on_ray(logs, nodes=2),
 }
+
+
+def on_ray(logs: Path, **options: Any) -> Executor:
+    with FakeRay(a={"CPU": 1.0}, b={"CPU": 1.0}).installed():
+        return RayExecutor(search_options(device="cpu", probe_timeout=120.0, **options), logs)
 
 
 def doing(action: Callable[[], object]) -> Workload:
@@ -54,6 +63,10 @@ def measure(executor: Executor, workload: Workload, number: int = 0) -> Measurem
     config = techniques.canonicalize({}, workload, hardware)
     request = Request(config, hardware, Budget(GIB, 4 * GIB), Plan(min_steps=2, max_steps=2))
     return executor.measure(workload, request, number=number)
+
+
+def fail() -> None:
+    raise ValueError("bad luck")
 
 
 def hanging(folder: Path) -> Workload:

@@ -25,7 +25,7 @@ from autofit.core.workload import Workload
 from autofit.probe import GangExecutor, Plan, Request
 from tests import tiny
 from tests.probe.bare import bare
-from tests.probe.executors.test_conformance import PLACES, hanging, hung
+from tests.probe.executors.test_conformance import PLACES, fail, hanging, hung
 from tests.processes import wait_until, wait_until_gone
 
 TWO = tiny.CPU.of_several(2)
@@ -116,10 +116,6 @@ def test_a_step_is_recorded_on_all_ranks(gang: GangExecutor, tmp_path: Path) -> 
     crashing = on_rank_1(lambda: os._exit(7))
     with pytest.raises(ProbeError, match=r"rank [01] of 2 did not end its step"):
         gang.trace(crashing, config, TWO, Budget(GIB, 8 * GIB), directory=tmp_path)
-
-
-def fail() -> None:
-    raise ValueError("bad luck")
 
 
 FAULTS: dict[str, tuple[Callable[[], object], Outcome, str]] = {

@@ -1,0 +1,141 @@
+"""The executor of a Ray cluster: a probe runs in a gang of ranks, as many gangs as there is room for, and is done again
+elsewhere where its node is lost. The search and all that it keeps stay where it was called."""
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from autofit.core.budget import Budget
+from autofit.core.config import Config
+from autofit.core.errors import ProbeError
+from autofit.core.hardware import Hardware
+from autofit.core.links import Link
+from autofit.core.measurement import Measurement
+from autofit.core.options import SearchOptions
+from autofit.core.workload import Workload
+from autofit.probe.executors import Executor, Work
+from autofit.probe.executors.cluster import Cluster, Gang
+from autofit.probe.executors.far import LostError
+from autofit.probe.placement import Place
+from autofit.probe.steps import Request
+
+_LOSSES = 3  # of nodes under one probe, until that is its own fault
+
+Answer = TypeVar("Answer")
+
+
+class RayExecutor(Executor):
+    """Gangs of `options.devices` x `options.nodes` ranks on a cluster: that at RAY_ADDRESS, the one around, or one
+    that is started here; `until`: the time, of time.monotonic, to wait for room there."""
+
+    def __init__(
+        self,
+        options: SearchOptions,
+        log_directory: Path,
+        notify: Callable[[str], None] = lambda _: None,
+        until: float = math.inf,
+        *,
+        within: Cluster | None = None,
+    ) -> None:
+        """`within`: the cluster of another executor, which closes it. Raises as `Cluster`."""
+        self._given = options, log_directory, notify, until
+        self._notify, self.timeout = notify, options.probe_timeout
+        self._shared = within is not None
+        self._cluster = within or Cluster(*self._given)
+        self.devices, self.places = self._cluster.world, self._cluster.room()
+        ranks = tuple(Place(rank, cores=self._cluster.processors) for rank in range(self.devices))
+        self.own_ranks, self.sharing = ranks if self.devices > 1 else (), self._cluster.sharing
+        self._taken: set[Gang] = set()
+        self._asking = 0  # callers that wait for an answer, or for room
+        self._changed = threading.Condition()
+        self._given_up = threading.Event()
+
+    def room(self) -> int:
+        return self._cluster.room()
+
+    def describe(self) -> str:
+        """A sentence on where probes run."""
+        return self._cluster.describe()
+
+    @contextlib.contextmanager
+    def explorer(self) -> Iterator[Executor]:
+        with RayExecutor(*self._given, within=self._cluster) as explorer:
+            yield explorer
+        self._cluster.end_idle(but=1)  # finalists run one at a time: others may have the rest
+
+    def give_up(self) -> None:
+        self._given_up.set()
+        with self._changed:
+            for gang in self._taken:
+                gang.executor.give_up()
+
+    def close(self) -> None:
+        self.give_up()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._asking)
+        if not self._shared:
+            self._cluster.close()
+
+    def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
+        return self._somewhere(lambda where: where.measure(workload, request, number=number))
+
+    def run(
+        self, function: Work, workload: Workload | None, *arguments: Any, log: str, timeout: float, task: str = "it"
+    ) -> Any:
+        return self._somewhere(
+            lambda where: where.run(function, workload, *arguments, log=log, timeout=timeout, task=task)
+        )
+
+    def trace(
+        self, workload: Workload, config: Config, hardware: Hardware, budget: Budget, *, directory: Path
+    ) -> dict[str, str]:
+        return self._somewhere(lambda where: where.trace(workload, config, hardware, budget, directory=directory))
+
+    def link(self, hardware: Hardware, budget: Budget) -> Link | None:
+        return self._somewhere(lambda where: where.link(hardware, budget))
+
+    def _somewhere(self, ask: Callable[[Executor], Answer]) -> Answer:
+        """What a gang answers; another one is asked where it is lost."""
+        with self._changed:
+            self._asking += 1
+        try:
+            for left in reversed(range(_LOSSES)):
+                try:
+                    with self._gang() as gang:
+                        return ask(gang.executor)
+                except LostError as lost:
+                    if not left or self._given_up.is_set():
+                        raise ProbeError(lost.message, lost.remedy) from lost
+                    self._notify(f"{lost.message} What ran there is done again elsewhere.")
+            raise AssertionError("the last loss is raised")
+        finally:
+            with self._changed:
+                self._asking -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def _gang(self) -> Iterator[Gang]:
+        gang = self._cluster.take(self._given_up)
+        with self._changed:
+            self._taken.add(gang)
+        fine = False
+        try:
+            if self._given_up.is_set():  # meanwhile
+                raise ProbeError("probes were given up.")
+            yield gang
+            fine = True
+        except LostError:
+            raise
+        except Exception:  # of the function that ran there
+            fine = True
+            raise
+        finally:
+            if fine and not self._given_up.is_set():
+                self._cluster.give_back(gang)
+            else:
+                self._cluster.end([gang])
+            with self._changed:
+                self._taken.discard(gang)

@@ -1,0 +1,160 @@
+"""Probes on a Ray cluster: what a lost node costs, and, where Ray is installed, all of it on real nodes."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+import autofit
+from autofit import techniques
+from autofit.core.budget import Budget
+from autofit.core.errors import ProbeError
+from autofit.core.events import Event, ProbeFinished, ProbeStarted
+from autofit.core.hardware import GIB
+from autofit.core.measurement import Outcome
+from autofit.core.options import search_options
+from autofit.core.workload import Workload
+from autofit.probe import RayExecutor
+from tests import tiny
+from tests.probe.executors.fake_ray import FakeRay
+from tests.probe.executors.real_ray import SMALL, cluster
+from tests.probe.executors.test_conformance import doing, fail, hanging, hung, measure
+from tests.processes import wait_until, wait_until_gone
+
+
+def test_a_probe_whose_node_dies_is_done_again_elsewhere(tmp_path: Path) -> None:
+    """With what it has measured, the log included; and what it leaves of the cluster when it explored."""
+    ray, notes = FakeRay(a={"CPU": 1.0}, b={"CPU": 1.0}), list[str]()
+    with ray.installed():
+        executor = RayExecutor(search_options(device="cpu", probe_timeout=120.0), tmp_path, notes.append)
+    with executor, ThreadPoolExecutor(1) as threads:
+        with executor.explorer() as explorer:
+            asked = threads.submit(measure, explorer, hanging(tmp_path))
+            first = hung(tmp_path, 1)
+            ray.lose(ray.actors[-1].node)
+            wait_until(lambda: len(list(tmp_path.glob("*.hangs"))) == 2, "it runs elsewhere")
+            wait_until_gone(first)
+            assert notes == ["a node of the cluster was lost. What ran there is done again elsewhere."]
+            explorer.give_up()
+            assert isinstance(asked.exception(timeout=60), ProbeError)
+        assert measure(executor, tiny.mlp_workload(), number=7).outcome is Outcome.FITS  # which was not given up
+        paths = executor.trace(
+            tiny.mlp_workload(), techniques.canonicalize({}, tiny.mlp_workload(), tiny.CPU), tiny.CPU,
+            Budget(GIB, 4 * GIB), directory=tmp_path / "trace",
+        )  # fmt: skip
+        assert Path(paths["trace"]) == tmp_path / "trace" / "step_trace.json.gz"
+        assert all(Path(path).stat().st_size for path in paths.values())
+    assert not ray.groups
+    assert all(actor.dead for actor in ray.actors)
+
+
+# Real nodes
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Any]:
+    """A cluster of three nodes."""
+    pytest.importorskip("ray", reason="pip install 'torch-autofit[cluster]'")
+    with cluster(3) as made:
+        yield made
+
+
+def zygotes() -> list[int]:
+    """The actors of Ray on this machine."""
+    return [
+        each.pid for each in psutil.process_iter(["cmdline"]) if "ray::Zygote" in " ".join(each.info["cmdline"] or ())
+    ]
+
+
+def test_real_nodes_measure_as_this_machine_does(real: Any, tmp_path: Path) -> None:
+    """One after the other, so that one gang of two nodes, and then one node, starts but once."""
+    options = search_options(device="cpu", probe_timeout=20.0, nodes=2)
+    with RayExecutor(options, tmp_path) as executor:
+        assert (executor.devices, executor.places) == (2, 1)
+        assert measure(executor, tiny.mlp_workload()).outcome is Outcome.FITS
+        for action, outcome in (
+            (lambda: os._exit(7), Outcome.FAILED),
+            (fail, Outcome.FAILED),
+            (lambda: os.kill(os.getpid(), signal.SIGKILL), Outcome.HOST_OUT_OF_MEMORY),
+            (lambda: bytearray(4 << 30), Outcome.OUT_OF_MEMORY),
+        ):
+            assert measure(executor, doing(action)).outcome is outcome
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(measure, executor, hanging(tmp_path))
+            children = hung(tmp_path, 2)
+            executor.give_up()
+            assert isinstance(waiting.exception(timeout=60), ProbeError)
+    wait_until_gone(children)
+    assert {"0000.log", "0000-rank-1.log"} <= {path.name for path in tmp_path.iterdir()}
+    wait_until(lambda: not zygotes(), "all actors have ended")
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from autofit.core.options import search_options
+from autofit.probe import RayExecutor
+from tests.probe.executors.test_conformance import hanging, measure
+
+folder = Path(sys.argv[1])
+with RayExecutor(search_options(device="cpu"), folder) as executor:
+    measure(executor, hanging(folder))
+"""
+
+
+@pytest.mark.slow
+def test_a_search_that_is_killed_leaves_nothing_on_the_nodes(real: Any, tmp_path: Path) -> None:
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], cwd=Path(__file__).parents[3])
+    children = hung(tmp_path, 1)
+    assert zygotes()
+    driver.kill()
+    driver.wait()
+    wait_until_gone(children)
+    wait_until(lambda: not zygotes(), "all actors have ended")
+    with RayExecutor(search_options(device="cpu"), tmp_path) as executor:  # which finds all of the room
+        assert executor.run(lambda _: 7, None, log="seven.log", timeout=60.0) == 7
+
+
+@pytest.mark.slow
+def test_a_search_goes_on_while_a_node_is_lost_and_another_joins(real: Any, tmp_path: Path) -> None:
+    """Nothing is lost, nothing measured twice, the answer is verified, and nothing is left behind."""
+    events: list[Event] = []
+
+    def listener(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, ProbeStarted) and event.number == 2 and not event.verifying:
+            real.remove_node(min(real.worker_nodes, key=str), allow_graceful=False)
+            real.add_node(num_cpus=1, **SMALL)
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        float(next(model.parameters()).sum())  # which nothing can be predicted of: the search goes on to its last trial
+        return tiny.classify(model, batch)
+
+    plain = tiny.mlp_workload()
+    workload = Workload(model=plain.model, batch=plain.batch, loss=loss, effective_batch_size=4)
+    knobs = "  micro_batch_size: [1, 2, 4]\n  optimizer: [adamw, sgd]\n  optimizer_in_backward: [false]\n"
+    (tmp_path / "space.yaml").write_text(f"description: for a test\nknobs:\n{knobs}")
+    given: dict[str, Any] = {"space": str(tmp_path / "space.yaml"), "store": False, "out": tmp_path / "run"}
+    given |= {"executor": "ray", "device": "cpu", "mem": 1, "tolerance": 0.0, "listener": listener}
+    result = autofit.search(workload, **given)
+    assert result.best
+    assert result.best.verified
+    assert [each.outcome for each in result.trials] == [Outcome.FITS] * len(result.trials)
+    assert len({each.config for each in result.trials}) == len(result.trials) > 3
+    told = [
+        event.measurement.number
+        for event in events
+        if isinstance(event, ProbeFinished) and not event.measurement.verified
+    ]
+    assert sorted(told) == list(range(len(result.trials)))
+    assert (tmp_path / "run" / "probes" / "0000.log").exists()
+    wait_until(lambda: not zygotes(), "all actors have ended")
