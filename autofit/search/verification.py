@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, StepSeconds
 from autofit.core.result import tier
-from autofit.search.ranking import Fidelity, finalists
+from autofit.search.ranking import Fidelity, finalists, recommend
 
-ROUNDS = 2  # A, B, A, B: a disturbance of the machine affects all
+ROUNDS = 2  # of the recommended one and its rivals, A, B, A, B: a disturbance of the machine affects all
 MOST_ROUNDS = 3  # while the leader is in doubt; on the recorded tables that halved what two rounds missed
+_NOISE, _RUNS = 0.018, 3  # expected of one run, in logarithms, and how many degrees of freedom that counts for
 FIELD, MOST = 3, 5  # finalists measured in turn, and in all
 # A config expected to be slower than the first by more than the tolerance and this is no finalist. On recorded tables
 # (benchmarks.replay) fields of 3, 4 and 6 that were 8 % wide found the same, and one of 2 missed a little.
 _DOUBT = 0.05
 _ELSEWHERE = 0.1  # also this where exploring had fewer cores: an assumption, since the order may differ there
-# One-sided 95 % quantiles of Student's t by degrees of freedom, from 1.
-_T95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
-_LEAST_NOISE = 0.002  # of a median of many steps, even if two agree by chance
+# One-sided 95 % quantiles of Student's t by degrees of freedom, from 3.
+_T95 = (2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
 
 Rounds = dict[Config, list[Measurement]]  # the measurements of each finalist
 
@@ -76,19 +76,19 @@ def verify(
         while called := _called(waiting, verified, tolerance, elsewhere=elsewhere):
             waiting = [each for each in waiting if each not in called]
             rounds = {finalist.config: [] for finalist in called}
-            _in_turn(called, measure, ROUNDS, rounds)
-            if in_time():
-                _in_turn(_in_doubt(called, rounds, tolerance), measure, MOST_ROUNDS - ROUNDS, rounds)
-            verified += passed(rounds)
+            _in_turn(called, measure, rounds)
+            while again := _again(called, rounds, MOST_ROUNDS if in_time() else ROUNDS, tolerance, fidelity):
+                _in_turn(again, measure, rounds)
+            verified += passed(rounds, 1)
             failed += [config for config, of_one in rounds.items() if not of_one[-1].fits]
     except KeyboardInterrupt:
         return Verification(tuple(explored), (*verified, *passed(rounds)), tuple(failed), interrupted=True)
     return Verification(tuple(explored), tuple(verified), tuple(failed))
 
 
-def passed(rounds: Rounds) -> list[Measurement]:
+def passed(rounds: Rounds, enough: int = ROUNDS) -> list[Measurement]:
     """One measurement of each finalist that fitted in all of its rounds, if those are enough."""
-    return [joined(of_one) for of_one in rounds.values() if len(of_one) >= ROUNDS and of_one[-1].fits]
+    return [joined(of_one) for of_one in rounds.values() if len(of_one) >= enough and of_one[-1].fits]
 
 
 def joined(rounds: Sequence[Measurement]) -> Measurement:
@@ -129,32 +129,45 @@ def _field(waiting: Sequence[Measurement], tolerance: float, most: int) -> list[
     return [each for index, each in enumerate(waiting) if index < 2 or each.throughput >= enough][:most]
 
 
-def _in_turn(
-    called: Sequence[Measurement], measure: Callable[[Measurement], Measurement], count: int, rounds: Rounds
-) -> None:
-    """Measure A, B, A, B, never alive together; one that fails is not tried again."""
-    for _ in range(count):
-        for finalist in called:
-            of_one = rounds[finalist.config]
-            if not of_one or of_one[-1].fits:
-                of_one.append(measure(finalist))
+def _in_turn(called: Sequence[Measurement], measure: Callable[[Measurement], Measurement], rounds: Rounds) -> None:
+    """Measure each once more, never alive together; one that fails is not tried again."""
+    for finalist in called:
+        of_one = rounds[finalist.config]
+        if not of_one or of_one[-1].fits:
+            of_one.append(measure(finalist))
+
+
+def _again(
+    called: Sequence[Measurement], rounds: Rounds, most: int, tolerance: float, fidelity: Fidelity
+) -> list[Measurement]:
+    """Those to measure once more: whoever may lead, and the one to recommend until it had enough rounds."""
+    doubtful = [each for each in _in_doubt(called, rounds, tolerance) if len(rounds[each.config]) < most]
+    best = recommend(passed(rounds, 1), tolerance=tolerance, fidelity=fidelity)
+    return doubtful or ([best] if best and len(rounds[best.config]) < ROUNDS else [])
 
 
 def _in_doubt(called: Sequence[Measurement], rounds: Rounds, tolerance: float) -> list[Measurement]:
     """The leader and those that may, at 95 %, be faster than it by more than the tolerance; empty without the latter.
-    By Student's t with the pooled variance of all rounds, in logarithms: a machine's noise is a share of the time."""
+    By Student's t with the variance pooled over all rounds and what is expected of it, in logarithms: a machine's noise
+    is a share of the time."""
     times = {
         config: [math.log(each.step_seconds.median) for each in of_one if each.step_seconds]
         for config, of_one in rounds.items()
         if of_one[-1].fits
     }
-    freedom = sum(len(of_one) - 1 for of_one in times.values())
-    if len(times) < 2 or not freedom:
+    if len(times) < 2:
         return []
-    variance = sum(statistics.pvariance(of_one) * len(of_one) for of_one in times.values()) / freedom
-    error = math.sqrt(2 * max(variance, _LEAST_NOISE**2) / ROUNDS) * _T95[min(freedom, len(_T95)) - 1]
+    freedom = sum(len(of_one) - 1 for of_one in times.values())
+    squares = sum(statistics.pvariance(of_one) * len(of_one) for of_one in times.values())
+    variance = (_RUNS * _NOISE**2 + squares) / (_RUNS + freedom)
+    quantile = _T95[min(freedom, len(_T95) - 1)]
     means = {config: statistics.fmean(of_one) for config, of_one in times.items()}
     first = min(means, key=means.__getitem__)
-    doubtful = [each for each in means if means[each] - error < means[first] - math.log1p(tolerance)]
+
+    def least(config: Config) -> float:
+        error = math.sqrt(variance * (1 / len(times[config]) + 1 / len(times[first])))
+        return means[config] - quantile * error
+
+    doubtful = [each for each in means if least(each) < means[first] - math.log1p(tolerance)]
     rivals = {first, *doubtful} if set(doubtful) - {first} else set()
     return [each for each in called if each.config in rivals]

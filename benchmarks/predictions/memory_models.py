@@ -168,5 +168,20 @@ MODELS: dict[str, Case] = {
         },
         8,
     ),
+    "t5": Case(
+        "seq2seq",
+        {
+            "model_type": "t5",
+            "vocab_size": 4096,
+            "d_model": 256,
+            "d_kv": 64,
+            "d_ff": 1024,
+            "num_layers": 4,
+            "num_heads": 4,
+            "decoder_start_token_id": 0,
+        },
+        16,
+        64,
+    ),
     "cnn": Case("convolutions", {"widths": (64, 128, 256, 512), "depth": 2, "image_size": 96}, 16),
 }

@@ -42,7 +42,7 @@ def test_probes_are_told_of_the_best_so_far(bench: Bench) -> None:
     known = [plan.best_seconds for _, plan in bench.executor.asked]
     assert known[0] is None
     assert all(known[1:4])
-    assert known[4:] == [None] * 4
+    assert known[4:] == [None] * 3
 
 
 def test_an_interrupt_leaves_what_there_is_and_can_be_resumed(bench: Bench) -> None:
