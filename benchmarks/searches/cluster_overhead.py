@@ -1,9 +1,10 @@
-"""What a probe through Ray takes beside one of this machine: the same config by turns, in one run.
+"""What a probe through Ray takes beside one of this machine: the same steps of one config by turns, in one run.
 
 python -m benchmarks.cluster_overhead [--probes 8] [--seconds 2]
 """
 
 import argparse
+import dataclasses
 import statistics
 import tempfile
 import time
@@ -36,8 +37,12 @@ def main() -> None:
     ):
         hardware, _ = here.look(workload, "cpu", 2 * GIB)
         config = techniques.canonicalize({"attention": "eager"}, workload, hardware)
-        plan = Plan(max_steps=10_000, max_seconds=given.seconds, compose=False)
-        request = Request(config, hardware, Budget(2 * GIB, 4 * GIB), plan)
+        request = Request(config, hardware, Budget(2 * GIB, 4 * GIB), Plan(compose=False))
+        steps = here.measure(workload, request, number=0).step_seconds
+        assert steps, "tiny-llama fits"
+        count = max(3, round(given.seconds / steps.median))
+        plan = Plan(min_steps=count, max_steps=count, max_seconds=60.0, compose=False)
+        request = dataclasses.replace(request, plan=plan)
         for number in range(given.probes + _FIRST):
             for name, executor in (("here", here), ("through Ray", ray)):
                 seconds = _measured(executor, workload, request, number)

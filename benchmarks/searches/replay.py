@@ -1,19 +1,20 @@
 """How far a search's answer is from the true best, and what it cost: searches replayed on tables of everything.
 
 `python -m benchmarks.replay [TABLE ...] [--sampler NAME ...] [--budget GIB ...] [--probes N] [--seeds N] [--known N]
-[--workers N]`
+[--workers N ...] [--blind]`
 
 Nothing is run: a probe of a replay is one of the probes that the table holds of a config, drawn by the seed, so what a
 sampler sees is as noisy as the machine was. What it returns (the fastest that it measured; of autofit's, the one that
 it expects to be, and after its finals the fastest of those) is judged by the median of all of them. A config whose peak
 is above the budget ran out of memory, for the price of its build and first step. Predictions are the estimator's as it
-stands, with the machine's rates that the table recorded.
+stands, with the machine's rates that the table recorded; `--blind` withholds them, so that a search needs many probes.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,25 +56,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--probes", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--known", type=int, default=0, help="measurements that autofit has of an earlier search")
-    parser.add_argument("--workers", type=int, default=1, help="of autofit's probes at a time, on a device each")
+    parser.add_argument("--workers", nargs="*", type=int, default=[1], help="probes of autofit's at a time")
+    parser.add_argument("--blind", action="store_true", help="autofit has no predictions")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
-    samplers = given.sampler or [name for name in SAMPLERS if given.workers == 1 or name in AUTOFIT]
-    if given.workers < 1 or (given.workers > 1 and not set(samplers) <= set(AUTOFIT)):
+    alone = given.workers == [1]
+    samplers = given.sampler or [name for name in SAMPLERS if alone or name in AUTOFIT]
+    if min(given.workers) < 1 or not (alone or set(samplers) <= set(AUTOFIT)):
         parser.error(f"only {' and '.join(AUTOFIT)} can have several workers.")
     found = []
     for path in given.tables:
         known = RecordedTruth.of(Table.read(path))
         for budget in [each * GIB for each in given.budget] if given.budget else known.budgets():
             problem = known.problem(int(budget))
-            for name in samplers:
+            for name, workers in itertools.product(samplers, given.workers):
+                so = {"known": given.known, "workers": workers, "blind": given.blind}
                 replays = [
-                    replay_samplers.replay(name, problem, seed, given.probes, known=given.known, workers=given.workers)
-                    for seed in range(given.seeds)
+                    replay_samplers.replay(name, problem, seed, given.probes, **so) for seed in range(given.seeds)
                 ]
                 figures = summary(problem, replays)
                 of = {"table": path.stem, "devices": known.table.hardware.world, "budget_gib": budget / GIB}
-                found.append({**of, "sampler": name, **figures})
+                found.append({**of, "sampler": name if alone else f"{name} x{workers}", **figures})
                 if not given.json:
                     print(line(found[-1]), flush=True)
     print(json.dumps(found, indent=1) if given.json else "\n" + report(found))

@@ -86,9 +86,9 @@ class Replay:
     """One search: what it saw, in order. A config that is asked for again costs nothing and tells nothing new.
 
     `finals` came after those, of configs measured before. `ended` says at which second each of either ended, with as
-    many `workers` before the finals, each as fast as if it were alone. `leaders` are what it would return after each
-    probe, if that is not just the fastest that it measured; `bound` is how much faster, as a share, it said that any
-    other can be.
+    many `workers` before the finals, each as fast as if it were alone; `blind`: nothing is predicted. `leaders` are
+    what it would return after each probe, if that is not just the fastest that it measured; `bound` is how much faster,
+    as a share, it said that any other can be.
     """
 
     problem: Problem
@@ -96,6 +96,7 @@ class Replay:
     most: int
     known: tuple[PriorMeasurement, ...] = ()
     workers: int = 1
+    blind: bool = False
     seen: list[Measurement] = field(default_factory=list)
     finals: list[Measurement] = field(default_factory=list)
     ended: list[float] = field(default_factory=list)
@@ -151,10 +152,12 @@ class SimulatedProbes:
         return []
 
 
-def replay(name: str, problem: Problem, seed: int, probes: int, *, known: int = 0, workers: int = 1) -> Replay:
-    """A search by the sampler of that name; autofit's with so many workers, and so many measurements of an earlier
-    search."""
-    run = Replay(problem, random.Random(seed), probes, workers=workers)
+def replay(
+    name: str, problem: Problem, seed: int, probes: int, *, known: int = 0, workers: int = 1, blind: bool = False
+) -> Replay:
+    """A search by the sampler of that name; autofit's with so many workers, so many measurements of an earlier search,
+    and without predictions if `blind`."""
+    run = Replay(problem, random.Random(seed), probes, workers=workers, blind=blind)
     if known:
         run.known = _of_an_earlier_day(problem, seed, known)
     SAMPLERS[name](run, seed)
@@ -187,7 +190,7 @@ def _autofit(run: Replay, seed: int, tolerance: float | None = _TOLERANCE) -> No
         constraints=problem.constraints,
         memory_order=lambda knob, value: techniques.technique_named(knob).memory_order(value),
         on_finished=finished,
-        predict=lambda configs: problem.expected,
+        predict=lambda configs: None if run.blind else problem.expected,
         prior_measurements=run.known,
         concurrency=concurrently,
     )

@@ -13,7 +13,7 @@ from autofit.core.config import Config
 from autofit.core.errors import ProbeError
 from autofit.core.hardware import Hardware
 from autofit.core.links import Link
-from autofit.core.measurement import Measurement
+from autofit.core.measurement import Measurement, Outcome
 from autofit.core.options import SearchOptions
 from autofit.core.workload import Workload
 from autofit.probe.executors import Executor, Work
@@ -80,7 +80,11 @@ class RayExecutor(Executor):
             self._cluster.close()
 
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
-        return self._somewhere(lambda where: where.measure(workload, request, number=number))
+        try:
+            return self._somewhere(lambda where: where.measure(workload, request, number=number))
+        except LostError:
+            reason = f"was lost with its node {_LOSSES} times, as where it takes all of a node's memory"
+            return Measurement(request.config, Outcome.FAILED, number, reason=reason)
 
     def run(
         self, function: Work, workload: Workload | None, *arguments: Any, log: str, timeout: float, task: str = "it"
@@ -107,10 +111,12 @@ class RayExecutor(Executor):
                     with self._gang() as gang:
                         return ask(gang.executor)
                 except LostError as lost:
-                    if not left or self._given_up.is_set():
+                    if self._given_up.is_set():
                         raise ProbeError(lost.message, lost.remedy) from lost
+                    if not left:
+                        raise
                     self._notify(f"{lost.message} What ran there is done again elsewhere.")
-            raise AssertionError("the last loss is raised")
+            raise AssertionError("the last one is raised")
         finally:
             with self._changed:
                 self._asking -= 1

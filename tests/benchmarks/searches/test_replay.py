@@ -162,6 +162,16 @@ def test_workers_are_simulated_side_by_side_each_as_fast_as_alone() -> None:
     assert summary(problem, [two])["seconds"] == two.ended[-1]
 
 
+def test_without_predictions_it_takes_more_probes_and_the_more_workers_the_less_time() -> None:
+    problem = _problem(2000)
+    seeing, blind, four = (
+        replay_one("autofit", problem, 0, 8, workers=workers, blind=blind)
+        for workers, blind in ((1, False), (1, True), (4, True))
+    )
+    assert len(seeing.seen) < len(blind.seen)
+    assert four.ended[len(four.seen) - 1] < blind.ended[len(blind.seen) - 1]
+
+
 def test_only_autofit_is_replayed_with_workers(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         replay.main(["--sampler", "tpe", "--workers", "2"])

@@ -85,7 +85,11 @@ def hung(folder: Path, count: int) -> list[int]:
     return [number_in(path) for path in folder.glob("*.hangs")]
 
 
-@pytest.fixture(scope="module", params=FACTORIES)
+# A gang is one wherever its ranks are.
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name == "ray, of gangs" else name for name in FACTORIES]
+
+
+@pytest.fixture(scope="module", params=NAMES)
 def executor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
     """One executor for all tests that leave it in working order."""
     with FACTORIES[request.param](tmp_path_factory.mktemp(request.param)) as executor:
@@ -189,7 +193,7 @@ def test_ctrl_c_comes_through_and_closing_leaves_nothing_behind(
     wait_until_gone(hung(tmp_path, executor.devices))
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_giving_up_frees_everyone_who_waits(name: str, tmp_path: Path) -> None:
     executor = FACTORIES[name](tmp_path)
     count, workload = executor.places, hanging(tmp_path)
@@ -206,7 +210,7 @@ def test_giving_up_frees_everyone_who_waits(name: str, tmp_path: Path) -> None:
     wait_until_gone(children)
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_executor_that_still_starts_is_closed_at_once(name: str, tmp_path: Path) -> None:
     executor = FACTORIES[name](tmp_path)
     with ThreadPoolExecutor(1) as threads:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -24,6 +25,8 @@ from autofit.core.measurement import Outcome
 from autofit.core.options import search_options
 from autofit.core.workload import Workload
 from autofit.probe import RayExecutor
+from autofit.probe.executors.cluster import Gang
+from autofit.probe.executors.far import LostError
 from tests import tiny
 from tests.probe.executors.fake_ray import FakeRay
 from tests.probe.executors.real_ray import SMALL, cluster
@@ -55,6 +58,27 @@ def test_a_probe_whose_node_dies_is_done_again_elsewhere(tmp_path: Path) -> None
         assert all(Path(path).stat().st_size for path in paths.values())
     assert not ray.groups
     assert all(actor.dead for actor in ray.actors)
+
+
+def test_a_probe_that_takes_every_node_along_has_failed(tmp_path: Path) -> None:
+    """And the search goes on; another function is an error."""
+
+    def lost(*_: object, **__: object) -> Any:
+        raise LostError("a node of the cluster was lost.")
+
+    ended: list[Any] = []
+    gang = Gang(None, [], [], SimpleNamespace(measure=lost, run=lost, give_up=lambda: None))  # type: ignore[arg-type]
+    given: Any = SimpleNamespace(
+        world=1, processors=1, sharing=1, room=lambda: 1, take=lambda _: gang, end=ended.extend
+    )
+    notes: list[str] = []
+    executor = RayExecutor(search_options(device="cpu"), tmp_path, notes.append, within=given)
+    found = measure(executor, tiny.mlp_workload(), number=3)
+    assert (found.outcome, found.number) == (Outcome.FAILED, 3)
+    assert "lost with its node 3 times" in (found.reason or "")
+    assert (len(ended), len(notes)) == (3, 2)
+    with pytest.raises(ProbeError, match="was lost"):
+        executor.run(lambda _: None, None, log="run.log", timeout=1.0)
 
 
 # Real nodes
