@@ -98,6 +98,8 @@ class Context:
             several = {"devices": self.hardware.devices, "nodes": self.hardware.nodes}
         if self.of_one_rank:
             several["predicted_links"] = self.predicted_links
+        if self.options.executor != "local" and self.hardware.device == "cpu":
+            several["processors_of_each_probe"] = self.measured_on.cores // self.hardware.devices
         return {
             "model": self.workload.name,
             **self.workload.summary(),

@@ -10,6 +10,7 @@ import math
 import os
 import platform
 import re
+import socket
 import sys
 import threading
 import time
@@ -30,6 +31,8 @@ _POLL, _LOOK_AGAIN, _TELL_AGAIN = 0.2, 2.0, 60.0  # seconds
 _SURVEY_SECONDS, _END_SECONDS = 120.0, 15.0
 _PATIENT = 3.0  # seconds of waiting for room that nobody need be told of
 _FAILURES = 3  # gangs that did not start, one after another, until that is not their nodes' fault
+
+_HOST_AND_PORT, _ANSWER_SECONDS = re.compile(r"(.+):(\d+)"), 10.0
 
 Found = tuple[dict[str, str | None], str]  # versions of what is compared, and the processor
 
@@ -89,9 +92,14 @@ class Cluster:
         ray, address = self._ray, os.environ.get("RAY_ADDRESS", "")
         if ray.is_initialized():
             return False
-        if address.startswith("ray://"):
+        if "://" in address:
             remedy = "Run the search inside of the cluster: ray job submit -- autofit search ..."
             raise InputError(f"RAY_ADDRESS is {address}, a client's address, which is not made for this.", remedy)
+        if matched := _HOST_AND_PORT.fullmatch(address):  # Ray itself waits for minutes, and prints
+            try:
+                socket.create_connection((matched[1], int(matched[2])), _ANSWER_SECONDS).close()
+            except OSError as error:
+                raise ProbeError(f"no Ray cluster answers at RAY_ADDRESS={address}.", "See ray status.") from error
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
             try:
