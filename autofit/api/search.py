@@ -47,9 +47,9 @@ def search(
         split: (batch, size) -> a list of micro-batches, for a living model's batches of an unknown layout.
         listener: called with every event of `autofit.core.events`.
         task: what to train a named model for; default: what the class in its config.json says.
-        options: gpu_mem, gpu, device, mem, host_mem (GiB), margin, space, set, trials, time_limit, tolerance, seed,
-            executor, workers, devices, out, resume, memory_snapshot, probe_timeout: as on the command line; store:
-            False for --no-store.
+        options: gpu_mem, gpu, device, mem, host_mem (GiB), margin, space, set, trials, time_limit, tolerance, fast,
+            seed, executor, workers, devices, out, resume, memory_snapshot, probe_timeout: as on the command line;
+            store: False for --no-store.
 
     Returns:
         The result; its `best` is None when nothing fits. With gpu_mem or gpu but no CUDA device, `best` is None too,

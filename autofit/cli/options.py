@@ -64,12 +64,14 @@ ConfigFile = Annotated[Path | None, _option(_CONFIG, _config, "FILE")]
 
 # How to search
 _tolerance = "Relative speed difference treated as a tie; also the stopping threshold."
+_fast = "Answer after a few probes and one longer run of the winner alone."
 _no_store = "Neither read nor write the cache of earlier measurements."
 _executor = "Where probes run: local, or ray (a Ray cluster; see docs/cluster.md)."
 _workers = "Probes at a time; default: one on each card like card 0, and 1 on a CPU."
 Trials = Annotated[int, _option(_SEARCH, "Maximum number of probes.", "N")]
 TimeLimit = Annotated[str | None, _option(_SEARCH, "Maximum time, such as 10m.", "TIME")]
 Tolerance = Annotated[float, _option(_SEARCH, _tolerance, "SHARE")]
+Fast = Annotated[bool, _option(_SEARCH, _fast, None, "--fast")]
 Seed = Annotated[int, _option(_SEARCH, "Seed of the search's random draws.", "N")]
 Executor = Annotated[str, _option(_SEARCH, _executor, "NAME", complete=EXECUTORS)]
 Workers = Annotated[int | None, _option(_SEARCH, _workers, "N")]

@@ -42,6 +42,7 @@ def search(
     trials: options.Trials = 40,
     time_limit: options.TimeLimit = None,
     tolerance: options.Tolerance = 0.03,
+    fast: options.Fast = False,
     seed: options.Seed = 0,
     executor: options.Executor = "local",
     workers: options.Workers = None,

@@ -39,6 +39,7 @@ class SearchOptions(BaseModel):
     trials: int = 40
     time_limit: float | None = None
     tolerance: float = 0.03
+    fast: bool = False  # few probes, and one longer run of the winner alone
     seed: int = 0
     executor: str = "local"  # where probes run
     workers: int | None = None

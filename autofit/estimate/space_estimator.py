@@ -92,7 +92,7 @@ def predict_all(
     estimator = SpaceEstimator(workload, hardware, rates, configs, measuring=measuring, processes=processes)
     predictions = estimator.predict()
     figures = (predictions.allocated + workspace_bytes(hardware)).tolist(), predictions.seconds.tolist()
-    if key:
+    if key and measuring >= MEASURING_SECONDS:  # a search with more time should know more
         keep(path, figures)
     return figures
 

@@ -39,9 +39,12 @@ _LIKELY = 0.7  # probability that suffices for the first probes, of which one th
 
 class SurrogateSampler(BaseSampler):
     """Proposes configs of the surrogate's pool; `seed` decides between those of the same score. A config is worth a
-    probe if it is expected to beat the best by more than the share `tolerance`; None: any is."""
+    probe if it is expected to beat the best, or with `of_tiers` the best of its tier, by more than a share, its
+    `tolerance`; None: any is."""
 
-    def __init__(self, surrogate: Surrogate, *, seed: int = 0, tolerance: float | None = None) -> None:
+    def __init__(
+        self, surrogate: Surrogate, *, seed: int = 0, tolerance: float | None = None, of_tiers: bool = True
+    ) -> None:
         self.surrogate, pool = surrogate, surrogate.pool.configs
         self.distributions: dict[str, BaseDistribution] = {
             knob: CategoricalDistribution(each) for knob, each in surrogate.values.items()
@@ -52,7 +55,7 @@ class SurrogateSampler(BaseSampler):
         self._not_outgrown = surrogate.prior.not_outgrown(surrogate.encoding, surrogate.memory_order)
         self._seed, self._tolerance = seed, tolerance
         tiers = np.array([tier(config) for config in pool])
-        self._tiers: dict[str, Mask] = {name: tiers == name for name in TIERS}
+        self._tiers: dict[str, Mask] = {name: tiers == name for name in TIERS if of_tiers}
         self._by_params = {tuple(config[knob] for knob in self.distributions): config for config in pool}
 
     def left(self, measurements: Sequence[Measurement]) -> Mask:

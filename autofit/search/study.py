@@ -58,6 +58,7 @@ class Limits:
     time_limit: float | None = None  # seconds, of this process only
     memory_bytes: int | None = None  # what tensors may take (`Budget.cap_bytes`)
     tolerance: float | None = None
+    quick: int | None = None  # measurements that suffice once one fits; no tier's best is searched for then
 
     def __post_init__(self) -> None:
         if self.trials < 1:
@@ -110,7 +111,7 @@ def search(
     surrogate = Surrogate(
         values, pool, memory_order=order, memory_bytes=memory_bytes, predictions=predictions, prior=prior
     )
-    sampler = SurrogateSampler(surrogate, seed=seed, tolerance=limits.tolerance)
+    sampler = SurrogateSampler(surrogate, seed=seed, tolerance=limits.tolerance, of_tiers=limits.quick is None)
     with _quiet():
         if journal is not None:  # Optuna's parameters cannot change their choices
             knobs = {knob: list(values) for knob, values in space.knobs.items()}
@@ -201,7 +202,8 @@ class _Exploration:
         measurements = self._sampler.with_running(measurements, self._sampler.running(self._study))
         if not self._sampler.left(measurements).any():
             return "space"
-        if len(measurements) >= self._limits.trials:
+        suffice = self._limits.quick if any(each.fits for each in measurements) else None
+        if len(measurements) >= min(self._limits.trials, suffice or self._limits.trials):
             return "trials"
         if self._sampler.aim(measurements) is None:
             return "bound"

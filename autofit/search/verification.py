@@ -86,6 +86,26 @@ def verify(
     return Verification(tuple(explored), tuple(verified), tuple(failed))
 
 
+def confirm(
+    explored: Sequence[Measurement],
+    posterior: Sequence[Measurement],
+    measure: Callable[[Measurement], Measurement],
+    *,
+    tolerance: float,
+    fidelity: Fidelity,
+) -> Verification:
+    """Measure the one to recommend once more, or the next one for each that fails; arguments as of `verify`."""
+    failed: list[Config] = []
+    try:
+        for finalist in finalists(posterior, tolerance=tolerance, fidelity=fidelity)[:MOST]:
+            if (seen := measure(finalist)).fits:
+                return Verification(tuple(explored), (joined([seen]),), tuple(failed))
+            failed.append(finalist.config)
+    except KeyboardInterrupt:
+        return Verification(tuple(explored), (), tuple(failed), interrupted=True)
+    return Verification(tuple(explored), (), tuple(failed))
+
+
 def passed(rounds: Rounds, enough: int = ROUNDS) -> list[Measurement]:
     """One measurement of each finalist that fitted in all of its rounds, if those are enough."""
     return [joined(of_one) for of_one in rounds.values() if len(of_one) >= enough and of_one[-1].fits]

@@ -23,6 +23,7 @@ from autofit.core.result import Result, tier
 from autofit.core.run_directory import RunDirectory, free_run_directory
 from autofit.core.workload import Workload
 from autofit.estimate.calibration import compare, learn
+from autofit.estimate.operators import MEASURING_SECONDS
 from autofit.estimate.space_estimator import predict_all
 from autofit.hardware.budgets import other_budgets
 from autofit.probe import Contention, Executor, GangExecutor, LocalExecutor, Plan, PoolExecutor, RayExecutor, Request
@@ -34,7 +35,7 @@ from autofit.search.predictions import Predictions
 from autofit.search.ranking import best_of_tiers, finalists, nearest_miss
 from autofit.search.space import Space
 from autofit.search.study import Limits, SearchOutcome, SearchProblem, search
-from autofit.search.verification import Verification, verify
+from autofit.search.verification import Verification, confirm, verify
 from autofit.tuning.artifacts import (
     follow_devices,
     follow_tiers,
@@ -55,6 +56,14 @@ PREDICT_SECONDS, PREDICT_SHARE = 300.0, 0.5  # for predicting a space, at most a
 # Probes differ by more than steps of one do: the tables of benchmarks.replay are of probes of a second.
 EXPLORE_PLAN = Plan(max_seconds=1.5)
 VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=2.5, compose=False)
+# Of a search that should be fast, as batch-size finders are: few probes, until no other may be so much faster.
+FAST_PROBES, FAST_TOLERANCE = 2, 0.1
+FAST_PLAN = Plan(max_seconds=1.5, compose=False)
+_FAST_MEASURING = 0.5  # seconds for timing operators before configs are predicted
+_FAST = (
+    "A quick search (--fast): the best config was confirmed by one longer run, and not measured against another again. "
+    "A search without it may find a faster one."
+)
 _MOST_OF_NAME = 100  # characters of a model's name in that of its run directory
 NOTABLE_DRIFT = 0.05  # a smaller one lies within the difference of two probes of one config
 
@@ -88,10 +97,11 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
             if options.memory_snapshot:
                 listener(PhaseStarted("tracing one training step of the best config"))
                 result = trace_best(result, context.workload, executor, directory=directory.path, notify=run.notify)
-            if result.best and result.stopped_by != "interrupt":
+            follows = not options.fast
+            if follows and result.best and result.stopped_by != "interrupt":
                 listener(PhaseStarted("following a training step of the best configs, for the report"))
-            timelines = follow_tiers(result, context.workload, options, executor)
-            result = follow_devices(result, context.workload, options, executor)
+            timelines = follow_tiers(result, context.workload, options, executor) if follows else {}
+            result = follow_devices(result, context.workload, options, executor) if follows else result
             result = with_bottleneck(result, timelines)
             nearest = result.nearest_miss or next(iter(result.trials), None)
             result = with_remedies(result, nearest.config if nearest else None, context.workload, options, executor)
@@ -148,6 +158,9 @@ class _Run:
         )
         seconds = options.time_limit and options.time_limit * EXPLORE_SHARE
         limits = Limits(options.trials, seconds, context.cap_bytes, options.tolerance)
+        if options.fast:
+            tolerance = max(options.tolerance, FAST_TOLERANCE)
+            limits = dataclasses.replace(limits, tolerance=tolerance, quick=FAST_PROBES)
         with contextlib.ExitStack() as stack:
             devices = context.placement.devices
             if places := context.placement.places[: options.trials * devices]:
@@ -175,13 +188,15 @@ class _Run:
     def verify(self, outcome: SearchOutcome) -> Verification:
         if outcome.stopped_by == "interrupt":
             return Verification(outcome.measurements, interrupted=True)
+        given = outcome.measurements, outcome.posterior, self._verify_one
+        tolerance, fidelity = self.options.tolerance, techniques.fidelity
+        if self.options.fast:
+            return confirm(*given, tolerance=tolerance, fidelity=fidelity)
         contention = Contention()
         finals = verify(
-            outcome.measurements,
-            outcome.posterior,
-            self._verify_one,
-            tolerance=self.options.tolerance,
-            fidelity=techniques.fidelity,
+            *given,
+            tolerance=tolerance,
+            fidelity=fidelity,
             in_time=lambda: time.monotonic() - self._start < (self.options.time_limit or math.inf),
             elsewhere=self.context.fewer_cores,
         )
@@ -205,6 +220,7 @@ class _Run:
             *(f"Of the best config: {warning}" for warning in (best.warnings if best else ())),
             context.placement.describe_measurements(),
             context.stands_for() if context.of_one_rank else None,
+            _FAST if self.options.fast and best else None,
         )
         return Result(
             model=context.workload.name,
@@ -244,7 +260,7 @@ class _Run:
 
     def _started(self, size: int, refused: int) -> None:
         context, options = self.context, self.options
-        trials = min(size - refused, options.trials)
+        trials = min(size - refused, options.trials, FAST_PROBES if options.fast else options.trials)
         started = (context.workload.name, context.hardware, context.budget, size, trials, options.time_limit, refused)
         self._listener(SearchStarted(*started))
 
@@ -263,7 +279,9 @@ class _Run:
     def _figures(self, configs: Sequence[Config]) -> tuple[list[float], list[float]]:
         """Bytes and seconds of each config, predicted in a process of its own."""
         timeout = min(PREDICT_SECONDS, PREDICT_SHARE * (self.options.time_limit or math.inf))
-        predict = functools.partial(predict_all, processes=None)  # on as many cores as probes run on
+        measuring = _FAST_MEASURING if self.options.fast else MEASURING_SECONDS
+        # On as many cores as probes run on.
+        predict = functools.partial(predict_all, measuring=measuring, processes=None)
         arguments = predict, self.context.workload, self.context.hardware, configs
         found: tuple[list[float], list[float]] = self._explorer.run(*arguments, log="estimate.log", timeout=timeout)
         return found
@@ -309,7 +327,8 @@ class _Run:
     def _verify_one(self, finalist: Measurement) -> Measurement:
         self.restored()
         self._listener(ProbeStarted(finalist.number, finalist.config, verifying=True))
-        measurement = self._measure(self._executor, finalist.config, VERIFY_PLAN, finalist.number)
+        plan = FAST_PLAN if self.options.fast else VERIFY_PLAN
+        measurement = self._measure(self._executor, finalist.config, plan, finalist.number)
         self._verified.add(measurement)
         self._listener(ProbeFinished(dataclasses.replace(measurement, verified=measurement.fits), None))
         return measurement

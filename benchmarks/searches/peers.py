@@ -3,10 +3,11 @@
 `OMP_NUM_THREADS=1 python -m benchmarks.peers [--workload NAME ...] [--budget NAME ...] [--tool NAME ...] [--rounds N]`
 
 Every tool answers a workload and a budget by its own functions at their defaults (`benchmarks.peer_tools`), autofit by
-`autofit.search` in two spaces: `full`, and `exact`, in which all learn the same up to rounding. What a tool found is
-run at equal work: a micro-batch that divides the effective batch, with accumulation up to it. All answers are then
-probed in turn, round by round, in fresh processes; no tool's own loop counts against it. A ratio is the median over the
-rounds. Figures are kept in the file as they come: what is measured anew takes the place of what was there.
+`autofit.search` in two spaces, `full`, and `exact`, in which all learn the same up to rounding, and in the first also
+by a quick search, `fast`. What a tool found is run at equal work: a micro-batch that divides the effective batch, with
+accumulation up to it. All answers are then probed in turn, round by round, in fresh processes; no tool's own loop
+counts against it. A ratio is the median over the rounds. Figures are kept in the file as they come: what is measured
+anew takes the place of what was there.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ from benchmarks.record_table import Table, workload_named
 
 RESULTS = Path(__file__).parents[1] / "results" / "peers-cpu.json"
 WORKLOADS = ("tiny-llama", "gpt2", "bert", "cnn")
-SPACES = ("full", "exact")
+FAST = "fast"  # the space `full` by a quick search
+SPACES = ("full", "exact", FAST)
 DEEPSPEED = "deepspeed"
 TOOLS = (*peer_tools.TOOLS, DEEPSPEED)
 PACKAGES = {**{tool: (name,) for tool, name in peer_tools.PACKAGES.items()}, DEEPSPEED: peer_deepspeed.PACKAGES}
@@ -101,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workload", nargs="*", choices=WORKLOADS, default=WORKLOADS, metavar="NAME")
     parser.add_argument("--budget", nargs="*", choices=list(BUDGETS), default=list(BUDGETS), metavar="NAME")
     parser.add_argument("--tool", nargs="*", choices=TOOLS, default=TOOLS, metavar="NAME")
+    parser.add_argument("--search", nargs="*", choices=SPACES, default=SPACES, metavar="NAME", help="of autofit")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print the figures as they are written")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -111,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
         for name in given.workload:
             for problem in problems(executor, name, given.budget):
-                row = measured(executor, problem, tools, given.rounds)
+                row = measured(executor, problem, tools, given.rounds, given.search)
                 keep(given.out, about(problem.hardware), row)
                 print(json.dumps(row) if given.json else report(row), flush=True)
     if not given.json:
@@ -176,10 +179,12 @@ def budget_bytes(peaks: Sequence[int], plain: Mapping[int, int]) -> dict[str, in
     return {"tight": int(statistics.median(peaks)), "medium": (quarter + half) // 2, "ample": int(AMPLE * whole)}
 
 
-def measured(executor: LocalExecutor, problem: Problem, tools: Sequence[str], rounds: int) -> dict[str, Any]:
+def measured(
+    executor: LocalExecutor, problem: Problem, tools: Sequence[str], rounds: int, searches: Sequence[str] = SPACES
+) -> dict[str, Any]:
     """Every tool's answer to a problem, and how fast it runs."""
     load = [os.getloadavg()[0]]
-    answers = [found_by_autofit(problem, space) for space in SPACES]
+    answers = [found_by_autofit(problem, space) for space in searches]
     answers += [found_by_peer(executor, problem, tool) for tool in tools]
     budget = Budget(device_bytes=problem.nbytes, host_bytes=problem.hardware.host_free_bytes)
 
@@ -202,7 +207,8 @@ def found_by_autofit(problem: Problem, space: str) -> Answer:
     """The answer of a search with default options, which finds nothing in any cache."""
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, XDG_CACHE_HOME=folder):
         out = Path(folder) / "run"
-        result = autofit.search(problem.workload, device="cpu", mem=problem.nbytes / GIB, space=space, out=out)
+        how: dict[str, Any] = {"space": "full", "fast": True} if space == FAST else {"space": space}
+        result = autofit.search(problem.workload, device="cpu", mem=problem.nbytes / GIB, out=out, **how)
     refused = sum(trial.outcome is Outcome.OUT_OF_MEMORY for trial in result.trials)
     reason = None if result.best else "nothing fits"
     config = result.best.config if result.best else None

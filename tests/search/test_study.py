@@ -327,6 +327,14 @@ def test_without_predictions_it_never_ends_by_itself(formula: Any) -> None:
     assert outcome.bound is None
 
 
+def test_a_quick_search_ends_once_a_few_are_measured_and_one_fits(formula: Any) -> None:
+    problem, limits = formula(1), Limits(trials=12, quick=2)
+    found = search(problem.space, problem.problem(), limits=limits)
+    assert (len(found.measurements), found.stopped_by) == (2, "trials")
+    problem.budget = 0.9 * min(map(problem.memory, problem.configs))  # nothing fits
+    assert len(search(problem.space, problem.problem(), limits=limits).measurements) > 2
+
+
 def test_where_nothing_fits_or_nothing_is_left_there_is_no_bound(formula: Any) -> None:
     problem = formula()
     problem.space = Space("one", "d", {knob: values[:1] for knob, values in problem.space.knobs.items()})

@@ -9,7 +9,7 @@ import pytest
 from autofit.core.config import Config
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.search import verification
-from autofit.search.verification import Verification, verify
+from autofit.search.verification import Verification, confirm, verify
 
 
 def at(name: str, rate: float, *, peak: int = 10) -> Measurement:
@@ -109,6 +109,15 @@ def test_a_doubt_within_the_tolerance_is_none(played: Played) -> None:
     noisy = {"a": [10.0, 9.9, 10.0], "b": [9.9, 10.0, 10.0]}
     assert len(played({"a": 10, "b": 10}, noisy, tolerance=0.1)[1].asked) == 4
     assert len(played({"a": 10, "b": 10}, noisy, tolerance=0.0)[1].asked) == 6
+
+
+def test_a_quick_search_confirms_the_winner_alone() -> None:
+    those = [at("a", 10), at("b", 9), at("c", 8)]
+    rerun = Rerun({"a": [0.0], "b": [8.5]})
+    found = confirm(those, those, rerun, tolerance=0.03, fidelity=lambda config: ())
+    assert rerun.asked == ["a", "b"]
+    assert [(each.config["optimizer"], each.verified) for each in found.candidates()] == [("b", True)]
+    assert found.failed == (Config(optimizer="a"),)
 
 
 def test_nothing_that_fits_is_nothing_to_measure(played: Played) -> None:

@@ -114,6 +114,24 @@ def test_a_flattered_best_does_not_hide_a_faster_one(bench: Bench) -> None:
     assert result.best.config["micro_batch_size"] == 2
 
 
+def test_a_fast_search_answers_after_few_probes_and_one_longer_run(bench: Bench) -> None:
+    bench.space(micro_batch_size=[1, 2, 4, 8], optimizer=["adamw", "sgd"])
+    result = bench.search(fast=True)
+    assert len(result.trials) == tune.FAST_PROBES
+    assert [plan for _, plan in bench.executor.asked][tune.FAST_PROBES :] == [tune.FAST_PLAN]
+    assert result.best
+    assert result.best.verified
+    assert [each.config for each in result.finalists] == [result.best.config]
+    assert not any(each.verified for each in result.trials)
+    assert any("--fast" in note for note in result.notes)
+
+
+def test_a_fast_search_goes_on_until_something_fits(bench: Bench) -> None:
+    result = bench.search(by_micro_batch({1: 1.0, 2: 0.0, 4: 0.0, 8: 0.0}), fast=True)
+    assert result.best
+    assert result.best.config["micro_batch_size"] == 1
+
+
 def test_no_more_than_a_few_are_called_up(bench: Bench) -> None:
     bench.space(micro_batch_size=[1, 2, 4, 8], optimizer=["adamw", "sgd"])
 
