@@ -189,12 +189,21 @@ class Cluster:
     def room(self) -> int:
         """How many gangs there is room for, at least 1; what others take of it is not known."""
         self._look(again=False)
-        each = (self.processors or 1) * self.devices
-        slots = [node.amount // each for node in self._alike.values() if node.id in self._alive]
+        slots = self._slots()
         most = sum(slots) // self.nodes
         while sum(min(slot, most) for slot in slots) < most * self.nodes:  # a gang has one on each of its nodes
             most -= 1
         return max(1, min(most, self._options.workers or most))
+
+    @property
+    def shares_nodes(self) -> bool:
+        """Whether a node has room for several gangs."""
+        return max(self._slots(), default=0) > 1
+
+    def _slots(self) -> list[int]:
+        """For how many gangs each node has room."""
+        each = (self.processors or 1) * self.devices
+        return [node.amount // each for node in self._alike.values() if node.id in self._alive]
 
     def describe(self) -> str:
         """A sentence on what is used."""

@@ -1,6 +1,7 @@
 """A zygote on another node: the actor that holds it there, and the worker that stands for it here. Of Ray, only what an
 actor's handle does is known; what is asked and answered is as on one machine, logs included."""
 
+import contextlib
 import os
 import socket
 import sys
@@ -107,10 +108,12 @@ class FarWorker(Worker):
         self._gave_up = self._closed = False
 
     def send(self, job: Job) -> None:
+        with contextlib.suppress(BlockingIOError):  # an answer that nobody waited for any more
+            os.eventfd_read(self.connection)
         self._check()
         self._number, self._log = self._number + 1, self.logs / job.log
         self._answer = self.actor.call.remote(self._number, job).future()
-        self._answer.add_done_callback(lambda _: self._ring())
+        self._answer.add_done_callback(lambda done: self._ring() if done is self._answer else None)
 
     def _ring(self) -> None:
         with self._ringing:

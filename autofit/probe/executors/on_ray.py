@@ -21,6 +21,7 @@ from autofit.probe.executors.cluster import Cluster, Gang
 from autofit.probe.executors.far import LostError
 from autofit.probe.placement import Place
 from autofit.probe.steps import Request
+from autofit.techniques import keeps_on_host
 
 _LOSSES = 3  # of nodes under one probe, until that is its own fault
 
@@ -49,6 +50,7 @@ class RayExecutor(Executor):
         ranks = tuple(Place(rank, cores=self._cluster.processors) for rank in range(self.devices))
         self.own_ranks, self.sharing = ranks if self.devices > 1 else (), self._cluster.sharing
         self._taken: set[Gang] = set()
+        self._host = threading.Lock()
         self._asking = 0  # callers that wait for an answer, or for room
         self._changed = threading.Condition()
         self._given_up = threading.Event()
@@ -80,8 +82,12 @@ class RayExecutor(Executor):
             self._cluster.close()
 
     def measure(self, workload: Workload, request: Request, *, number: int) -> Measurement:
+        """As `Executor.measure`; where gangs share nodes, what keeps part of the training on the host is measured one
+        at a time, as by a PoolExecutor."""
+        alone = keeps_on_host(request.config) and self._cluster.shares_nodes
         try:
-            return self._somewhere(lambda where: where.measure(workload, request, number=number))
+            with self._host if alone else contextlib.nullcontext():
+                return self._somewhere(lambda where: where.measure(workload, request, number=number))
         except LostError:
             reason = f"was lost with its node {_LOSSES} times, as where it takes all of a node's memory"
             return Measurement(request.config, Outcome.FAILED, number, reason=reason)

@@ -1,10 +1,12 @@
 """Probes on a Ray cluster: what a lost node costs, and, where Ray is installed, all of it on real nodes."""
 
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,19 +20,21 @@ from torch import nn
 import autofit
 from autofit import techniques
 from autofit.core.budget import Budget
+from autofit.core.config import Config
 from autofit.core.errors import ProbeError
 from autofit.core.events import Event, ProbeFinished, ProbeStarted
 from autofit.core.hardware import GIB
 from autofit.core.measurement import Outcome
 from autofit.core.options import search_options
 from autofit.core.workload import Workload
-from autofit.probe import RayExecutor
+from autofit.probe import Plan, RayExecutor, Request
 from autofit.probe.executors.cluster import Gang
 from autofit.probe.executors.far import LostError
 from tests import tiny
 from tests.probe.executors.fake_ray import FakeRay
 from tests.probe.executors.real_ray import SMALL, cluster
 from tests.probe.executors.test_conformance import doing, fail, hanging, hung, measure
+from tests.probe.executors.test_pool import Counting, side_by_side
 from tests.processes import wait_until, wait_until_gone
 
 
@@ -60,6 +64,29 @@ def test_a_probe_whose_node_dies_is_done_again_elsewhere(tmp_path: Path) -> None
     assert all(actor.dead for actor in ray.actors)
 
 
+def cluster_of(gang: Gang, end: Callable[[Any], None], *, shares_nodes: bool = False) -> Any:
+    """A cluster that has one gang, as often as it is asked for."""
+    given = {"world": 1, "processors": 1, "sharing": 1, "room": lambda: 2, "give_back": lambda _: None}
+    return SimpleNamespace(**given, take=lambda _: dataclasses.replace(gang), end=end, shares_nodes=shares_nodes)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "shares_nodes", "at_once"),
+    [("adamw", True, 2), ("paged-adamw-8bit", True, 1), ("paged-adamw-8bit", False, 2)],
+)
+def test_what_keeps_something_on_the_host_is_measured_one_at_a_time_on_a_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, optimizer: str, shares_nodes: bool, at_once: int
+) -> None:
+    monkeypatch.setattr(Counting, "most", 0)
+    monkeypatch.setattr(Counting, "meeting", threading.Barrier(2) if at_once == 2 else None)
+    counting: Any = Counting()
+    within = cluster_of(Gang(None, [], [], counting), lambda _: None, shares_nodes=shares_nodes)
+    executor = RayExecutor(search_options(device="cpu"), tmp_path, within=within)
+    request = Request(Config({"optimizer": optimizer}), tiny.CPU, Budget(GIB, 4 * GIB), Plan())
+    side_by_side(lambda number: executor.measure(tiny.mlp_workload(), request, number=number))
+    assert Counting.most == at_once
+
+
 def test_a_probe_that_takes_every_node_along_has_failed(tmp_path: Path) -> None:
     """And the search goes on; another function is an error."""
 
@@ -68,11 +95,8 @@ def test_a_probe_that_takes_every_node_along_has_failed(tmp_path: Path) -> None:
 
     ended: list[Any] = []
     gang = Gang(None, [], [], SimpleNamespace(measure=lost, run=lost, give_up=lambda: None))  # type: ignore[arg-type]
-    given: Any = SimpleNamespace(
-        world=1, processors=1, sharing=1, room=lambda: 1, take=lambda _: gang, end=ended.extend
-    )
     notes: list[str] = []
-    executor = RayExecutor(search_options(device="cpu"), tmp_path, notes.append, within=given)
+    executor = RayExecutor(search_options(device="cpu"), tmp_path, notes.append, within=cluster_of(gang, ended.extend))
     found = measure(executor, tiny.mlp_workload(), number=3)
     assert (found.outcome, found.number) == (Outcome.FAILED, 3)
     assert "lost with its node 3 times" in (found.reason or "")
