@@ -146,7 +146,7 @@ def test_nothing_is_lost_or_measured_twice_or_left_behind(tmp_path: Path, capsys
     assert "probe 3 of" in err
     assert searches.started == 7
 
-    # Resumed once more, to the end: a look, two probes, and at least four that verify.
+    # Resumed once more, to the end: a look, two probes, and at least three that verify (one run of what is clearly slower).
     out, err = searches.finish(capsys)
     finished = json.loads(out)
     assert finished["trials"][:3] == interrupted["trials"]
@@ -156,4 +156,4 @@ def test_nothing_is_lost_or_measured_twice_or_left_behind(tmp_path: Path, capsys
     assert finished["best"]["measured"]["verified"] is True
     verifying = err.count("verifying")
     assert searches.started == 7 + 1 + 2 + verifying
-    assert verifying >= 4
+    assert verifying >= 3
