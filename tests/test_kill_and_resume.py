@@ -146,7 +146,7 @@ def test_nothing_is_lost_or_measured_twice_or_left_behind(tmp_path: Path, capsys
     assert "probe 3 of" in err
     assert searches.started == 7
 
-    # Resumed once more, to the end: a look, two probes, and at least three that verify (one run of what is clearly slower).
+    # Resumed once more, to the end: a look, two probes, and three that verify or more: the slower one may run once.
     out, err = searches.finish(capsys)
     finished = json.loads(out)
     assert finished["trials"][:3] == interrupted["trials"]
