@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import heapq
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from autofit.search.predictions import Predictions
 from autofit.search.prior_measurements import PriorMeasurement, prior_measurement
 from autofit.search.ranking import fastest
 from autofit.search.space import Space
-from autofit.search.study import Limits, SearchProblem, search
+from autofit.search.study import Limits, SearchOutcome, SearchProblem, search
 from autofit.search.verification import verify
 from benchmarks.record_table import Row
 
@@ -173,7 +173,28 @@ def _of_an_earlier_day(problem: Problem, seed: int, count: int) -> tuple[PriorMe
     return tuple(each for each in known if each is not None)
 
 
+def answers(problem: Problem, seed: int, at: Sequence[int]) -> list[Config | None]:
+    """What autofit would hand out if its search ended after so many probes: finals, tolerance and all."""
+    run = Replay(problem, random.Random(seed), max(at))
+    found = _explored(run, seed, None)
+    handed_out: list[Config | None] = []
+    for count in at:
+        seen = found.measurements[:count]
+        posterior = found.surrogate.posterior(seen) if found.surrogate else ()
+        given = {"tolerance": _TOLERANCE, "fidelity": lambda config: ()}
+        best = fastest(verify(seen, posterior, run.again, **given).candidates())
+        handed_out.append(best.config if best else None)
+    return handed_out
+
+
 def _autofit(run: Replay, seed: int, tolerance: float | None = _TOLERANCE) -> None:
+    found = _explored(run, seed, tolerance)
+    if tolerance is not None:
+        # Regret is of the fastest, before ties are decided by anything else.
+        verify(found.measurements, found.posterior, run.again, tolerance=0.0, fidelity=lambda config: ())
+
+
+def _explored(run: Replay, seed: int, tolerance: float | None) -> SearchOutcome:
     problem, started = run.problem, []
 
     def concurrently(probe: Probe) -> Concurrency:
@@ -197,9 +218,7 @@ def _autofit(run: Replay, seed: int, tolerance: float | None = _TOLERANCE) -> No
     limits = Limits(trials=run.most, memory_bytes=problem.budget, tolerance=tolerance)
     found = search(problem.space, asked, limits=limits, seed=seed)
     run.bound = found.bound
-    if tolerance is not None:
-        # Regret is of the fastest, before ties are decided by anything else.
-        verify(found.measurements, found.posterior, run.again, tolerance=0.0, fidelity=lambda config: ())
+    return found
 
 
 def _by_estimate(run: Replay, seed: int) -> None:

@@ -14,7 +14,7 @@ from autofit.estimate.rates import UNKNOWN
 from autofit.search.predictions import Predictions
 from autofit.search.space import Space
 from autofit.tuning.space import legal_configs
-from benchmarks import replay
+from benchmarks import replay, replay_answers
 from benchmarks.record_table import Row, Table, workload_named
 from benchmarks.replay import regrets_of, summary
 from benchmarks.replay_samplers import SAMPLERS, Problem, Replay
@@ -139,6 +139,15 @@ def test_a_table_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     table.write(path)
     with pytest.raises(SystemExit, match="record it again"):
         replay.main([str(path)])
+
+
+def test_answers_are_told_by_the_number_of_probes() -> None:
+    problem = _problem(budget=500)
+    found = replay_answers.regrets(problem, 2)
+    assert set(found) == set(replay.AT)
+    assert found[40] == 0.0  # all are measured then
+    assert replay_answers.worse({**found, 25: 0.02}) == pytest.approx(0.02 - min(found.values()))
+    assert "40 probes" in replay_answers.line("cnn", found)
 
 
 def test_what_a_search_says_of_the_rest_is_held_against_the_truth() -> None:
