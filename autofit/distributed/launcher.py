@@ -4,8 +4,9 @@
                      └─ rank 1...
 
 The agent is a process of autofit's own, so that no rank runs the user's `__main__` again, and a Ctrl-C in the terminal
-reaches the caller alone. torch.distributed's elastic agent would do for restarts on several machines (torchrun is it);
-here it would wait 30 s for ranks that hang, and blame the first that ends, not the one that failed.
+reaches the caller alone. Ranks are forked from it, which runs no tensor work and opens no device.
+torch.distributed's elastic agent would do for restarts on several machines (torchrun is it); here it would wait 30 s
+for ranks that hang, and blame the first that ends, not the one that failed.
 """
 
 import contextlib
@@ -123,7 +124,7 @@ def main() -> None:
     connection, ranks = Connection(int(descriptor)), int(count)
     logging.getLogger("torch.multiprocessing").setLevel(logging.ERROR)  # that it ends ranks is told here, and why
     given = (Path(folder), ranks, device, float(timeout), connection)
-    context: Any = start_processes(_rank, given, ranks, join=False, start_method="spawn")
+    context: Any = start_processes(_rank, given, ranks, join=False, start_method="fork")
 
     def pass_on(number: int, _: object) -> None:
         for each in context.pids():
@@ -132,11 +133,13 @@ def main() -> None:
 
     for number in SIGNALS:
         signal.signal(number, pass_on)
-    ended = dict[int, int]()  # exit codes of those that ended by themselves
-    while not ended and any(process.is_alive() for process in context.processes):
-        multiprocessing.connection.wait(list(context.sentinels), _LOOK_SECONDS)
+    while True:
         codes = {rank: process.exitcode for rank, process in enumerate(context.processes)}
-        ended = {rank: code for rank, code in codes.items() if code}
+        ended = {rank: code for rank, code in codes.items() if code}  # those that failed by themselves
+        if ended or None not in codes.values():
+            break
+        alive = [context.processes[rank].sentinel for rank, code in codes.items() if code is None]
+        multiprocessing.connection.wait(alive, _LOOK_SECONDS)
     is_over = False
     with contextlib.suppress(ProcessExitedException):
         while not is_over:
