@@ -162,17 +162,28 @@ def loss_count(workload: Workload, batch: Any) -> int:
     models predict the *next* token, so the first label of each row is never used: counting it puts the gradient 8 % off
     with uneven padding (measured). Other integer labels per token count where they are valid; anything else counts
     samples, also CTC: its loss is divided by each sample's own number of labels."""
+    if counts_samples(workload, batch):
+        return sample_count(batch, workload.split)
     if workload.count is not None:
         return int(workload.count(batch))
     shifted = labels_of(batch, "shift_labels")
     if shifted is not None and workload.task in NEXT_TOKEN_TASKS:  # transformers' loss uses them where they are given
         return int((shifted != IGNORED_LABEL).sum())
     labels = labels_of(batch)
-    if labels is None or labels.is_floating_point() or workload.task == "ctc":
-        return sample_count(batch, workload.split)
+    assert labels is not None, "else samples count"
     if workload.task in NEXT_TOKEN_TASKS and labels.dim() >= 2:
         labels = labels[:, 1:]
     return int((labels != IGNORED_LABEL).sum())
+
+
+def counts_samples(workload: Workload, batch: Any) -> bool:
+    """Whether the terms in the mean loss of such a batch are its samples."""
+    if workload.count is not None:
+        return False
+    if workload.task in NEXT_TOKEN_TASKS and labels_of(batch, "shift_labels") is not None:
+        return False
+    labels = labels_of(batch)
+    return labels is None or labels.is_floating_point() or workload.task == "ctc"
 
 
 def counted_slices(workload: Workload, batch: Any, size: int) -> list[tuple[Any, int]]:

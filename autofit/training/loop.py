@@ -132,7 +132,7 @@ class _Stepper:
     def _try(self, batch: OwnPart, step: int) -> float | None:
         """One optimizer step; its loss, or None when memory ran out."""
         try:
-            loss = float(accumulate(self._setup, batch.batch, counts=batch.counts))
+            loss = float(accumulate(self._setup, batch))
             if not math.isfinite(loss):
                 self._recovery.roll_back()  # also the running statistics, which the forward has spoilt
                 raise DivergedError(loss, step)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, default_collate
 
 from autofit.data.batch import own_samples, sample_count, samples_of
 from autofit.distributed import Ranks
@@ -22,8 +22,9 @@ class OwnPart:
     """Samples of this rank; one that does not count where there are none for it."""
 
     batch: Any
-    counts: bool
-    samples: int  # of the effective batch, of all ranks
+    counts: bool = True
+    samples: int = 0  # of the effective batch, of all ranks
+    largest: int | None = None  # samples of the largest part; None where a rank cannot know it
 
 
 def own_part(setup: Setup, batch: Any) -> OwnPart:
@@ -32,7 +33,12 @@ def own_part(setup: Setup, batch: Any) -> OwnPart:
         return batch
     ranks, cut = setup.ranks, setup.workload.split
     own, counts = own_samples(batch, ranks.sampler, ranks.layout.samplers, cut)
-    return OwnPart(own, counts, sample_count(batch, cut))
+    samples = sample_count(batch, cut)
+    return OwnPart(own, counts, samples, None if cut else _largest(samples, ranks))
+
+
+def _largest(samples: int, ranks: Ranks) -> int:
+    return -(-samples // ranks.layout.samplers)
 
 
 def own_loader(loader: Any, ranks: Ranks) -> Any:
@@ -54,8 +60,9 @@ class _OwnIndices:
     """The same batches of indices as the loader's, of which only this rank's are read."""
 
     def __init__(self, loader: DataLoader[Any], ranks: Ranks) -> None:
-        self._given: deque[tuple[bool, int]] = deque()  # of each batch that is being read, in order
-        self._loader = _with(loader, batch_sampler=_Part(loader.batch_sampler, ranks, self._given))
+        self._given: deque[tuple[bool, int, int | None]] = deque()  # of each batch that is being read, in order
+        is_kept = loader.collate_fn is default_collate  # another one may leave samples out, or pack them into fewer
+        self._loader = _with(loader, batch_sampler=_Part(loader.batch_sampler, ranks, self._given, is_kept))
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -67,18 +74,18 @@ class _OwnIndices:
 
 
 class _Part(Sampler[list[int]]):
-    def __init__(self, batches: Any, ranks: Ranks, given: deque[tuple[bool, int]]) -> None:
-        self._batches, self._ranks, self._given = batches, ranks, given
+    def __init__(self, batches: Any, ranks: Ranks, given: deque[tuple[bool, int, int | None]], is_kept: bool) -> None:
+        self._batches, self._ranks, self._given, self._is_kept = batches, ranks, given, is_kept
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[list[int]]:
-        part, parts = self._ranks.sampler, self._ranks.layout.samplers
+        part = self._ranks.sampler
         for indices in self._batches:
-            size = -(-len(indices) // parts)
+            size = _largest(len(indices), self._ranks)
             own = indices[part * size : (part + 1) * size]
-            self._given.append((bool(own), len(indices)))
+            self._given.append((bool(own), len(indices), size if self._is_kept else None))
             yield own or indices[:1]
 
 

@@ -9,11 +9,12 @@ from torch import nn
 
 from autofit.core.errors import InputError, RefusedError, several
 from autofit.core.forks import ending_forks
-from autofit.data.batch import counted_slices, few_samples, map_tensors, sample_count, split, weight_of
+from autofit.data.batch import counted_slices, counts_samples, few_samples, map_tensors, sample_count, split, weight_of
 from autofit.distributed.kinds import clip
 from autofit.setup import Setup
 from autofit.training import random_state
 from autofit.training.default_loss import default_loss, is_several
+from autofit.training.own_part import OwnPart
 
 
 def compute_loss(setup: Setup, batch: Any) -> torch.Tensor:
@@ -61,24 +62,26 @@ def reached(setup: Setup) -> set[nn.Parameter]:
     return {node.variable for node in nodes if hasattr(node, "variable")}
 
 
-def accumulate(setup: Setup, batch: Any, *, counts: bool = True) -> torch.Tensor:
+def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
     """Forward and backward over all micro-batches of `batch`; returns its loss, detached, on the device. Gradients
     equal those of the unsplit batch, whatever the micro-batch.
 
     Where several ranks train, `batch` is this one's part of the effective batch, and the loss that of the whole. Each
     makes as many forwards as the one with most micro-batches, since every forward gathers weights from all; those
-    beyond its own count nothing, as does all of its part without `counts`.
+    beyond its own count nothing, as does an `OwnPart` that is not to count.
     """
     setup.phase = "forward"  # already while data moves: the last step ended in "update"
     batch_loss = torch.zeros((), device=setup.device)
     workload, ranks = setup.workload, setup.ranks
-    slices = counted_slices(workload, batch, setup.micro_batch_size) if counts else []
-    asked = [ranks.asked(sum(count for _, count in slices), len(slices))]
+    part = batch if isinstance(batch, OwnPart) else OwnPart(batch)
+    slices = counted_slices(workload, part.batch, setup.micro_batch_size) if part.counts else []
+    known = _known(setup, part)
+    asked = [ranks.asked(sum(count for _, count in slices), len(slices))] if known is None else []
     # The answer travels during the first forward; but that of ddp asks whether gradients are averaged, and a GPU would
     # have to end it first.
-    is_late = ranks.are_several and setup.replicate is None and setup.device.type == "cpu"
-    most = None if is_late else _agree(setup, asked, batch)
-    spare = slices[0][0] if slices else next(split(batch, setup.micro_batch_size, workload.split))
+    is_late = known is None and ranks.are_several and setup.replicate is None and setup.device.type == "cpu"
+    most = None if is_late else _agree(setup, known or _told(setup, asked), part.batch)
+    spare = slices[0][0] if slices else next(split(part.batch, setup.micro_batch_size, workload.split))
     number = 0
     while most is None or number < most:
         micro_batch, count = slices[number] if number < len(slices) else (spare, 0)
@@ -90,7 +93,7 @@ def accumulate(setup: Setup, batch: Any, *, counts: bool = True) -> torch.Tensor
             with setup.forward_context():
                 loss = compute_loss(setup, on_device)
             if most is None:
-                most = _agree(setup, asked, batch)
+                most = _agree(setup, _told(setup, asked), part.batch)
                 setup.sync_gradients(number == most)
                 if not most:
                     setup.reshard()
@@ -126,11 +129,24 @@ def _of_all_ranks(setup: Setup, batch_loss: torch.Tensor) -> torch.Tensor:
     return sums[0] / setup.ranks.layout.world
 
 
-def _agree(setup: Setup, asked: list[Callable[[], list[tuple[float, ...]]]], batch: Any) -> int:
-    """The most micro-batches that any rank has; notes how many terms the loss of the whole effective batch has."""
+def _known(setup: Setup, part: OwnPart) -> tuple[float, int] | None:
+    """The terms of the effective batch's loss and the most micro-batches that any rank has, where no rank needs to ask:
+    on two CPU ranks the exchange costs a step of 250 ms about 1.5 %."""
+    if part.largest is None or not counts_samples(setup.workload, part.batch):
+        return None
+    return part.samples, -(-part.largest // setup.micro_batch_size)
+
+
+def _told(setup: Setup, asked: list[Callable[[], list[tuple[float, ...]]]]) -> tuple[float, int]:
+    """The same from what all ranks count."""
     layout = setup.ranks.layout
     counted, made = asked.pop()()
-    setup.counted, most = sum(counted) * layout.samplers / layout.world, int(max(made))
+    return sum(counted) * layout.samplers / layout.world, int(max(made))
+
+
+def _agree(setup: Setup, agreed: tuple[float, int], batch: Any) -> int:
+    """The most micro-batches that any rank has; notes how many terms the loss of the whole effective batch has."""
+    setup.counted, most = agreed
     if setup.stepped_in_backward and most > 1:
         samples = sample_count(batch, setup.workload.split)
         message = f"a batch of {samples} samples is more than one micro-batch of {setup.micro_batch_size}"
