@@ -82,6 +82,16 @@ class Endless(IterableDataset[torch.Tensor]):
         return iter(torch.arange(4.0))
 
 
+@pytest.mark.parametrize("parts", [2, 3])
+def test_the_size_of_the_largest_part_is_known_unless_samples_may_be_left_out(parts: int) -> None:
+    ranks = [Ranks(Layout(shard=parts), rank) for rank in range(parts)]
+    found = [list(own_loader(DataLoader(Counted(), BATCH), each)) for each in ranks]
+    for step in zip(*found, strict=True):
+        assert {each.largest for each in step} == {max(len(each.batch) for each in step)}
+    filtering = DataLoader(Counted(), BATCH, collate_fn=lambda samples: torch.stack(samples[:-1] or samples))
+    assert {each.largest for each in own_loader(filtering, ranks[0])} == {None}
+
+
 def test_what_only_reads_as_a_whole_is_left_as_it_is() -> None:
     several = Ranks(Layout(shard=2), 1)
     own_order = DataLoader(Counted(), batch_sampler=[[0, 1], [2]])
