@@ -18,6 +18,7 @@ from autofit.techniques import all_techniques, canonicalize, refuse
 from autofit.techniques import compile as compiling
 from autofit.training.build import build
 from autofit.training.loop import train
+from autofit.training.own_part import OwnPart
 from autofit.training.step import accumulate, loss_value, update
 from tests.ranks import on_ranks
 from tests.tiny import CPU, llama_workload, mixture_workload
@@ -104,7 +105,7 @@ def losses(
     found = []
     for step, samples in enumerate(sizes):
         own, counts = own_samples(batch_of(workload, step, samples), setup.ranks.sampler, setup.ranks.layout.samplers)
-        found.append(float(accumulate(setup, own, counts=counts)))
+        found.append(float(accumulate(setup, OwnPart(own, counts))))
         assert update(setup)
         if step == 0:
             with torch.no_grad():
