@@ -111,6 +111,7 @@ KNOB_WORDS = {
         {"cpu": "wait for the backward in host memory"},
     ),
     "lora_rank": KnobWords("Trained", "LoRA {value} {lora_targets}", "no LoRA"),
+    "head_only": KnobWords("Trained", "head alone", "all weights trained", {True: "the output layer alone"}),
     "lora_dora": KnobWords("Adapters", "DoRA", "plain LoRA", {True: "with the lengths of rows (DoRA)"}),
     "lora_rslora": KnobWords("Scale", "rsLoRA", "plain scale", {True: "alpha / sqrt(rank) (rsLoRA)"}),
     "quantization": KnobWords(

@@ -120,7 +120,7 @@ def _result(data: dict[str, Any]) -> Result:
         **values,
         best=finals["best"],
         runner_up=finals["runner_up"],
-        tiers={name: finals.get(name) for name in TIERS},
+        tiers={name: finals[name] for name in TIERS if name in finals},
         predicted=data["is_predicted"],
         predicted_best=_estimate(predicted, budget),
         predicted_tiers={name: _estimate(each, budget) for name, each in tiers.items()},

@@ -25,13 +25,15 @@ from autofit.core.plain import to_plain
 from autofit.core.strict_yaml import dump, load_mapping
 
 SCHEMA = 1
-TIERS = ("full", "lora", "qlora")
+TIERS = ("full", "lora", "qlora", "head")
 _AGAIN = "Write it again with autofit search."
 _FIGURES = ("tokens_per_second", "samples_per_second", "loss", "seconds", "build_seconds", "compile_seconds", "steps")
 
 
 def tier(config: Mapping[str, Any]) -> str:
-    """Which of the three kinds of learning a Config does; speeds are only equal work within one."""
+    """Which of the kinds of learning a Config does; speeds are only equal work within one."""
+    if config.get("head_only"):
+        return "head"
     if not config.get("lora_rank"):
         return "full"
     return "lora" if config.get("quantization") in (None, "none") else "qlora"
@@ -104,7 +106,13 @@ class Result:
     def fastest_within(self, device_bytes: int) -> dict[str, Point | None]:
         """By tier the fastest config, measured or predicted, in a budget of so many bytes."""
         usable = replace(self.budget, device_bytes=device_bytes).cap_bytes(self.hardware.device)
-        return {name: fastest_within(self.frontier.get(name, ()), usable) for name in TIERS}
+        return {name: fastest_within(self.frontier.get(name, ()), usable) for name in self._shown}
+
+    @property
+    def _shown(self) -> tuple[str, ...]:
+        """The tiers that are written down: of the head alone where it was asked for."""
+        asked = self.tiers.get("head") or self.predicted_tiers.get("head") or self.frontier.get("head")
+        return TIERS if asked else TIERS[:-1]
 
     def _repr_html_(self) -> str | None:
         return as_html(self)
@@ -112,17 +120,17 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """The one object that `autofit search --json` prints."""
         predicted = _predicted(self.predicted_best)
-        tiers = {name: _predicted(self.predicted_tiers.get(name)) for name in TIERS}
+        tiers = {name: _predicted(self.predicted_tiers.get(name)) for name in self._shown}
         return {
             "schema": SCHEMA,
             "best": _measured(self.best),
             "predicted": predicted and {**predicted, "tiers": tiers},
-            "tiers": {name: _measured(self.tiers.get(name)) for name in TIERS},
+            "tiers": {name: _measured(self.tiers.get(name)) for name in self._shown},
             "trials": to_plain(self.trials),
             "skipped": {name: self.skipped.get(name, 0) for name in ("predicted", "dominated", "refused")},
             "stopped_by": self.stopped_by,
             "nearest_miss": to_plain(self.nearest_miss),
-            "frontier": {name: to_plain(self.frontier.get(name, ())) for name in TIERS},
+            "frontier": {name: to_plain(self.frontier.get(name, ())) for name in self._shown},
             "alternatives": [each.to_dict() for each in self.alternatives],
             "other_budgets": [
                 {**to_plain(each), "runs": to_plain(self.fastest_within(each.device_bytes))}
@@ -200,10 +208,10 @@ class Result:
         }
         if self.best is not None:
             data["measured"] = self.best.to_measured()
-            data["tiers"] = {name: _measured(self.tiers.get(name)) for name in TIERS}
+            data["tiers"] = {name: _measured(self.tiers.get(name)) for name in self._shown}
         elif self.predicted_best is not None:
             data |= {"measured": None, "predicted": self.predicted_best.to_predicted()}
-            estimates = {name: self.predicted_tiers.get(name) for name in TIERS}
+            estimates = {name: self.predicted_tiers.get(name) for name in self._shown}
             data["tiers"] = {
                 name: each and {"config": dict(each.config), "predicted": each.to_predicted()}
                 for name, each in estimates.items()

@@ -31,6 +31,11 @@ class Case:
         return bool(self.config.get("lora_rank"))
 
     @property
+    def frozen(self) -> bool:
+        """Whether weights are frozen, below adapters or a head."""
+        return self.lora or bool(self.config.get("head_only"))
+
+    @property
     def shards(self) -> bool:
         """Whether weights are divided over several devices, which each block reaches as it is divided."""
         return self.config.get("data_parallel") == "fsdp"

@@ -22,7 +22,7 @@ from autofit.core.pareto import Point
 OUTCOMES = {outcome: outcome.value.replace("_", " ") for outcome in Outcome}
 OUTCOMES[Outcome.HOST_OUT_OF_MEMORY] = "out of host memory"
 FITS = {"yes": "fits", "maybe": "may fit", "no": "does not fit"}
-TIER_TITLES = {"full": "all weights", "lora": "LoRA", "qlora": "QLoRA"}
+TIER_TITLES = {"full": "all weights", "lora": "LoRA", "qlora": "QLoRA", "head": "the head alone"}
 _BOTTLENECKS = {
     "compute": "bound by arithmetic",
     "memory": "bound by the device's memory",

@@ -47,6 +47,10 @@ class ActivationCheckpointing(Technique):
     cuda_values = ("budget-0.25", "budget-0.5", "budget-0.75")  # for the compiler, which is not searched on a CPU
     all_exact = True
 
+    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+        """`none` where no gradient reaches a block."""
+        return self.off if config["head_only"] else config[self.name]
+
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         value = str(config[self.name])
         if value.startswith(_BUDGET):

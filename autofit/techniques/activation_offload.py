@@ -19,6 +19,10 @@ class ActivationOffload(Technique):
     cuda_values = host_values = ("cpu",)
     all_exact = True
 
+    def canonicalize(self, config: Config, workload: Workload, hardware: Hardware) -> Value:
+        """`none` where no gradient reaches a block."""
+        return self.off if config["head_only"] else config[self.name]
+
     def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
         if config[self.name] != self.off and hardware.device == "cpu":
             message = "on a CPU, device and host share one memory, so nothing would be saved"

@@ -42,7 +42,7 @@ class ParameterOffload(Technique):
             return None
         if hardware.device == "cpu":
             return "on a CPU, device and host share one memory, so nothing would be saved; use none."
-        if not config["lora_rank"]:
+        if not (config["lora_rank"] or config["head_only"]):
             return "trained weights cannot be streamed; set lora_rank, or use optimizer_offload."
         if workload.traits and workload.traits.blocks < LEAST_BLOCKS:
             return _TOO_FEW

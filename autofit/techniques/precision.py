@@ -224,7 +224,9 @@ def _backends() -> tuple[Any, ...]:
 
 
 def _some_stay_frozen(setup: Setup) -> bool:
-    return bool(setup.config.get("lora_rank")) or any(not p.requires_grad for p in setup.model.parameters())
+    return bool(setup.config.get("lora_rank") or setup.config.get("head_only")) or any(
+        not p.requires_grad for p in setup.model.parameters()
+    )
 
 
 def _cast_inputs(setup: Setup, dtype: torch.dtype) -> None:

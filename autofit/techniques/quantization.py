@@ -61,7 +61,7 @@ class Quantization(Technique):
             return None
         if lacking := requirements.missing("bitsandbytes"):
             return f"{value} needs {lacking}, or use none."
-        if not config["lora_rank"]:
+        if not (config["lora_rank"] or config["head_only"]):
             return "quantised weights cannot be trained; set lora_rank, or use none."
         if workload.traits and not workload.traits.linears:
             return _NO_LINEARS

@@ -63,7 +63,7 @@ def _move(targets: Iterable[tuple[torch.Tensor, torch.device]]) -> None:
 
 def dtypes_to_restore(model: nn.Module, settings: Mapping[str, Any]) -> Dtypes | None:
     """The dtypes of trained and of frozen weights to return them in; None where the settings ask for others. Beside
-    adapters, all present weights are frozen."""
+    adapters, and below a head that is trained alone, all present weights may be frozen."""
 
     def choices(knob: str, off: Any) -> list[Any]:
         given = settings.get(knob, off)
@@ -77,7 +77,11 @@ def dtypes_to_restore(model: nn.Module, settings: Mapping[str, Any]) -> Dtypes |
     ranks = choices("lora_rank", 0)
     weights = [weight for weight in model.parameters() if weight.is_floating_point()]
     trained = [weight for weight in weights if weight.requires_grad] if 0 in ranks else []
-    frozen = weights if any(ranks) else [weight for weight in weights if not weight.requires_grad]
+    frozen = (
+        weights
+        if any(ranks) or any(choices("head_only", False))
+        else [weight for weight in weights if not weight.requires_grad]
+    )
     return dtypes(trained), dtypes(frozen)
 
 

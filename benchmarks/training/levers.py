@@ -76,6 +76,7 @@ def tables(optimizers: Sequence[str]) -> dict[str, list[Case]]:
             Case("lora_plus 16", {**LORA, "lora_plus": 16.0}),
             Case("lora_dora", {**LORA, "lora_dora": True}),
             *(Case(f"quantization {each}", {**LORA, "quantization": each}) for each in ("int8", "nf4", "nf4-dq")),
+            Case("head_only", {"head_only": True}),
             Case("all weights", {}),
         ],
     }

@@ -30,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
         ("causal-lm", {**LORA, **SPLIT, "precision": "fp16-mixed"}),
         ("causal-lm", {**LORA, "lora_dora": True, "lora_rslora": True, "lora_alpha": 8.0}),
         ("causal-lm", {**LORA, "lora_plus": 16.0}),
+        ("sequence-classification", {**HALF, "head_only": True, **SPLIT}),
         ("masked-lm", {**SPLIT, "optimizer": "sgd", "activation_checkpointing": "full"}),
         ("sequence-classification", {**LORA, "precision": "bf16", "lora_targets": "all-linear+head"}),
         ("image-classification", {"precision": "bf16", **SPLIT}),

@@ -96,7 +96,12 @@ def test_the_best_of_each_tier() -> None:
         tolerance=0.03,
         fidelity=fidelity,
     )
-    assert {name: best and best.number for name, best in tiers.items()} == {"full": 0, "lora": 2, "qlora": None}
+    assert {name: best and best.number for name, best in tiers.items()} == {
+        "full": 0,
+        "lora": 2,
+        "qlora": None,
+        "head": None,
+    }
 
 
 def test_the_nearest_miss_is_the_smallest_that_ran_out() -> None:

@@ -33,6 +33,7 @@ BANDS: dict[tuple[str, Value], tuple[dict[str, Value], float, float]] = {
     ("optimizer", "lion-8bit"): ({}, 0.1, 3e-3),
     ("optimizer", "adafactor"): ({}, 0.3, 5e-2),  # its step is relative to the size of the weights
     ("optimizer", "sgd"): ({}, 0.4, 0.5),
+    ("head_only", True): ({}, 0.9, 2e-2),
     ("quantization", "int8"): (LORA, 0.05, 2e-2),
     ("quantization", "nf4"): (LORA, 0.05, 2e-2),
     ("quantization", "nf4-dq"): (LORA, 0.05, 2e-2),

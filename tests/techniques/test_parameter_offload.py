@@ -130,6 +130,7 @@ def test_building_never_has_more_than_one_frozen_weight_on_the_device(
         {},
         {"activation_checkpointing": "full"},
         {"micro_batch_size": 2},
+        {"lora_rank": 0, "head_only": True},
         {"precision": "bf16-mixed"},
         {"quantization": "nf4-dq"},
         {"quantization": "int8", "activation_checkpointing": "full"},

@@ -63,6 +63,7 @@ def test_the_best_predicted_config_comes_with_the_files_of_a_search(tmp_path: Pa
         "full": True,
         "lora": True,
         "qlora": False,
+        "head": False,
     }
     assert found in result.predicted_tiers.values()
     fastest = max(each.samples_per_second or 0 for each in result.predicted_tiers.values() if each)

@@ -177,7 +177,7 @@ def test_every_tier_has_a_best(bench: Bench) -> None:
     rates = {0: 5.0, 8: 10.0, 16: 9.0}
     result = bench.search(lambda config, _: fits(config, rates[int(str(config["lora_rank"]))]))
     ranks = {name: each and each.config["lora_rank"] for name, each in result.tiers.items()}
-    assert ranks == {"full": 0, "lora": 8, "qlora": None}
+    assert ranks == {"full": 0, "lora": 8, "qlora": None, "head": None}
     assert result.tiers["lora"] == result.best
     assert result.tiers["full"]
     assert not result.tiers["full"].verified

@@ -14,7 +14,7 @@ from autofit.export.knobs.lora import lora, lora_plus
 from autofit.export.knobs.loss import loss
 from autofit.export.knobs.optimizer import optimizer, optimizer_in_backward, optimizer_offload
 from autofit.export.knobs.parallel import data_parallel
-from autofit.export.knobs.weights import precision, quantization
+from autofit.export.knobs.weights import head_only, precision, quantization
 
 # What the script's constants, or another knob's function, cover.
 _ELSEWHERE = (
@@ -37,6 +37,7 @@ KNOBS: dict[str, Callable[[Case], Fragments | None]] = {
     "attention": attention,
     "kernels": kernels,  # before adapters wrap the model
     "lora_rank": lora,
+    "head_only": head_only,
     "lora_plus": lora_plus,
     "activation_checkpointing": activation_checkpointing,
     "loss": loss,

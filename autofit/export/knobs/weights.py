@@ -1,4 +1,4 @@
-"""precision and quantization: how weights are held and multiplied."""
+"""precision, quantization and head_only: how weights are held and multiplied, and which are trained."""
 
 from autofit.export.fragments import Case, Fragments
 from autofit.export.template import fill, template
@@ -39,15 +39,15 @@ def precision(case: Case) -> Fragments | None:
         return None
     half = f"torch.{_COMPUTE[value]}"
     # Adapters beside quantized weights are made in float32; a new head is loaded as frozen weights are.
-    cast = case.lora and (case.classifies or case.text("quantization") == "none")
+    cast = case.frozen and (case.classifies or case.text("quantization") == "none")
     return Fragments(
-        load_dtype=half if case.lora else "torch.float32",
+        load_dtype=half if case.frozen else "torch.float32",
         place=_cast(case, f"torch.float32 if parameter.requires_grad else {half}") if cast else (),
         # Autocast makes products of any input; a frozen norm before them needs it in the low dtype.
-        input_dtype=_COMPUTE[value] if case.lora else None,
+        input_dtype=_COMPUTE[value] if case.frozen else None,
         forward=(f"torch.autocast(DEVICE, dtype={half})  # precision: {value}",),
         scaler="torch.amp.GradScaler(DEVICE)  # precision: fp16-mixed" if value == "fp16-mixed" else None,
-        held=f"frozen weights in {_COMPUTE[value]}" if case.lora else "all weights in float32",
+        held=f"frozen weights in {_COMPUTE[value]}" if case.frozen else "all weights in float32",
     )
 
 
@@ -101,3 +101,16 @@ def quantization(case: Case) -> Fragments | None:
         quantized=f"{value} (quantization)",
         start=(quiet,) if value == "int8" else (),
     )
+
+
+def head_only(case: Case) -> Fragments | None:
+    """Linear layers outside the base model are trained; below a quantised body, or divided, they were not tried."""
+    if case.shards or case.text("quantization") != "none":
+        return None
+    lines = (
+        "model.requires_grad_(False)  # head_only: true",
+        "for name, module in model.named_modules():",
+        '    if isinstance(module, torch.nn.Linear) and not name.startswith(f"{model.base_model_prefix}."):',
+        "        module.requires_grad_(True)",
+    )
+    return Fragments(adapt=lines)

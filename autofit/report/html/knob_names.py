@@ -34,7 +34,7 @@ def _row(config: Mapping[str, Any], knob: str) -> KnobRow:
         words = f"{counted(given, 'sample')} at a time, "
         words += f"{times} times for each update" if times > 1 else "the whole batch"
     elif knob == "lora_rank":
-        words = "all weights"
+        words = "the output layer alone" if config.get("head_only") else "all weights"
         if given:
             parts.append("lora_targets")
             targets = str(config.get("lora_targets")).replace("all-linear+head", "all linear layers and the head")

@@ -30,7 +30,7 @@ from autofit.report.other_budgets import other_budget_lines
 from autofit.report.predicted import answer_line, predicted_lines
 from autofit.report.rows import explored_at, latest_by_config
 
-_MARKS = {"full": "\u25cf", "lora": "\u25b2", "qlora": "\u25a0"}
+_MARKS = {"full": "\u25cf", "lora": "\u25b2", "qlora": "\u25a0", "head": "\u25c6"}
 _EXPORT_CHARACTERS = 100_000  # of one file; what is longer is for an editor
 
 

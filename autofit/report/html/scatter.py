@@ -82,13 +82,17 @@ def link(picture: Picture, number_of_trial: int, title: str, kind: str) -> Eleme
 
 
 def shape(picture: Picture, into: Element, name: str, at: At, radius: float) -> None:
-    """Draw the mark of a tier: a circle, a triangle or a square."""
+    """Draw the mark of a tier: a circle, a triangle, a diamond or a square."""
     x, y = at
     if name == "full":
         picture.draw("circle", into=into, cx=x, cy=y, r=radius)
     elif name == "lora":
         wide, high = radius * 1.15, radius * 1.2
         picture.draw("path", into=into, d=f"M{x:.1f},{y - high:.1f}l{wide:.1f},{2 * high - 1:.1f}h{-2 * wide:.1f}z")
+    elif name == "head":
+        reach = radius * 1.2
+        d = f"M{x:.1f},{y - reach:.1f}L{x + reach:.1f},{y:.1f}L{x:.1f},{y + reach:.1f}L{x - reach:.1f},{y:.1f}z"
+        picture.draw("path", into=into, d=d)
     else:
         picture.draw("rect", into=into, x=x - radius * 0.9, y=y - radius * 0.9, width=radius * 1.8, height=radius * 1.8)
 

@@ -1,0 +1,59 @@
+"""head_only: train the output layer alone on what the rest of the model makes of its inputs, a linear probe.
+
+Nothing flows back into the body, so a step is a forward and the gradients of one layer, and what checkpointing saves
+does not exist. It learns least of all: a tier of its own beside full training, LoRA and QLoRA.
+"""
+
+from torch import nn
+
+from autofit.setup import Config, Hardware, RefusedError, Setup, Stage, Technique, Value, Workload
+from autofit.setup.layers import output_heads
+
+_NAMES = (
+    "fc",
+    "classifier",
+    "head",
+    "heads",
+    "lm_head",
+    "out",
+    "output",
+    "score",
+)  # of output layers outside transformers
+
+
+class HeadOnly(Technique):
+    """`true`: all but the output layer is frozen: what a transformers model names, of a classifier all linear layers
+    outside its base model, of another module its layer `fc`, `classifier`, `head` or the like.
+    Searched where the user sets it alone."""
+
+    name = "head_only"
+    stage = Stage.ADAPT
+    off = False
+    values = (False, True)
+
+    def choices(self, hardware: Hardware) -> tuple[Value, ...]:
+        return (False,)
+
+    def refuse(self, config: Config, workload: Workload, hardware: Hardware) -> str | None:
+        if not config[self.name]:
+            return None
+        if config["lora_rank"]:
+            return "adapters would train beside the head; set lora_rank 0, or head_only false."
+        if config["tensor_parallel"] not in (None, 1):
+            return "it was not tried on split layers; use data_parallel alone."
+        return None
+
+    def apply(self, setup: Setup, value: Value) -> None:
+        model = setup.model
+        heads = output_heads(model) or [
+            part for name in _NAMES if isinstance(part := getattr(model, name, None), nn.Module)
+        ]
+        inner = {module for head in heads for module in head.modules()}
+        trained = {each for head in heads for each in head.parameters()}
+        if not trained:
+            names = ", ".join(_NAMES)
+            raise RefusedError(f"head_only: the model has no output layer named {names}; freeze its weights yourself.")
+        if any(trained & set(each.parameters(recurse=False)) for each in model.modules() if each not in inner):
+            raise RefusedError("head_only: the head's weight is that of the input embedding, too; use lora_rank.")
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter in trained)
