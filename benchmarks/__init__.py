@@ -3,4 +3,5 @@
 from pathlib import Path
 
 # A benchmark is called by its name alone, `python -m benchmarks.replay`, whichever folder it lies in.
-__path__ += [str(Path(__file__).parent / room) for room in ("predictions", "searches", "training", "published")]
+_ROOMS = ("predictions", "searches", "training", "published", "exports")
+__path__ += [str(Path(__file__).parent / room) for room in _ROOMS]

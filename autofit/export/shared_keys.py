@@ -30,6 +30,7 @@ LIGHTNING_PRECISION = {
     "bf16-mixed": "bf16-mixed",
     "fp16-mixed": "16-mixed",
 }
+ADAFACTOR_EPS = [1.0e-15, 1.0]  # of torch's, with which lr means what it means to AdamW
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw": ("torch.optim.AdamW", {"fused": True}),
     "adamw-foreach": ("torch.optim.AdamW", {"foreach": True}),
@@ -40,7 +41,7 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw-8bit-sr": ("torchao.optim.AdamW8bit", {"bf16_stochastic_round": True}),
     "paged-adamw": ("bitsandbytes.optim.PagedAdamW", {}),
     "lion-8bit": ("bitsandbytes.optim.Lion8bit", {}),
-    "adafactor": ("torch.optim.Adafactor", {}),
+    "adafactor": ("torch.optim.Adafactor", {"eps": ADAFACTOR_EPS}),
     "sgd": ("torch.optim.SGD", {}),
 }
 LORA_KINDS = ("attention", "all-linear", "all-linear+head")

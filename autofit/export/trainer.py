@@ -30,7 +30,9 @@ OPTIMIZERS = {
     "adafactor": "adafactor",
     "sgd": "sgd",
 }
-_ROUNDS_SO = "torchao's 8-bit AdamW, which rounds bf16 weights stochastically, takes its place"
+_ROUNDS_SO = (
+    "torchao's 8-bit AdamW, which rounds bf16 weights stochastically, takes its place, in less memory than measured"
+)
 OF_BF16 = {  # what many tools do; after the title
     "adamw-master": f"keeps no float32 copies of bf16 weights; {_ROUNDS_SO}",
     "adamw-sr": f"is given no class of your own; {_ROUNDS_SO}",

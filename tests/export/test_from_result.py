@@ -114,10 +114,10 @@ def test_a_knob_of_ones_own_is_told_of_where_it_is_not_registered(tmp_path: Path
 
 
 def test_strict_refuses_what_departs(tmp_path: Path) -> None:
-    file = saved(tmp_path, loss="chunked")
-    assert autofit.export(file, to="trl", strict=True).departures == ()
-    with pytest.raises(InputError, match=r"transformers cannot run all of this config as measured: loss chunked: "):
-        autofit.export(file, to="transformers", strict=True)
+    file = saved(tmp_path)
+    assert autofit.export(file, to="transformers", strict=True).departures == ()
+    with pytest.raises(InputError, match=r"TRL cannot run all of this config as measured: loss standard: "):
+        autofit.export(file, to="trl", strict=True)
 
 
 def test_older_tools_are_told_by_their_own_keys(tmp_path: Path) -> None:

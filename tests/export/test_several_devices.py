@@ -18,7 +18,10 @@ OFFLOADED = FSDP | {"fsdp_offload": "cpu"}
 NOTED: dict[str, dict[str, str]] = {
     "accelerate": {"groups": "reshard_after_forward"},
     "axolotl": {"groups": "reshard_after_forward"},
-    "deepspeed": {"ddp": "data_parallel", "hsdp": "data_parallel_replicate"},
+    "deepspeed": {
+        **dict.fromkeys(("ddp", "fsdp", "zero-2", "groups", "offloaded"), "data_parallel"),
+        "hsdp": "data_parallel data_parallel_replicate",
+    },
     "lightning": {
         **dict.fromkeys(("fsdp", "zero-2", "hsdp", "offloaded"), "data_parallel"),
         "groups": "data_parallel reshard_after_forward",
@@ -54,7 +57,7 @@ def held(name: str, **knobs: Any) -> Any:
 def test_what_a_tool_cannot_divide_is_noted_and_no_more(name: str, kind: str) -> None:
     notes = {each.knob for each in exported(name, **KINDS[kind]).departures if each.knob in FSDP}
     noted = "data_parallel" if name in ON_ONE else NOTED[name].get(kind, "")
-    own = {"gradient_accumulation_steps"} if name in ("accelerate", "peft") else set()
+    own = {"gradient_accumulation_steps"} if name in ("accelerate", "lightning", "peft") else set()
     assert notes - own == set(noted.split())
 
 

@@ -1,6 +1,9 @@
 """Keys that several tools share."""
 
-from autofit.export.shared_keys import arguments, lora_alpha, missing, trainer_case, whole_alpha
+import pytest
+import torch
+
+from autofit.export.shared_keys import arguments, lora_alpha, missing, optimizer_class, trainer_case, whole_alpha
 from autofit.export.tool import Request, ToolKeys
 from tests.export.sources import source
 
@@ -36,3 +39,14 @@ def test_off_is_written_out() -> None:
 def test_flash_attn_is_there_if_it_was_when_this_was_measured() -> None:
     assert not trainer_case(source()).flash_attn
     assert trainer_case(source("cuda", "causal-lm", {"versions": {"flash-attn": "2.8"}})).flash_attn
+
+
+def test_a_step_of_adafactor_is_as_long_as_that_of_adamw() -> None:
+    """Not a thousandth of it, as with torch's own eps."""
+    keys = optimizer_class(request(optimizer="adafactor"), "class", "options").keys
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    options = {name.removeprefix("options."): value for name, value in keys.items() if name != "class"}
+    optimizer = torch.optim.Adafactor([weight], **options)
+    weight.grad = torch.ones(2, 2)
+    optimizer.step()
+    assert weight.detach().abs().mean().item() == pytest.approx(options["lr"], rel=0.01)

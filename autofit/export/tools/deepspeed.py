@@ -11,13 +11,14 @@ from typing import Any
 
 from autofit.core.workload import Hyperparameters
 from autofit.export import several_devices
-from autofit.export.shared_keys import convolutions, missing, values
+from autofit.export.shared_keys import ADAFACTOR_EPS, convolutions, missing, values
 from autofit.export.tool import Request, Tool, ToolKeys
 
 _CHECKPOINTING = "DeepSpeed's serves only models that call its own checkpoint function; switch on that of the model"
 _SAMPLES = "DeepSpeed splits samples in scripts that register its Ulysses attention alone"
 _STREAMED = "ZeRO streams all weights, those that are trained as well, and fetches ahead in its own way"
 _STAGE = "zero_optimization.stage"
+_BUCKET = 20_000_000  # elements; of DeepSpeed's own 500 million each device would hold 1 to 2 GB beside the rest
 _AUTOCAST = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 _OPTIMIZERS = dict.fromkeys(("adamw", "adamw-foreach", "adamw-master"), "AdamW")
 _OPTIMIZERS |= {"adafactor": "Adafactor", "sgd": "SGD"}
@@ -35,12 +36,19 @@ def _stage(request: Request) -> int:
     return 1 if request.text("precision") in ("bf16", "fp8") else 0
 
 
+def _zero(request: Request) -> dict[str, Any]:
+    """The stage, and how it collects gradients: in buckets where they are divided, else in none beside them."""
+    stage = _stage(request)
+    buckets = {"reduce_bucket_size": _BUCKET} if stage > 1 else {"contiguous_gradients": False} if stage else {}
+    return {_STAGE: stage, **{f"zero_optimization.{name}": value for name, value in buckets.items()}}
+
+
 def _precision(request: Request) -> ToolKeys:
     value = request.text("precision")
     narrow, autocast = value in ("bf16", "fp8"), value in _AUTOCAST
     in_bf16 = narrow and request.text("optimizer") != "adamw-master"  # what DeepSpeed does unless it is told otherwise
     keys = {
-        _STAGE: _stage(request),
+        **_zero(request),
         "fp16.enabled": False,
         "bf16.enabled": narrow,
         **({"bf16.bf16_master_weights_and_grads": True, "bf16.bf16_optimizer_states": True} if in_bf16 else {}),
@@ -68,6 +76,8 @@ def _optimizer(request: Request) -> ToolKeys:
     }
     if keys["optimizer.type"] == "AdamW":
         keys["optimizer.params.torch_adam"] = value == "adamw-foreach"
+    elif keys["optimizer.type"] == "Adafactor":
+        keys["optimizer.params.eps"] = ADAFACTOR_EPS
     why = "DeepSpeed names none in its config and runs its AdamW; give your own to deepspeed.initialize(optimizer=...)"
     return request.keys("optimizer", keys, None if value in _OPTIMIZERS else why, may_not_fit=True)
 
@@ -84,7 +94,12 @@ def _offload(request: Request, knob: str, section: str, instead: str | None = No
 def _data_parallel(request: Request) -> ToolKeys:
     kind, stage = request.text("data_parallel"), _stage(request)
     why = f"ZeRO {stage} divides the optimizer's state over the devices, in less memory than measured"
-    deviating = request.keys("data_parallel", {_STAGE: stage}, why if kind == "ddp" and stage else None)
+    if not stage:
+        why = "DeepSpeed frees gradients after each step, which DDP's buckets keep, in less memory than measured"
+    deviating = request.keys("data_parallel", {_STAGE: stage}, why if kind == "ddp" else None)
+    if kind == "fsdp":
+        why = f"ZeRO {stage} collects gradients in a buffer of {_BUCKET:,} elements, on top of what was measured"
+        deviating = request.keys("data_parallel", {_STAGE: stage}, why, may_not_fit=True)
     return replace(deviating, as_measured=True)
 
 

@@ -12,6 +12,10 @@ from autofit.export.tool import Request, Tool, ToolKeys
 _STRATEGY = "trainer.strategy"
 _OF_FSDP = ("data_parallel_replicate", "reshard_after_forward", "fsdp_offload")
 _BATCHES = "Lightning takes the batches of your data module; give it this batch_size"
+_GRADIENTS = (
+    "Lightning keeps the gradients of a step through the next forward, unless on_train_batch_end of your module calls"
+    " self.optimizers().zero_grad()"
+)
 _INSTEAD = {"tf32": shared.TF32.format("Lightning"), "fp8": shared.FP8.format("Lightning")}
 
 
@@ -21,6 +25,14 @@ def _precision(request: Request) -> ToolKeys:
     instead = why if frozen else _INSTEAD.get(value, shared.convolutions(request))
     keys = {"trainer.precision": shared.LIGHTNING_PRECISION[value]}
     return request.keys("precision", keys, instead, may_not_fit=frozen)
+
+
+def _accumulation(request: Request) -> ToolKeys:
+    """Where several micro-batches make a step, gradients were there in all forwards but the first."""
+    knob = "gradient_accumulation_steps"
+    steps = request.config[knob]
+    why = _GRADIENTS if steps == 1 else None
+    return request.keys(knob, {"trainer.accumulate_grad_batches": steps}, why, may_not_fit=True)
 
 
 def _data_parallel(request: Request) -> ToolKeys:
@@ -66,6 +78,6 @@ TOOL = Tool(
         **several_devices.rows(_data_parallel, *(partial(_strategy, knob=knob) for knob in _OF_FSDP)),
         "precision": _precision,
         "micro_batch_size": lambda request: request.keys("micro_batch_size", {}, _BATCHES, may_not_fit=True),
-        **shared.values(gradient_accumulation_steps="trainer.accumulate_grad_batches"),
+        "gradient_accumulation_steps": _accumulation,
     },
 )

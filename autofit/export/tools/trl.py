@@ -13,6 +13,8 @@ _LOSS_INSTEAD = {
     "standard": "TRL goes through the logits in chunks and never holds them all, in less memory than measured",
     "fused": "TRL goes through the logits in chunks without Liger's kernel, and never holds them all either",
 }
+_ON_CPU = "on a CPU TRL holds several copies of a chunk of the logits, up to 4,096 tokens by 32,768 of the vocabulary"
+_IN_FLOAT32 = "TRL adds up the gradient of the output head in float32, and needs more memory than measured"
 
 
 def _precision(request: Request) -> ToolKeys:
@@ -63,9 +65,14 @@ def _targets(request: Request) -> ToolKeys:
 
 
 def _loss(request: Request) -> ToolKeys:
-    if instead := _LOSS_INSTEAD.get(request.text("loss")):
-        return request.keys("loss", {"loss_type": "nll"}, instead)
-    return ToolKeys({"loss_type": "nll"}, as_measured=True)
+    """Its chunks are a small part of the logits on a card, where Triton's kernel works within them."""
+    value, keys = request.text("loss"), {"loss_type": "nll"}
+    if request.source.device == "cpu":
+        return request.keys("loss", keys, f"{_ON_CPU}, more than measured", may_not_fit=True)
+    narrow = request.text("precision") in ("bf16", "fp8") and not request.config["lora_rank"]
+    if value != "standard" and narrow:
+        return request.keys("loss", keys, _IN_FLOAT32, may_not_fit=True)
+    return request.keys("loss", keys, _LOSS_INSTEAD[value]) if value in _LOSS_INSTEAD else ToolKeys(keys, (), True)
 
 
 def _kernels(request: Request) -> ToolKeys:

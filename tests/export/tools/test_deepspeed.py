@@ -3,9 +3,10 @@
 import json
 from typing import Any
 
+from autofit.export.shared_keys import ADAFACTOR_EPS
 from autofit.export.tool import Export, write
 from autofit.export.tools import tool_named
-from tests.export.sources import LORA, source
+from tests.export.sources import DDP, LORA, TWO_SHARDS, ZERO_2, source
 
 
 def exported(**knobs: Any) -> Export:
@@ -30,6 +31,16 @@ def test_each_offload_has_the_stage_that_serves_it() -> None:
     assert (both["stage"], both["offload_param"]["device"]) == (3, "cpu")
 
 
+def test_gradients_are_collected_in_small_buckets_or_in_none() -> None:
+    assert keys(precision="bf16")["zero_optimization"]["contiguous_gradients"] is False
+    for knobs in (TWO_SHARDS, ZERO_2, {"optimizer_offload": "cpu"}):
+        assert keys(**knobs)["zero_optimization"]["reduce_bucket_size"] == 20_000_000
+    assert "reduce_bucket_size" not in keys()["zero_optimization"]
+    ((fsdp,), (ddp,)) = (exported(**knobs).departures for knobs in (TWO_SHARDS, DDP))
+    assert (fsdp.knob, fsdp.may_not_fit) == ("data_parallel", True)
+    assert (ddp.knob, ddp.may_not_fit) == ("data_parallel", False)
+
+
 def test_formats() -> None:
     mixed = keys(precision="bf16-mixed")
     assert mixed["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
@@ -46,5 +57,7 @@ def test_formats() -> None:
 def test_optimizers_it_cannot_name_are_said() -> None:
     assert keys(optimizer="adamw-foreach")["optimizer"]["params"]["torch_adam"] is True
     assert keys(optimizer="sgd")["optimizer"]["type"] == "SGD"
+    adafactor = keys(optimizer="adafactor")["optimizer"]
+    assert (adafactor["type"], adafactor["params"]["eps"]) == ("Adafactor", ADAFACTOR_EPS)
     (departure,) = exported(optimizer="adamw-8bit").departures
     assert departure.may_not_fit

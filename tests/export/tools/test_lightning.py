@@ -19,3 +19,12 @@ def test_the_trainers_section_holds_precision_and_accumulation() -> None:
 def test_any_model_can_be_trained_with_it() -> None:
     made = write(tool_named("lightning"), source("cpu", "custom", {"weights": "x"}))
     assert yaml.safe_load(made.files["lightning.yaml"])["trainer"]["accelerator"] == "cpu"
+
+
+def test_gradients_that_live_on_through_the_next_forward_are_told() -> None:
+    def said(accumulated: int) -> set[str]:
+        sizes = {"micro_batch_size": 8 // accumulated, "gradient_accumulation_steps": accumulated}
+        return {each.knob for each in write(tool_named("lightning"), source(**sizes)).departures}
+
+    assert said(1) == {"micro_batch_size", "gradient_accumulation_steps"}
+    assert said(4) == {"micro_batch_size"}  # where they were there when it was measured, too

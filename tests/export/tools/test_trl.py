@@ -77,6 +77,13 @@ def test_its_loss_is_never_that_of_the_full_logits() -> None:
     assert departures(loss="fused") == {"loss": False}
 
 
+def test_where_its_chunks_take_more_than_was_measured_is_said() -> None:
+    assert departures(precision="bf16", loss="chunked") == {"loss": True}  # the head's gradient is made in float32
+    assert departures(precision="bf16") == {"loss": False}
+    on_cpu = write(TOOL, source("cpu", loss="chunked")).departures
+    assert [(each.knob, each.may_not_fit) for each in on_cpu] == [("loss", True)]
+
+
 def test_what_it_does_otherwise_is_named() -> None:
     lora = CASES["lora"]
     assert departures(**lora, loss="chunked") == {"precision": True}  # adapters in float32
