@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autofit.api.estimate import estimate
     from autofit.api.fit import Trained, fit
+    from autofit.api.judge import Judge
     from autofit.api.search import search
     from autofit.api.training_arguments import TrainerSetup, training_arguments
     from autofit.core.config import Config
@@ -29,10 +30,10 @@ __version__ = "0.1.0"
 
 __all__ = ["fit", "search", "estimate", "explain", "training_arguments", "export", "register"]
 __all__ += ["Workload", "Config", "Result", "Estimate", "Trained", "TrainerSetup", "Technique", "Stage", "Setup"]
-__all__ += ["AutofitError", "InputError", "RefusedError", "NothingFitsError", "ProbeError"]
+__all__ += ["Judge", "AutofitError", "InputError", "RefusedError", "NothingFitsError", "ProbeError"]
 
 _HOMES = {"search": "api.search", "estimate": "api.estimate", "explain": "report.explain", "register": "techniques"}
-_HOMES |= {"export": "export.from_result", "Config": "core.config", "Workload": "core.workload"}
+_HOMES |= {"Judge": "api.judge", "export": "export.from_result", "Config": "core.config", "Workload": "core.workload"}
 _HOMES |= {"Result": "core.result", "Estimate": "core.estimate"} | dict.fromkeys(("fit", "Trained"), "api.fit")
 _HOMES |= dict.fromkeys(("training_arguments", "TrainerSetup"), "api.training_arguments")
 _HOMES |= dict.fromkeys(("Technique", "Stage", "Setup"), "setup")

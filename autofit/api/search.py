@@ -1,5 +1,6 @@
 """`autofit.search`, and what it shares with `autofit.fit`: one search with its progress shown."""
 
+import functools
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from autofit.models import resolve
 from autofit.report.live import LiveDisplay
 from autofit.training.user_model import moved_to_host
 from autofit.training.workload import workload_from
+from autofit.tuning.context import Judging
 from autofit.tuning.predicted import search_or_predict
 from autofit.tuning.result_cache import outdated_note
 from autofit.tuning.space import check_asked
@@ -36,6 +38,7 @@ def search(
     effective_batch: int | None = None,
     trust_remote_code: bool = False,
     listener: Listener | None = None,
+    judge: Judging | None = None,
     **options: Any,
 ) -> Result:
     """Find the fastest config that fits, by measuring real training steps.
@@ -45,6 +48,7 @@ def search(
             `loader`, whose batch size is the effective batch. A living model is not touched.
         loss: (model, batch) -> scalar mean, for a living model.
         split: (batch, size) -> a list of micro-batches, for a living model's batches of an unknown layout.
+        judge: an autofit.Judge, which trains the finalists of a named model on data of yours and compares losses.
         listener: called with every event of `autofit.core.events`.
         task: what to train a named model for; default: what the class in its config.json says.
         options: gpu_mem, gpu, device, mem, host_mem (GiB), margin, space, set, trials, time_limit, tolerance, fast,
@@ -59,6 +63,7 @@ def search(
         InputError: an argument is wrong; ProbeError: probes cannot run here.
     """
     require(listener is None or callable(listener), "listener must be a function", listener)
+    require(judge is None or hasattr(judge, "check"), "judge must be an autofit.Judge", judge)
     checked = search_options(**options)
     if checked.executor == "local":  # ray symmetric-run, as a step of srun, runs one search
         check_alone("Start it once, with devices=.")
@@ -74,7 +79,11 @@ def search(
         raise InputError(message, "The loader or Workload says them.")
     else:
         workload = model if isinstance(model, Workload) else workload_from(model, loader, loss, split=split)
-    return run_shown(search_or_predict, workload, checked, listener, living)
+    run = search_or_predict
+    if judge is not None:
+        judge.check(workload, checked)
+        run = functools.partial(search_or_predict, judge=judge)
+    return run_shown(run, workload, checked, listener, living)
 
 
 def check_alone(remedy: str) -> None:

@@ -43,7 +43,7 @@ _PEEK = 12  # batches that a processor makes before training, which take as long
 
 
 def train(
-    result: Path,
+    result: Path | SavedResult,
     data: Path,
     *,
     weights: str | Path | None = None,
@@ -58,7 +58,7 @@ def train(
     listener: Listener = lambda _: None,
     **training: Any,
 ) -> Trained:
-    """Train the config of a result.yaml on a file.
+    """Train the config of a result, or of a result.yaml, on a file.
 
     Args:
         weights: a directory or a hub id; None: from scratch.
@@ -71,7 +71,7 @@ def train(
     Raises:
         InputError: the result is of a model that cannot be made again here, or the data does not suit its task.
     """
-    saved = SavedResult.load(result)
+    saved = result if isinstance(result, SavedResult) else SavedResult.load(result)
     workload = workload_from_source(saved.source, saved.workload, trust_remote_code=trust_remote_code)
     factory = workload.model
     assert isinstance(factory, HuggingFaceModel), "what a file describes is a model of transformers"
@@ -105,7 +105,7 @@ def train(
         try:
             trained = fit(model, loader, loss=workload.loss, config=saved.config, **training)
         except OutOfMemoryError as error:
-            error.remedy = _what_fitted(result, saved) or error.remedy
+            error.remedy = (isinstance(result, Path) and _what_fitted(result, saved)) or error.remedy
             raise
     if step_trace and recorder:
         listener(Note(step_trace.message if recorder.done else "no step was recorded: fewer than three were trained."))

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 import autofit.cli.completion as completion
+from autofit.core.learning import JUDGES, OBJECTIVES
 from autofit.core.options import DEVICES, EXECUTORS
 from autofit.core.workload import SCHEDULES, TASKS
 from autofit.hardware.catalogue import card_names, link_names
@@ -77,6 +78,17 @@ Executor = Annotated[str, _option(_SEARCH, _executor, "NAME", complete=EXECUTORS
 Workers = Annotated[int | None, _option(_SEARCH, _workers, "N")]
 ResumeSearch = Annotated[bool, _option(_SEARCH, "Resume the search in --out.", None, "--resume")]
 NoStore = Annotated[bool, _option(_SEARCH, _no_store, None, "--no-store")]
+
+# What finalists learn
+_judge = "Train the finalists on --data after the search, and compare what they learn: loss."
+_judge_time = "Training of each finalist with each of two seeds; default 60s."
+_objective = "What the best config is: of the most throughput, or loss-per-second, of the least loss in that time."
+Judge = Annotated[str | None, _option(_SEARCH, _judge, "loss", complete=JUDGES)]
+JudgeData = Annotated[Path | None, _option(_SEARCH, "Data to learn from, as of autofit train.", "PATH", "--data")]
+JudgeWeights = Annotated[str | None, _option(_SEARCH, "Weights to start from; default: random.", "DIR", "--weights")]
+JudgeTime = Annotated[str | None, _option(_SEARCH, _judge_time, "TIME")]
+JudgeLr = Annotated[float | None, _option(_SEARCH, "Learning rate of all; default 1e-4.", "RATE", "--lr")]
+Objective = Annotated[str, _option(_SEARCH, _objective, "NAME", complete=OBJECTIVES)]
 
 # What to train with
 _data = "Text, .jsonl or .csv (also of images or sound), .pt or folder of images, saved Dataset."

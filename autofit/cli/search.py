@@ -10,7 +10,9 @@ from autofit.cli.knobs_of_set import known_knobs
 from autofit.cli.output import INTERRUPTED, heavy, print_json
 from autofit.core.errors import InputError, NothingFitsError, ProbeError
 from autofit.core.events import Event, Note
-from autofit.core.options import parse_settings, search_options
+from autofit.core.files import check_readable
+from autofit.core.learning import check_judging
+from autofit.core.options import parse_settings, search_options, seconds_of
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import check_sizes
 from autofit.hardware.catalogue import card_to_search_for
@@ -22,6 +24,7 @@ from autofit.report.predicted import predicted_view
 from autofit.report.table import result_table
 
 _OF_MODELS = ("task", "seq_len", "effective_batch", "trust_remote_code")
+_OF_JUDGING = ("judge", "data", "weights", "judge_time", "lr", "objective")
 _REMEDY = "Run on a machine with the card to measure, or search for the CPU with --device cpu --mem GIB."
 
 
@@ -49,6 +52,12 @@ def search(
     devices: options.Devices = "1",
     nodes: options.Nodes = 1,
     link: options.Link = None,
+    judge: options.Judge = None,
+    data: options.JudgeData = None,
+    weights: options.JudgeWeights = None,
+    judge_time: options.JudgeTime = None,
+    lr: options.JudgeLr = None,
+    objective: options.Objective = "throughput",
     resume: options.ResumeSearch = False,
     no_store: options.NoStore = False,
     out: options.Out = None,
@@ -63,10 +72,14 @@ def search(
       autofit search --model llama-3.1-8b --gpu-mem 24
       autofit search --model tiny-llama --device cpu --mem 2 --trials 8
       autofit search --model train.py:workload --set precision=bf16,fp32
+      autofit search --model tiny-llama --device cpu --mem 2 --judge loss --data corpus.txt --judge-time 60s
     """
     given: dict[str, Any] = dict(locals())  # under the names that autofit.search takes, but for these
-    for name in ("model", "set_", "no_store", "as_json", "as_markdown", "quiet"):
+    for name in ("model", "set_", "no_store", "as_json", "as_markdown", "quiet", *_OF_JUDGING):
         del given[name]
+    of_judge = {"data": data, "weights": weights, "judge_time": judge_time, "lr": lr}
+    check_judging(judge, objective, **of_judge)
+    seconds = seconds_of(judge_time) if judge_time else None
     if as_json and as_markdown:
         raise InputError("--json and --markdown both say what is printed.", "Give one of them.")
     given |= {"set": parse_settings(set_ or []), "store": not no_store}
@@ -75,6 +88,8 @@ def search(
         card_to_search_for(gpu)
     check_task(task)
     check_sizes(seq_len, 1 if effective_batch is None else effective_batch)
+    if data is not None:
+        check_readable(data, "the data file")
     if out is not None:
         RunDirectory(out, resume=resume).check()
     if kind_of(model) != "function":  # which may register knobs
@@ -91,6 +106,11 @@ def search(
             if event != no_gpu:
                 display(event)
 
+        if judge:
+            chosen = {"data": data, "weights": weights, "seconds": seconds, "lr": lr, "objective": objective}
+            chosen["trust_remote_code"] = trust_remote_code
+            chosen = {name: each for name, each in chosen.items() if each is not None}
+            given["judge"] = heavy("autofit.api.judge", "Judge")(**chosen)
         result = heavy("autofit.api.search", "search")(model, listener=listener, **given)
     if as_json:
         answer = result.to_json()

@@ -105,7 +105,7 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 
 def _result(data: dict[str, Any]) -> Result:
-    data = {"finalists": [], "on_devices": [], "remedies": [], **data}  # older records have none
+    data = {"finalists": [], "on_devices": [], "remedies": [], "learning": [], **data}  # older records have none
     for each in data["alternatives"]:
         each.pop("value", None)  # of its config
     for each in data["other_budgets"]:

@@ -18,6 +18,7 @@ from autofit.core.errors import InputError, require, shown
 from autofit.core.estimate import Estimate, Remedy
 from autofit.core.files import expanded
 from autofit.core.hardware import GIB, Hardware
+from autofit.core.learning import LearningCurve
 from autofit.core.measurement import Measurement
 from autofit.core.notebook import as_html
 from autofit.core.pareto import Alternative, OtherBudget, Point, fastest_within
@@ -66,6 +67,7 @@ class Result:
             for the card that is meant; `best` is None then.
         on_devices: the config of the answer on other numbers of devices, the fewest first; empty for a search over one.
         remedies: where nothing fits, what would help, the cheapest first.
+        learning: what finalists learnt, where a judge was asked.
     """
 
     model: str
@@ -96,6 +98,7 @@ class Result:
     predicted_tiers: Mapping[str, Estimate | None] = field(default_factory=dict)
     on_devices: tuple[OnDevices, ...] = ()
     remedies: tuple[Remedy, ...] = ()
+    learning: tuple[LearningCurve, ...] = ()
 
     @property
     def config(self) -> Config | None:
@@ -138,6 +141,7 @@ class Result:
             ],
             "on_devices": to_plain(self.on_devices),
             "remedies": to_plain(self.remedies),
+            **({"learning": to_plain(self.learning)} if self.learning else {}),
             "space_size": self.space_size,
             "search_seconds": round(self.search_seconds, 3),
             "notes": list(self.notes),

@@ -5,13 +5,15 @@ import functools
 import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from autofit.core.budget import FREE_FRACTION, Budget, gib_to_bytes
 from autofit.core.errors import InputError, counted
+from autofit.core.events import Listener
 from autofit.core.hardware import GIB, Hardware
 from autofit.core.links import Link
 from autofit.core.options import SearchOptions
+from autofit.core.result import Result
 from autofit.core.workload import Workload
 from autofit.hardware.budgets import budget_for, budget_notes
 from autofit.hardware.catalogue import card_to_search_for, link, links_of, standing_in_for
@@ -19,6 +21,16 @@ from autofit.probe import Executor, Place, Placement, place_probes, place_ranks
 from autofit.search.journal import begun_with
 from autofit.search.space import Space
 from autofit.tuning.space import space_for
+
+
+class Judging(Protocol):
+    """Finds out what the finalists of a search learn."""
+
+    def check(self, workload: Workload, options: SearchOptions) -> None:
+        """Raise an InputError where it cannot."""
+
+    def __call__(self, result: Result, executor: Executor, listener: Listener) -> Result:
+        """The result with what it found."""
 
 
 @dataclass(frozen=True)

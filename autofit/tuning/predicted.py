@@ -39,6 +39,7 @@ from autofit.search.pareto import leading
 from autofit.search.predictions import Predictions
 from autofit.search.ranking import Figures, preferred
 from autofit.tuning.artifacts import follow_devices, make_record, with_remedies, write_artifacts, write_report
+from autofit.tuning.context import Judging
 from autofit.tuning.narrowing import narrowed
 from autofit.tuning.run import run_directory, run_search
 from autofit.tuning.space import space_for
@@ -55,7 +56,9 @@ _POINTS = 1000  # of each tier, the nearest to its frontier, which is drawn thro
 Followed = tuple[Estimate, Timeline]
 
 
-def search_or_predict(workload: Workload, options: SearchOptions, listener: Listener | None = None) -> Result:
+def search_or_predict(
+    workload: Workload, options: SearchOptions, listener: Listener | None = None, *, judge: Judging | None = None
+) -> Result:
     """Search; for a card where no CUDA device is here, predict what the search would find.
 
     Raises:
@@ -64,7 +67,7 @@ def search_or_predict(workload: Workload, options: SearchOptions, listener: List
     reason = why_no_gpu() if options.names_a_card else None
     if reason is None or torch.cuda.is_available():
         try:
-            return run_search(workload, options, listener)
+            return run_search(workload, options, listener, judge=judge)
         except NoDeviceError:
             if not options.names_a_card:
                 raise

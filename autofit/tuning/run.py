@@ -46,7 +46,7 @@ from autofit.tuning.artifacts import (
     write_artifacts,
     write_report,
 )
-from autofit.tuning.context import Context, context_of
+from autofit.tuning.context import Context, Judging, context_of
 from autofit.tuning.narrowing import narrowed
 from autofit.tuning.stand_in import Communication, with_communicators
 from autofit.tuning.warm_start import WarmStart, subject_of
@@ -68,7 +68,9 @@ _MOST_OF_NAME = 100  # characters of a model's name in that of its run directory
 NOTABLE_DRIFT = 0.05  # a smaller one lies within the difference of two probes of one config
 
 
-def run_search(workload: Workload, options: SearchOptions, listener: Listener | None = None) -> Result:
+def run_search(
+    workload: Workload, options: SearchOptions, listener: Listener | None = None, *, judge: Judging | None = None
+) -> Result:
     """Search for the fastest config that fits the budget, verify it, and write the run directory.
 
     `best` is None when nothing fits. Ctrl-C ends the search early, with what it has: `stopped_by` is "interrupt".
@@ -94,6 +96,8 @@ def run_search(workload: Workload, options: SearchOptions, listener: Listener | 
             outcome = run.explore()
             finals = run.verify(outcome)
             result = run.result(outcome, finals)
+            if judge and result.best and result.stopped_by != "interrupt":
+                result = judge(result, executor, listener)
             if options.memory_snapshot:
                 listener(PhaseStarted("tracing one training step of the best config"))
                 result = trace_best(result, context.workload, executor, directory=directory.path, notify=run.notify)

@@ -133,6 +133,7 @@ TAKEN: dict[str, dict[str, str]] = {
         "loss": "None",
         "split": "None",
         "listener": "None function",
+        "judge": "None",
         **SIZES,
         **OPTIONS,
         "gpu": "None",

@@ -11,6 +11,7 @@ from autofit.core.config import Config
 from autofit.core.errors import InputError
 from autofit.core.estimate import Estimate, Timeline
 from autofit.core.hardware import GIB, Hardware
+from autofit.core.learning import LearningCurve
 from autofit.core.measurement import Measurement, Outcome, PeakBytes, StepSeconds
 from autofit.core.pareto import Alternative, OtherBudget, Point
 from autofit.core.record import Predicted, Record
@@ -56,6 +57,7 @@ RESULT = Result(
     alternatives=(Alternative("precision", MISS.config, Outcome.OUT_OF_MEMORY, None, None, None, True),),
     other_budgets=(OtherBudget("the next larger card", 48 * GIB, "A6000"),),
     predicted=True,
+    learning=(LearningCurve(CONFIG).with_run((9.0, 9.0, 1.0), (3.0, 2.0, 1.5)), LearningCurve(CONFIG, reason="no")),
     on_devices=(OnDevices(1, 12 * GIB, None), OnDevices(2, 7 * GIB, 900.0)),
 )
 RECORD = Record(

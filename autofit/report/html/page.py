@@ -20,6 +20,7 @@ from autofit.report.explain import nothing_fits_lines, summary
 from autofit.report.formatting import describe, gib, interval, knobs_that_differ, peak_bytes, throughput
 from autofit.report.html.charts import devices_picture, error_picture, error_words, knob_picture, progress
 from autofit.report.html.knob_names import config_rows, off_knobs
+from autofit.report.html.learning import learning_picture
 from autofit.report.html.memory import KIND_WORDS, breakdown, moments, timeline_picture, timeline_words, traced_tiers
 from autofit.report.html.scatter import scatter
 from autofit.report.html.scatter import unit as trials_unit
@@ -56,6 +57,7 @@ def pictures(record: Record) -> dict[str, Picture]:
         "memory-breakdown": breakdown(record),
         "what-knobs-buy": knob_picture(record),
         **{f"memory-timeline-{name}": timeline_picture(record, name) for name in traced_tiers(record)},
+        "loss-by-seconds": learning_picture(record),
         "memory-by-devices": devices_picture(record, "memory"),
         "speed-by-devices": devices_picture(record, "speed"),
         "memory-predictions": error_picture(record, "memory"),
@@ -156,7 +158,7 @@ def _template() -> Template:
     functions: tuple[Callable[..., Any], ...] = (
         *(memory_used, step_words, training_time, shared_knobs, tier, config_rows, off_knobs, counted, summary),
         *(commands, knob_lines, other_budget_lines, explored_at, scatter, breakdown, timeline_picture, timeline_words),
-        *(moments, traced_tiers, knob_picture, progress, devices_picture, error_picture, error_words),
+        *(moments, traced_tiers, learning_picture, knob_picture, progress, devices_picture, error_picture, error_words),
     )
     environment.globals |= {function.__name__: function for function in functions}
     environment.globals |= {"text": formatting, "kinds": KIND_WORDS, "picture": _inline, "pictures": _both}

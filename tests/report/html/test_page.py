@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from autofit.core.hardware import GIB
+from autofit.core.learning import LearningCurve
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.record import Record
 from autofit.core.result import OnDevices
@@ -205,6 +206,19 @@ def test_a_model_of_ones_own_is_trained_in_python(record: Records, tmp_path: Pat
     assert "100 samples per second" in told
     assert "tokens" not in told.replace("tokens_per_second", "")
     assert "QLoRA" not in told  # nothing of it was drawn
+
+
+def test_what_finalists_learn(record: Records, tmp_path: Path) -> None:
+    assert "What the finalists learn" not in report_page(record(), tmp_path)
+    judged = record()
+    assert judged.result.best
+    other = LearningCurve(judged.result.best.config.replace(precision="fp32"), reason="memory ran out")
+    curve = LearningCurve(judged.result.best.config).with_run([1.0] * 20, [3.0] * 18 + [2.25] * 2)
+    judged = dataclasses.replace(judged, result=dataclasses.replace(judged.result, learning=(curve, other)))
+    assert "loss-by-seconds" in pictures(judged)
+    told = read(judged, tmp_path).text
+    assert "What the finalists learn" in told
+    assert "loss 2.2500: " in told
 
 
 def test_other_numbers_of_devices(record: Records, tmp_path: Path) -> None:
