@@ -19,7 +19,7 @@ from autofit.cli.help import Command, PlainFlags
 from autofit.cli.options import Version
 from autofit.cli.output import INTERRUPTED, drop_rest, open_streams, print_error, print_json
 from autofit.core.environment import set_defaults
-from autofit.core.errors import AutofitError, InputError, told
+from autofit.core.errors import AutofitError, InputError, ProbeError, told
 
 # typer ships its own copy of click or uses click itself, by version; this is whichever it is.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -103,6 +103,10 @@ def _run(command: Callable[[], Any], as_json: bool) -> int:
         if isinstance(error, OSError) and error.filename is not None and error.errno in _OF_FILES:
             print_error(f"{error.filename} cannot be used: {error.strerror}.", "Check the path.", as_json)
             return InputError.exit_code
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            remedy = "Free some; what was kept goes on with --resume."
+            print_error("this machine's memory is full.", remedy, as_json)
+            return ProbeError.exit_code
         if as_json:  # the object on every exit; the traceback, which somebody has to see, goes to stderr
             message = f"autofit failed: {told(error)}"
             print_json({"schema": 1, "error": {"message": message, "remedy": "Please report it."}})

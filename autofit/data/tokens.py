@@ -18,6 +18,7 @@ import numpy as np
 from datasets.fingerprint import Hasher
 
 from autofit.core.errors import InputError, reported, sentence, shown
+from autofit.core.files import checksum, write_atomically
 from autofit.data.batch import IGNORED_LABEL
 from autofit.data.byte_tokenizer import byte_ids, is_byte_tokenizer
 from autofit.data.rows import ANSWERS, COMPLETION, LABELLED, MESSAGES, PAIR, TAGGED, TWINS, Rows
@@ -73,15 +74,22 @@ def cached_map(
         datasets.disable_progress_bars()
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        return data.map(
+        path = directory / f"{fingerprint}.arrow"
+        sum_of = path.with_suffix(".crc32")
+        if path.exists() and not (sum_of.exists() and sum_of.read_bytes() == b"%08x" % checksum(path)):
+            path.unlink()  # damaged, perhaps in the ids of tokens alone
+        mapped = data.map(
             function,
             batched=True,
             remove_columns=data.column_names,
             features=datasets.Features(features),
-            cache_file_name=str(directory / f"{fingerprint}.arrow"),
+            cache_file_name=str(path),
             new_fingerprint=fingerprint,
             desc=progress,
         )
+        if path.exists():  # there is none of no rows
+            write_atomically(sum_of, b"%08x" % checksum(path))
+        return mapped
     except OSError as error:
         message = f"the cache in {directory} cannot be written: {error}."
         raise InputError(message, "Make room there, or set HF_DATASETS_CACHE to another directory.") from error

@@ -119,9 +119,19 @@ def _listen(connection: Connection, said: Said) -> tuple[str, Any]:
 
 
 def main() -> None:
-    """The agent: starts the ranks, and tells the caller how they ended."""
-    descriptor, folder, count, device, timeout = sys.argv[1:]
-    connection, ranks = Connection(int(descriptor)), int(count)
+    """The agent, told how to reach the caller, and what `_serve` needs."""
+    descriptor, *given = sys.argv[1:]
+    connection = Connection(int(descriptor))
+    try:
+        _serve(connection, *given)
+    except Exception as error:
+        message = f"the process that starts ranks failed: {told(error)}."
+        connection.send(("failed", RankError(message, details=traceback.format_exc())))
+
+
+def _serve(connection: Any, folder: str, count: str, device: str, timeout: str) -> None:
+    """Start the ranks, and tell the caller how they ended."""
+    ranks = int(count)
     logging.getLogger("torch.multiprocessing").setLevel(logging.ERROR)  # that it ends ranks is told here, and why
     given = (Path(folder), ranks, device, float(timeout), connection)
     context: Any = start_processes(_rank, given, ranks, join=False, start_method="fork")

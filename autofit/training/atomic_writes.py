@@ -7,7 +7,6 @@ takes time; the next writer cleans up after a crash. A full disk or a missing ri
 import errno
 import os
 import shutil
-import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -16,12 +15,10 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from autofit.core.errors import InputError
-from autofit.core.files import check_regular
-from autofit.core.hardware import GIB, MIB
+from autofit.core.hardware import GIB
 from autofit.distributed import Ranks
 
 _PART, _FORMER, _GONE = ".part", ".former", ".gone"
-_CHUNK = 8 * MIB
 
 
 @contextmanager
@@ -140,15 +137,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def checksum(path: Path) -> int:
-    """The CRC-32 of a file: about half a second for each GiB."""
-    crc = 0
-    with check_regular(path).open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            crc = zlib.crc32(chunk, crc)
-    return crc
 
 
 def free_bytes(folder: Path) -> int | None:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from autofit.core import strict_yaml
 from autofit.core.errors import InputError, reported
+from autofit.core.files import checksum
 from autofit.core.hardware import MIB
 from autofit.core.workload import check_counts
 from autofit.distributed import Ranks
@@ -109,7 +110,7 @@ def save(setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, d
         written = [part / name for name in files]
         if parts:
             written += sharded_state.write(parts, part)
-        checksums = ranks.joined({file.name: atomic_writes.checksum(file) for file in written})
+        checksums = ranks.joined({file.name: checksum(file) for file in written})
         if ranks.is_first:
             (part / _LABEL).write_text(strict_yaml.dump({**label, "crc32": checksums}), encoding="utf-8")
     if not ranks.is_first:
@@ -239,7 +240,7 @@ def _read_contents(path: Path, label: dict[str, Any], ranks: Ranks) -> dict[str,
         if name not in read and number % ranks.layout.world != ranks.rank:
             continue  # another rank checks it
         try:
-            if atomic_writes.checksum(file) != label["crc32"].get(name):
+            if checksum(file) != label["crc32"].get(name):
                 raise _DamagedError(f"{name} is not what was written")
             if name in (_WEIGHTS, _BUFFERS):
                 contents[name] = safetensors.torch.load_file(file)

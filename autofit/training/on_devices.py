@@ -5,8 +5,12 @@ loss and the callbacks travel by cloudpickle.
 """
 
 import dataclasses
+import os
+import secrets
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +35,6 @@ from autofit.training.save_model import gathered
 from autofit.training.session import CheckpointPolicy, Session
 from autofit.training.user_model import restored
 
-_GIVEN, _TRAINED = "given.safetensors", "trained.safetensors"
 _SHARED = Path("/dev/shm")  # memory that processes share, where there is room
 
 
@@ -45,7 +48,8 @@ class _Job:
     policy: CheckpointPolicy
     callbacks: tuple[Callback, ...]
     progress: bool
-    folder: Path
+    given: Path  # weights
+    trained: Path
     config: Mapping[str, Any]
     device: str
     loader: Any
@@ -67,11 +71,12 @@ def run_on_devices(
     """What `Session.run` does, on so many devices. Where memory runs out on one of them, all go back to the last
     checkpoint, or to the start, with a smaller micro-batch. `timeout`: seconds that one rank waits for another."""
     named = _plain(session.model)
-    with tempfile.TemporaryDirectory(prefix="autofit-weights-", dir=_roomy(named)) as folder:
-        safetensors.torch.save_file(named, Path(folder, _GIVEN))
+    folder = _roomy(named)
+    trained = folder / f"autofit-weights-{secrets.token_hex(8)}" / "trained.safetensors"
+    with _nameless(named, folder) as given_weights, _removing(trained.parent):
         structure, policy = meta_copy(session.model), session.policy
         workload = dataclasses.replace(session.workload, model=lambda: structure)
-        given = (session.hyperparameters, policy, tuple(session.callbacks), session.progress, Path(folder))
+        given = (session.hyperparameters, policy, tuple(session.callbacks), session.progress, given_weights, trained)
         job = _Job(workload, structure, *given, config, device, loader, eval_loader, steps)
         while True:
             try:
@@ -85,13 +90,13 @@ def run_on_devices(
                 resume = policy.directory is not None and checkpoint.exists(policy.directory)
                 policy = dataclasses.replace(policy, resume=resume)
                 job = dataclasses.replace(job, policy=policy, config={**job.config, **error.knobs})
-        _take_back(session, config, device, Path(folder, _TRAINED))
+        _take_back(session, config, device, trained)
     return answer  # type: ignore[no-any-return]
 
 
 def _train(say: Said, job: _Job) -> tuple[list[StepReport], list[float]]:
     """One rank's session."""
-    with safe_open(job.folder / _GIVEN, framework="pt") as file:
+    with safe_open(job.given, framework="pt") as file:
         own = {each: file.get_tensor(name) for name, each in job.structure.named_parameters()}
     made = {each: nn.Parameter(tensor, each.requires_grad) for each, tensor in own.items()}
     for module in job.structure.modules():
@@ -104,7 +109,7 @@ def _train(say: Said, job: _Job) -> tuple[list[StepReport], list[float]]:
         job.callbacks,
         say,
         job.progress,
-        taken=partial(_give, job.folder / _TRAINED),
+        taken=partial(_give, job.trained),
     )
     return session.run(job.config, job.device, job.loader, steps=job.steps, eval_loader=job.eval_loader)
 
@@ -113,6 +118,7 @@ def _give(path: Path, setup: Setup) -> None:
     """Leave what training changed for the caller."""
     changed = gathered(dict(setup.trainable()) | dict(setup.model.named_buffers()), setup.ranks)
     if setup.ranks.is_first:
+        path.parent.mkdir(mode=0o700)
         safetensors.torch.save_file(checkpoint.detached(changed.items()), path)
 
 
@@ -144,11 +150,31 @@ def _plain(model: nn.Module) -> dict[str, torch.Tensor]:
     return checkpoint.detached(model.named_parameters())
 
 
-def _roomy(tensors: Mapping[str, torch.Tensor]) -> Path | None:
-    """Where weights lie in memory twice at most; None: where temporary files lie."""
+@contextmanager
+def _nameless(tensors: Mapping[str, torch.Tensor], folder: Path) -> Iterator[Path]:
+    """A path to these tensors for this process and those that it starts; the file has no name that could stay in memory
+    if this one is killed."""
+    with tempfile.TemporaryDirectory(prefix="autofit-weights-", dir=folder) as named:
+        path = Path(named, "weights.safetensors")
+        safetensors.torch.save_file(dict(tensors), path)
+        file = path.open("rb")
+    with file:
+        yield Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+
+
+@contextmanager
+def _removing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _roomy(tensors: Mapping[str, torch.Tensor]) -> Path:
+    """Where weights lie in memory twice at most, else where temporary files lie."""
     needed = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
     free = atomic_writes.free_bytes(_SHARED) or 0
-    return _SHARED if free > 3 * needed else None
+    return _SHARED if free > 3 * needed else Path(tempfile.gettempdir())
 
 
 def _told(knobs: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from autofit.hardware import segments
 from autofit.hardware.device import detect
 from autofit.setup import Setup, requirements
 from autofit.training import checkpoint, json_state, random_state
+from autofit.training.atomic_writes import clean_up
 from autofit.training.build import build
 from autofit.training.epochs import Epochs
 from autofit.training.evaluation import check_evaluation, evaluate
@@ -160,6 +161,8 @@ class _Training:
         self._note_slow_loader()
         if self._directory:
             save_model(self._setup, self._directory / "model")
+            if self._ranks.is_first:  # a run that was killed left half a checkpoint, and this one perhaps wrote none
+                clean_up(self._directory / checkpoint.FOLDER)
         return self._history, list(self._evaluations.values())
 
     def _attempt(self, first: int, steps: int) -> OutOfMemoryError | None:

@@ -140,7 +140,10 @@ def test_a_damaged_checkpoint_is_told_of(tmp_path: Path) -> None:
 
 def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
     first = fitted(output_dir=tmp_path)
+    killed = tmp_path / "checkpoints" / ".step-00000002.gone"  # while it was removed
+    killed.mkdir()
     again = fitted(output_dir=tmp_path, resume=True)
+    assert not killed.exists()
     assert again.history == []
     assert_same(weights(again.model), weights(first.model))
     assert len(fitted(output_dir=tmp_path, resume=True, epochs=2).history) == 3

@@ -1,5 +1,6 @@
 """The command line as a whole: how it starts, and how every command ends."""
 
+import errno
 import importlib
 import json
 
@@ -44,6 +45,17 @@ def test_an_error_of_autofits_own_is_json_and_a_traceback(
         main(["models", "--json"])
     answer = json.loads(capsys.readouterr().out)
     assert "ZeroDivisionError: division by zero" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), OSError(errno.ENOMEM, "Cannot allocate memory")])
+def test_memory_that_is_full_is_told(error: Exception, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise error
+
+    monkeypatch.setattr("autofit.cli.models.describe_presets", full)
+    printed = run("models")
+    assert (printed.code, printed.out) == (4, "")
+    assert printed.err.startswith("autofit: this machine's memory is full. Free some")
 
 
 def test_without_arguments_it_says_how_to_start(run: Run) -> None:

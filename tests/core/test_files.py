@@ -17,6 +17,7 @@ from autofit.core.files import (
     check_output,
     check_readable,
     check_writable,
+    checksum,
     digest,
     expanded,
     keep,
@@ -270,3 +271,14 @@ def test_permissions() -> None:
         assert Path("/dev/null").is_char_device()
 
     as_ordinary_user(test)
+
+
+def test_a_checksum_sees_every_byte(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(20 * 2**20))
+    before = checksum(path)
+    assert before == checksum(path)
+    with path.open("r+b") as file:
+        file.seek(17 * 2**20)
+        file.write(b"\x01")
+    assert checksum(path) != before

@@ -115,10 +115,22 @@ def _refusing_b(tokenizer: Any) -> Any:
 
 def test_what_was_tokenised_is_not_tokenised_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = encoded(TEXT, ("ab",), tokenizer=letters(), length=4)
-    (file,) = cache.iterdir()
-    monkeypatch.setattr(tokens, "_cut", None)  # would fail if it were called
+    (file,) = cache.glob("*.arrow")
+    with monkeypatch.context() as patch:
+        patch.setattr(tokens, "_cut", None)  # would fail if it were called
+        assert encoded(TEXT, ("ab",), tokenizer=letters(), length=4) == first
+    assert list(cache.glob("*.arrow")) == [file]
+
+
+@pytest.mark.parametrize("where", [10, 200, -10])
+def test_what_was_damaged_is_tokenised_again(cache: Path, where: int) -> None:
+    first = encoded(TEXT, ("ab",), tokenizer=letters(), length=4)
+    (file,) = cache.glob("*.arrow")
+    data = bytearray(whole := file.read_bytes())
+    data[where] ^= 4
+    file.write_bytes(data)
     assert encoded(TEXT, ("ab",), tokenizer=letters(), length=4) == first
-    assert list(cache.iterdir()) == [file]
+    assert file.read_bytes() == whole
 
 
 def test_anything_else_is_tokenised_anew(cache: Path) -> None:
@@ -132,14 +144,14 @@ def test_anything_else_is_tokenised_anew(cache: Path) -> None:
     ]
     for text, options in variants:
         encoded(TEXT, (text,), **options)
-    assert len(list(cache.iterdir())) == len(variants)
+    assert len(list(cache.glob("*.arrow"))) == len(variants)
 
 
 def test_a_tokenizer_that_was_used_is_still_the_same(cache: Path) -> None:
     tokenizer = letters(framed=True)
     for _ in range(2):
         encoded(LABELLED, ("abcdef", "x"), tokenizer=tokenizer, length=4)
-    assert len(list(cache.iterdir())) == 1
+    assert len(list(cache.glob("*.arrow"))) == 1
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

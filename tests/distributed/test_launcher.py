@@ -1,5 +1,6 @@
 """Ranks that are started for a function: what comes back, and that one that fails ends all, with its own cause."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from autofit.core.errors import InputError, RankError
+from autofit.distributed import launcher
 from autofit.distributed.launcher import on_ranks
 
 TIMEOUT, PATIENCE = 1.0, 5.0  # seconds that a rank waits for another; that it may take to end all
@@ -124,6 +126,21 @@ def test_ranks_end_with_a_caller_that_is_killed(tmp_path: Path) -> None:
     while left := [file.name for file in tmp_path.iterdir() if psutil.pid_exists(int(file.name))]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
+
+
+def test_what_ends_the_process_that_starts_ranks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError("not a byte is left")
+
+    ours, theirs = multiprocessing.Pipe()
+    monkeypatch.setattr(sys, "argv", ["-c", str(theirs.fileno()), "folder", "2", "cpu", "60"])
+    monkeypatch.setattr(launcher, "start_processes", fails)
+    monkeypatch.setattr(launcher, "Connection", lambda _: theirs)
+    launcher.main()
+    kind, error = ours.recv()
+    assert kind == "failed"
+    assert str(error) == "the process that starts ranks failed: MemoryError: not a byte is left."
+    assert "Traceback" in error.details
 
 
 def test_what_cannot_be_sent_is_told() -> None:

@@ -232,14 +232,3 @@ def test_into_a_directory_of_others(tmp_path: Path) -> None:
     with atomic_writes.atomic_files(tmp_path, what="it", needed_bytes=0) as aside:
         (aside / "mine").write_text("new")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"theirs": "theirs", "mine": "new"}
-
-
-def test_a_checksum_sees_every_byte(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(bytes(20 * 2**20))
-    before = atomic_writes.checksum(path)
-    assert before == atomic_writes.checksum(path)
-    with path.open("r+b") as file:
-        file.seek(17 * 2**20)
-        file.write(b"\x01")
-    assert atomic_writes.checksum(path) != before

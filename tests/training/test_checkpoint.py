@@ -14,6 +14,7 @@ import yaml
 from torch import nn
 
 from autofit.core.errors import InputError
+from autofit.core.files import checksum
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.setup import Setup
 from autofit.training import atomic_writes, checkpoint, json_state
@@ -212,9 +213,9 @@ def test_code_that_somebody_put_into_one_is_not_run(tmp_path: Path, monkeypatch:
     """With the checksum that belongs to it."""
     monkeypatch.chdir(tmp_path)
     path = checkpoint.save(run({}), tmp_path, 1)
-    before = atomic_writes.checksum(path / "optimizer.pt")
+    before = checksum(path / "optimizer.pt")
     torch.save(Harmful(), path / "optimizer.pt")
-    label, after = (path / "checkpoint.yaml").read_text(), atomic_writes.checksum(path / "optimizer.pt")
+    label, after = (path / "checkpoint.yaml").read_text(), checksum(path / "optimizer.pt")
     (path / "checkpoint.yaml").write_text(label.replace(str(before), str(after)))
     with pytest.raises(InputError, match=r"optimizer\.pt cannot be read \(UnpicklingError\)"):
         checkpoint.load(run({}), tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from autofit.core.errors import InputError, OutOfMemoryError
 from autofit.core.workload import Hyperparameters
+from autofit.training import on_devices
 from autofit.training.loop import StepReport
 from autofit.training.on_devices import run_on_devices
 from autofit.training.session import CheckpointPolicy, Session
@@ -130,6 +132,14 @@ def test_memory_that_never_suffices_is_told(tmp_path: Path) -> None:
     most.write_text("0")
     with pytest.raises(OutOfMemoryError, match="on rank 1 of 2, and nothing is left that would need less"):
         run(session(made(most)), FSDP | {"micro_batch_size": 1}, devices=2)
+
+
+def test_weights_that_travel_have_no_name_that_stays_in_memory(tmp_path: Path) -> None:
+    weights = {"weight": torch.arange(3.0)}
+    with on_devices._nameless(weights, tmp_path) as path:
+        assert not list(tmp_path.iterdir())
+        assert torch.equal(safetensors.torch.load_file(path)["weight"], weights["weight"])
+    assert not path.exists()
 
 
 def test_weights_that_cannot_travel_are_told() -> None:
