@@ -1,0 +1,210 @@
+"""Bad inputs: command lines, files and arguments of calls that begin right and are then changed in a few places.
+
+Every drawn path lies in the folder of the try, and none names a device. A search or a training that finds nothing wrong
+ends where it would start processes: what follows is for faults.
+"""
+
+import importlib
+import inspect
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from benchmarks.faults.scenarios import LLAMA, RESULT, WORKLOAD, hostile
+from benchmarks.faults.tries import Ended, Tries
+
+_REACHED = 77  # the exit code of what found nothing wrong
+_CPU = ["--device", "cpu", "--mem", "1"]
+COMMANDS: dict[str, list[str]] = {
+    "search": ["--model", "llama", *_CPU, "--seq-len", "16", "--effective-batch", "4", "--space", "drawn", "--json"],
+    "estimate": ["--model", "llama", *_CPU, "--seq-len", "16", "--config", "drawn", "--no-alternatives"],
+    "train": ["result.yaml", "--data", "drawn", "--from-scratch", "--steps", "2", "--output", "out"],
+    "export": ["drawn", "--to", "trl", "--output", "exported"],
+    "report": ["run", "--format", "md"],
+    "doctor": ["--device", "cpu"],
+    "models": [],
+    "spaces": ["--json"],
+}
+CALLS: dict[str, dict[str, Any]] = {
+    "search": {"model": "llama", "seq_len": 16, "effective_batch": 4, "device": "cpu", "mem": 1},
+    "fit": {"model": None, "loader": [], "device": "cpu", "mem": 1, "steps": 1},
+    "estimate": {"model": "llama", "config": {"precision": "fp32"}, "seq_len": 16, "effective_batch": 4},
+    "export": {"result": "result.yaml", "to": "trl"},
+    "explain": {"result": "result.yaml"},
+    "training_arguments": {"result": "result.yaml"},
+    "Workload": {"model": dict, "batch": dict, "effective_batch_size": 4},
+    "Config": {},
+}
+NAMES = [f"command {name}" for name in COMMANDS] + [f"call {name}" for name in CALLS]
+_WORDS = ["", "0", "-1", "1e400", "nan", "inf", "1,2", "=", "a=b", "precision=bf16,x", "lora_rank=8", "all", "list"]
+_WORDS += ["ray", "cuda", "cpu", "drawn", "run", "llama", "mine.py:make", "mine.py:", "no.module:f", "llama-3.1-8b"]
+_WORDS += ["rtx-4090", "html", "trl", "deepspeed", "1.5", "99999999999999999999", "10m", "\x1b[31m", "out", "no/such"]
+_WORDS += ["x" * 5000]
+_text = st.text(max_size=20) | st.sampled_from(_WORDS)
+_words = _text.filter(lambda word: not word.startswith(("/", "~", "-")) and ".." not in word and "\0" not in word)
+_scalars = st.none() | st.booleans() | st.integers() | st.floats() | _text | st.sampled_from([10**400, "fp32", "bf16"])
+_keys = st.sampled_from([*RESULT, *RESULT["config"], *RESULT["workload"], "kind", "path", "space", "values"]) | _text
+_data = st.recursive(
+    _scalars, lambda of: st.lists(of, max_size=3) | st.dictionaries(_keys, of, max_size=4), max_leaves=8
+)
+
+
+class _Mute:
+    """Cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+_objects = [Path("drawn"), Path("no/such"), b"x", object, len, _Mute(), {1: 2}, (), {1}, range(3), 1j, KeyError("x")]
+_values = _data | st.sampled_from(_objects)
+
+
+@st.composite
+def _files(draw: Any, canary: Path) -> bytes:
+    """The content of a file: a right one that was changed, data of any shape, or bytes."""
+    kind = draw(st.integers(0, 4))
+    if kind == 0:
+        return bytes(draw(st.binary(max_size=60)))
+    if kind == 1:
+        return hostile(canary, draw(st.randoms(use_true_random=False)))
+    if kind == 2:
+        return _dumped(draw(_data), draw(st.booleans()))
+    changed = json.loads(json.dumps(RESULT))
+    at = changed
+    key = draw(st.sampled_from(sorted(changed)))
+    if isinstance(changed[key], dict) and draw(st.booleans()):
+        at, key = changed[key], draw(_keys)
+    at[key] = draw(_data)
+    return _dumped(changed, draw(st.booleans()))
+
+
+def _dumped(data: Any, as_json: bool) -> bytes:
+    text = json.dumps(data) if as_json else yaml.dump(data, allow_unicode=True)
+    return text.encode(errors="surrogatepass")
+
+
+@st.composite
+def _commands(draw: Any, name: str) -> list[str]:
+    """A command line that is changed in one to three places."""
+    command = typer.main.get_command(importlib.import_module("autofit.cli").app).commands[name]  # type: ignore[attr-defined]
+    options = [(each.opts[-1], each.is_flag) for each in command.params if each.opts[0].startswith("-")]
+    words = list(COMMANDS[name])
+    for _ in range(draw(st.integers(0, 3))):
+        how = draw(st.integers(0, 3))
+        at = draw(st.integers(0, max(0, len(words) - 1)))
+        if how == 0 and words and not words[at].startswith("-"):
+            words[at] = draw(_words)
+        elif how == 1 and words:
+            del words[at]
+        elif how == 2:
+            words.insert(at, draw(_words | st.sampled_from(["--no-such", "-x", "--"])))
+        else:
+            option, is_flag = draw(st.sampled_from(options)) if options else ("--json", True)
+            words += [option] if is_flag else [option, draw(_words)]
+    return [name, *words]
+
+
+@st.composite
+def _arguments(draw: Any, name: str) -> dict[str, Any]:
+    """Arguments of a call, one to three of them changed."""
+    function = getattr(importlib.import_module("autofit"), name)
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = [each.name for each in inspect.signature(function).parameters.values() if each.kind in plain]
+    changed = draw(st.dictionaries(st.sampled_from(names), _values, min_size=1, max_size=3))
+    return CALLS[name] | changed
+
+
+def broken_by(tries: Tries, key: str, name: str, count: int) -> tuple[int, dict[str, str]]:
+    """How many inputs of one command or call were tried, and what they break, each with the smallest that does."""
+    tried, found = 0, dict[str, str]()
+    kind, _, target = name.partition(" ")
+    drawn = _commands(target) if kind == "command" else _arguments(target)
+
+    @seed(key)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate, Phase.shrink),
+        report_multiple_bugs=False,
+        print_blob=False,
+    )
+    @given(drawn, _files(tries.canary))
+    def look(given: Any, content: bytes) -> None:
+        nonlocal tried, latest
+        tried += 1
+        work = prepare(tries)
+        (work / "drawn").write_bytes(content)
+        broken = _command(tries, given) if kind == "command" else _call(tries, target, given)
+        broken = [each for each in broken if each not in found]
+        if broken:
+            latest = broken[0], f"{given!r} with {content!r}"
+            raise AssertionError(broken[0])
+
+    latest = ("", "")
+    while tried < count:
+        try:
+            look()
+            break
+        except AssertionError:
+            found[latest[0]] = latest[1]
+    return tried, found
+
+
+def prepare(tries: Tries) -> Path:
+    """A folder with all that the unchanged inputs name."""
+    work = tries.fresh()
+    (work / "mine.py").write_text(WORKLOAD)
+    (work / "llama").mkdir()
+    (work / "llama" / "config.json").write_text(json.dumps(LLAMA))
+    (work / "result.yaml").write_text(yaml.safe_dump(RESULT))
+    return work
+
+
+def _command(tries: Tries, words: list[str]) -> list[str]:
+    ended = tries.command(words, before=_stop_early)
+    return [] if ended.code == _REACHED else ended.broken
+
+
+def _call(tries: Tries, name: str, arguments: dict[str, Any]) -> list[str]:
+    """A call may raise one of autofit's errors, a TypeError or a ValueError, of one sentence; or return."""
+
+    def call() -> None:
+        _stop_early()
+        autofit = importlib.import_module("autofit")
+        try:
+            getattr(autofit, name)(**arguments)
+        except (autofit.AutofitError, TypeError, ValueError) as error:
+            print(json.dumps([type(error).__name__, str(error)]))
+
+    ended = tries.call(call)
+    return [] if ended.code == _REACHED else ended.broken + _raised(ended)
+
+
+def _raised(ended: Ended) -> list[str]:
+    if ended.code != 0:
+        return [f"it raises {(ended.err.strip().splitlines() or ['nothing'])[-1][:200]}"]
+    kind, message = json.loads(ended.out.splitlines()[-1]) if ended.out.startswith("[") else ("", "fine")
+    if not message.strip() or len(message) > 1500:
+        return [f"{kind} of {len(message)} characters"]
+    return []
+
+
+def _stop_early() -> None:
+    """In the process of a try."""
+
+    def reached(*_: Any, **__: Any) -> Any:
+        os._exit(_REACHED)
+
+    for module in ("tuning.run", "tuning.predicted", "api.doctor"):
+        importlib.import_module(f"autofit.{module}").LocalExecutor = reached  # type: ignore[attr-defined]
+    importlib.import_module("autofit.tuning.run").RayExecutor = reached  # type: ignore[attr-defined]
+    importlib.import_module("autofit.api.train").fit = reached  # type: ignore[attr-defined]

@@ -1,0 +1,265 @@
+"""What faults strike: a search, a training, and a training on two ranks, each resumed afterwards, and what must then
+be true; and files of finished ones that are damaged before a command reads them.
+"""
+
+import functools
+import hashlib
+import importlib
+import json
+import pickle
+import random
+import re
+import shutil
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from benchmarks.faults import faults
+from benchmarks.faults.faults import AROUND, IN_PROCESS, Fault
+from benchmarks.faults.tries import Ended, Tries
+
+WORKLOAD = """
+import torch
+from torch import nn
+from autofit import Workload
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(48, 96), nn.ReLU(), nn.Linear(96, 48)) for _ in range(3))
+        self.out = nn.Linear(48, 10)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.out(x)
+
+def batch(n):
+    return {"x": torch.ones(n, 48), "y": torch.zeros(n, dtype=torch.long)}
+
+def loss(model, batch):
+    return nn.functional.cross_entropy(model(batch["x"]).float(), batch["y"])
+
+def make():
+    return Workload(model=Net, batch=batch, loss=loss, effective_batch_size=8)
+"""
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 256, "hidden_size": 32}
+LLAMA |= {"intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+LLAMA |= {"max_position_embeddings": 64, "tie_word_embeddings": False}
+RESULT: dict[str, Any] = {
+    "autofit": 1,
+    "model": "llama",
+    "workload": {"task": "causal-lm", "sequence_length": 16, "effective_batch_size": 4},
+    "source": {"kind": "directory", "path": "llama"},
+    "hardware": {"device": "cpu"},
+    "config": {"micro_batch_size": 2, "precision": "fp32"},
+}
+_TOGETHER = {"data_parallel": "fsdp", "data_parallel_shard": 2, "data_parallel_replicate": 1}
+_SETTINGS = ("precision=fp32", "optimizer=adamw", "attention=sdpa", "micro_batch_size=4,8")
+_LINE = re.compile(rb'(\{"op_code":.*),"crc":"([0-9a-f]{8})"\}')
+_KNOWN = re.compile(r"\.lock|journal\.log(\.damaged(-\d+)?)?|probes|exports|(result|report)\.\w+|train\.py")
+
+
+class Scenario(ABC):
+    """A command that is struck by a fault, and goes on."""
+
+    name: str
+    depths: tuple[int, ...]  # of the processes that are struck
+
+    def __init__(self, tries: Tries) -> None:
+        self.tries = tries
+        self.start = tries.sandbox.disk.parent / f"start-{self.name}"
+        self.prepare(tries.fresh())
+        shutil.copytree(tries.folder, self.start, symlinks=True)
+
+    def made(self) -> str:
+        """What must be the same each time."""
+        return ""
+
+    @functools.cached_property
+    def whole(self) -> Ended:
+        """The command without a fault."""
+        ended = self.begin(None)
+        assert ended.code == 0 and not ended.broken, f"{self.name}: {ended}"
+        self.weights = self.made()
+        return ended
+
+    @abstractmethod
+    def prepare(self, work: Path) -> None:
+        """Write what the command needs."""
+
+    @abstractmethod
+    def arguments(self, *, again: bool) -> list[str]:
+        """The command, also `again` after a fault."""
+
+    @abstractmethod
+    def lost(self, struck: Ended, went_on: Ended, fault: Fault) -> list[str]:
+        """What is lost that was there."""
+
+    def begin(self, fault: Fault | None) -> Ended:
+        """The command from its start."""
+        self.tries.fresh(self.start)
+        strike = functools.partial(self.strike, fault) if fault else None
+        return self.tries.command(self.arguments(again=False), fault, strike)
+
+    def draw(self, rng: random.Random) -> Fault:
+        """A fault of this scenario."""
+        kind, depth = rng.choice([each for each in self.possible() if self.whole.events[each[1]]])
+        delay = rng.choice((0.0, 0.0, rng.uniform(0, 0.3)))
+        return Fault(kind, depth, rng.randrange(self.whole.events[depth]), delay, rng.randrange(2**31))
+
+    def possible(self) -> list[tuple[str, int]]:
+        """What may strike how deep; a kind as often as any other."""
+        deep = dict.fromkeys(IN_PROCESS, self.depths) | dict.fromkeys((*AROUND, "interrupt"), (0,))
+        deep |= {"hang": self.depths[1:], "device memory": self.depths[2:]}  # a command waits for the others
+        most = max(map(len, deep.values()))
+        return [(kind, depth) for kind, each in deep.items() if each for depth in (each * most)[:most]]
+
+    def strike(self, fault: Fault) -> None:
+        """What strikes all processes of the try."""
+        folder, rng = self.tries.folder, random.Random(fault.draw)
+        if fault.kind == "disk full":
+            self.tries.sandbox.fill()
+        elif fault.kind == "clock back":
+            faults.clock_back()
+        elif fault.kind == "deleted":
+            faults.delete(folder / rng.choice(("work/run", "work/run", "cache", "tmp", "work/run/probes", "work/out")))
+        elif files := [each for each in self.damageable(folder) if each.stat().st_size]:
+            faults.flip(rng.choice(files), fault.draw)
+
+    def damageable(self, folder: Path) -> list[Path]:
+        """The files that are read back."""
+        kept = (folder / "work" / "run", folder / "cache", folder / "work" / "out")
+        return sorted(each for top in kept for each in top.rglob("*") if each.is_file())
+
+    def broken_by(self, fault: Fault) -> list[str]:
+        """What a fault breaks, in the command and in going on after it."""
+        _ = self.whole
+        struck = self.begin(fault)
+        broken = [f"struck: {each}" for each in struck.broken]
+        again = self.tries.command(self.arguments(again=True))
+        broken += [f"then: {each}" for each in again.broken]
+        if again.code != 0:
+            broken.append(f"then: exit code {again.code}: {again.err[-300:]}")
+        return broken + self.lost(struck, again, fault)
+
+
+class Search(Scenario):
+    """A search of four trials."""
+
+    name, depths = "search", (0, 1, 2)
+
+    def prepare(self, work: Path) -> None:
+        (work / "mine.py").write_text(WORKLOAD)
+
+    def arguments(self, *, again: bool) -> list[str]:
+        run = self.run if again else self.tries.folder / "work" / "run"
+        words = [word for setting in _SETTINGS for word in ("--set", setting)]
+        words = ["search", "--model", "mine.py:make", "--device", "cpu", "--mem", "1", *words]
+        resume = ["--resume"] if again and (run / "journal.log").exists() else []
+        return [*words, "--trials", "4", "--out", str(run), "--json", *resume]
+
+    @property
+    def run(self) -> Path:
+        """Where the measurements are: the last words of a search whose directory was deleted name another place."""
+        said = self.tries.printed[1].read_text(errors="replace")
+        told = re.findall(r"--resume\s+--out\s+(\S+?)\.?$", said, re.MULTILINE)
+        return Path(told[-1]) if told else self.tries.folder / "work" / "run"
+
+    def begin(self, fault: Fault | None) -> Ended:
+        ended = super().begin(fault)
+        self.held = set(measured(self.run / "journal.log"))
+        return ended
+
+    def lost(self, struck: Ended, went_on: Ended, fault: Fault) -> list[str]:
+        """Every measurement that was on the disk, or that was told to be done, and what did not belong there."""
+        if went_on.code != 0:
+            return []
+        trials = json.loads(went_on.out)["trials"]
+        broken = [f"lost: {each}" for each in self.held - {_key(trial) for trial in trials}]
+        told = len(re.findall(r"^probe \d+ of", struck.err, re.MULTILINE))
+        if fault.kind != "flipped" and not (fault.kind == "deleted" and struck.code != 0) and len(self.held) < told:
+            broken.append(f"lost: {told} probes were told of, {len(self.held)} were kept")
+        names = [each.name for each in (self.tries.folder / "work" / "run").glob("*")]
+        return broken + [f"left in the run directory: {name}" for name in names if not _KNOWN.fullmatch(name)]
+
+
+def measured(journal: Path) -> Iterator[tuple[Any, ...]]:
+    """The measurements that a journal holds, read without autofit."""
+    for line in journal.read_bytes().splitlines() if journal.exists() else ():
+        match = _LINE.fullmatch(line)
+        is_whole = match is not None and int(match[2], 16) == zlib.crc32(match[1])
+        if is_whole and (found := json.loads(line).get("user_attr", {}).get("measurement")):
+            yield _key(found)
+
+
+def _key(trial: dict[str, Any]) -> tuple[Any, ...]:
+    return trial["number"], trial["outcome"], trial["seconds"]
+
+
+class Training(Scenario):
+    """A training of eight steps with four checkpoints."""
+
+    name, depths = "training", (0,)
+    config: Mapping[str, Any] = MappingProxyType({})
+    more: tuple[str, ...] = ()
+
+    def prepare(self, work: Path) -> None:
+        (work / "llama").mkdir()
+        (work / "llama" / "config.json").write_text(json.dumps(LLAMA))
+        (work / "result.yaml").write_text(yaml.safe_dump({**RESULT, "config": {**RESULT["config"], **self.config}}))
+        (work / "corpus.txt").write_text("a b c d e f g h i j k l m n o p\n" * 60)
+
+    def arguments(self, *, again: bool) -> list[str]:
+        words = ["train", "result.yaml", "--data", "corpus.txt", "--from-scratch", "--steps", "8", "--output", "out"]
+        kept = list((self.tries.folder / "work" / "out" / "checkpoints").glob("step-*"))
+        resume = ["--resume"] if again and kept else []
+        return [*words, "--checkpoint-every", "2", "--keep-last", "3", *self.more, *resume]
+
+    def made(self) -> str:
+        path = self.tries.folder / "work" / "out" / "model" / "model.safetensors"
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "none"
+
+    def lost(self, struck: Ended, went_on: Ended, fault: Fault) -> list[str]:
+        """The weights are those of the whole one, bit for bit, and no half checkpoint stays."""
+        if went_on.code != 0:
+            return []
+        out = self.tries.folder / "work" / "out"
+        broken = [f"left: {each.relative_to(out)}" for each in out.rglob(".*") if each.name != ".lock"]
+        return broken + (["the weights are others"] if self.made() != self.weights else [])
+
+
+class Ranks(Training):
+    """The same on two ranks."""
+
+    name, depths = "ranks", (0, 1, 2)
+    config = _TOGETHER
+    more = ("--devices", "2")
+
+    def possible(self) -> list[tuple[str, int]]:
+        """Ranks hang; what started them cannot be told from one that waits for them."""
+        return [each for each in super().possible() if each not in (("hang", 1), ("stop", 1))]
+
+
+def hostile(canary: Path, rng: random.Random) -> bytes:
+    """What would touch the canary if it were run: a pickle, YAML with a tag of Python's, a saved tensor."""
+    command = f"touch {canary}"
+    payload = pickle.dumps(_Runs(command), protocol=2)
+    tagged = f'autofit: 1\nmodel: !!python/object/apply:os.system ["{command}"]\nworkload: {{}}\nconfig: {{}}\n'
+    return rng.choice((payload, tagged.encode(), f'{{"digest": "x", "data": "$({command})"}}'.encode()))
+
+
+class _Runs:
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return importlib.import_module("os").system, (self.command,)
+
+
+SCENARIOS: tuple[type[Scenario], ...] = (Search, Training, Ranks)
