@@ -5,7 +5,6 @@ operators of a trace are called on real tensors, with a large and a small micro-
 A line through both gives the time of a call whatever its size, and the factor of the roofline's seconds.
 """
 
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 from autofit.core.hardware import MIB
 from autofit.estimate.known_values import on_real_tensors
 from autofit.estimate.operator_costs import Cost
-from autofit.estimate.rates import Rates
+from autofit.estimate.rates import SIZE, Rates
 from autofit.estimate.roofline import Speed, working_seconds
 from autofit.estimate.scaling import Symbols
 
@@ -27,8 +26,10 @@ _HARMLESS = ("aten", "bitsandbytes", "torchao")  # libraries whose operators onl
 # The first reads a workspace that made-up values are none of, and crashes; the second would compute empty groups.
 _UNSAFE = ("aten::mkldnn_rnn_layer_backward", "aten::_grouped_mm")
 _LEAST_SECONDS = 1e-6  # by the roofline: shorter calls are all launching
-_WARM, _REPEATS = 2, 5  # calls of one operator
-MEASURING_SECONDS = 4.0  # for all of them
+_WARM, _REPEATS = 1, 3  # calls of one operator in a pass
+_PASSES = 4  # over all calls at most; two where the machine is as fast as it was when its rates were measured
+_DISTURBED = 1.5  # times as long as its rates say, a product takes where other work shares the processor
+MEASURING_SECONDS = 3.0  # for the first two passes
 _LARGE, _SMALL = (8, 64, 256), (1, 8, 32)  # micro-batch, rank, and tokens of a chunk of the loss
 _LEAST, _MOST = 0.05, 200.0  # factors beyond are disturbances
 
@@ -121,33 +122,45 @@ class Calls:
     def measured(self, rates: Rates, seconds: float = MEASURING_SECONDS) -> dict[str, tuple[float, float]]:
         """By call: (seconds whatever its size, factor of the roofline's seconds), the largest traffic first. Launching
         is in neither. An operator's name stands for its calls that are not measured: too large, or too unimportant for
-        the time there is."""
-        lines: dict[str, tuple[float, float]] = {}
-        start = time.perf_counter()
+        the time there is. All are timed in passes, of which the shortest times count: other work disturbs for a while.
+        """
+        timed: dict[str, list[float | None]] = {}
         with on_real_tensors(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            for key in sorted(self._calls, key=lambda key: -self._bytes[key]):
-                call = self._calls[key]
-                line = self._line(call, rates)
-                if line:
-                    lines[key] = line
-                    lines.setdefault(call.cost.operator, line)
-                if time.perf_counter() - start > seconds:
+            calm = False
+            for number in range(_PASSES):
+                paces, start = [_pace(rates)], time.perf_counter()
+                for key in list(timed) or sorted(self._calls, key=lambda key: -self._bytes[key]):
+                    took = [_seconds(call) if call else None for call in self._sizes_of(key, rates)]
+                    before = timed.get(key, took)
+                    timed[key] = [min(a, b) if a and b else None for a, b in zip(before, took, strict=True)]
+                    if not number and time.perf_counter() - start > seconds / 2:
+                        break
+                calm = calm or max(*paces, _pace(rates)) < _DISTURBED
+                if number and calm:
                     break
+        lines: dict[str, tuple[float, float]] = {}
+        for key, took in timed.items():
+            if line := self._line(key, rates, *took):
+                lines[key] = line
+                lines.setdefault(self._calls[key].cost.operator, line)
         return lines
 
-    def _line(self, call: _Call, rates: Rates) -> tuple[float, float] | None:
-        small = call
+    def _sizes_of(self, key: str, rates: Rates) -> tuple[_Call | None, _Call | None]:
+        """A call in a large size and in a small one, if its shapes have one; None: not to be timed."""
+        large, small = self._calls[key], None
         if self._symbols:
-            call, small = (call.of(_Size(self._symbols, *each)) for each in (_LARGE, _SMALL))
-        roofline = Speed(replace(rates, operators=None), asynchronous=False)
-        expected = working_seconds(call.cost, roofline)
-        took = _seconds(call) if expected >= _LEAST_SECONDS else None
-        if not took:
+            large, small = (self._calls[key].of(_Size(self._symbols, *each)) for each in (_LARGE, _SMALL))
+        if working_seconds(large.cost, _roofline(rates)) < _LEAST_SECONDS:
+            return None, None
+        return large, small if small and small.cost.sizes != large.cost.sizes else None
+
+    def _line(self, key: str, rates: Rates, took: float | None, less: float | None) -> tuple[float, float] | None:
+        large, small = self._sizes_of(key, rates)
+        if not took or not large:
             return None
-        took = max(took - rates.launch_seconds, 0.0)
-        less = _seconds(small) if small.cost.sizes != call.cost.sizes else None
-        if less:
-            less, expected_less = max(less - rates.launch_seconds, 0.0), working_seconds(small.cost, roofline)
+        expected, took = working_seconds(large.cost, _roofline(rates)), max(took - rates.launch_seconds, 0.0)
+        if less and small:
+            less, expected_less = max(less - rates.launch_seconds, 0.0), working_seconds(small.cost, _roofline(rates))
             factor = (took - less) / max(expected - expected_less, 1e-12)
             fixed = less - factor * expected_less
             if fixed > 0.0 and factor > _LEAST:
@@ -155,8 +168,20 @@ class Calls:
         return 0.0, min(max(took / expected, _LEAST), _MOST)
 
 
+def _roofline(rates: Rates) -> Speed:
+    return Speed(replace(rates, operators=None), asynchronous=False)
+
+
+def _pace(rates: Rates) -> float:
+    """How many times longer than its rates say the machine takes for a product now."""
+    product = torch.ones(SIZE, SIZE)
+    start = time.perf_counter()
+    torch.matmul(product, product)
+    return (time.perf_counter() - start) * rates.matmul["float32"] / (2 * SIZE**3)
+
+
 def _seconds(call: _Call) -> float | None:
-    """The median of a few real calls; None where a kernel refuses made-up values."""
+    """The shortest of a few real calls; None where a kernel refuses made-up values."""
     times: list[float] = []
     args, kwargs = tree_map_only(_Like, _Like.tensor, (call.args, call.kwargs))
     for _ in range(_WARM + _REPEATS):
@@ -166,4 +191,4 @@ def _seconds(call: _Call) -> float | None:
         except Exception:  # whatever a kernel raises, of this library or another
             return None
         times.append(time.perf_counter() - start)
-    return statistics.median(times[_WARM:])
+    return min(times[_WARM:])

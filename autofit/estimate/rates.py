@@ -1,6 +1,5 @@
 """Rates: how fast a device computes, reads its memory and copies to its host; measured here or from the catalogue."""
 
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -46,14 +45,14 @@ _REACHED_BANDWIDTH = 0.78
 _ATTENTION = {"flash": (0.66, 0.56), "efficient": (0.45, 0.30), "cudnn": (0.70, 0.58)}
 _ON_HOPPER = {"flash": (0.42, 0.35)}
 _HERE = "measured on this machine"
-_FORM = 3  # of what is cached: one more whenever something else is measured
+_FORM = 4  # of what is cached: one more whenever something else is measured
 _OPERATORS = 100  # in a row, to measure what one costs
 _PASS = 1e-5  # seconds: seen on a server's processor
 # Seconds that the host takes for one operator of PyTorch, eagerly: the middle of 5 to 25 microseconds (jiahuanglin.xyz,
 # "From PyTorch op to kernel launch").
 _LAUNCH = 15e-6
 _NAMES = {"fp32": "float32", "tf32": "tf32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "int8": "int8"}
-_SIZE = 1024  # of the square products that are measured
+SIZE = 1024  # of the square products that are measured
 _COPIED = 64 * MIB  # larger than the caches of processors that have no memory of their own
 
 
@@ -141,9 +140,10 @@ def rates_for(hardware: Hardware) -> Rates | None:
     return rates_of(card) if card else None
 
 
-def measure(seconds: float = 2.0, clock: Callable[[], float] = time.perf_counter) -> Rates:
-    """Measure this machine's CPU for about that long, each task once per round."""
-    products = {name: torch.ones(_SIZE, _SIZE, dtype=getattr(torch, name)) for name in ("float32", "bfloat16")}
+def measure(seconds: float = 1.0, clock: Callable[[], float] = time.perf_counter) -> Rates:
+    """Measure this machine's CPU for about that long, each task once per round; the shortest times count, which other
+    work disturbs least."""
+    products = {name: torch.ones(SIZE, SIZE, dtype=getattr(torch, name)) for name in ("float32", "bfloat16")}
     source, target = torch.ones(_COPIED // 4), torch.empty(_COPIED // 4)
     small = torch.ones(8)
     tasks: dict[str, Callable[[], object]] = {
@@ -160,10 +160,10 @@ def measure(seconds: float = 2.0, clock: Callable[[], float] = time.perf_counter
             began = clock()
             task()
             times[name].append(max(clock() - began, 1e-9))
-    took = {name: statistics.median(seconds) for name, seconds in times.items()}
+    took = {name: min(seconds) for name, seconds in times.items()}
     bandwidth = 2 * _COPIED / took["copy"]
     return Rates(
-        matmul={name: 2 * _SIZE**3 / took[name] for name in products},
+        matmul={name: 2 * SIZE**3 / took[name] for name in products},
         bandwidth=bandwidth,
         link=bandwidth,
         launch_seconds=took["launch"] / (2 * _OPERATORS),

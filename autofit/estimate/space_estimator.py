@@ -28,6 +28,7 @@ from autofit.core.workload import Workload
 from autofit.data.batch import tensors
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.layouts import Exchanges, have_few_shards, standing_for
+from autofit.estimate.likeness import likeness_of, segments_like
 from autofit.estimate.operators import MEASURING_SECONDS, Calls
 from autofit.estimate.optimizer_state import OptimizerCost, OptimizerCosts, scaled_shapes
 from autofit.estimate.overlap import beside
@@ -237,7 +238,12 @@ class SpaceEstimator:
             self._skeleton(config)  # once, for all processes
         with parallel_map(self._trace, self._processes) as trace_each:
             self._trace_missing([plain_key(config, self._symbols) for config in passes], trace_each)
-            self._trace_missing([key for config in passes for key in self._keys(config)], trace_each)
+            keys = dict.fromkeys(key for config in passes for key in self._keys(config))
+            alike = {key: found for key in keys if (found := likeness_of(key, keys))}
+            self._trace_missing([key for key in keys if key not in alike], trace_each)
+            known = {key: segments_like(*map(self._segments.__getitem__, each)) for key, each in alike.items()}
+            self._segments |= {key: segments for key, segments in known.items() if segments}
+            self._trace_missing(list(keys), trace_each)
         stepped = [(end, step_pass.segments) for end in ends if (step_pass := self._pass(end))]
         for end, segments in {(end["optimizer"], id(segments)): (end, segments) for end, segments in stepped}.values():
             self._optimizer_costs_of(end, segments)

@@ -50,7 +50,8 @@ def test_every_size_is_called_but_none_that_needs_much_memory(monkeypatch: pytes
     monkeypatch.setattr(operators, "_seconds", lambda call: seen.append(call.args[0].shape) or 1.0)
     small, large, huge = torch.Size((8,)), torch.Size((1024, 1024)), torch.Size((4096, 4096))
     found = _noted((EXP, small, {}), (EXP, small, {}), (EXP, large, {}), (EXP, huge, {})).measured(RATES)
-    assert seen == [large, small]
+    assert seen[:2] == [large, small]
+    assert set(seen) == {large, small}
     assert found["aten::exp float32"] == found["aten::exp float32 4194304+4194304"]  # of what moves most
     assert _noted((EXP, huge, {})).measured(RATES) == {}
 
@@ -76,6 +77,24 @@ def test_what_does_not_grow_with_the_samples_is_told_from_what_does(monkeypatch:
     fixed, factor = noted.measured(RATES)["aten::exp float32"]
     assert fixed == pytest.approx(1e-3)
     assert factor * 8 / RATES.bandwidth == pytest.approx(1e-9)  # an element is read and written
+
+
+@pytest.mark.parametrize(("paces", "passes"), [([1.0] * 4, 2), ([9.0, 9.0, 9.0, 9.0, 1.0, 1.0], 3), ([9.0] * 8, 4)])
+def test_the_shortest_of_passes_counts_and_they_go_on_until_the_machine_is_undisturbed(
+    monkeypatch: pytest.MonkeyPatch, paces: list[float], passes: int
+) -> None:
+    told, times = iter(paces), iter(range(10, 0, -1))  # each pass is faster
+    monkeypatch.setattr(operators, "_pace", lambda rates: next(told))
+    monkeypatch.setattr(operators, "_seconds", lambda call: next(times) * 1e-3)
+    (fixed, factor), _ = _noted((EXP, torch.Size((64, 64)), {})).measured(RATES).values()
+    assert fixed == 0.0
+    expected = operators.working_seconds(_noted_cost(), operators._roofline(RATES))
+    assert factor == pytest.approx((11 - passes) * 1e-3 / expected)
+
+
+def _noted_cost() -> operators.Cost:
+    (call,) = _noted((EXP, torch.Size((64, 64)), {}))._calls.values()
+    return call.cost
 
 
 def test_expanded_tensors_are_made_too() -> None:

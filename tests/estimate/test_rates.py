@@ -65,8 +65,8 @@ def ticking(step: float) -> Callable[[], float]:
     return lambda: next(readings) * step
 
 
-def test_a_rate_is_the_work_of_a_task_by_its_median_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "_SIZE", 8)
+def test_a_rate_is_the_work_of_a_task_by_its_shortest_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "SIZE", 8)
     monkeypatch.setattr(rates, "_COPIED", 4096)
     found = rates.measure(seconds=1.0, clock=ticking(0.25))
     assert found.matmul == {"float32": 2 * 8**3 / 0.25, "bfloat16": 2 * 8**3 / 0.25}
@@ -77,16 +77,29 @@ def test_a_rate_is_the_work_of_a_task_by_its_median_time(monkeypatch: pytest.Mon
 
 
 def test_tasks_take_turns_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "_SIZE", 8)
+    monkeypatch.setattr(rates, "SIZE", 8)
     monkeypatch.setattr(rates, "_COPIED", 4096)
-    seen: list[int] = []
-    monkeypatch.setattr(rates.statistics, "median", lambda each: seen.append(len(each)) or each[0])
+    seen: list[str] = []
+    for name in ("_chain", "_passed"):
+        monkeypatch.setattr(rates, name, lambda small, name=name: seen.append(name) or small)
     rates.measure(seconds=0.0, clock=ticking(0.25))
-    assert seen == [1] * 6  # each of them once, however slow
-    seen.clear()
+    assert seen == ["_chain", "_chain", "_passed"]  # each task once, however slow
     rates.measure(seconds=20.0, clock=ticking(0.25))
-    assert len(set(seen)) == 1
-    assert seen[0] > 5
+    assert seen == seen[:3] * (len(seen) // 3)
+    assert len(seen) > 15
+
+
+def test_what_disturbs_some_rounds_changes_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "SIZE", 8)
+    monkeypatch.setattr(rates, "_COPIED", 4096)
+    readings = itertools.count()
+    times = [0.0]
+
+    def clock() -> float:  # each reading a quarter of a second later; for a while in the middle, four of them
+        times.append(times[-1] + (1.0 if 20 < next(readings) < 40 else 0.25))
+        return times[-1]
+
+    assert rates.measure(seconds=20.0, clock=clock).matmul["float32"] == 2 * 8**3 / 0.25
 
 
 @pytest.fixture

@@ -1,0 +1,80 @@
+"""Segments that are known from others: what another attention changes in a block, it changes beside any adapters and
+quantisation too, so most traces of it are the sum of what two others differ by and one that is there anyway."""
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from autofit.core.config import Config
+from autofit.estimate.roofline import Work
+from autofit.estimate.segments import Segment, Segments
+from autofit.techniques import technique_named
+
+
+class Likeness(NamedTuple):
+    """A trace with its own weights but the usual attention, and two of other weights that differ in the attention."""
+
+    own: Config
+    other: Config
+    usual: Config
+
+
+def likeness_of(key: Config, keys: Collection[Config]) -> Likeness | None:
+    """What a trace is known from where all of it is to be traced anyway; None where it must be traced itself."""
+    if key["attention"] == "sdpa":
+        return None
+    adapters = [knob for knob in key if knob.startswith("lora_")]
+    for knobs in (["quantization", *adapters], ["quantization"]):
+        other = key.replace(**{knob: technique_named(knob).off for knob in knobs})
+        found = Likeness(key.replace(attention="sdpa"), other, other.replace(attention="sdpa"))
+        if other != key and all(each in keys for each in found):
+            return found
+    return None
+
+
+def segments_like(own: Segments | None, other: Segments | None, usual: Segments | None) -> Segments | None:
+    """`own` with what `other` differs by from `usual`; None where one is missing, or they consist of other parts."""
+    if not own or not other or not usual or not len(own.items) == len(other.items) == len(usual.items):
+        return None
+    items = [_changed(*parts) for parts in zip(own.items, other.items, usual.items, strict=True)]
+    return replace(own, items=tuple(filter(None, items))) if all(items) else None
+
+
+def _changed(own: Segment, other: Segment, usual: Segment) -> Segment | None:
+    alike = len({(each.phase, each.block) for each in (own, other, usual)}) == 1
+    work = _changed_work(own.work, other.work, usual.work) if alike else None
+    if work is None:
+        return None
+    memory = {}
+    for mode, (highest, left) in own.memory.items():
+        (with_it, after_it), (without, after) = other.memory[mode], usual.memory[mode]
+        left = left + after_it - after
+        memory[mode] = np.maximum(highest + with_it - without, np.maximum(left, 0.0)), left
+    return replace(own, memory=memory, saved=own.saved + other.saved - usual.saved, work=work)
+
+
+def _changed_work(own: Work, other: Work, usual: Work) -> Work | None:
+    """The operators of `own` without those that `usual` has and `other` lacks, and with those that it has more."""
+    gone, more = Counter(usual.calls) - Counter(other.calls), Counter(other.calls) - Counter(usual.calls)
+    if not gone <= Counter(own.calls):
+        return None
+    kept, added = _split(own, gone)[1], _split(other, more)[0]
+    return Work(
+        kinds=(*(own.kinds[index] for index in kept), *(other.kinds[index] for index in added)),
+        calls=(*(own.calls[index] for index in kept), *(other.calls[index] for index in added)),
+        flops=np.concatenate([own.flops[kept], other.flops[added]]),
+        nbytes=np.concatenate([own.nbytes[kept], other.nbytes[added]]),
+        dispatched=own.dispatched + other.dispatched - usual.dispatched,
+    )
+
+
+def _split(work: Work, wanted: Counter[tuple[str, str]]) -> tuple[list[int], list[int]]:
+    """The indices of as many calls as wanted, and all others."""
+    left, found, others = wanted.copy(), list[int](), list[int]()
+    for index, call in enumerate(work.calls):
+        (found if left[call] > 0 else others).append(index)
+        left[call] -= 1
+    return found, others
