@@ -1,4 +1,4 @@
-"""What a search over many devices looks at, where all knobs beside all ways to divide the devices are too many.
+"""What a quick search looks at, and one over many devices, where all knobs beside all ways to divide them are too many.
 
 Every layout is predicted beside a few usual values of the other knobs. Around the best layout of each tier every other
 knob is then changed alone, and what leaves a config far behind is left out.
@@ -30,6 +30,7 @@ _USUAL: dict[str, tuple[Value, ...]] = {
     "loss": ("chunked", "standard"),
 }
 _SEVERAL = ("reshard_after_forward", "activation_checkpointing", "quantization", "lora_targets")
+_QUICK = ("precision", "optimizer", "loss", *_LAYOUT, *_SCALED)  # knobs of which a quick search looks at all values
 _WHOLE = 50_000  # configs; to predict more for several devices takes minutes on two cores
 _KEPT, _SLOWER = 2, 1.05  # layouts of a tier: so many, and none that is so many times slower than the best
 _BEHIND = 1.1  # a value is left out where it makes the best of every tier so many times slower
@@ -89,6 +90,17 @@ def narrowed(
     )
     note = f"{note}: {words}. Of the other knobs it leaves out what is predicted to be slower: {'; '.join(left_out)}."
     return dataclasses.replace(space, knobs={**space.knobs, **kept}), note
+
+
+def quick(
+    space: Space, workload: Workload, hardware: Hardware, cap_bytes: float, predict: Predict, *, seed: int
+) -> Space:
+    """The space with a few usual values of what takes a trace each, where something of it is predicted to fit; else the
+    same space."""
+    knobs = {knob: values if knob in _QUICK else _usual(knob, values) for knob, values in space.knobs.items()}
+    configs = Enumeration(knobs, techniques.constraints(workload, hardware)).configs(seed)
+    fits = len(configs) > 1 and any(nbytes <= cap_bytes for nbytes in predict(configs)[0])
+    return dataclasses.replace(space, knobs=knobs) if fits else space
 
 
 def _one_at_a_time(rows: Sequence[Row], cap_bytes: float) -> bool:

@@ -47,7 +47,7 @@ from autofit.tuning.artifacts import (
     write_report,
 )
 from autofit.tuning.context import Context, Judging, context_of
-from autofit.tuning.narrowing import narrowed
+from autofit.tuning.narrowing import narrowed, quick
 from autofit.tuning.stand_in import Communication, with_communicators
 from autofit.tuning.warm_start import WarmStart, subject_of
 
@@ -61,8 +61,8 @@ FAST_PROBES, FAST_TOLERANCE = 2, 0.1
 FAST_PLAN = Plan(max_seconds=1.5, compose=False)
 _FAST_MEASURING = 0.5  # seconds for timing operators before configs are predicted
 _FAST = (
-    "A quick search (--fast): the best config was confirmed by one longer run, and not measured against another again. "
-    "A search without it may find a faster one."
+    "A quick search (--fast) looks at usual values. The best config was confirmed by one longer run, and not "
+    "measured against another again. A search without it may find a faster one."
 )
 _MOST_OF_NAME = 100  # characters of a model's name in that of its run directory
 NOTABLE_DRIFT = 0.05  # a smaller one lies within the difference of two probes of one config
@@ -135,6 +135,7 @@ class _Run:
     ) -> None:
         self.context, self.options = context, context.options
         self.predictions: Predictions | None = None
+        self._figured: tuple[Sequence[Config], tuple[list[float], list[float]]] | None = None
         self._executor, self._explorer = executor, executor
         self._directory, self._listener, self._start = directory, listener, start
         self._contention = 1.0  # the share of the time in which something waited for a processor while finalists ran
@@ -273,21 +274,26 @@ class _Run:
         given = context.space, context.workload, context.hardware, context.cap_bytes
         try:
             space, note = narrowed(*given, self._figures, seed=self.options.seed)
+            if self.options.fast:
+                space = quick(space, *given[1:], self._figures, seed=self.options.seed)
         except (InputError, ProbeError) as error:
-            self.notify(f"all ways to divide the devices are searched: {error.message}")
+            self.notify(f"the whole space is searched: {error.message}")
             return context.space
         if note:
             self.notify(note)
         return space
 
     def _figures(self, configs: Sequence[Config]) -> tuple[list[float], list[float]]:
-        """Bytes and seconds of each config, predicted in a process of its own."""
+        """Bytes and seconds of each config, predicted in a process of its own; what was asked last is still known."""
+        if self._figured and self._figured[0] == configs:
+            return self._figured[1]
         timeout = min(PREDICT_SECONDS, PREDICT_SHARE * (self.options.time_limit or math.inf))
         measuring = _FAST_MEASURING if self.options.fast else MEASURING_SECONDS
         # On as many cores as probes run on.
         predict = functools.partial(predict_all, measuring=measuring, processes=None)
         arguments = predict, self.context.workload, self.context.hardware, configs
         found: tuple[list[float], list[float]] = self._explorer.run(*arguments, log="estimate.log", timeout=timeout)
+        self._figured = configs, found
         return found
 
     def _predict(self, configs: Sequence[Config]) -> Predictions | None:

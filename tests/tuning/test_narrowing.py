@@ -10,7 +10,7 @@ from autofit.core.options import search_options
 from autofit.search.space import Space
 from autofit.techniques import canonicalize
 from autofit.tuning import narrowing
-from autofit.tuning.narrowing import Row, best_layouts, narrowed, worth_searching
+from autofit.tuning.narrowing import Row, best_layouts, narrowed, quick, worth_searching
 from autofit.tuning.space import space_for
 from tests.estimate.traced import AMPERE
 from tests.tiny import llama_workload
@@ -125,3 +125,21 @@ def test_dividing_samples_is_predicted_where_the_best_config_computes_one_at_a_t
     space, _, asked = narrowed_by(seconds_of, full, monkeypatch)
     assert {each["context_parallel"] for each in asked} == ({1, 2, 4} if size == 1 else {1})
     assert (1 in space.knobs["context_parallel"]) == (size > 1)
+
+
+@pytest.mark.parametrize(("cap_bytes", "whole"), [(10.0, False), (4.0, True)])
+def test_a_quick_search_looks_at_usual_values_unless_none_of_them_fits(
+    full: Space, cap_bytes: float, whole: bool
+) -> None:
+    asked: list[Config] = []
+
+    def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+        asked.extend(configs)
+        return [5.0] * len(configs), [1.0] * len(configs)
+
+    found = quick(full, WORKLOAD, HARDWARE, cap_bytes, predict, seed=0)
+    assert (found == full) is whole
+    assert {each["attention"] for each in asked} == {"sdpa"}
+    assert {each["activation_checkpointing"] for each in asked} == {"none", "full"}
+    assert {each["precision"] for each in asked} == set(full.knobs["precision"])
+    assert whole or found.knobs["micro_batch_size"] == full.knobs["micro_batch_size"]
