@@ -13,7 +13,7 @@ from autofit.data.options import DataOptions
 from autofit.data.processors import Processing
 from autofit.data.samples import FileLoader
 from autofit.data.sound import SOUND, sound_loader
-from autofit.data.text import FORMS, text_loader
+from autofit.data.text import FORMS, PACKED, text_loader
 
 PROCESSED = ("image-text-to-text", *SOUND)  # tasks whose batches the model's own processor makes
 
@@ -30,7 +30,7 @@ def file_loader(
     if workload.task not in (*FORMS, *PROCESSED, "image-classification"):
         message = f"autofit train reads no files for {workload.task}."
         raise InputError(message, "Train it in Python: autofit.fit(model, loader, config=...).")
-    if options.packing is not None and workload.task not in ("causal-lm", "masked-lm"):
+    if options.packing is not None and workload.task not in PACKED:
         message = f"packing and padding are for language models, and the task is {workload.task}."
         raise InputError(message, "Leave out --packing and --padding.")
     check_readable(path, "the data file")

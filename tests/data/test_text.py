@@ -110,6 +110,13 @@ def test_lines_of_a_text_are_padded_when_asked(tmp_path: Path) -> None:
     assert found["labels"].tolist() == [[97, 98, NO], [97, 98, 99]]
 
 
+@pytest.mark.parametrize(("texts", "told"), [("ab ab abcdefg abcdefg ab", True), ("abc abc abcd ab ab", False)])
+def test_how_much_of_padded_batches_is_padding_is_said(tmp_path: Path, texts: str, told: bool) -> None:
+    path = lines(tmp_path, *({"text": text} for text in texts.split()))
+    assert any("is padding" in note for note in loader(path, packing=False).notes) is told
+    assert loader(path, packing=True).notes == ()
+
+
 # Chats
 
 
