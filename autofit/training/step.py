@@ -80,7 +80,7 @@ def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
     # The answer travels during the first forward; but that of ddp asks whether gradients are averaged, and a GPU would
     # have to end it first.
     is_late = known is None and ranks.are_several and setup.replicate is None and setup.device.type == "cpu"
-    most = None if is_late else _agree(setup, known or _told(setup, asked), part.batch)
+    most = None if is_late else _agree(setup, known or _exchanged(setup, asked), part.batch)
     spare = slices[0][0] if slices else next(split(part.batch, setup.micro_batch_size, workload.split))
     number = 0
     while most is None or number < most:
@@ -93,7 +93,7 @@ def accumulate(setup: Setup, batch: Any) -> torch.Tensor:
             with setup.forward_context():
                 loss = compute_loss(setup, on_device)
             if most is None:
-                most = _agree(setup, _told(setup, asked), part.batch)
+                most = _agree(setup, _exchanged(setup, asked), part.batch)
                 setup.sync_gradients(number == most)
                 if not most:
                     setup.reshard()
@@ -137,7 +137,7 @@ def _known(setup: Setup, part: OwnPart) -> tuple[float, int] | None:
     return part.samples, -(-part.largest // setup.micro_batch_size)
 
 
-def _told(setup: Setup, asked: list[Callable[[], list[tuple[float, ...]]]]) -> tuple[float, int]:
+def _exchanged(setup: Setup, asked: list[Callable[[], list[tuple[float, ...]]]]) -> tuple[float, int]:
     """The same from what all ranks count."""
     layout = setup.ranks.layout
     counted, made = asked.pop()()

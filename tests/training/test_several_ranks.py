@@ -21,7 +21,7 @@ from autofit.training.loop import train
 from autofit.training.own_part import OwnPart
 from autofit.training.step import accumulate, loss_value, update
 from tests.ranks import on_ranks
-from tests.tiny import CPU, llama_workload, mixture_workload
+from tests.tiny import CPU, llama_workload, mixture_workload, mlp_workload
 
 BATCH, STEPS, RATE = 12, 3, 1e-2
 FSDP = {"data_parallel": "fsdp"}
@@ -306,3 +306,23 @@ def test_the_loop_takes_whole_batches_and_reports_their_loss(knobs: dict[str, An
     for reports in on_ranks(2, looped, knobs, 2):
         for found, wanted in zip(reports, expected, strict=True):
             assert found == pytest.approx(wanted, rel=EXACT)
+
+
+def exchanges(workload: Workload) -> int:
+    """How often ranks ask one another for their counts in two steps."""
+    setup, found = build(workload, DDP, dataclasses.replace(CPU, devices=2)), 0
+    asked = setup.ranks.asked
+
+    def counted(*values: float) -> Any:
+        nonlocal found
+        found += 1
+        return asked(*values)
+
+    object.__setattr__(setup.ranks, "asked", counted)
+    list(train(setup, [workload.batch(4)] * 2, steps=2))
+    return found
+
+
+def test_losses_that_count_samples_need_no_exchange_before_a_step() -> None:
+    assert on_ranks(2, exchanges, mlp_workload()) == [0, 0]
+    assert on_ranks(2, exchanges, workload_of()) == [2, 2]

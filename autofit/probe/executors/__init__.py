@@ -104,9 +104,11 @@ class Executor(ABC):
     ) -> dict[str, str]:
         """Record one step of a Config; the paths by what they hold (see `StepTrace`). Raises as `measure`."""
         request = Request(config, hardware, budget, Plan())
-        log, timeout = "step-trace.log", self.timeout
-        written: dict[str, str] = self.run(trace_step, workload, request, directory, log=log, timeout=timeout)
+        written: dict[str, str] = self._record(trace_step, workload, request, directory)
         return written
+
+    def _record(self, function: Work, workload: Workload, *arguments: Any) -> Any:
+        return self.run(function, workload, *arguments, log="step-trace.log", timeout=self.timeout)
 
     def _look(self, function: Work, workload: Workload | None, *arguments: Any) -> Any:
         task = "looking at the model"

@@ -154,9 +154,7 @@ class FarWorker(Worker):
     def trace(
         self, workload: Workload, config: Config, hardware: Hardware, budget: Budget, *, directory: Path
     ) -> dict[str, str]:
-        request = Request(config, hardware, budget, Plan())
-        log, timeout = "step-trace.log", self.timeout
-        return _kept(self.run(trace_fetched, workload, request, log=log, timeout=timeout), directory)
+        return _kept(self._record(trace_fetched, workload, Request(config, hardware, budget, Plan())), directory)
 
     def give_up(self) -> None:
         self._gave_up = True
