@@ -17,6 +17,7 @@ from autofit.estimate.overlap import Unit, micro_batch, one_after_another, redis
 from autofit.estimate.rates import UNKNOWN, rates_for
 from autofit.estimate.recorder import Collective
 from autofit.estimate.roofline import Speed
+from autofit.estimate.shallow_model import Cut
 from autofit.estimate.trace import Skeleton, Span, Trace, trace
 from autofit.hardware.catalogue import links_of
 
@@ -69,8 +70,7 @@ def _exchanges(traced: Trace, speed: Speed, hardware: Hardware, links: Links) ->
 def exchanges_of(workload: Workload, hardware: Hardware, config: Config) -> Exchanges:
     """What the first rank of a config exchanges, and the computation beside it. Raises UntraceableError where the
     model's code needs values."""
-    alternating = config["activation_checkpointing"] == "alternate"
-    skeleton = Skeleton.cut_short(workload, hardware, alternating=alternating)
+    skeleton = Skeleton.cut_short(workload, hardware, Cut.of(config))
     traced, rates = trace(workload, config, hardware, model=skeleton), rates_for(hardware) or UNKNOWN
     found = _exchanges(traced, Speed.of(rates, hardware, config), hardware, links_of(hardware))
     sizes = [(math.prod(shape), traced.times(block)) for shape, _, block in traced.shapes]

@@ -1,65 +1,83 @@
 """A shallow stand-in for a deep model: few of its repeated blocks, few chunks of its loss, each counted several times.
 
 The cost of one more block is read off blocks in the middle, whose neighbours are like those of any other middle block.
-The first and the last block stay: the embedding comes before the first, the head after the last.
+The first and the last block stay: the embedding comes before the first, the head after the last. Where weights are
+sharded the second stays, too: while a block's backward runs the weights of the one before are gathered, which of the
+first is the embedding.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 from torch import nn
 
+from autofit.core.layout import Layout
 from autofit.estimate.recorder import Recorder
 from autofit.estimate.scaling import Grid, Symbols
 from autofit.setup.layers import repeated_blocks
 from autofit.techniques.loss import ROWS, token_slices
 
-FIRST_BLOCKS = 1  # before those in the middle
 _LONGEST_PERIOD = 8  # blocks: Gemma 3 has five of one kind and one of another; hybrids repeat every eight
 CHUNK = -1  # in place of a block, in marks: part of the forward that runs once for each chunk of the loss
 
 
 @dataclass(frozen=True)
 class Depth:
-    """How a shortened model stands for the `whole` number of blocks. It has `retained` blocks: the first, `period` ones
-    that each stand for `repeats` blocks, and the last ones."""
+    """How a shortened model stands for the `whole` number of blocks. It has `retained` blocks: the `first`, `period`
+    ones that each stand for `repeats` blocks, and the last ones."""
 
     whole: int
     retained: int
     period: int
     repeats: int
+    first: int = 1
 
     @property
     def middle(self) -> range:
         """The retained blocks that each stand for `repeats` blocks."""
-        return range(FIRST_BLOCKS, FIRST_BLOCKS + self.period)
+        return range(self.first, self.first + self.period)
 
     def times(self, block: int | None) -> int:
         """How many blocks one retained block stands for."""
         return self.repeats if block is not None and block in self.middle else 1
 
 
-def shorten(model: nn.Module, *, alternating: bool) -> Depth | None:
-    """Remove middle blocks from the model; None where its blocks differ, or are too few to be worth it. `alternating`:
-    every second block is treated differently (checkpointing)."""
+@dataclass(frozen=True)
+class Cut:
+    """How to shorten a model: how many blocks to keep `first`, and whether every second one is treated differently
+    (checkpointing)."""
+
+    first: int = 1
+    alternating: bool = False
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """The one for a config."""
+        layout = Layout.of(config)
+        return cls(2 if layout.shard * layout.context > 1 else 1, config["activation_checkpointing"] == "alternate")
+
+
+def shorten(model: nn.Module, cut: Cut) -> Depth | None:
+    """Remove middle blocks from the model; None where its blocks differ, or are too few to be worth it."""
     blocks = repeated_blocks(model)
     containers = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
     container = next((module for module in containers if blocks and list(module) == blocks), None)
     if container is None:
         return None
-    period = _period([_signature(model, block, index) for index, block in enumerate(blocks)], alternating)
+    signatures = [_signature(model, block, index) for index, block in enumerate(blocks)]
+    first, period = cut.first, _period(signatures[cut.first : -1], 2 if cut.alternating else 1)
     if period is None:
         return None
-    retained = FIRST_BLOCKS + 1 + period + (len(blocks) - FIRST_BLOCKS - 1) % period
+    retained = first + 1 + period + (len(blocks) - first - 1) % period
     if retained >= len(blocks):
         return None
-    del container[FIRST_BLOCKS + period : FIRST_BLOCKS + period + len(blocks) - retained]
-    return Depth(len(blocks), retained, period, 1 + (len(blocks) - retained) // period)
+    del container[first + period : first + period + len(blocks) - retained]
+    return Depth(len(blocks), retained, period, 1 + (len(blocks) - retained) // period, first)
 
 
-def _period(signatures: list[object], alternating: bool) -> int | None:
-    """After how many blocks the same kinds follow again, ignoring the first and the last block."""
-    step, middle = 2 if alternating else 1, signatures[FIRST_BLOCKS:-1]
+def _period(middle: Sequence[object], step: int) -> int | None:
+    """After how many blocks the same kinds follow again, a multiple of `step`."""
     for period in range(step, _LONGEST_PERIOD + 1, step):
         if len(middle) >= period and all(a == b for a, b in zip(middle, middle[period:], strict=False)):
             return period

@@ -38,6 +38,7 @@ from autofit.estimate.rates import UNKNOWN, Rates, rates_for
 from autofit.estimate.roofline import Speed, passes_of
 from autofit.estimate.scaling import Floats, Grid, Symbols
 from autofit.estimate.segments import Schedule, Segments, alternating, as_traced, run_schedule, segments_of, with_head
+from autofit.estimate.shallow_model import Cut
 from autofit.estimate.trace import Skeleton, trace
 from autofit.estimate.trace_keys import BUDGET, ends_of, group_key, group_of, other_keys, pass_key, plain_key
 from autofit.hardware.catalogue import links_of
@@ -202,7 +203,7 @@ class SpaceEstimator:
         self._symbols = Symbols.for_sizes(_sizes(workload))
         self._links = links_of(hardware)
         self._few = hardware.world == 1 or have_few_shards(configs)
-        self._skeletons: dict[bool, Skeleton] = {}
+        self._skeletons: dict[Cut, Skeleton] = {}
         self._segments: dict[Config, Segments | None] = {}
         self._calls = Calls(self._symbols) if rates.measured_here and rates.operators is None else None
         self._optimizer_costs = OptimizerCosts(workload, hardware, self._calls)
@@ -324,10 +325,10 @@ class SpaceEstimator:
         return segments_of(traced, grid, self._symbols, self._hardware), calls
 
     def _skeleton(self, config: Config) -> Skeleton:
-        alternating = config["activation_checkpointing"] == "alternate"
-        if alternating not in self._skeletons:
-            self._skeletons[alternating] = Skeleton.cut_short(self._workload, self._hardware, alternating=alternating)
-        return self._skeletons[alternating]
+        cut = Cut.of(config)
+        if cut not in self._skeletons:
+            self._skeletons[cut] = Skeleton.cut_short(self._workload, self._hardware, cut)
+        return self._skeletons[cut]
 
     def _combine(self, config: Config, step_pass: _Pass, recomputed: float, exchanges: Exchanges) -> _Step:
         """A step; `recomputed`: the share of its activations that compiled code recomputes."""

@@ -33,7 +33,7 @@ from autofit.estimate.operators import Calls
 from autofit.estimate.recorder import HOST, Collective, Event, Mark, Recorder
 from autofit.estimate.roofline import Speed, passes_of, waits_of
 from autofit.estimate.saved_activations import SavedTensors, Stay
-from autofit.estimate.shallow_model import Depth, SampledChunks, shorten
+from autofit.estimate.shallow_model import Cut, Depth, SampledChunks, shorten
 from autofit.hardware.tracker import StorageTracker
 from autofit.setup import Setup
 from autofit.setup.layers import repeated_blocks
@@ -140,10 +140,10 @@ class Skeleton:
         return cls(model, made_with=tracker.peak)
 
     @classmethod
-    def cut_short(cls, workload: Workload, hardware: Hardware, *, alternating: bool) -> Self:
+    def cut_short(cls, workload: Workload, hardware: Hardware, cut: Cut) -> Self:
         """The model without most of its middle blocks, if they are alike."""
         skeleton = cls.whole(workload, hardware)
-        return replace(skeleton, depth=shorten(skeleton.model, alternating=alternating))
+        return replace(skeleton, depth=shorten(skeleton.model, cut))
 
 
 def trace(

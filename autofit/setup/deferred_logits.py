@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 from torch.utils._pytree import tree_map_only
 
@@ -31,6 +32,8 @@ SummedLoss = Callable[["Pending", torch.Tensor, int], torch.Tensor]  # (pending 
 # Functions of torch that treat each logit by itself. `to` and indexing are checked further.
 _ELEMENTWISE = {"mul", "div", "true_divide", "add", "sub", "neg", "tanh", "float", "contiguous", "to", "__getitem__"}
 _PROPERTIES: tuple[Any, ...] = (torch.Tensor.shape, torch.Tensor.dtype, torch.Tensor.device, torch.Tensor.ndim)
+_PROPERTIES += (torch.Tensor.requires_grad,)  # which FSDP asks of all that a layer returns
+_FSDP = "torch.distributed.fsdp"
 _FACTS = {*(each.__get__ for each in _PROPERTIES), torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel}
 
 
@@ -62,14 +65,35 @@ class Deferral:
         """Whether nobody else has replaced the head's forward, before or since."""
         return not self.wrapped and vars(self.head).get("forward") is self.forward
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether the head is a linear layer with its own forward, and no hooks but those of FSDP and of ours."""
+        head, kinds = self.head, type(self.head).__mro__
+        others = [hook for hooks in _hooks_of(head) for hook in hooks.values() if not _is_of(hook, _FSDP, "autofit.")]
+        kind = kinds[2] if issubclass(kinds[0], FSDPModule) else kinds[0]
+        return kind is nn.Linear and self.own_forward and not others
+
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let the head compute."""
+        """Let the head compute, with weights that FSDP gathered when the model called it."""
         before, self.active = self.active, False
+        hooks = [each for each in _hooks_of(self.head) if isinstance(self.head, FSDPModule)]
+        all_of = [dict(each) for each in hooks]
+        for each in hooks:
+            for key in [key for key, hook in each.items() if _is_of(hook, _FSDP)]:
+                del each[key]
         try:
             yield
         finally:
             self.active = before
+            for each, whole in zip(hooks, all_of, strict=True):
+                each.clear()
+                each.update(whole)
+
+    def release(self) -> None:
+        """Give up gathered weights: neither chunks nor kernels need them for the backward."""
+        if isinstance(self.head, FSDPModule):
+            self.head.reshard()
 
 
 @dataclass(frozen=True)
@@ -138,6 +162,14 @@ class DeferredLogits(torch.Tensor):
         tried = step(torch.empty((0, self.shape[-1]), dtype=self.dtype, device=self.device))
         pending = replace(self.pending, steps=(*self.pending.steps, step))
         return DeferredLogits(pending, (*self.shape[:-1], tried.shape[-1]), tried.dtype)
+
+
+def _hooks_of(head: nn.Module) -> tuple[dict[int, Any], ...]:
+    return head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks
+
+
+def _is_of(hook: Any, *modules: str) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith(modules)
 
 
 def _is_elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -209,6 +241,7 @@ def _causal_lm_loss(standard: Callable[..., Any], summed_loss: SummedLoss) -> Ca
             classes = functional.pad(labels, (0, 1), value=ignored)[..., 1:]
         classes = classes.reshape(-1).to(logits.device)
         total = summed_loss(logits.pending, classes, ignored)
+        logits.pending.deferral.release()
         count = options.get("num_items_in_batch")
         if count is None:
             count = (classes != ignored).sum()

@@ -50,12 +50,14 @@ def sharded(setup: Setup, *, checked: bool = False) -> None:
         "mp_policy": _REDUCED.get(str(config["precision"]), MixedPrecisionPolicy()),
         "offload_policy": CPUOffloadPolicy(pin_memory=pinned) if config["fsdp_offload"] == "cpu" else OffloadPolicy(),
     }
-    rest, uses = dict.fromkeys(model.modules()), _uses(model.modules())
+    rest, uses, head = dict.fromkeys(model.modules()), _uses(model.modules()), output_head(model)
     for group in (*_called(repeated_blocks(model)), *_large_ends(setup)):
         parts = list(group.modules())
         alone = all(uses[parameter] == count for parameter, count in _uses(parts).items())
         if alone and rest.keys() >= set(parts):  # tied weights are the root's, an embedding in a block is the block's
-            setup.when_made[group] = partial(_divide, setup, group, parts, styles, options)
+            stays = group is head and config["loss"] != "standard"  # until the loss, which multiplies by its weight
+            own = options | ({"reshard_after_forward": False} if stays else {})
+            setup.when_made[group] = partial(_divide, setup, group, parts, styles, own)
             rest = {module: None for module in rest if module not in parts}
     options = options | {"reshard_after_forward": False}
     setup.when_made[model] = partial(_divide, setup, model, list(rest), styles, options)
@@ -277,8 +279,6 @@ def _large_ends(setup: Setup) -> Iterator[nn.Module]:
     get, embedding, head = getattr(setup.model, "get_input_embeddings", None), None, output_head(setup.model)
     with suppress(NotImplementedError):  # a model of images or sound
         embedding = get() if get else None
-    if setup.config["loss"] != "standard":  # which multiplies by the head's weight itself
-        head = None
     yield from (each for each in (embedding, head) if each is not None and hasattr(each, "weight"))
 
 

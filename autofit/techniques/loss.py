@@ -174,11 +174,8 @@ class _ChunkedLoss(torch.autograd.Function):
 
 def is_plain(deferral: Deferral) -> bool:
     """Whether the head is a bare linear layer: no adapter, quantised or sharded weight, hook or wrapper."""
-    head = deferral.head
-    hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
-    if type(head) is not nn.Linear or any(hooks) or not deferral.own_forward:
-        return False
-    return not is_traceable_wrapper_subclass(head.weight)
+    weight: Any = deferral.head.weight
+    return deferral.is_bare and not is_traceable_wrapper_subclass(weight)
 
 
 def _add_plain(

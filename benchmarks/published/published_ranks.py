@@ -26,6 +26,7 @@ from autofit.estimate.peak import peak_of
 from autofit.estimate.ranks import step_seconds
 from autofit.estimate.rates import rates_of
 from autofit.estimate.roofline import Speed
+from autofit.estimate.shallow_model import Cut
 from autofit.estimate.trace import Skeleton, trace
 from autofit.hardware.catalogue import card, links_of
 from autofit.techniques import canonicalize
@@ -51,7 +52,7 @@ def seconds_of(row: dict[str, str], workload: Workload, config: Config, hardware
         _traits[row["model"]] = workload_of(workload, hardware.of_several(1)).traits
     workload = replace(workload, traits=_traits[row["model"]])
     knobs = canonicalize(config, workload, hardware)
-    traced = trace(workload, knobs, hardware, model=Skeleton.cut_short(workload, hardware, alternating=False))
+    traced = trace(workload, knobs, hardware, model=Skeleton.cut_short(workload, hardware, Cut.of(knobs)))
     shapes: Counter[tuple[torch.Size, torch.dtype]] = Counter()
     for shape, dtype, block in traced.shapes:
         shapes[shape, dtype] += traced.depth.times(block) if traced.depth else 1

@@ -28,7 +28,8 @@ FSDP = {"data_parallel": "fsdp"}
 
 
 def workload(**changes: Any) -> Workload:
-    sizes = {"num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 4}
+    # Embedding and head are larger than a block, and gathered by themselves.
+    sizes = {"num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 640}
     return dataclasses.replace(llama_workload(**sizes, **changes), effective_batch_size=64)
 
 
@@ -77,6 +78,7 @@ CASES: dict[str, dict[str, Any]] = {
     "kept": FSDP | {"micro_batch_size": 4, "reshard_after_forward": False, "precision": "bf16-mixed"},
     "between": FSDP | {"micro_batch_size": 2, "data_parallel_replicate": 2, "activation_checkpointing": "full"},
     "ddp": {"data_parallel": "ddp", "micro_batch_size": 2},
+    "chunked": FSDP | {"micro_batch_size": 2, "loss": "chunked"},
     "tensor": FSDP | {"tensor_parallel": 2, "micro_batch_size": 4},
     "context": FSDP | {"context_parallel": 2, "micro_batch_size": 4},
 }

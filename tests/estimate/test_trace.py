@@ -9,6 +9,7 @@ from torch import nn
 from autofit.core.errors import InputError, RefusedError, UntraceableError
 from autofit.core.workload import Workload
 from autofit.estimate.recorder import Recorder
+from autofit.estimate.shallow_model import Cut
 from autofit.estimate.space_estimator import predict_all
 from autofit.estimate.trace import Skeleton, trace
 from autofit.hardware.tracker import StorageTracker
@@ -205,7 +206,7 @@ def test_a_factory_that_insists_on_real_weights_is_traced_too() -> None:
 
 def test_a_model_cut_short_stands_for_the_whole() -> None:
     workload = llama_workload(num_hidden_layers=9)
-    short = Skeleton.cut_short(workload, CPU, alternating=False)
+    short = Skeleton.cut_short(workload, CPU, Cut())
     assert short.depth is not None
     assert (short.depth.whole, short.depth.retained) == (9, 3)
     shallow = trace(workload, {}, CPU, model=short)
