@@ -128,7 +128,7 @@ class Tool:
         further = "" if nodes == 1 else " --machine_rank NODE --main_process_ip FIRST_NODE --main_process_port 29500"
         meeting = "" if nodes == 1 else f" --nnodes={nodes} --rdzv_backend=c10d --rdzv_endpoint=FIRST_NODE:29500"
         slots = {"torchrun": torchrun(layout, nodes), "each": layout.world // nodes, "nodes": nodes, "further": further}
-        slots["rendezvous"] = meeting
+        slots |= {"rendezvous": meeting, "on_cpu": "ACCELERATE_USE_CPU=true " * (request.source.device == "cpu")}
         return self.run_several.format(**slots)
 
     def schema(self, version: str | None, measured_with: str | None = None) -> str:

@@ -73,8 +73,13 @@ class Stage:
 
     @property
     def texts(self) -> Path:
-        """The samples as a directory with lines of JSON."""
+        """The samples as a directory with a file of JSON lines."""
         return self.folder / "texts"
+
+    @property
+    def lines(self) -> Path:
+        """That file."""
+        return self.texts / "samples.jsonl"
 
     def result(self, config: Mapping[str, Any], folder: Path) -> Path:
         """A result.yaml with that config, which a search might have written."""
@@ -104,16 +109,16 @@ def staged(folder: Path) -> Stage:
     Dataset.from_dict({"input_ids": ids, "labels": ids}).save_to_disk(stage.tokens)
     stage.texts.mkdir()
     lines = (json.dumps({"text": sample}) for sample in samples)
-    (stage.texts / "samples.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    stage.lines.write_text("".join(f"{line}\n" for line in lines))
     return stage
 
 
 def _tokenizer() -> Any:
     """Each byte is a token."""
     alphabet = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    made = Tokenizer(models.BPE(vocab={**alphabet, "<end>": len(alphabet)}, merges=[]))
+    made = Tokenizer(models.BPE(vocab={**alphabet, "<end>": len(alphabet), "<pad>": len(alphabet) + 1}, merges=[]))
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<end>")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<pad>")
 
 
 def canonical(stage: Stage, knobs: Mapping[str, Any]) -> Config:
@@ -137,13 +142,14 @@ def torchrun(config: Config) -> list[str]:
     return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)] if world > 1 else []
 
 
-def taken(command: list[str], folder: Path) -> Taken:
-    """What the steps of a command took, on all of its ranks. Raises RuntimeError with its last words if it fails."""
+def taken(command: list[str], folder: Path, given: Mapping[str, str] | None = None) -> Taken:
+    """What the steps of a command took, on all of its ranks; `given`: to its environment. Raises RuntimeError with its
+    last words if it fails."""
     watched = folder / "steps"
     watched.mkdir()
     path = os.pathsep.join((str(Path(__file__).with_name("watch")), str(ROOT)))
     quiet = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    environment = {**os.environ, **quiet, "PYTHONPATH": path, "WATCHED_STEPS": str(watched)}
+    environment = {**os.environ, **quiet, **(given or {}), "PYTHONPATH": path, "WATCHED_STEPS": str(watched)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_SECONDS)
     (folder / "said.txt").write_text(done.stdout + done.stderr)
     ranks = [[json.loads(line) for line in file.read_text().splitlines()] for file in watched.iterdir()]

@@ -107,7 +107,8 @@ def rows(
             (places[tool] / name).write_text(text)
         theirs, failed = None, None
         try:
-            theirs = taken([python, *RUNS[tool].command(stage, config, places[tool])], places[tool])
+            command = [python, *RUNS[tool].command(stage, config, places[tool])]
+            theirs = taken(command, places[tool], RUNS[tool].environment)
         except RuntimeError as error:
             failed = str(error)
         said = tuple(each.message for each in export.departures)
@@ -141,6 +142,22 @@ def told(row: Row) -> str:
     return f"{row.tool} {row.case}: {share}: {verdict}"
 
 
+def table(rows: Sequence[Row]) -> list[str]:
+    """Lines for docs/exports.md: of each tool how many configs it trained, how far its memory is off, and where that is
+    what its file announces."""
+    lines = []
+    for tool in RUNS:
+        trained = [row for row in rows if row.tool == tool and row.theirs]
+        if not trained:
+            continue
+        most = max(abs(row.memory) for row in trained if not row.differences)
+        several = sum(row.devices > 1 for row in trained)
+        told = ", ".join(f"{row.case} {row.memory:+.0%}" for row in trained if row.differences)
+        devices = f"{len(trained)}, {several} of them on 2 ranks"
+        lines.append(f"| {tool} | {trained[0].version} | {devices} | {most:.1%} | {told or 'nothing'} |")
+    return lines
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run, print, and write what is new beside what is known; 1 where an export is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -158,6 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
                 found[row.tool, row.case] = row
                 wrong += row.wrong is not None
                 write(given.out, list(found.values()))
+    print("\n".join(table(list(found.values()))))
     return int(wrong > 0)
 
 

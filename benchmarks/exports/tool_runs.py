@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,17 @@ def _trl(stage: Stage, config: Config, folder: Path) -> list[str]:
     _added(folder / "trl.yaml", {**_TRAINER, "dataset_name": str(stage.texts)})
     launched = ["--accelerate_config", "trl_accelerate.yaml"] if Layout.of(config).world > 1 else []
     return ["-m", "trl.cli.main", "sft", "--config", "trl.yaml", *launched]
+
+
+def _llamafactory(stage: Stage, config: Config, folder: Path) -> list[str]:
+    described = {"samples": {"file_name": str(stage.lines), "columns": {"prompt": "text"}}}
+    (folder / "dataset_info.json").write_text(json.dumps(described))
+    (folder / "torchaudio.py").write_text('__version__ = "0"\n')  # it is imported where no sound is, too
+    own = {"stage": "pt", "dataset": "samples", "dataset_dir": str(folder)}
+    _added(folder / "llamafactory.yaml", _TRAINER | own)
+    if Layout.of(config).world > 1:
+        return [*_LAUNCH, "llamafactory_accelerate.yaml", "-m", "llamafactory.launcher", "llamafactory.yaml"]
+    return ["-m", "llamafactory.cli", "train", "llamafactory.yaml"]
 
 
 def _accelerate(stage: Stage, config: Config, folder: Path) -> list[str]:
@@ -92,7 +103,6 @@ CASES: dict[str, dict[str, Any]] = {
         for name in (*("adamw-foreach", "adamw-8bit", "adamw-4bit", "adamw-fp8", "lion-8bit", "adafactor", "sgd"),)
     },
     **{name: NARROW | {"optimizer": name} for name in ("adamw-sr", "adamw-master", "adamw-8bit-sr")},
-    "in-backward": {"optimizer_in_backward": True},
     "ddp": DDP,
     "ddp-accumulated": DDP | SPLIT | MIXED,
     "ddp-lora": DDP | LORA,
@@ -108,16 +118,19 @@ class ToolRun:
 
     command: Command
     cases: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 _SIZES = ("fp32", "bf16-mixed", "accumulated")
 _FORMATS = (*_SIZES, "bf16", "accumulated-bf16")
 _DEEPSPEED = ("adamw-foreach", "adafactor", "sgd", "adamw-master", "ddp", "fsdp", "fsdp-bf16", "fsdp-kept")
 _TRL = ("checkpointed", "selective", "chunked", "lora", "lora-bf16", "nf4", "adamw-8bit", "ddp")
+_LLAMAFACTORY = ("checkpointed", "lora", "lora-bf16", "adafactor", "ddp")
 RUNS = {
     "transformers": ToolRun(_transformers, tuple(CASES)),
     "trl": ToolRun(_trl, (*_SIZES, "bf16", *_TRL)),
-    "accelerate": ToolRun(_accelerate, (*_SIZES, "ddp", "fsdp")),
+    "llamafactory": ToolRun(_llamafactory, (*_SIZES, "bf16", *_LLAMAFACTORY), {"DISABLE_VERSION_CHECK": "1"}),
+    "accelerate": ToolRun(_accelerate, (*_SIZES, "ddp", "fsdp"), {"ACCELERATE_USE_CPU": "true"}),
     "lightning": ToolRun(_lightning, (*_FORMATS, "ddp", "fsdp")),
     "deepspeed": ToolRun(_deepspeed, (*_FORMATS, *_DEEPSPEED)),
 }

@@ -119,6 +119,7 @@ def test_on_a_cpu_accelerate_divides_nothing() -> None:
         assert "arallelism_config" not in made.text
         assert "PARALLELISM_CONFIG" not in made.text
         assert ("distributed_type: MULTI_GPU" in made.text) == (name != "transformers")
+        assert ("ACCELERATE_USE_CPU=true accelerate launch" in made.text) == (name == "accelerate")
 
 
 def test_deepspeed_has_the_stage_of_each_kind() -> None:

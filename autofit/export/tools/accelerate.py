@@ -46,7 +46,8 @@ TOOL = Tool(
     refuse=lambda source: None,
     run="accelerate launch --config_file accelerate.yaml YOUR_SCRIPT.py",
     splits=("tensor_parallel", "context_parallel"),
-    run_several="accelerate launch --config_file accelerate.yaml{further} YOUR_SCRIPT.py",
+    # use_cpu of the file does not reach several processes, which would train apart from one another.
+    run_several="{on_cpu}accelerate launch --config_file accelerate.yaml{further} YOUR_SCRIPT.py",
     fixed=lambda request: {
         **_ONE,
         "use_cpu": request.source.device == "cpu",

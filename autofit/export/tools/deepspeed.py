@@ -98,7 +98,8 @@ def _data_parallel(request: Request) -> ToolKeys:
         why = "DeepSpeed frees gradients after each step, which DDP's buckets keep, in less memory than measured"
     deviating = request.keys("data_parallel", {_STAGE: stage}, why if kind == "ddp" else None)
     if kind == "fsdp":
-        why = f"ZeRO {stage} collects gradients in a buffer of {_BUCKET:,} elements, on top of what was measured"
+        why = f"ZeRO {stage} keeps copies of its parts, and collects gradients in a buffer of {_BUCKET:,} elements"
+        why = f"{why}, on top of what was measured"
         deviating = request.keys("data_parallel", {_STAGE: stage}, why, may_not_fit=True)
     return replace(deviating, as_measured=True)
 

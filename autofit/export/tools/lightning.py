@@ -38,18 +38,22 @@ def _accumulation(request: Request) -> ToolKeys:
 def _data_parallel(request: Request) -> ToolKeys:
     kind, layout, nodes = request.text("data_parallel"), request.layout, request.nodes
     keys = {"trainer.devices": layout.world // nodes, **({"trainer.num_nodes": nodes} if nodes > 1 else {})}
+    strategy = {_STRATEGY: "ddp_find_unused_parameters_true"}
+    if kind == "fsdp" and request.source.device == "cpu":  # where it refuses its FSDP
+        why = several_devices.ON_CPU.format("Lightning")
+        return request.keys("data_parallel", keys | strategy, why, may_not_fit=True)
     if kind == "fsdp":
         why = "Lightning's is FSDP 1; it divides what your auto_wrap_policy names, which has to be the blocks"
         return request.keys(
             "data_parallel", {**keys, **_strategy(request, "data_parallel").keys}, why, may_not_fit=True
         )
-    return ToolKeys(keys | ({"trainer.strategy": "ddp_find_unused_parameters_true"} if kind == "ddp" else {}), (), True)
+    return ToolKeys(keys | (strategy if kind == "ddp" else {}), (), True)
 
 
 def _strategy(request: Request, knob: str) -> ToolKeys:
     """The keys of all knobs of FSDP, which decide the strategy together."""
     layout, reshard, offload = request.layout, *(request.config[name] for name in _OF_FSDP[1:])
-    if not several_devices.is_fsdp(request):
+    if not several_devices.is_fsdp(request) or request.source.device == "cpu":
         return ToolKeys(as_measured=True)
     groups, kept = layout.replicate > 1, reshard is False
     kind = "HYBRID_SHARD" if groups else "SHARD_GRAD_OP" if kept else "FULL_SHARD"

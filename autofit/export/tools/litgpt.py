@@ -3,6 +3,7 @@ neither checkpoints activations nor compiles, on several it divides weights and 
 in chunks."""
 
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 from autofit.core.workload import Hyperparameters
 from autofit.export import several_devices
@@ -80,7 +81,7 @@ TOOL = Tool(
     tasks=("causal-lm",),
     refuse=lambda source: _QUANTISED if _quantised_on_several(source) else batches_fit(source),
     fixed=lambda request: {
-        "checkpoint_dir": f"checkpoints/{request.source.weights}",
+        "checkpoint_dir": str(PurePosixPath("checkpoints", request.source.weights)),  # a directory stays what it is
         "out_dir": "output",
         "data.class_path": "litgpt.data.JSON",
         "data.init_args.json_path": "path/to/data.json",

@@ -12,7 +12,9 @@ GIVEN = json.loads(Path(__file__).with_name("given.json").read_text())
 
 
 def model(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(GIVEN["weights"], dtype=dtype)
+    made = AutoModelForCausalLM.from_pretrained(GIVEN["weights"], dtype=dtype)
+    made.config.use_cache = False  # which would keep keys and values through the step
+    return made
 
 
 def loader(**options: object) -> DataLoader:

@@ -18,7 +18,8 @@ class Module(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-4, weight_decay=0.0, fused=True)
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.optimizers().zero_grad()
+        if self.trainer.accumulate_grad_batches == 1:  # as the export says it
+            self.optimizers().zero_grad()
 
     def train_dataloader(self):
         return loader()

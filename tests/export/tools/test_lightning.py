@@ -6,7 +6,7 @@ import yaml
 
 from autofit.export.tool import write
 from autofit.export.tools import tool_named
-from tests.export.sources import CASES, source
+from tests.export.sources import CASES, FSDP, source
 
 
 def test_the_trainers_section_holds_precision_and_accumulation() -> None:
@@ -28,3 +28,9 @@ def test_gradients_that_live_on_through_the_next_forward_are_told() -> None:
 
     assert said(1) == {"micro_batch_size", "gradient_accumulation_steps"}
     assert said(4) == {"micro_batch_size"}  # where they were there when it was measured, too
+
+
+def test_fsdp_is_ddp_on_a_cpu_where_lightning_refuses_it() -> None:
+    made = write(tool_named("lightning"), source("cpu", **FSDP))
+    assert yaml.safe_load(made.files["lightning.yaml"])["trainer"]["strategy"] == "ddp_find_unused_parameters_true"
+    assert [each.may_not_fit for each in made.departures if each.knob in FSDP] == [True, True]

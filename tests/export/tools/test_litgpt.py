@@ -26,6 +26,12 @@ def test_accumulation_is_told_by_the_whole_batch() -> None:
     assert (train["micro_batch_size"], train["global_batch_size"]) == (2, 8)
 
 
+def test_a_directory_of_weights_stays_where_it_is() -> None:
+    assert keys()["checkpoint_dir"] == "checkpoints/meta-llama/Llama-3.1-8B"
+    made = write(tool_named("litgpt"), source("cuda", "causal-lm", {"weights": "/models/llama"}))
+    assert yaml.safe_load(made.files["litgpt.yaml"])["checkpoint_dir"] == "/models/llama"
+
+
 def test_adapters_are_told_by_kinds_of_layers() -> None:
     told = keys(lora_rank=8, lora_targets="attention")
     assert (told["lora_query"], told["lora_projection"], told["lora_mlp"], told["lora_head"]) == (
