@@ -5,12 +5,14 @@ import importlib
 import io
 import json
 import os
+import re
 import sys
 from typing import Any
 
 from rich.console import Console
 
 INTERRUPTED = 130  # the exit code
+_LONG_WORD, _MOST_TOLD = re.compile(r"(\S{400})\S+"), 2000  # characters of an error; most paths are shorter
 
 
 class _Stderr(io.FileIO):
@@ -63,7 +65,9 @@ def print_answer(data: dict[str, Any], view: Any, as_json: bool, **style: Any) -
 
 
 def print_error(message: str, remedy: str, as_json: bool) -> None:
-    """Print an error as one sentence to stderr, with --json also as the object to stdout."""
+    """Print an error as one sentence to stderr, with --json also as the object to stdout. A page that was given as an
+    argument is not repeated whole."""
+    message, remedy = (_LONG_WORD.sub(r"\1...", each)[:_MOST_TOLD] for each in (message, remedy))
     if as_json:
         print_json({"schema": 1, "error": {"message": message, "remedy": remedy}})
     sentence = "".join(c if c.isprintable() else repr(c)[1:-1] for c in f"autofit: {message} {remedy}".strip())

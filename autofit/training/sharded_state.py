@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -30,7 +30,7 @@ class _TensorsOnly(DefaultLoadPlanner):  # type: ignore[misc]
 
 def write(tensors: dict[str, torch.Tensor], folder: Path) -> list[Path]:
     """Write the parts of this rank, and return the files; all ranks call it with the same names."""
-    with _quiet():
+    with _plainly():
         dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
     return list(folder.glob(f"shard-{dist.get_rank() + 1:05d}-*.safetensors"))
 
@@ -71,7 +71,7 @@ def restore(setup: Setup, saved: dict[str, torch.Tensor], state: dict[str, Any],
     weights: dict[str, torch.Tensor] = {name: parameter.detach() for name, parameter in setup.trainable()}
     held = {name: weights[name] for name in saved if name in weights}
     held |= {name: _like(each, _owner(name, weights), setup) for name, each in saved.items() if is_of_optimizer(name)}
-    with _quiet():
+    with _plainly():
         reader = HuggingFaceStorageReader(str(folder))
         dcp.load(held, storage_reader=reader, planner=_TensorsOnly(), no_dist=not setup.ranks.are_several)
     if "optimizer" in state:
@@ -153,7 +153,11 @@ def _undivided(setup: Setup, on: str) -> InputError:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _plainly() -> Iterator[None]:
+    """Without a warning, and with what failed on a rank in place of PyTorch's own error, which is no Exception."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+        try:
+            yield
+        except CheckpointException as error:
+            raise min(error.failures.items())[1][0] from error

@@ -45,7 +45,7 @@ NAMES = [f"command {name}" for name in COMMANDS] + [f"call {name}" for name in C
 _WORDS = ["", "0", "-1", "1e400", "nan", "inf", "1,2", "=", "a=b", "precision=bf16,x", "lora_rank=8", "all", "list"]
 _WORDS += ["ray", "cuda", "cpu", "drawn", "run", "llama", "mine.py:make", "mine.py:", "no.module:f", "llama-3.1-8b"]
 _WORDS += ["rtx-4090", "html", "trl", "deepspeed", "1.5", "99999999999999999999", "10m", "\x1b[31m", "out", "no/such"]
-_WORDS += ["x" * 5000]
+_WORDS += ["x" * 5000, "x y " * 2000]
 _text = st.text(max_size=20) | st.sampled_from(_WORDS)
 _words = _text.filter(lambda word: not word.startswith(("/", "~", "-")) and ".." not in word and "\0" not in word)
 _scalars = st.none() | st.booleans() | st.integers() | st.floats() | _text | st.sampled_from([10**400, "fp32", "bf16"])

@@ -38,9 +38,9 @@ _PROBE, _RANK = 8.0, 8.0  # what a probe may take, and one rank may wait for ano
 _ROOMS = "api.doctor api.search api.train api.what_if cli export.from_result probe.measure report.run_report"
 _HEAVY = tuple(f"autofit.{room}" for room in _ROOMS.split(" "))
 _HEAVY += ("optuna.storages", "peft", "torch._dynamo", "torch.distributed.checkpoint", "transformers.modeling_utils")
-_NOISE = re.compile(r"Traceback \(most recent|Exception ignored|Fatal Python|leaked|\w+Warning: ")
+_NOISE = re.compile(r"^(Traceback \(most recent|Exception ignored|Fatal Python|.*leaked|.*\w+Warning: )", re.MULTILINE)
 _CODES = (0, 2, 3, 4, 130)
-_MOST_TOLD = 1500  # characters of a sentence and its remedy
+_MOST_TOLD = 4200  # characters of a sentence and its remedy
 
 
 @dataclass
@@ -121,6 +121,7 @@ class Tries:
             time.sleep(0.005)
         ended = Ended(code, *map(_text, self.printed), time.monotonic() - start, faults.counts())
         if code is None:
+            os.killpg(child, signal.SIGKILL)
             ended.broken.append(f"it went on for more than {LIMIT:.0f} s")
         ended.broken += self._left(child)
         if code not in (None, -9, -11) and (names := sorted(self._temporary() - before)):  # who is killed leaves them
@@ -167,7 +168,7 @@ class Tries:
             seen |= {each.pid for each in found}
             if time.monotonic() > end:
                 living = [f"{each.pid} {each.status()}" for each in found if each.status() != psutil.STATUS_ZOMBIE]
-                broken += [f"processes are left: {', '.join(living)}"] if living else []
+                broken = broken or [f"processes are left: {', '.join(living)}"] if living else broken
                 for each in found:
                     each.kill()
             _reap()
@@ -252,6 +253,8 @@ def _hurry() -> None:
     names = {name: getattr(subprocess, name) for name in ("DEVNULL", "TimeoutExpired")}
     for module in (local, launcher):
         module.subprocess = SimpleNamespace(Popen=_Forked, **names)  # type: ignore[attr-defined]
+    run.PREDICT_SECONDS = importlib.import_module("autofit.probe.executors").LOOK_SECONDS = _PROBE  # type: ignore[attr-defined]
+    importlib.import_module("autofit.tuning.artifacts").FOLLOW_SECONDS = _PROBE  # type: ignore[attr-defined]
     for name in ("EXPLORE_PLAN", "VERIFY_PLAN"):
         setattr(run, name, dataclasses.replace(getattr(run, name), max_seconds=0.05))
     run.predict_all = functools.partial(run.predict_all, measuring=0.1)  # type: ignore[attr-defined]

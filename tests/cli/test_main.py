@@ -47,15 +47,34 @@ def test_an_error_of_autofits_own_is_json_and_a_traceback(
     assert "ZeroDivisionError: division by zero" in answer["error"]["message"]
 
 
-@pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), OSError(errno.ENOMEM, "Cannot allocate memory")])
-def test_memory_that_is_full_is_told(error: Exception, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", ["x" * 5000, "x y " * 2000])
+def test_a_page_for_an_argument_is_not_repeated_whole(run: Run, page: str) -> None:
+    for given in (("doctor", f"--{page}"), ("train", page, "--data", "data", "--from-scratch"), (page,)):
+        printed = run(*given, *(["--json"] if given[0] == "doctor" else []))
+        assert printed.code == 2
+        assert len(printed.err) < 4200
+        assert page[:100] in printed.err
+
+
+_NO_FOLDER = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+FULL = [
+    (MemoryError("std::bad_alloc"), 4, "this machine's memory is full. Free some"),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), 4, "this machine's memory is full. Free some"),
+    (_NO_FOLDER, 2, "temporary files cannot be written: No usable temporary directory found in ['/tmp']. Make room"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "words"), FULL)
+def test_a_machine_that_is_full_is_told(
+    error: Exception, code: int, words: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full() -> None:
         raise error
 
     monkeypatch.setattr("autofit.cli.models.describe_presets", full)
     printed = run("models")
-    assert (printed.code, printed.out) == (4, "")
-    assert printed.err.startswith("autofit: this machine's memory is full. Free some")
+    assert (printed.code, printed.out) == (code, "")
+    assert printed.err.startswith(f"autofit: {words}")
 
 
 def test_without_arguments_it_says_how_to_start(run: Run) -> None:
