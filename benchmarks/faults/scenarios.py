@@ -159,10 +159,8 @@ class Search(Scenario):
 
     def arguments(self, *, again: bool) -> list[str]:
         run = self.run if again else self.tries.folder / "work" / "run"
-        words = [word for setting in _SETTINGS for word in ("--set", setting)]
-        words = ["search", "--model", "mine.py:make", "--device", "cpu", "--mem", "1", *words]
         resume = ["--resume"] if again and (run / "journal.log").exists() else []
-        return [*words, "--trials", "4", "--out", str(run), "--json", *resume]
+        return searching(run, *resume)
 
     @property
     def run(self) -> Path:
@@ -187,6 +185,13 @@ class Search(Scenario):
             broken.append(f"lost: {told} probes were told of, {len(self.held)} were kept")
         names = [each.name for each in (self.tries.folder / "work" / "run").glob("*")]
         return broken + [f"left in the run directory: {name}" for name in names if not _KNOWN.fullmatch(name)]
+
+
+def searching(run: Path, *more: str) -> list[str]:
+    """A search of four trials."""
+    words = [word for setting in _SETTINGS for word in ("--set", setting)]
+    words = ["search", "--model", "mine.py:make", "--device", "cpu", "--mem", "1", *words]
+    return [*words, "--trials", "4", "--out", str(run), "--json", *more]
 
 
 def measured(journal: Path) -> Iterator[tuple[Any, ...]]:
@@ -262,4 +267,68 @@ class _Runs:
         return importlib.import_module("os").system, (self.command,)
 
 
-SCENARIOS: tuple[type[Scenario], ...] = (Search, Training, Ranks)
+class Files(Training):
+    """Files of a finished search and of a training, damaged or replaced before a command reads them."""
+
+    name = "files"
+
+    def prepare(self, work: Path) -> None:
+        super().prepare(work)
+        (work / "mine.py").write_text(WORKLOAD)
+        for arguments in (searching(work / "run"), self.arguments(again=False)):
+            ended = self.tries.command(arguments)
+            assert ended.code == 0, ended
+
+    def begin(self, fault: Fault | None) -> Ended:
+        """The training goes on, after the fault."""
+        self.tries.fresh(self.start)
+        return self.tries.command(self._training)
+
+    @property
+    def _training(self) -> list[str]:
+        return [word if word != "8" else "10" for word in self.arguments(again=True)]
+
+    def draw(self, rng: random.Random) -> Fault:
+        return Fault("flipped", 0, 0, draw=rng.randrange(2**31))
+
+    def broken_by(self, fault: Fault) -> list[str]:
+        _ = self.whole
+        work, rng = self.tries.fresh(self.start), random.Random(fault.draw)
+        readers = self._readers(work)
+        folder, command = rng.choice([(folder, each) for folder, commands in readers for each in commands])
+        file = rng.choice([each for each in sorted((folder, *folder.rglob("*"))) if each.is_file()])
+        if rng.random() < 0.2:
+            file.write_bytes(hostile(self.tries.canary, rng))
+        else:
+            faults.flip(file, fault.draw)
+        ended = self.tries.command(command)
+        broken = [f"{command[0]} with {file.relative_to(self.tries.folder)}: {each}" for each in ended.broken]
+        if ended.code not in (0, 2) or (ended.code and folder.name == "cache"):
+            broken.append(f"{command[0]} with {file.name}: exit code {ended.code}: {ended.err[-200:]}")
+        if (
+            command == self._training
+            and ended.code == 0
+            and folder.name != "result.yaml"
+            and self.made() != self.weights
+        ):
+            broken.append(f"the weights are others with {file.relative_to(self.tries.folder)}")
+        return broken
+
+    def _readers(self, work: Path) -> list[tuple[Path, list[list[str]]]]:
+        """What is read, by which commands."""
+        run, result = str(work / "run"), "run/result.yaml"
+        resumed, anew = searching(work / "run", "--resume"), searching(work / "run2")
+        estimate = ["estimate", "--model", "mine.py:make", "--device", "cpu", "--mem", "1", "--json"]
+        export = ["export", "result.yaml", "--to", "trl"]
+        return [
+            (work / "run", [resumed, resumed, ["report", run], ["report", run, "--format", "md"]]),
+            (work / "run" / "journal.log", [resumed, resumed]),
+            (work / result, [[*estimate, "--config", result], ["export", result, "--to", "accelerate"]]),
+            (work / "result.yaml", [self._training, export]),
+            (work / "out" / "checkpoints", [self._training] * 4),
+            (work / "out", [self._training]),
+            (work.parent / "cache", [self._training, anew, anew, ["doctor", "--device", "cpu"]]),
+        ]
+
+
+SCENARIOS: tuple[type[Scenario], ...] = (Search, Training, Ranks, Files)
