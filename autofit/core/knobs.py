@@ -135,6 +135,7 @@ KNOB_WORDS = {
             "adamw-sr": "AdamW that rounds its weights stochastically",
             "adamw-8bit-sr": "AdamW with its state in 8 bits that rounds its weights stochastically",
             "lion-8bit": "Lion with its state in 8 bits",
+            "muon": "Muon for matrices of blocks, AdamW for all else",
             "adafactor": "Adafactor",
             "sgd": "SGD",
         },

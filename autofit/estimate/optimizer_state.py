@@ -22,7 +22,7 @@ from autofit.estimate.roofline import Speed, working_seconds
 from autofit.estimate.trace import fake_setup
 from autofit.techniques import technique_named
 
-Kind = tuple[torch.Size, torch.dtype]
+Kind = tuple[torch.Size, torch.dtype, bool]  # whether it is in a block
 Shapes = Mapping[Kind, int]
 
 
@@ -62,7 +62,7 @@ class OptimizerCosts:
         self._costs: dict[tuple[Value, frozenset[tuple[Kind, int]]], OptimizerCost] = {}
 
     def of(self, config: Config, shapes: Shapes) -> OptimizerCost:
-        """The cost of the config's optimizer for so many weights of each shape and dtype."""
+        """The cost of the config's optimizer for so many weights of each kind."""
         key = (config["optimizer"], frozenset(shapes.items()))
         if key in self._costs:
             return self._costs[key]
@@ -86,7 +86,9 @@ class OptimizerCosts:
         recorder, steps = Recorder(self._hardware), []
         recorder.called = self._calls.note if self._calls else None
         with fake_device(self._hardware), recorder:
-            weights = nn.ParameterList([nn.Parameter(torch.empty(shape, dtype=dtype)) for shape, dtype in kinds])
+            weights = nn.ParameterList([nn.Parameter(torch.empty(shape, dtype=dtype)) for shape, dtype, _ in kinds])
+            for weight, (_, _, of_block) in zip(weights, kinds, strict=True):
+                weight.of_block = of_block
             setup = fake_setup(self._workload, config, self._hardware, weights, recorder)
             technique_named("optimizer").trace(setup, config["optimizer"])
             optimizer = setup.optimizer
@@ -107,8 +109,9 @@ class OptimizerCosts:
 def scaled_shapes(shapes: Shapes, prime: int, rank: int) -> Counter[Kind]:
     """The shapes for another LoRA rank than the traced prime. Experts have a multiple of it in one matrix."""
     scaled: Counter[Kind] = Counter()
-    for (shape, dtype), count in shapes.items():
-        scaled[torch.Size(size // prime * rank if size % prime == 0 else size for size in shape), dtype] += count
+    for (shape, dtype, of_block), count in shapes.items():
+        sizes = torch.Size(size // prime * rank if size % prime == 0 else size for size in shape)
+        scaled[sizes, dtype, of_block] += count
     return scaled
 
 

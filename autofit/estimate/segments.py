@@ -106,9 +106,9 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
         sizes = _weights_or_not(nbytes, of_weights, grid, symbols)
         found = (Exchanged(each.kind, size, each.waits) for each, size in zip(exchanged, sizes, strict=True))
         items.append(Segment(mark.phase, mark.block, memory, *events.saved(mark, after), work, tuple(found)))
-    shapes: Counter[Kind] = Counter()  # how many trained weights of each shape and dtype the whole model has
+    shapes: Counter[Kind] = Counter()  # how many trained weights of each kind the whole model has
     for shape, dtype, block in trace.shapes:
-        shapes[shape, dtype] += trace.times(block)
+        shapes[shape, dtype, block is not None] += trace.times(block)
     return Segments(
         items=tuple(items),
         depth=trace.depth,

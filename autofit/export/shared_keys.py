@@ -142,7 +142,8 @@ def optimizer_class(request: Request, path: str, options: str, foreach: Mapping[
     given = {"lr": learning.lr, "weight_decay": learning.weight_decay}
     given |= {**(foreach or {} if value == "adamw-foreach" else {}), **own}
     keys = {path: name, **{f"{options}.{option}": each for option, each in given.items()}}
-    instead = None if value in _OPTIMIZERS else "your own is not known here; torch's AdamW is named in its place"
+    unknown = "it is given no Muon" if value == "muon" else "your own is not known here"
+    instead = None if value in _OPTIMIZERS else f"{unknown}; torch's AdamW is named in its place"
     instead = f"{request.title} {OF_BF16[value]}" if narrow else instead
     return request.keys("optimizer", keys, instead, may_not_fit=not narrow)
 

@@ -217,7 +217,7 @@ def _optimizer(case: TrainerCase) -> TrainerKeywords:
         return case.keywords("optimizer", why, arguments={"optim": OPTIMIZERS["adamw-fp8"]})
     name = OPTIMIZERS.get("adamw-8bit-sr" if value in OF_BF16 else value)
     if name is None:
-        own = "Trainer is given none of your own here, and runs its AdamW"
+        own = f"Trainer is given {'no Muon' if value == 'muon' else 'none of your own'} here, and runs its AdamW"
         return case.keywords("optimizer", own, may_not_fit=True)
     instead = _OPTIMIZERS_INSTEAD.get(value)
     if value == "adamw-foreach" and case.device == "cpu":

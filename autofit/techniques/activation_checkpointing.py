@@ -56,6 +56,8 @@ class ActivationCheckpointing(Technique):
         if value.startswith(_BUDGET):
             if config["compile"] == "none":
                 return f"{value} is chosen by the compiler; set compile default."
+            if config["optimizer_in_backward"] and str(config["optimizer"]).endswith("-sr"):
+                return f"{config['optimizer']} draws random numbers, and would in the backward; {_USE_ANOTHER}"
             draws = config["lora_dropout"] or (workload.traits and workload.traits.dropout)
             return f"{_DRAWS}; {_USE_ANOTHER}" if draws else None
         if value != self.off and workload.traits and not workload.traits.blocks:

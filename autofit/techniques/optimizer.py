@@ -1,9 +1,9 @@
 """optimizer: which implementation turns gradients into updates, and in what precision it stores its state.
 
 Bytes of state per trained weight, beside fp32 weights: `adamw` 8, `adamw-8bit` and `adamw-fp8` 2.03, `adamw-4bit` 1.06,
-`lion-8bit` 1.02, `adafactor` one number per row and column instead, `sgd` none. The low formats only store tensors of
-at least 4096 elements (torchao: of whole blocks, too); smaller ones have the state of `adamw`, those of bitsandbytes in
-fp32.
+`lion-8bit` 1.02, `muon` 4 for matrices of blocks, `adafactor` one number per row and column, `sgd` none. The low
+formats only store tensors of at least 4096 elements (torchao: of whole blocks, too); smaller ones have the state of
+`adamw`, those of bitsandbytes in fp32.
 
 A bf16 weight has 8 bits of mantissa, so an update of less than 1/512 of it is rounded away, and the usual ones are
 smaller. Three optimizers keep them, beside weights and gradients of 2 bytes each: `adamw-master` steps a copy in fp32
@@ -28,6 +28,7 @@ from autofit.distributed.kinds import by_kind
 from autofit.setup import Config, Hardware, InputError, Setup, Stage, Technique, Value, Workload, requirements
 from autofit.setup.bitsandbytes_optimizers import bitsandbytes_optimizer, paged_stand_in
 from autofit.setup.master_weights import MasterWeights
+from autofit.setup.muon import MuonBesideAdamW, matrices_of_blocks
 from autofit.setup.torchao_optimizers import torchao_adamw, torchao_stand_in
 
 _FIDELITY = {
@@ -38,6 +39,7 @@ _FIDELITY = {
     "adamw": 5,
     "adamw-foreach": 5,
     "paged-adamw": 5,
+    "muon": 4,  # the directions of matrices, not their sizes
     "adamw-8bit": 4,  # a code book made for the values of moments
     "paged-adamw-8bit": 4,
     "adamw-fp8": 3,  # three bits of mantissa
@@ -56,7 +58,7 @@ _ADA = (8, 9)  # first compute capability whose compiler supports float8_e4m3fn;
 class Optimizer(Technique):
     """`adamw` (fused), `adamw-foreach`, AdamWs with small state or for bf16 weights, `lion-8bit` (steps of one size, by
     the sign of one moment: at a third to a tenth of AdamW's learning rate; Chen et al. 2023, arXiv 2302.06675),
-    `adafactor` and `sgd` (no state).
+    `muon` (directions of the blocks' matrices made orthogonal, AdamW for all else), `adafactor` and `sgd` (no state).
 
     bitsandbytes makes `adamw-8bit`, `lion-8bit` and the paged ones, block-wise; those store tensors of 100,000 elements
     and more in managed memory, which moves to the host when the GPU is full. torchao makes `adamw-4bit`, `adamw-fp8`
@@ -69,7 +71,7 @@ class Optimizer(Technique):
     # fmt: off
     values = (
         "adamw", "adamw-foreach", "adamw-8bit", "adamw-4bit", "adamw-fp8", "paged-adamw-8bit", "paged-adamw",
-        "adamw-master", "adamw-sr", "adamw-8bit-sr", "lion-8bit", "adafactor", "sgd",
+        "adamw-master", "adamw-sr", "adamw-8bit-sr", "lion-8bit", "muon", "adafactor", "sgd",
     )
     # fmt: on
     nullable = True
@@ -105,6 +107,12 @@ class Optimizer(Technique):
         if value in _PAGED and hardware.device == "cpu":
             instead = value.removeprefix("paged-")
             return f"{value} moves state from GPU to host, and on a CPU both share one memory; use {instead}."
+        if value == "muon" and (config["lora_rank"] or config["head_only"]):
+            return "muon steps the matrices of blocks, which are frozen here; use adamw."
+        if value == "muon" and config["data_parallel"] == "fsdp":
+            return "muon needs whole matrices, and fsdp divides them; use ddp, or adamw."
+        if value == "muon" and workload.traits and not workload.traits.blocks:
+            return "the model has no repeated blocks whose matrices muon would step; use adamw."
         if value == "adamw-fp8" and (lacking := requirements.too_old(hardware, _ADA)):
             return f"{value} needs {lacking}; use adamw-8bit."
         if value in _COMPILED and hardware.here and (lacking := requirements.no_compiler(hardware.device, "cpu")):
@@ -119,11 +127,11 @@ class Optimizer(Technique):
         return {"sgd": 0, "adamw": 1}.get(str(value))
 
     def apply(self, setup: Setup, value: Value) -> None:
-        _make(setup, lambda: _kind(str(value)))
+        _make(setup, lambda: _kind(str(value), setup))
 
     def trace(self, setup: Setup, value: Value) -> None:
         """torchao compiles, and paged state is CUDA's: their stand-ins take the same memory."""
-        _make(setup, lambda: _stand_in(str(value), setup) or _kind(str(value)))
+        _make(setup, lambda: _stand_in(str(value), setup) or _kind(str(value), setup))
 
 
 def _make(setup: Setup, kind: Callable[[], Callable[..., TorchOptimizer]]) -> None:
@@ -162,11 +170,13 @@ def parameter_groups(setup: Setup) -> list[dict[str, Any]]:
     ]
 
 
-def _kind(value: str) -> Callable[..., TorchOptimizer]:
+def _kind(value: str, setup: Setup) -> Callable[..., TorchOptimizer]:
     if value in _BITSANDBYTES:
         return bitsandbytes_optimizer(value)
     if value in _COMPILED:
         return torchao_adamw(value)
+    if value == "muon":
+        return functools.partial(MuonBesideAdamW, matrices=matrices_of_blocks(setup.model))
     kinds: dict[str, Callable[..., TorchOptimizer]] = {
         "adamw": functools.partial(torch.optim.AdamW, fused=True),
         "adamw-foreach": functools.partial(torch.optim.AdamW, foreach=True),

@@ -53,9 +53,9 @@ def seconds_of(row: dict[str, str], workload: Workload, config: Config, hardware
     workload = replace(workload, traits=_traits[row["model"]])
     knobs = canonicalize(config, workload, hardware)
     traced = trace(workload, knobs, hardware, model=Skeleton.cut_short(workload, hardware, Cut.of(knobs)))
-    shapes: Counter[tuple[torch.Size, torch.dtype]] = Counter()
+    shapes: Counter[tuple[torch.Size, torch.dtype, bool]] = Counter()
     for shape, dtype, block in traced.shapes:
-        shapes[shape, dtype] += traced.depth.times(block) if traced.depth else 1
+        shapes[shape, dtype, block is not None] += traced.depth.times(block) if traced.depth else 1
     rates = rates_of(card(str(card_of(row))))
     update = OptimizerCosts(workload, hardware).of(knobs, shapes).seconds(Speed.of_update(rates, hardware, knobs))
     return update + step_seconds(traced, Speed.of(rates, hardware, knobs), hardware, links_of(hardware))

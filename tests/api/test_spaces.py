@@ -62,6 +62,6 @@ def test_every_value_of_every_knob_is_in_everything_unless_it_is_degenerate() ->
         if technique.choices(hardware) == (technique.off,):  # set, never searched
             continue
         missing = set(technique.values) - set(knobs.get(technique.name, ()))
-        degenerate = {"sgd", "adafactor", "lion-8bit", "attention", "all-linear+head"}
+        degenerate = {"sgd", "adafactor", "lion-8bit", "muon", "attention", "all-linear+head"}
         # Beside adapters there is nothing to page, and else optimizer_offload keeps 32 bits on the host.
         assert missing <= {*degenerate, "paged-adamw"}, technique.name

@@ -13,7 +13,7 @@ from autofit.techniques import canonicalize
 from tests.estimate.traced import AMPERE
 from tests.tiny import CPU, llama_workload
 
-SHAPES = {(torch.Size((64, 64)), torch.float32): 3, (torch.Size((128, 64)), torch.float32): 2}
+SHAPES = {(torch.Size((64, 64)), torch.float32, True): 3, (torch.Size((128, 64)), torch.float32, False): 2}
 ELEMENTS = 3 * 64 * 64 + 2 * 128 * 64
 
 
@@ -46,17 +46,21 @@ def test_foreach_needs_temporaries_for_all_weights_at_once() -> None:
     assert foreach.largest < foreach.temporary
 
 
+def test_muon_keeps_one_moment_of_matrices_in_blocks_and_two_of_others() -> None:
+    assert _cost("muon").state == 4 * 3 * 64 * 64 + 8 * 2 * 128 * 64 + 2 * 4
+
+
 def test_on_cuda_state_is_counted_in_blocks() -> None:
     assert _cost("adamw", AMPERE).state == 8 * ELEMENTS + 5 * 512
 
 
 def test_shapes_of_adapters_follow_the_rank() -> None:
     sizes = {(17, 64): 2, (64, 64): 1, (4 * 17, 64): 3}  # the last of four experts
-    shapes = Counter({(torch.Size(size), torch.float32): count for size, count in sizes.items()})
+    shapes = Counter({(torch.Size(size), torch.float32, True): count for size, count in sizes.items()})
     scaled = scaled_shapes(shapes, 17, 8)
-    assert scaled[torch.Size((8, 64)), torch.float32] == 2
-    assert scaled[torch.Size((4 * 8, 64)), torch.float32] == 3
-    assert scaled[torch.Size((64, 64)), torch.float32] == 1
+    assert scaled[torch.Size((8, 64)), torch.float32, True] == 2
+    assert scaled[torch.Size((4 * 8, 64)), torch.float32, True] == 3
+    assert scaled[torch.Size((64, 64)), torch.float32, True] == 1
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit", "adafactor"])

@@ -23,6 +23,8 @@ Emit = Callable[..., str]
     [
         ("causal-lm", None, {"optimizer": "adafactor", "precision": "bf16", **LORA}),
         ("causal-lm", None, {"optimizer": "adamw-master", "precision": "bf16"}),
+        ("causal-lm", None, {"optimizer": "muon"}),
+        ("masked-lm", None, {"optimizer": "muon", "optimizer_in_backward": True}),
         ("causal-lm", "gpt2", {"optimizer_in_backward": True, "loss": "chunked", "optimizer": "adamw-8bit"}),
         ("causal-lm", None, {"optimizer_in_backward": True, "quantization": "nf4", "optimizer": "adafactor", **LORA}),
         ("masked-lm", None, {"optimizer_in_backward": True, "optimizer": "adamw-master", "precision": "bf16"}),

@@ -139,6 +139,7 @@ def test_flash_attention_is_named_where_its_package_is() -> None:
         ("optimizer", "adamw-4bit"),
         ("optimizer", "adamw-fp8"),
         ("optimizer", "adamw-master"),
+        ("optimizer", "muon"),
         ("optimizer", "adamw-sr"),
         ("optimizer_offload", "cpu"),
         ("optimizer_in_backward", True),

@@ -172,6 +172,15 @@ def test_a_budget_is_refused_beside_dropout(traits: Traits | None, knobs: dict[s
     assert reason.endswith("; use full, alternate or selective.")
 
 
+def test_a_budget_is_refused_beside_updates_that_draw_in_the_backward() -> None:
+    workload = tiny.llama_workload()
+    knobs: dict[str, Value] = {"activation_checkpointing": "budget-0.5", "compile": "default", "precision": "bf16"}
+    knobs |= {"optimizer": "adamw-8bit-sr", "optimizer_in_backward": True}
+    technique = technique_named("activation_checkpointing")
+    given = technique.refuse(canonicalize(knobs, workload, tiny.CPU), workload, tiny.CPU)
+    assert given == "adamw-8bit-sr draws random numbers, and would in the backward; use full, alternate or selective."
+
+
 def test_and_beside_dropout_that_only_the_generator_tells_of() -> None:
     class Dropping(tiny.Block):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,7 @@ BANDS: dict[tuple[str, Value], tuple[dict[str, Value], float, float]] = {
     ("optimizer", "adamw-sr"): ({"precision": "bf16"}, 0.05, 5e-3),
     ("optimizer", "adamw-8bit-sr"): ({"precision": "bf16"}, 0.05, 5e-3),
     ("optimizer", "lion-8bit"): ({}, 0.1, 3e-3),
+    ("optimizer", "muon"): ({}, 0.3, 5e-3),
     ("optimizer", "adafactor"): ({}, 0.3, 5e-2),  # its step is relative to the size of the weights
     ("optimizer", "sgd"): ({}, 0.4, 0.5),
     ("head_only", True): ({}, 0.9, 2e-2),

@@ -25,6 +25,7 @@ from autofit.hardware.device import detect
 from autofit.hardware.tracker import StorageTracker
 from autofit.setup import Setup, requirements
 from autofit.setup.master_weights import MasterWeights
+from autofit.setup.muon import MuonBesideAdamW, matrices_of_blocks
 from autofit.techniques import canonicalize, refuse, technique_named
 from autofit.training import checkpoint
 from autofit.training.build import build
@@ -214,9 +215,9 @@ def test_more_bits_learn_more_faithfully() -> None:
     assert order == [
         *OF_BF16,
         *("adamw", "adamw-foreach", "paged-adamw"),
-        *("adamw-8bit", "paged-adamw-8bit", "adamw-fp8", "adamw-4bit", "lion-8bit", "adafactor", "sgd"),
+        *("adamw-8bit", "paged-adamw-8bit", "muon", "adamw-fp8", "adamw-4bit", "lion-8bit", "adafactor", "sgd"),
     ]
-    assert ranks == [8, 7, 6, 5, 5, 5, 4, 4, 3, 2, 1, 1, 0]
+    assert ranks == [8, 7, 6, 5, 5, 5, 4, 4, 4, 3, 2, 1, 1, 0]
 
 
 def test_only_what_is_proven_is_ordered() -> None:
@@ -324,18 +325,21 @@ def shows(effect: Effect) -> None:
         "adamw-8bit-sr": torchao.optim.AdamW8bit,
         "adamw-master": MasterWeights,
         "lion-8bit": bitsandbytes.optim.Lion8bit,
+        "muon": MuonBesideAdamW,
         "adafactor": torch.optim.Adafactor,
         "sgd": torch.optim.SGD,
     }
     optimizer, ran = effect.setup.optimizer, effect.trace.ran
     assert isinstance(optimizer, kinds[effect.value])
     assert effect.off_trace.ran("_fused_adamw_")
-    assert ran("_fused_adamw_") == (effect.value == "adamw-master")
+    assert ran("_fused_adamw_") == (effect.value in ("adamw-master", "muon"))
+    matrices = matrices_of_blocks(effect.setup.model) if effect.value == "muon" else set()
     assert ran("randint") == effect.value.endswith("-sr")
     assert ran("_foreach_addcdiv_") == (effect.value == "adamw-foreach")
     for name, weight in effect.setup.trainable():
         state = optimizer.state.get(weight, {})
-        assert moment_bytes(state) == expected_bytes(effect.value, weight), name
+        expected = weight.nbytes if weight in matrices else expected_bytes(effect.value, weight)
+        assert moment_bytes(state) == expected, name
         if effect.value in FORMATS:
             assert (FORMATS[effect.value] in {each.dtype for each in held(state).values()}) == (weight.numel() >= 4096)
 

@@ -43,6 +43,7 @@ pytestmark = [
 
 ALIKE = {  # optimizers of one library, for the same weights; formats of one kind
     **dict.fromkeys(("adamw-8bit", "lion-8bit"), "bitsandbytes"),
+    **dict.fromkeys(("adafactor", "muon"), "torch, weight by weight"),
     **dict.fromkeys(("adamw-4bit", "adamw-fp8"), "torchao"),
     **dict.fromkeys(("adamw-sr", "adamw-8bit-sr"), "torchao, rounded"),
     **dict.fromkeys(("nf4", "nf4-dq"), "4 bits"),

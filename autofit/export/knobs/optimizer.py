@@ -1,6 +1,7 @@
 """optimizer, optimizer_offload, optimizer_in_backward: how, where and when gradients become updates."""
 
 from autofit.export.fragments import Case, Fragments
+from autofit.export.knobs.blocks import BLOCK_CLASS
 from autofit.export.template import template
 
 _GIVEN = "{groups}, lr={lr}{decay}"
@@ -16,11 +17,12 @@ _OPTIMIZERS = {
     "adamw-8bit-sr": (f"AdamW8bit({_GIVEN}, bf16_stochastic_round=True)", ("from torchao.optim import AdamW8bit",)),
     "adamw-sr": (f"AdamWInFp32({_GIVEN}, bf16_stochastic_round=True)", ("from torchao.optim import _AdamW",)),
     "adamw-master": (f"MasterAdamW({_GIVEN})", ()),
+    "muon": ("MuonBesideAdamW({groups}, model, lr={lr}{decay})", (BLOCK_CLASS,)),
     # With these eps, lr means what it means to AdamW, and small gradients count in bf16 too.
     "adafactor": (f"torch.optim.Adafactor({_GIVEN}, eps=(1e-15, 1.0))", ()),
     "sgd": (f"torch.optim.SGD({_GIVEN})", ()),
 }
-_CLASSES = {"adamw-sr": "adamw_sr", "adamw-master": "adamw_master"}  # in templates
+_CLASSES = {"adamw-sr": "adamw_sr", "adamw-master": "adamw_master", "muon": "muon"}  # in templates
 # torchao's state of bf16 weights that are divided passes as fp32 (0.18), and its own step fails over that.
 _OF_PLAIN_BF16 = ("adamw-4bit", "adamw-8bit-sr", "adamw-fp8")
 # bitsandbytes' kernels know no weights that are divided.
