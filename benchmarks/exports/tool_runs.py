@@ -125,11 +125,11 @@ _SIZES = ("fp32", "bf16-mixed", "accumulated")
 _FORMATS = (*_SIZES, "bf16", "accumulated-bf16")
 _DEEPSPEED = ("adamw-foreach", "adafactor", "sgd", "adamw-master", "ddp", "fsdp", "fsdp-bf16", "fsdp-kept")
 _TRL = ("checkpointed", "selective", "chunked", "lora", "lora-bf16", "nf4", "adamw-8bit", "ddp")
-_LLAMAFACTORY = ("checkpointed", "lora", "lora-bf16", "adafactor", "ddp")
+_LLAMAFACTORY = ("checkpointed", "adafactor", "ddp")
 RUNS = {
     "transformers": ToolRun(_transformers, tuple(CASES)),
     "trl": ToolRun(_trl, (*_SIZES, "bf16", *_TRL)),
-    "llamafactory": ToolRun(_llamafactory, (*_SIZES, "bf16", *_LLAMAFACTORY), {"DISABLE_VERSION_CHECK": "1"}),
+    "llamafactory": ToolRun(_llamafactory, (*_SIZES, *_LLAMAFACTORY), {"DISABLE_VERSION_CHECK": "1"}),
     "accelerate": ToolRun(_accelerate, (*_SIZES, "ddp", "fsdp"), {"ACCELERATE_USE_CPU": "true"}),
     "lightning": ToolRun(_lightning, (*_FORMATS, "ddp", "fsdp")),
     "deepspeed": ToolRun(_deepspeed, (*_FORMATS, *_DEEPSPEED)),

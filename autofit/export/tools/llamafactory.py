@@ -8,6 +8,7 @@ from typing import Any
 
 from autofit.export import several_devices
 from autofit.export import shared_keys as shared
+from autofit.export.source import ExportSource, batches_fit
 from autofit.export.tool import Request, Tool, ToolKeys
 from autofit.export.trainer import CHECKPOINTED, learning
 
@@ -32,6 +33,13 @@ def _precision(request: Request) -> ToolKeys:
         why = "LLaMA-Factory leaves adapters in peft's float32, in more memory than measured"
         deviations.append(request.deviation("precision", why, may_not_fit=True))
     return ToolKeys(keys, tuple(deviations))
+
+
+def _refuse(source: ExportSource) -> str | None:
+    """Its check of `pure_bf16` asks for a card."""
+    if source.device == "cpu" and source.config.get("precision") in ("bf16", "fp8"):
+        return "LLaMA-Factory holds weights in bfloat16 on a GPU only."
+    return batches_fit(source)
 
 
 def _checkpointing(request: Request) -> ToolKeys:
@@ -75,6 +83,7 @@ TOOL = Tool(
     "llamafactory.yaml",
     files=several_devices.launched("llamafactory"),
     tasks=("causal-lm",),
+    refuse=_refuse,
     fixed=lambda request: {
         "model_name_or_path": request.source.weights,
         "stage": "sft",

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.export_runs import Taken
-from benchmarks.exports_train import Row, read, told, write
+from benchmarks.exports_train import RESULTS, Row, read, table, told, write
+from benchmarks.tool_runs import RUNS
 
 OURS = Taken((8.0, 7.5, 7.0), 1000, 400, "AdamW")
 ROW = Row("transformers", "5.23.0", "fp32", 1, (), OURS, OURS)
@@ -47,3 +48,12 @@ def test_a_row_reads_as_it_was_written(tmp_path: Path) -> None:
     found = [replace(ROW, announced=(LESS,)), replace(ROW, case="sgd", theirs=None, failed="an error")]
     write(tmp_path / "rows.json", found)
     assert read(tmp_path / "rows.json") == found
+
+
+def test_the_docs_tell_what_was_found() -> None:
+    rows = read(RESULTS)
+    docs = (RESULTS.parents[2] / "docs" / "exports.md").read_text(encoding="utf-8").splitlines()
+    lines = table(rows)
+    assert len(lines) == len(RUNS)
+    assert [line for line in lines if line not in docs] == []
+    assert [told(row) for row in rows if row.wrong] == []

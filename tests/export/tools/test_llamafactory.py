@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
+from autofit.core.errors import InputError
 from autofit.export.tool import Export, write
 from autofit.export.tools import tool_named
 from tests.export.sources import CASES, LORA, source
@@ -20,6 +21,11 @@ def keys(**knobs: Any) -> dict[str, Any]:
 
 def departures(**knobs: Any) -> dict[str, bool]:
     return {each.knob: each.may_not_fit for each in exported(**knobs).departures}
+
+
+def test_bf16_weights_are_refused_on_a_cpu_as_it_does() -> None:
+    with pytest.raises(InputError, match="bfloat16 on a GPU only"):
+        write(tool_named("llamafactory"), source("cpu", precision="bf16"))
 
 
 def test_checkpointing_is_told_by_its_opposite() -> None:
