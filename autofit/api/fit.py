@@ -19,7 +19,7 @@ from autofit.core.events import Listener, Note
 from autofit.core.files import check_output, expanded, locked, write_atomically
 from autofit.core.layout import Layout, dividing, fitted_to
 from autofit.core.options import SearchOptions, check_devices, search_options
-from autofit.core.place import given_place
+from autofit.core.place import given_place, is_started_again, note_run
 from autofit.core.result import Result, SavedResult
 from autofit.core.workload import Hyperparameters, length_of_training
 from autofit.distributed.group import joined
@@ -148,6 +148,7 @@ def fit(
     require(fine, "eval_loader must be an iterable of batches", eval_loader, "Leave it out for none.")
     search_options(space=space, **{"seed": seed, **options})  # before anything is made of them
     place = given_place()
+    resume = resume or (output_dir is not None and is_started_again(expanded(output_dir, "output_dir")))
     check_devices(devices, nodes)
     if nodes > 1 and place is None:
         message = f"{nodes} nodes are to train together, and this process was started alone"
@@ -280,6 +281,7 @@ def _output_directory(output_dir: str | Path | None, resume: bool, listener: Lis
         except OSError as error:
             message = f"{directory} cannot be written to: {error.strerror}."
             raise InputError(message, "Choose an output directory that can be written to.") from error
+        note_run(directory)
         if resume and not checkpoint.exists(directory):
             listener(Note(f"there is no checkpoint in {directory} yet: the training begins anew."))
         yield directory

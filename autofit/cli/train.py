@@ -75,8 +75,6 @@ def train(
     place, stderr = given_place(), Console(stderr=True)
     is_first = place is None or not place.rank  # the others know the same
     progress = stderr.is_terminal and not quiet
-    # torchrun starts all again when one has failed.
-    given["resume"] = resume = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
 
     def print_note(event: Event) -> None:
         if isinstance(event, Note) and is_first:
