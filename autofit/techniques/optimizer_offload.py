@@ -12,6 +12,8 @@ trained fp32 weight.
 - loading a state makes new groups in the optimizer of small weights, while it goes on exposing the former ones.
 - it keeps no handles of its hooks, so they are found on the weights when they are to be removed.
 Gradients stay on the device (`offload_gradients` off), because freeing them there would forbid accumulation.
+
+Only AdamW is worth it: predicted for Llama 3.1 8B in bf16, its state is 32.1 GB, that of `adafactor` 6.5 MB, of `sgd` 0.
 """
 
 import functools
