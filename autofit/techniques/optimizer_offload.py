@@ -13,7 +13,7 @@ trained fp32 weight.
 - it keeps no handles of its hooks, so they are found on the weights when they are to be removed.
 Gradients stay on the device (`offload_gradients` off), because freeing them there would forbid accumulation.
 
-Only AdamW is worth it: predicted for Llama 3.1 8B in bf16, its state is 32.1 GB, that of `adafactor` 6.5 MB, of `sgd` 0.
+AdamW alone is worth it: of Llama 3.1 8B in bf16 it is predicted to hold 32.1 GB, `adafactor` 6.5 MB, `sgd` nothing.
 """
 
 import functools
