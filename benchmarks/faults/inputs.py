@@ -8,6 +8,7 @@ import importlib
 import inspect
 import json
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,28 @@ from hypothesis import strategies as st
 from benchmarks.faults.scenarios import LLAMA, RESULT, WORKLOAD, hostile
 from benchmarks.faults.tries import Ended, Tries
 
+_MOST_BYTES = 2**34
 _REACHED = 77  # the exit code of what found nothing wrong
 _CPU = ["--device", "cpu", "--mem", "1"]
 COMMANDS: dict[str, list[str]] = {
     "search": ["--model", "llama", *_CPU, "--seq-len", "16", "--effective-batch", "4", "--space", "drawn", "--json"],
     "estimate": ["--model", "llama", *_CPU, "--seq-len", "16", "--config", "drawn", "--no-alternatives"],
-    "train": ["result.yaml", "--data", "drawn", "--from-scratch", "--steps", "2", "--output", "out"],
+    "train": ["result.yaml", "--data", "drawn.jsonl", "--from-scratch", "--steps", "2", "--output", "out"],
     "export": ["drawn", "--to", "trl", "--output", "exported"],
     "report": ["run", "--format", "md"],
     "doctor": ["--device", "cpu"],
     "models": [],
     "spaces": ["--json"],
+}
+_MODEL = {"llama/config.json": LLAMA}
+FILES: dict[str, dict[str, Any]] = {  # read by the unchanged ones
+    "command search": {"drawn": {"description": "two", "knobs": {"precision": ["fp32"], "micro_batch_size": [2, 4]}}},
+    "command estimate": {**_MODEL, "drawn": RESULT["config"]},
+    "command train": {**_MODEL, "result.yaml": RESULT, "drawn.jsonl": {"text": "a b c d e f g h"}},
+    "command export": {"drawn": RESULT},
+    "call estimate": _MODEL,
+    "call export": {"result.yaml": RESULT},
+    "call training_arguments": {"result.yaml": RESULT},
 }
 CALLS: dict[str, dict[str, Any]] = {
     "search": {"model": "llama", "seq_len": 16, "effective_batch": 4, "device": "cpu", "mem": 1},
@@ -37,7 +49,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "estimate": {"model": "llama", "config": {"precision": "fp32"}, "seq_len": 16, "effective_batch": 4},
     "export": {"result": "result.yaml", "to": "trl"},
     "explain": {"result": "result.yaml"},
-    "training_arguments": {"result": "result.yaml"},
+    "training_arguments": {"result": "result.yaml", "output_dir": "out"},
     "Workload": {"model": dict, "batch": dict, "effective_batch_size": 4},
     "Config": {},
 }
@@ -67,22 +79,34 @@ _values = _data | st.sampled_from(_objects)
 
 
 @st.composite
-def _files(draw: Any, canary: Path) -> bytes:
-    """The content of a file: a right one that was changed, data of any shape, or bytes."""
-    kind = draw(st.integers(0, 4))
+def _files(draw: Any, name: str, canary: Path) -> dict[str, bytes]:
+    """Files that it reads, some of them: right data with a change, data of any shape, hostile text, or bytes."""
+    known = FILES.get(name, {"drawn": RESULT})
+    return {path: draw(_content(known[path], canary)) for path in draw(st.sets(st.sampled_from([*known]), max_size=2))}
+
+
+@st.composite
+def _content(draw: Any, right: Any, canary: Path) -> bytes:
+    kind = draw(st.integers(0, 7))
     if kind == 0:
         return bytes(draw(st.binary(max_size=60)))
     if kind == 1:
         return hostile(canary, draw(st.randoms(use_true_random=False)))
     if kind == 2:
         return _dumped(draw(_data), draw(st.booleans()))
-    changed = json.loads(json.dumps(RESULT))
-    at = changed
-    key = draw(st.sampled_from(sorted(changed)))
-    if isinstance(changed[key], dict) and draw(st.booleans()):
-        at, key = changed[key], draw(_keys)
-    at[key] = draw(_data)
+    changed = at = json.loads(json.dumps(right))
+    key = draw(st.sampled_from([*_places(at)]) | _keys)
+    while isinstance(at.get(key), dict) and draw(st.booleans()):
+        at, key = at[key], draw(st.sampled_from([*_places(at[key])]) | _keys)
+    if kind == 3:
+        at.pop(key, None)
+    else:
+        at[key] = draw(_data)
     return _dumped(changed, draw(st.booleans()))
+
+
+def _places(data: dict[str, Any]) -> list[str]:
+    return [*data] or ["x"]
 
 
 def _dumped(data: Any, as_json: bool) -> bytes:
@@ -92,11 +116,11 @@ def _dumped(data: Any, as_json: bool) -> bytes:
 
 @st.composite
 def _commands(draw: Any, name: str) -> list[str]:
-    """A command line that is changed in one to three places."""
+    """A command line that is changed in at most two places."""
     command = typer.main.get_command(importlib.import_module("autofit.cli").app).commands[name]  # type: ignore[attr-defined]
     options = [(each.opts[-1], each.is_flag) for each in command.params if each.opts[0].startswith("-")]
     words = list(COMMANDS[name])
-    for _ in range(draw(st.integers(0, 3))):
+    for _ in range(draw(st.sampled_from([0, 0, 1, 1, 2]))):
         how = draw(st.integers(0, 3))
         at = draw(st.integers(0, max(0, len(words) - 1)))
         if how == 0 and words and not words[at].startswith("-"):
@@ -113,11 +137,11 @@ def _commands(draw: Any, name: str) -> list[str]:
 
 @st.composite
 def _arguments(draw: Any, name: str) -> dict[str, Any]:
-    """Arguments of a call, one to three of them changed."""
+    """Arguments of a call, at most two of them changed."""
     function = getattr(importlib.import_module("autofit"), name)
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     names = [each.name for each in inspect.signature(function).parameters.values() if each.kind in plain]
-    changed = draw(st.dictionaries(st.sampled_from(names), _values, min_size=1, max_size=3))
+    changed = draw(st.dictionaries(st.sampled_from(names), _values, max_size=2))
     return CALLS[name] | changed
 
 
@@ -137,16 +161,17 @@ def broken_by(tries: Tries, key: str, name: str, count: int) -> tuple[int, dict[
         report_multiple_bugs=False,
         print_blob=False,
     )
-    @given(drawn, _files(tries.canary))
-    def look(given: Any, content: bytes) -> None:
+    @given(drawn, _files(name, tries.canary))
+    def look(given: Any, files: dict[str, bytes]) -> None:
         nonlocal tried, latest
         tried += 1
-        work = prepare(tries)
-        (work / "drawn").write_bytes(content)
+        work = prepare(tries, name)
+        for path, content in files.items():
+            (work / path).write_bytes(content)
         broken = _command(tries, given) if kind == "command" else _call(tries, target, given)
         broken = [each for each in broken if each not in found]
         if broken:
-            latest = broken[0], f"{given!r} with {content!r}"
+            latest = broken[0], f"{given!r} with {files!r}"
             raise AssertionError(broken[0])
 
     latest = ("", "")
@@ -159,13 +184,13 @@ def broken_by(tries: Tries, key: str, name: str, count: int) -> tuple[int, dict[
     return tried, found
 
 
-def prepare(tries: Tries) -> Path:
+def prepare(tries: Tries, name: str) -> Path:
     """A folder with all that the unchanged inputs name."""
     work = tries.fresh()
     (work / "mine.py").write_text(WORKLOAD)
     (work / "llama").mkdir()
-    (work / "llama" / "config.json").write_text(json.dumps(LLAMA))
-    (work / "result.yaml").write_text(yaml.safe_dump(RESULT))
+    for path, right in ({"llama/config.json": LLAMA, "result.yaml": RESULT} | FILES.get(name, {})).items():
+        (work / path).write_text(json.dumps(right))
     return work
 
 
@@ -204,6 +229,9 @@ def _stop_early() -> None:
     def reached(*_: Any, **__: Any) -> Any:
         os._exit(_REACHED)
 
+    resource.setrlimit(
+        resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES)
+    )  # what a config asks for may be more than there is
     for module in ("tuning.run", "tuning.predicted", "api.doctor"):
         importlib.import_module(f"autofit.{module}").LocalExecutor = reached  # type: ignore[attr-defined]
     importlib.import_module("autofit.tuning.run").RayExecutor = reached  # type: ignore[attr-defined]

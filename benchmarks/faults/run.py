@@ -55,7 +55,7 @@ def _run(given: argparse.Namespace, scratch: Path) -> int:
     from benchmarks.faults.scenarios import SCENARIOS
     from benchmarks.faults.tries import Tries
 
-    end = time.monotonic() + 60 * given.minutes
+    until = time.monotonic() + 60 * given.minutes
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)
     tries = Tries(Sandbox(scratch, (given.out or scratch).resolve()))
@@ -68,12 +68,13 @@ def _run(given: argparse.Namespace, scratch: Path) -> int:
     store = Store((given.out or scratch) / "faults.jsonl")
     for part, known, wanted in (("faults", [*scenarios], given.faults), ("inputs", NAMES, given.inputs)):
         names = [name for name in known if not given.only or set(given.only) & set(name.split())]
+        end = (until + time.monotonic()) / 2 if part == "faults" and given.inputs else until
         for batch, name, seed in _batches(names, given.seeds, wanted, _BATCHES[part]):
             key, start = f"{seed} {name} {batch}", time.monotonic()
             if store.get(_STAGE, key) or start > end:
                 continue
             if part == "faults":
-                tried, found = _BATCHES[part], _faults(scenarios[name], key)
+                tried, found = _faults(scenarios[name], key)
             else:
                 tried, found = broken_by(tries, key, name, _BATCHES[part])
             seconds = round(time.monotonic() - start, 1)
@@ -95,9 +96,9 @@ def _batches(names: list[str], seeds: list[int], wanted: int, size: int) -> list
     return [(batch, name, seed) for batch in range(number) for name in names for seed in seeds]
 
 
-def _faults(scenario: Any, key: str) -> dict[str, str]:
-    """What a batch of faults breaks, and the simplest fault found that does so."""
-    rng, found = random.Random(key), dict[str, str]()
+def _faults(scenario: Any, key: str) -> tuple[int, dict[str, str]]:
+    """How many of a batch of faults struck, and what they break, each with the simplest fault found that does so."""
+    rng, found, before = random.Random(key), dict[str, str](), scenario.tried
     for _ in range(_BATCHES["faults"]):
         fault = scenario.draw(rng)
         if broken := scenario.broken_by(fault):
@@ -107,7 +108,7 @@ def _faults(scenario: Any, key: str) -> dict[str, str]:
                     fault, broken = each, again
                     break
             found["; ".join(broken)[:1000]] = str(fault)
-    return found
+    return scenario.tried - before, found
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -33,13 +33,15 @@ class Sandbox:
     def __init__(self, scratch: Path, writable: Path) -> None:
         scratch.mkdir(parents=True, exist_ok=True)
         self.private = _unshared() and _mounted(scratch, writable)
+        self.scratch = scratch
         self.disk = scratch / "disk" if self.private else scratch
         self._ballast = self.disk / "ballast"
         self._shared = self.shared_memory()
         os.environ["TMPDIR"] = str(scratch)  # for what libraries write when they are imported
 
     def fill(self) -> None:
-        """Leave no room on the disk."""
+        """Leave no room on the disk, where that is one of its own."""
+        assert self.private, "this would fill a disk that others use"
         with self._ballast.open("wb", buffering=0) as file:
             size = 1 << 20
             while size:

@@ -57,7 +57,7 @@ RESULT: dict[str, Any] = {
     "workload": {"task": "causal-lm", "sequence_length": 16, "effective_batch_size": 4},
     "source": {"kind": "directory", "path": "llama"},
     "hardware": {"device": "cpu"},
-    "config": {"micro_batch_size": 2, "precision": "fp32"},
+    "config": {"micro_batch_size": 2, "gradient_accumulation_steps": 2, "precision": "fp32"},
 }
 _TOGETHER = {"data_parallel": "fsdp", "data_parallel_shard": 2, "data_parallel_replicate": 1}
 _SETTINGS = ("precision=fp32", "optimizer=adamw", "attention=sdpa", "micro_batch_size=4,8")
@@ -72,8 +72,8 @@ class Scenario(ABC):
     depths: tuple[int, ...]  # of the processes that are struck
 
     def __init__(self, tries: Tries) -> None:
-        self.tries = tries
-        self.start = tries.sandbox.disk.parent / f"start-{self.name}"
+        self.tries, self.tried = tries, 0  # faults whose moment came
+        self.start = tries.sandbox.scratch / f"start-{self.name}"
         self.prepare(tries.fresh())
         shutil.copytree(tries.folder, self.start, symlinks=True)
 
@@ -102,8 +102,10 @@ class Scenario(ABC):
         """What is lost that was there."""
 
     def begin(self, fault: Fault | None) -> Ended:
-        """The command from its start."""
+        """The command from its start; one in three with nothing in the cache."""
         self.tries.fresh(self.start)
+        if fault and fault.draw % 3 == 0:
+            faults.delete(self.tries.folder / "cache")
         strike = functools.partial(self.strike, fault) if fault else None
         return self.tries.command(self.arguments(again=False), fault, strike)
 
@@ -117,6 +119,7 @@ class Scenario(ABC):
         """What may strike how deep; a kind as often as any other."""
         deep = dict.fromkeys(IN_PROCESS, self.depths) | dict.fromkeys((*AROUND, "interrupt"), (0,))
         deep |= {"hang": self.depths[1:], "device memory": self.depths[2:]}  # a command waits for the others
+        deep |= {} if self.tries.sandbox.private else {"disk full": ()}
         most = max(map(len, deep.values()))
         return [(kind, depth) for kind, each in deep.items() if each for depth in (each * most)[:most]]
 
@@ -141,6 +144,7 @@ class Scenario(ABC):
         """What a fault breaks, in the command and in going on after it."""
         _ = self.whole
         struck = self.begin(fault)
+        self.tried += faults.there()
         broken = [f"struck: {each}" for each in struck.broken]
         again = self.tries.command(self.arguments(again=True))
         broken += [f"then: {each}" for each in again.broken]
@@ -155,7 +159,10 @@ class Search(Scenario):
     name, depths = "search", (0, 1, 2)
 
     def prepare(self, work: Path) -> None:
+        """With what an earlier search kept of the machine and of the space: half of the time."""
         (work / "mine.py").write_text(WORKLOAD)
+        assert self.tries.command(searching(work / "run", "--no-store")).code == 0
+        shutil.rmtree(work / "run")
 
     def arguments(self, *, again: bool) -> list[str]:
         run = self.run if again else self.tries.folder / "work" / "run"
@@ -302,6 +309,7 @@ class Files(Training):
         else:
             faults.flip(file, fault.draw)
         ended = self.tries.command(command)
+        self.tried += 1
         broken = [f"{command[0]} with {file.relative_to(self.tries.folder)}: {each}" for each in ended.broken]
         if ended.code not in (0, 2) or (ended.code and folder.name == "cache"):
             broken.append(f"{command[0]} with {file.name}: exit code {ended.code}: {ended.err[-200:]}")

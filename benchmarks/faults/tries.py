@@ -61,7 +61,7 @@ class Tries:
     def __init__(self, sandbox: Sandbox, names: Sequence[str] = _HEAVY) -> None:
         self.sandbox, self.canary = sandbox, sandbox.disk / "canary"
         self.folder = sandbox.disk / "try"
-        self.printed = sandbox.disk.parent / "out", sandbox.disk.parent / "err"  # not on the disk that runs full
+        self.printed = sandbox.scratch / "out", sandbox.scratch / "err"  # not on the disk that runs full
         os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": f"{self.folder}/cache/data"}
         for name in names:
             importlib.import_module(name)
