@@ -13,6 +13,7 @@ import random
 import shutil
 import tempfile
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
         code = 2
         try:
             code = _run(given, scratch)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

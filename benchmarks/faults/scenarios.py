@@ -59,7 +59,7 @@ RESULT: dict[str, Any] = {
     "hardware": {"device": "cpu"},
     "config": {"micro_batch_size": 2, "gradient_accumulation_steps": 2, "precision": "fp32"},
 }
-_TOGETHER = {"data_parallel": "fsdp", "data_parallel_shard": 2, "data_parallel_replicate": 1}
+_TOGETHER = {"data_parallel": "fsdp", "data_parallel_shard": 2, "gradient_accumulation_steps": 1}
 _SETTINGS = ("precision=fp32", "optimizer=adamw", "attention=sdpa", "micro_batch_size=4,8")
 _LINE = re.compile(rb'(\{"op_code":.*),"crc":"([0-9a-f]{8})"\}')
 _KNOWN = re.compile(r"\.lock|journal\.log(\.damaged(-\d+)?)?|probes|exports|(result|report)\.\w+|train\.py")
