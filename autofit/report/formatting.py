@@ -151,6 +151,12 @@ def drift_note(share: float) -> str:
     return f"The machine's speed changed by {percent(share)} during the search; what is compared is corrected for it."
 
 
+def misled_note(factor: float) -> str:
+    """How far off the predicted speeds were."""
+    off = f"{factor:.1f} times as long as" if factor > 1 else f"{1 / factor:.1f} times shorter than"
+    return f"Steps take {off} predicted: predictions may mislead, so nothing is said of what was not measured."
+
+
 def percent(fraction: float) -> str:
     """A fraction as whole percent, never rounded down to 0."""
     return f"{max(1, round(fraction * 100))} %" if fraction >= 0.005 else "less than 1 %"

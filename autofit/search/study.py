@@ -79,6 +79,7 @@ class SearchOutcome:
     bound: float | None = None
     posterior: tuple[Measurement, ...] = ()  # of every config that fits, at the speed expected given all measurements
     slowdown: float = 0.0  # the largest share by which the machine was slower or faster than at the end, by repeats
+    misled_by: float = 0.0  # how many times longer than predicted steps take, where predictions may mislead; else 0
     surrogate: Surrogate | None = field(default=None, compare=False, repr=False)
 
 
@@ -134,6 +135,7 @@ def search(
         bound=bound if math.isfinite(bound) else None,
         posterior=surrogate.posterior(measurements),
         slowdown=math.expm1(float(abs(slowdown(measurements, noise=SPEED_NOISE)).max(initial=0.0))),
+        misled_by=surrogate.misled_by(measurements),
         surrogate=surrogate,
     )
 

@@ -43,6 +43,9 @@ _WORKS_DEVIATION, _WORKS_NOISE = 0.5, 0.2  # of 1 for a config that works and 0 
 _INFEASIBLE = 0.05  # a config that is less likely feasible is no reason to go on
 # Nor is one below _LIKELY, unless a gain of _WORTH is expected of it, or nothing is predicted.
 _LIKELY, _WORTH = 0.5, 0.05
+# Predictions that are so many times off prove nothing, unless so many probes are off alike, within this deviation of
+# logarithms: operators that were timed while other work disturbed them put configs in a wrong order.
+_MISLED, _ENOUGH, _ALIKE = 4.0, 5, 0.25
 _CONFIDENCE = 0.05  # a config that is faster with at most this probability is no reason to go on
 _PARTS = 10_000  # a bound is told in such parts of 1
 
@@ -221,18 +224,27 @@ class Surrogate:
         self, measurements: Sequence[Measurement], left: Mask, share: float, rivals: Sequence[Measurement] | None = None
     ) -> bool:
         """Whether any config left may, at 95 %, be faster than the best by more than a share of it. Without predictions
-        any may: additive effects are too rough to say. The best is that of `rivals`, None: of all measurements; where
-        none of them fits, any that can fit beats it."""
-        if self._predictions is None:
+        any may, additive effects being too rough to say, and with misleading ones. The best is that of `rivals`, None:
+        of all measurements; where none of them fits, any that can fit beats it."""
+        if self._predictions is None or self.misled_by(measurements):
             return True
         speeds = self._of_feasible(measurements, left, rivals)
         return speeds is not None and float(speeds.probability_above(share).max()) > _CONFIDENCE
 
+    def misled_by(self, measurements: Sequence[Measurement]) -> float:
+        """How many times longer than predicted steps take, where that says that predictions mislead; else 0."""
+        times = {each.config: each.step_seconds.median for each in measurements if each.fits and each.step_seconds}
+        seconds = self._predictions.seconds if self._predictions else {}
+        known = [math.log(took / seconds[config]) for config, took in times.items() if seconds.get(config, 0.0) > 0.0]
+        off = statistics.median(known) if known else 0.0
+        alike = len(known) >= _ENOUGH and statistics.pstdev(known) <= _ALIKE
+        return 0.0 if abs(off) < math.log(_MISLED) or alike else math.exp(off)
+
     def regret_bound(self, measurements: Sequence[Measurement], left: Mask) -> float:
         """The largest share by which any config left may, at 95 %, be faster than the best. Below 0 where the best is
-        surely faster, or no config left is likely feasible; infinity without predictions, or where nothing was measured
-        to fit yet."""
-        if self._predictions is None:
+        surely faster, or no config left is likely feasible; infinity without predictions or with misleading ones, or
+        where nothing was measured to fit yet."""
+        if self._predictions is None or self.misled_by(measurements):
             return math.inf
         speeds = self._of_feasible(measurements, left, None)
         if speeds is None:

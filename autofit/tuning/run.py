@@ -27,7 +27,7 @@ from autofit.estimate.operators import MEASURING_SECONDS
 from autofit.estimate.space_estimator import predict_all
 from autofit.hardware.budgets import other_budgets
 from autofit.probe import Contention, Executor, GangExecutor, LocalExecutor, Plan, PoolExecutor, RayExecutor, Request
-from autofit.report.formatting import drift_note
+from autofit.report.formatting import drift_note, misled_note
 from autofit.search.concurrency import Threaded
 from autofit.search.journal import Journal
 from autofit.search.pareto import Evidence, outlook
@@ -222,6 +222,7 @@ class _Run:
         notes = (
             *context.budget_notes,
             drift_note(outcome.slowdown) if outcome.slowdown > NOTABLE_DRIFT else None,
+            misled_note(outcome.misled_by) if outcome.misled_by else None,
             *(f"Of the best config: {warning}" for warning in (best.warnings if best else ())),
             context.placement.describe_measurements(),
             context.stands_for() if context.of_one_rank else None,

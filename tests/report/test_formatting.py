@@ -22,6 +22,7 @@ from autofit.report.formatting import (
     instead,
     knobs_that_differ,
     listed,
+    misled_note,
     more_or_less,
     number,
     peak_bytes,
@@ -115,6 +116,11 @@ def test_why_a_config_did_not_fit(measured: Measured, changes: dict[str, Any], t
 
 def test_a_machine_that_drifted_is_told_in_per_cent() -> None:
     assert "changed by 12 % during" in drift_note(0.12)
+
+
+@pytest.mark.parametrize(("factor", "words"), [(6.04, "6.0 times as long as"), (0.2, "5.0 times shorter than")])
+def test_how_far_off_predicted_speeds_were(factor: float, words: str) -> None:
+    assert f"Steps take {words} predicted" in misled_note(factor)
 
 
 def test_changes_are_told_in_few_words_also_what_is_off() -> None:

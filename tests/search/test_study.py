@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
+import math
 import os
 import random
 import statistics
@@ -12,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 
@@ -303,6 +306,28 @@ def test_with_good_predictions_it_can_end_after_a_few_probes_and_says_what_it_ma
     assert few.stopped_by == "trials"
     assert few.bound is not None
     assert few.bound > 0.1
+
+
+def test_predictions_that_are_many_times_off_say_nothing_unless_all_probes_are_off_alike(formula: Any) -> None:
+    problem = formula(3, noise=0.02)
+    limits = Limits(trials=8, memory_bytes=int(problem.budget))
+    outcome = search(problem.space, _expected(problem), limits=limits)
+    assert outcome.misled_by == 0.0
+    surrogate = outcome.surrogate
+    assert surrogate is not None
+    fitting = [each for each in outcome.measurements if each.fits and each.step_seconds]
+    left = np.array([config not in {each.config for each in fitting} for config in surrogate.pool.configs])
+
+    def off(*factors: float) -> list[Measurement]:
+        times = zip(fitting, itertools.cycle(factors), strict=False)
+        return [each.taking(factor * each.step_seconds.median) for each, factor in times]
+
+    assert surrogate.misled_by(off(6.0)) == 0.0
+    assert surrogate.misled_by(off(6.0)[:4]) == pytest.approx(6 / 1.1, rel=0.1)
+    for factors in ((4.0, 16.0), (1 / 4, 1 / 16)):
+        assert surrogate.misled_by(off(*factors))
+        assert surrogate.can_improve(off(*factors), left, 0.5)
+        assert surrogate.regret_bound(off(*factors), left) == math.inf
 
 
 @pytest.mark.parametrize("seed", range(4))
