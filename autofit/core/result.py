@@ -5,7 +5,7 @@ The only place that knows how a result looks as YAML (`result.yaml`), as JSON (`
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +38,11 @@ def tier(config: Mapping[str, Any]) -> str:
     if not config.get("lora_rank"):
         return "full"
     return "lora" if config.get("quantization") in (None, "none") else "qlora"
+
+
+def tiers_of(points: Iterable[Point]) -> tuple[str, ...]:
+    """The tiers to tell of: of the head alone only where it was asked for."""
+    return TIERS if any(tier(each.config) == "head" for each in points) else TIERS[:-1]
 
 
 @dataclass(frozen=True)

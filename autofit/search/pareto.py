@@ -17,7 +17,7 @@ from autofit.core.config import Config
 from autofit.core.hardware import Hardware
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.pareto import Alternative, OtherBudget, Point, fastest_within, frontier, thinned
-from autofit.core.result import TIERS, tier
+from autofit.core.result import TIERS, tier, tiers_of
 from autofit.core.workload import Workload
 from autofit.search.encoding import Encoding
 from autofit.search.linear_model import Array
@@ -87,7 +87,8 @@ def outlook(evidence: Evidence, *, others: Sequence[OtherBudget] = (), tolerance
     budgets = (dataclasses.replace(evidence.budget, device_bytes=each.device_bytes) for each in others)
     limits = [each.cap_bytes(evidence.hardware.device) for each in (evidence.budget, *budgets)]
     fronts = {
-        name: frontier([each for each in points if tier(each.config) == name], tolerance=tolerance) for name in TIERS
+        name: frontier([each for each in points if tier(each.config) == name], tolerance=tolerance)
+        for name in tiers_of(points)
     }
     own, *by_budget = ([fastest_within(front, limit) for front in fronts.values()] for limit in limits)
     answers = [point for each in (own, *by_budget) for point in each if point]

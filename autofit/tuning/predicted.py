@@ -22,7 +22,7 @@ from autofit.core.events import Listener, Note, PhaseStarted, SearchStarted
 from autofit.core.hardware import Hardware
 from autofit.core.options import SearchOptions
 from autofit.core.pareto import Point, frontier, thinned
-from autofit.core.result import TIERS, Result, tier
+from autofit.core.result import TIERS, Result, tier, tiers_of
 from autofit.core.workload import Workload
 from autofit.estimate.processes import parallel_map
 from autofit.estimate.rates import rates_for
@@ -227,13 +227,13 @@ class _Space:
 
     def _frontier(self) -> dict[str, tuple[Point, ...]]:
         length = self.workload.sequence_length if self.workload.unit == "tokens" else None
-        points: dict[str, list[Point]] = {name: [] for name in TIERS}
+        points: list[Point] = []
         for config in leading(self._rough, _POINTS):
             rate = self.workload.effective_batch_size / self._rough.seconds[config]
             nbytes = int(self._rough.nbytes[config]) + self._hardware.context_bytes
-            point = Point(config, nbytes, rate, rate * length if length else None, measured=False)
-            points[tier(config)].append(point)
-        return {name: thinned(frontier(of_tier)) for name, of_tier in points.items()}
+            points.append(Point(config, nbytes, rate, rate * length if length else None, measured=False))
+        found = ((name, [each for each in points if tier(each.config) == name]) for name in tiers_of(points))
+        return {name: thinned(frontier(of_tier)) for name, of_tier in found}
 
     def _run(self, function: Callable[..., Any], *arguments: Any, log: str) -> Any:
         """Call a function of the workload in a child process, within the time limit."""
