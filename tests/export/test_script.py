@@ -279,7 +279,7 @@ def test_only_a_model_of_transformers_has_a_script_with_its_own_class(emit: Emit
         {"parameter_offload": "cpu"},
         {"precision": "fp4"},
         {"quantization": "int2"},
-        {"optimizer": "muon"},
+        {"optimizer": "sophia"},
         {"optimizer": None},  # the user's own
         {"optimizer_offload": "cpu", "optimizer": "sgd"},
         {"optimizer_in_backward": "sometimes"},

@@ -62,17 +62,21 @@ KNOBS: dict[str, dict[str, Any]] = {
     "lion": {"optimizer": "lion-8bit"},
     "adafactor": {"optimizer": "adafactor"},
     "sgd": {"optimizer": "sgd"},
+    "muon": {"optimizer": "muon"},
     "in-backward": {"optimizer_in_backward": True},
+    "head": {"head_only": True},
+    "head-chunked": {"head_only": True, "loss": "chunked", "micro_batch_size": 2},
     "offloaded": {"fsdp_offload": "cpu"},
 }
 PARALLEL = {"ddp": DDP, "fsdp": FSDP, "zero-2": ZERO_2}
 OLD = set() if NEW_ENOUGH else {name for name, knobs in KNOBS.items() if "nf4" in str(knobs.get("quantization"))}
-UNDIVIDED = {"int8", "adafactor", *OLD}
+UNDIVIDED = {"int8", "adafactor", "muon", *OLD}
 REFUSED = {"ddp": {"in-backward"}, "fsdp": UNDIVIDED, "zero-2": UNDIVIDED}
 CLOSE = {
     "8bit": 1e-4,  # a part of less than 4096 elements has its state in fp32
     "lion": 1e-4,  # the same
     "int8": 1e-4,  # sums over other rows
+    "muon": 1e-4,  # makes directions of gradients in bf16
     "lora-dropout": 0.05,  # other draws
 } | {name: 5e-3 for name in KNOBS if "16" in name}
 PARTS = 3  # each in processes of its own
