@@ -25,7 +25,7 @@ from autofit.core.budget import Budget
 from autofit.core.config import Config
 from autofit.core.hardware import Hardware
 from autofit.core.pareto import fastest_within
-from autofit.core.result import TIERS, tier
+from autofit.core.result import tier
 from autofit.core.workload import Workload
 from autofit.hardware.budgets import other_budgets
 from autofit.search.pareto import Evidence, Outlook, outlook
@@ -91,7 +91,7 @@ def judged(problem: Problem, hardware: Hardware, seed: int) -> Iterator[Row]:
 
 def _of_budgets(around: Outlook, evidence: Evidence, problem: Problem) -> Iterator[Row]:
     for other in other_budgets(evidence.budget, evidence.hardware):
-        for name in TIERS:
+        for name in around.frontier:
             within = [
                 problem.throughput(config)
                 for config, row in problem.rows.items()
