@@ -103,7 +103,7 @@ def _run(command: Callable[[], Any], as_json: bool) -> int:
         if isinstance(error, OSError) and error.filename is not None and error.errno in _OF_FILES:
             print_error(f"{error.filename} cannot be used: {error.strerror}.", "Check the path.", as_json)
             return InputError.exit_code
-        if isinstance(error, FileNotFoundError) and error.filename is None:  # of tempfile, on a full disk
+        if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):  # of tempfile, on a full disk
             print_error(f"temporary files cannot be written: {error.strerror}.", "Make room, or set TMPDIR.", as_json)
             return InputError.exit_code
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):

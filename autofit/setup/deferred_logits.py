@@ -77,7 +77,7 @@ class Deferral:
     def paused(self) -> Iterator[None]:
         """Let the head compute, with weights that FSDP gathered when the model called it."""
         before, self.active = self.active, False
-        hooks = [each for each in _hooks_of(self.head) if isinstance(self.head, FSDPModule)]
+        hooks = _hooks_of(self.head) if isinstance(self.head, FSDPModule) else ()
         all_of = [dict(each) for each in hooks]
         for each in hooks:
             for key in [key for key, hook in each.items() if _is_of(hook, _FSDP)]:
