@@ -7,6 +7,7 @@ others by numbers (how many micro-batches they have, what their labels weigh) is
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -39,6 +40,9 @@ _KINDS = {  # by what is in an operator's name
     "reduce_scatter": "reduce_scatter",
     "broadcast": "broadcast",
 }
+
+
+Sizes = tuple[int, ...]
 
 
 class _FakeRanks(Ranks):
@@ -98,19 +102,49 @@ def fake_ranks(layout: Layout, recorder: Recorder) -> Iterator[Ranks]:
         if (found := _HOLDING.get(func._schema.name)) is not None:
             position, label = found
             recorder.label(args[position], label)
-        return collective_of(func, args, result)
+        if func._schema.name == "fsdp::all_gather_copy_in":
+            recorder.joined.update(_joined(recorder, args[0], args[1]))
+        collective = collective_of(func, args, result)
+        if collective is None or collective.kind != "all_gather":
+            return collective
+        parts = (recorder.joined.get(each) for each in recorder.storages_of(args[0]))
+        return replace(collective, parts=next(filter(None, parts), ()))
 
+    def on_device(param: Any) -> list[torch.Tensor]:
+        """What a rank gives to a gathering; what it holds on the host, it copies first."""
+        if not param.offload_to_cpu:
+            return shards_of(param)  # type: ignore[no-any-return]
+        copy = recorder.to_device(param._sharded_param_data)
+        recorder.label(copy, "gathered")
+        recorder.streams.update(dict.fromkeys(recorder.storages_of(copy), "gather"))
+        with mock.patch.object(param, "_sharded_param_data", copy):
+            return shards_of(param)  # type: ignore[no-any-return]
+
+    shards_of = _fsdp_param.FSDPParam.all_gather_inputs.fget
     recorder.exchanged, hook = exchanged, sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world)
     try:
         with (
             mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", aside),
             mock.patch.object(_fsdp_param, "_chunk_with_empty", _first_chunk),
+            mock.patch.object(_fsdp_param.FSDPParam, "all_gather_inputs", property(on_device)),
         ):
             yield _FakeRanks.of(layout, torch.device("cpu"))
     finally:
         dist.destroy_process_group()
         sys.excepthook = hook  # each group wraps it, to tell the rank
+
+
+def _joined(recorder: Recorder, shards: list[torch.Tensor], whole: torch.Tensor) -> Iterator[tuple[int, Sizes]]:
+    """By storage, the bytes of each weight in what FSDP2 gathers, and in the casts of this rank's shards of them."""
+    of_shards: dict[int, Sizes] = {}
+    for shard in shards:
+        for storage in recorder.storages_of(shard):
+            of_shards[storage] = (*of_shards.get(storage, ()), shard.nbytes)
+    yield from ((storage, sizes) for storage, sizes in of_shards.items() if len(sizes) > 1)
+    ranks = whole.nbytes // sum(shard.nbytes for shard in shards)
+    for storage in recorder.storages_of(whole):
+        yield storage, tuple(ranks * shard.nbytes for shard in shards)
 
 
 def _first_chunk(tensor: torch.Tensor, count: int, dim: int) -> list[torch.Tensor]:

@@ -61,26 +61,28 @@ class Exchanges:
     hardware: Hardware
     links: Links
 
-    def seconds(self, segment: Segment, speed: Speed, *, last: bool) -> tuple[Floats, Floats]:
-        """The seconds that a segment waits for others, and those of what is sent beside its computation. Gradients of
-        adapters and of replicas are averaged in the `last` micro-batch alone."""
+    def seconds(self, segment: Segment, speed: Speed, *, last: bool) -> tuple[Floats, Floats, Floats]:
+        """The seconds that a segment waits for others, and beside its computation those of weights that are gathered
+        and of gradients that are reduced. Those of adapters and of replicas are averaged in the `last` micro-batch
+        alone."""
         layout = Layout.of(self.config)
         shards = layout.shard * layout.context
-        waited = sent = averaged = np.zeros_like(segment.saved)
+        waited = gathered = reduced = averaged = np.zeros_like(segment.saved)
         for each in segment.exchanged:
             if each.waits:
                 alike = (layout.context, layout.tensor) if each.kind == "all_to_all" else (layout.tensor, 1)
                 waited = waited + self._took(each.kind, each.nbytes, *alike) + redistributing(speed)
             elif each.kind == "all_reduce":  # by ddp, in large buckets
                 averaged = averaged + each.nbytes
-            elif each.kind == "all_gather" or last or not self.config["lora_rank"]:
-                sent = sent + self._took(each.kind, each.nbytes, shards, layout.tensor)
-                if each.kind == "reduce_scatter":
-                    averaged = averaged + each.nbytes / shards
+            elif each.kind == "all_gather":
+                gathered = gathered + self._took(each.kind, each.nbytes, shards, layout.tensor)
+            elif last or not self.config["lora_rank"]:
+                reduced = reduced + self._took(each.kind, each.nbytes, shards, layout.tensor)
+                averaged = averaged + each.nbytes / shards
         if last and layout.replicate > 1:
             took = self._took("all_reduce", averaged, layout.replicate, shards * layout.tensor)
-            sent = sent + np.where(averaged > 0.0, took, 0.0)
-        return waited, sent
+            reduced = reduced + np.where(averaged > 0.0, took, 0.0)
+        return waited, gathered, reduced
 
     def _took(self, kind: str, nbytes: Floats, ranks: int, stride: int) -> Floats:
         found: Floats = seconds(kind, nbytes, group_of(ranks, stride, self.hardware), self.links)

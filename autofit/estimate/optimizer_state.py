@@ -30,6 +30,7 @@ Shapes = Mapping[Kind, int]
 class OptimizerCost:
     """One optimizer step over all weights."""
 
+    weights: int  # bytes of what it steps, and of the gradients
     state: int  # bytes on the device
     temporary: int  # the most bytes needed meanwhile
     largest: int  # the same where each weight is stepped by itself
@@ -73,6 +74,7 @@ class OptimizerCosts:
         # An optimizer that steps all weights at once needs temporaries for all of them at once.
         at_once = len(steps) > 1 and together.temporary > most and 2 * together.temporary > most + summed
         self._costs[key] = OptimizerCost(
+            weights=sum(shape.numel() * dtype.itemsize * count for (shape, dtype, _), count in shapes.items()),
             state=sum(step.state * count for step, count in counted),
             temporary=sum(step.temporary * count for step, count in counted) if at_once else most,
             largest=most,

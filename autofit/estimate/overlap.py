@@ -5,9 +5,9 @@ collectives of a group of ranks queue up one after the other (fully_shard: impli
 in the backward, _fsdp_param_group.py). Seconds may be arrays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,43 +19,70 @@ _SLOWED = 0.15
 # Operators that take the host as long as DTensor's Python around a collective that split layers wait for: on two cores
 # 1.2 ms of CPU time for each, where an operator took 4.8 us (a small Llama, tensor_parallel 2 beside ddp).
 _REDISTRIBUTING = 250
+_SETTLED = 4  # rounds of equal units after which each takes as long as the one before
 Seconds = Any  # a number or an array of them
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A group of weights that are gathered together: seconds of a micro-batch."""
+    """A group of weights that are gathered together, in a forward or a backward: seconds of a micro-batch."""
 
-    forward: Seconds
-    backward: Seconds
-    waited: tuple[Seconds, Seconds] = (0.0, 0.0)  # in the forward and the backward, for what split layers exchange
-    gather: Seconds = 0.0  # before its forward
-    again: Seconds = 0.0  # before its backward, unless it stayed
-    reduce: Seconds = 0.0  # after its backward
+    computing: Seconds
+    waited: Seconds = 0.0  # for what split layers exchange
+    gather: Seconds = 0.0  # before it, unless the weights stayed
+    reduce: Seconds = 0.0  # after a backward
 
 
-def micro_batch(units: Sequence[Unit], *, reduced: bool = True) -> Seconds:
-    """The seconds of a forward and a backward. `reduced`: gradients are, as in the last micro-batch of a step."""
-    link = issued = done = 0.0  # when the link and the device are free, and when the next gathering may start
-    for unit in units:
-        link = gathered = np.maximum(link, issued) + unit.gather
-        issued = np.maximum(gathered, done)
-        done = issued + _slowed(unit.forward + unit.waited[0], unit.gather)
-    issued = done
-    waiting: Seconds = None  # what is reduced once the gathering that was issued before is through
-    for unit in reversed(units):
-        link = gathered = np.maximum(link, issued) + unit.again
-        if waiting is not None:
-            link = np.maximum(link, done) + waiting
-        issued = np.maximum(gathered, done)
-        waiting = unit.reduce if reduced else 0.0
-        done = issued + _slowed(unit.backward + unit.waited[1], unit.again + waiting)
-    return np.maximum(done, np.maximum(link, done) + waiting)
+Runs = Sequence[tuple[Sequence[Unit], int]]  # units in a row, and how often
 
 
-def one_after_another(units: Sequence[Unit]) -> Seconds:
+class _Clock(NamedTuple):
+    """When the link and the device are free, when the next gathering may start, and the seconds of what is reduced once
+    the gathering that was issued before is through."""
+
+    link: Seconds = 0.0
+    issued: Seconds = 0.0
+    done: Seconds = 0.0
+    waiting: Seconds = 0.0
+
+
+def micro_batch(forward: Runs, backward: Runs) -> Seconds:
+    """The seconds of a forward and a backward."""
+    clock = _through(_Clock(), forward, _forward)
+    clock = _through(clock._replace(issued=clock.done), backward, _backward)
+    return np.maximum(clock.done, np.maximum(clock.link, clock.done) + clock.waiting)
+
+
+def _through(clock: _Clock, runs: Runs, after: Callable[[_Clock, Unit], _Clock]) -> _Clock:
+    for units, repeats in runs:
+        before = clock
+        for _ in range(min(repeats, _SETTLED)):
+            before = clock
+            for unit in units:
+                clock = after(clock, unit)
+        left = max(0, repeats - _SETTLED)
+        link, issued, done = (here + left * (here - there) for here, there in zip(clock[:3], before[:3], strict=True))
+        clock = _Clock(link, issued, done, clock.waiting)
+    return clock
+
+
+def _forward(clock: _Clock, unit: Unit) -> _Clock:
+    gathered = np.maximum(clock.link, clock.issued) + unit.gather
+    issued = np.maximum(gathered, clock.done)
+    return _Clock(gathered, issued, issued + _slowed(unit.computing + unit.waited, unit.gather))
+
+
+def _backward(clock: _Clock, unit: Unit) -> _Clock:
+    gathered = np.maximum(clock.link, clock.issued) + unit.gather
+    issued = np.maximum(gathered, clock.done)
+    done = issued + _slowed(unit.computing + unit.waited, unit.gather + unit.reduce)
+    return _Clock(np.maximum(gathered, clock.done) + clock.waiting, issued, done, unit.reduce)
+
+
+def one_after_another(forward: Runs, backward: Runs) -> Seconds:
     """The same where what computes also sends, as a process on a CPU: gloo copies and adds on the cores of its rank."""
-    return sum(sum((e.forward, e.backward, *e.waited, e.gather, e.again, e.reduce)) for e in units)
+    of_units = ((e.computing, e.waited, e.gather, e.reduce, n) for run, n in (*forward, *backward) for e in run)
+    return sum(repeats * sum(each) for *each, repeats in of_units)
 
 
 def redistributing(speed: Speed) -> float:
@@ -66,11 +93,3 @@ def redistributing(speed: Speed) -> float:
 def _slowed(computing: Seconds, exchanging: Seconds) -> Seconds:
     """The seconds of a computation while collectives run for so long."""
     return computing + _SLOWED * np.minimum(computing, exchanging)
-
-
-def beside(computing: Seconds, exchanging: Seconds, *, asynchronous: bool = True) -> Seconds:
-    """The seconds of one of many groups in a row, that computes while others exchange for so long; on CPUs one waits
-    for the other."""
-    if not asynchronous:
-        return computing + exchanging
-    return np.maximum(_slowed(computing, exchanging), exchanging)

@@ -3,6 +3,7 @@
 What FSDP2 and DDP exchange overlaps with computation, but on CPUs; layers and tokens that are split wait for theirs.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from autofit.core.layout import Layout
 from autofit.core.links import Links
 from autofit.core.workload import Workload
 from autofit.distributed.collectives import Group, seconds
-from autofit.estimate.overlap import Unit, micro_batch, one_after_another, redistributing
+from autofit.estimate.overlap import Runs, Unit, micro_batch, one_after_another, redistributing
 from autofit.estimate.rates import UNKNOWN, rates_for
 from autofit.estimate.recorder import Collective
 from autofit.estimate.roofline import Speed
@@ -24,11 +25,12 @@ from autofit.hardware.catalogue import links_of
 
 @dataclass(frozen=True)
 class Exchanges:
-    """What a rank computes and exchanges in a step: in its last micro-batch, in each of the `earlier` ones, and the
-    seconds of its update, in which it exchanges nothing. `in_turn`: it does not compute while it exchanges."""
+    """What a rank computes and exchanges in a step: in forward and backward of its last micro-batch and of each of the
+    `earlier` ones, and the seconds of its update, in which it exchanges nothing. `in_turn`: it does not compute while
+    it exchanges."""
 
-    last: Sequence[Unit]
-    each: Sequence[Unit]
+    last: tuple[Runs, Runs]
+    each: tuple[Runs, Runs]
     earlier: int
     update: float = 0.0
     in_turn: bool = False
@@ -36,19 +38,22 @@ class Exchanges:
     def seconds(self, slower: float = 1.0) -> float:
         """The seconds of all micro-batches where everything is computed so many times slower."""
         of_units = one_after_another if self.in_turn else micro_batch
-        last, each = (of_units([_slowed(unit, slower) for unit in units]) for units in (self.last, self.each))
+        last, each = (of_units(*(_slowed(runs, slower) for runs in both)) for both in (self.last, self.each))
         return float(last + self.earlier * each)
 
     def waiting(self, computing: float) -> float:
         """How many seconds more than its computation a step takes, where that takes so long."""
-        of_units = [sum(unit.forward + unit.backward for unit in units) for units in (self.last, self.each)]
-        micro = of_units[0] + self.earlier * of_units[1]
+        last, each = (
+            sum(unit.computing * repeats for runs in both for run, repeats in runs for unit in run)
+            for both in (self.last, self.each)
+        )
+        micro = last + self.earlier * each
         slower = computing / float(micro + self.update)
         return max(0.0, self.seconds(slower) - slower * float(micro))
 
 
-def _slowed(unit: Unit, slower: float) -> Unit:
-    return replace(unit, forward=slower * unit.forward, backward=slower * unit.backward)
+def _slowed(runs: Runs, slower: float) -> Runs:
+    return [([replace(unit, computing=slower * unit.computing) for unit in run], repeats) for run, repeats in runs]
 
 
 def step_seconds(traced: Trace, speed: Speed, hardware: Hardware, links: Links) -> float:
@@ -82,26 +87,21 @@ class _Units:
     def __init__(self, traced: Trace, speed: Speed, hardware: Hardware, links: Links) -> None:
         self._traced, self._speed, self._hardware, self._links = traced, speed, hardware, links
 
-    def all(self, reduced: Sequence[str]) -> list[Unit]:
-        """The model's beginning, its blocks, and its end; `reduced`: the collectives that gradients take part in."""
-        forward, backward = self._traced.spans("forward"), self._traced.spans("backward")
-        beginning, end = forward[:1], [span for span in forward[1:] if span[0].block is None]
-        blocks = sorted({mark.block for mark, _ in forward if mark.block is not None})
-        behind = [span for span in backward if span[0].block is None]
-        units = [self._unit(beginning, (), reduced)]
-        for block in blocks:
-            own, back = ([span for span in part if span[0].block == block] for part in (forward, backward))
-            units += [self._unit(own, back, reduced)] * self._traced.times(block)
-        return [*units, self._unit(end, behind, reduced)]
+    def all(self, reduced: Sequence[str]) -> tuple[Runs, Runs]:
+        """The model's beginning, its blocks, and its end, forward and backward; `reduced`: the collectives that
+        gradients take part in."""
+        traced = self._traced
+        forward, backward = (_by_block(traced.spans(phase)) for phase in ("forward", "backward"))
+        ahead = [([self._unit(spans)], traced.times(block)) for block, spans in forward]
+        back = [([self._unit(spans, reduced)], traced.times(block)) for block, spans in backward]
+        return ahead, back
 
-    def _unit(self, forward: Sequence[Span], backward: Sequence[Span], reduced: Sequence[str]) -> Unit:
+    def _unit(self, spans: Sequence[Span], reduced: Sequence[str] = ()) -> Unit:
         return Unit(
-            forward=self._computing(forward),
-            backward=self._computing(backward),
-            waited=(self._waited(forward), self._waited(backward)),
-            gather=self._exchanging(self._beside(forward, ("all_gather",))),
-            again=self._exchanging(self._beside(backward, ("all_gather",))),
-            reduce=self._exchanging(self._beside(backward, reduced)),
+            computing=self._computing(spans),
+            waited=self._waited(spans),
+            gather=self._exchanging(self._beside(spans, ("all_gather",))),
+            reduce=self._exchanging(self._beside(spans, reduced)),
         )
 
     def _computing(self, spans: Sequence[Span]) -> float:
@@ -121,6 +121,11 @@ class _Units:
     def _exchanging(self, collectives: Iterable[Collective]) -> float:
         groups = ((each, group_of(each.ranks, each.stride, self._hardware)) for each in collectives)
         return sum(float(seconds(each.kind, each.nbytes, group, self._links)) for each, group in groups)
+
+
+def _by_block(spans: Sequence[Span]) -> list[tuple[int | None, list[Span]]]:
+    """Parts of a phase, of one block in a row together."""
+    return [(block, list(parts)) for block, parts in itertools.groupby(spans, key=lambda span: span[0].block)]
 
 
 def group_of(ranks: int, stride: int, hardware: Hardware) -> Group:

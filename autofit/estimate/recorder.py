@@ -79,6 +79,7 @@ class Collective:
     waits: bool  # what follows waits for it; else it runs beside
     stride: int  # from one rank of the group to the next: 1 for neighbours, which are on one node
     event: int = 0  # the number of earlier events
+    parts: tuple[int, ...] = ()  # the bytes of each weight, where several are gathered at once
 
 
 class Recorder(StorageTracker):
@@ -93,6 +94,7 @@ class Recorder(StorageTracker):
         living: the storages that are not freed yet.
         owners: the number of the model's block that a labelled storage belongs to.
         streams: the CUDA stream that a storage is made in, where it is not the usual one.
+        joined: the bytes of each weight in a storage that holds several.
         completed: by gradient, the number of events before it was complete.
         products: by phase, the number of events before its first matrix product ended.
         before_each: called before each operator.
@@ -116,6 +118,7 @@ class Recorder(StorageTracker):
         self.labels: dict[int, str] = {}
         self.owners: dict[int, int] = {}
         self.streams: dict[int, str] = {}
+        self.joined: dict[int, tuple[int, ...]] = {}
         self.completed: dict[int, int] = {}
         self.products: dict[str, int] = {}
         self.phase: Callable[[], str] | None = None
@@ -168,6 +171,20 @@ class Recorder(StorageTracker):
         tensors alone."""
         self.label(tensor, HOST)
         self._has_host = True
+
+    def is_on_host(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is in the host's memory."""
+        return HOST in map(self.labels.get, self.storages_of(tensor))
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the device of a tensor that is on the host, which fake tensors do not tell apart."""
+        return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the host."""
+        copy = torch.empty_like(tensor)
+        self.note_host(copy)
+        return copy.copy_(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is _DEVICE:  # seven of ten calls; the fake mode would run all of its own checks on them
@@ -268,15 +285,17 @@ class Recorder(StorageTracker):
     def _with_host(self, func: Any, given: Any, result: Any, cost: Cost | None) -> Cost | None:
         """The cost, where what the host computes is not the device's work, and a copy between them is a transfer."""
         tensors = [each for each in tensors_in(given) if each.dim()]  # not numbers, which may come from anywhere
-        on_host = [HOST in [self.labels.get(number) for number in self.storages_of(each)] for each in tensors]
+        on_host = [self.is_on_host(each) for each in tensors]
         sides = set(on_host)
         if sides == {True}:
             self.label(result, HOST)
             return replace(cost, kind=HOST) if cost else None
         if sides == {True, False} and _name(func) in _COPIES:
             moved = [each for each, is_there in zip(tensors, on_host, strict=True) if is_there]
-            sizes = tuple(each.numel() * each.itemsize for each in moved)
-            return Cost("transfer", str(moved[0].dtype).removeprefix("torch."), 0, sizes)
+            return Cost("transfer", str(moved[0].dtype).removeprefix("torch."), 0, tuple(each.nbytes for each in moved))
+        if sides == {True, False} and cost:  # a gradient is moved and then added to one of the host
+            moved = [each for each, is_there in zip(tensors, on_host, strict=True) if not is_there]
+            return replace(cost, kind=HOST, sizes=(*cost.sizes, *(each.nbytes for each in moved)))
         return cost
 
     def _count(self, storage: torch.UntypedStorage) -> None:

@@ -15,7 +15,7 @@ from autofit.core.estimate import OF_SEVERAL
 from autofit.core.hardware import Hardware
 from autofit.estimate.operator_costs import ATTENTION
 from autofit.estimate.optimizer_state import Kind, Shapes
-from autofit.estimate.recorder import Mark
+from autofit.estimate.recorder import HOST, Mark
 from autofit.estimate.roofline import Work
 from autofit.estimate.scaling import UNSCALED, Floats, Grid, Symbols
 from autofit.estimate.shallow_model import CHUNK, Depth, with_chunks
@@ -102,8 +102,8 @@ def segments_of(trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) 
             work = replace(work, flops=work.flops * share, nbytes=work.nbytes * share)
         memory = {mode: _climb(changes[mark.events : after.events]) for mode, changes in modes.items()}
         exchanged = [each for each in trace.collectives if mark.events <= each.event < after.events]
-        nbytes, of_weights = [each.nbytes for each in exchanged], [not each.waits for each in exchanged]
-        sizes = _weights_or_not(nbytes, of_weights, grid, symbols)
+        parts = [each.parts or (each.nbytes,) for each in exchanged]
+        sizes = _weights_or_not(parts, [not each.waits for each in exchanged], grid, symbols)
         found = (Exchanged(each.kind, size, each.waits) for each, size in zip(exchanged, sizes, strict=True))
         items.append(Segment(mark.phase, mark.block, memory, *events.saved(mark, after), work, tuple(found)))
     shapes: Counter[Kind] = Counter()  # how many trained weights of each kind the whole model has
@@ -134,10 +134,16 @@ def _share(items: Sequence[tuple[str | None, tuple[int, ...]]], grid: Grid, symb
     return np.where(np.array([shared[item] for item in items], bool)[:, None], grid.samples / prime, 1.0)
 
 
-def _weights_or_not(nbytes: Sequence[int], of_weights: Sequence[bool], grid: Grid, symbols: Symbols) -> Floats:
-    """Amounts at each pair; of weights none grows with the samples, though ranks join them to sums of any divisor."""
+def _weights_or_not(
+    parts: Sequence[tuple[int, ...]], of_weights: Sequence[bool], grid: Grid, symbols: Symbols
+) -> Floats:
+    """Amounts at each pair, each the sum of its parts; of weights none grows with the samples, though ranks join them
+    to sums of any divisor."""
+    nbytes = [nbytes for each in parts for nbytes in each]
     constant = grid.amounts(nbytes, replace(symbols, samples=UNSCALED.samples)) if any(of_weights) else 0.0
-    return np.where(np.array(of_weights, bool)[:, None], constant, grid.amounts(nbytes, symbols))
+    counts = [len(each) for each in parts]
+    amounts = np.where(np.repeat(of_weights, counts)[:, None], constant, grid.amounts(nbytes, symbols))
+    return np.add.reduceat(amounts, np.cumsum([0, *counts[:-1]]), axis=0) if counts else amounts
 
 
 def _span_at(spans: Sequence[Span], event: int) -> Span | None:
@@ -165,9 +171,12 @@ class _Events:
     @classmethod
     def of(cls, trace: Trace, grid: Grid, symbols: Symbols, hardware: Hardware) -> Self:
         labels = [trace.labels.get(event.storage) for event in trace.events]
-        sizes = _weights_or_not(
-            [event.nbytes for event in trace.events], [label in _OF_WEIGHTS for label in labels], grid, symbols
-        )
+        joined = [trace.joined.get(event.storage) or (event.nbytes,) for event in trace.events]
+        sums = zip(joined, trace.events, strict=True)
+        nbytes = [parts if sum(parts) == event.nbytes else (event.nbytes,) for parts, event in sums]
+        of_weights = [len(parts) > 1 or label in _OF_WEIGHTS for parts, label in zip(joined, labels, strict=True)]
+        sizes = _weights_or_not(nbytes, of_weights, grid, symbols)
+        sizes[np.array([label == HOST for label in labels], bool)] = 0.0
         if trace.packed:
             for mark, after in trace.spans("forward", "backward"):
                 span = trace.events[mark.events : after.events]

@@ -11,8 +11,7 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,13 +30,13 @@ from autofit.estimate.layouts import Exchanges, have_few_shards, standing_for
 from autofit.estimate.likeness import likeness_of, segments_like
 from autofit.estimate.operators import MEASURING_SECONDS, Calls
 from autofit.estimate.optimizer_state import OptimizerCost, OptimizerCosts, scaled_shapes
-from autofit.estimate.overlap import beside
+from autofit.estimate.passes import Pass
 from autofit.estimate.peak import recomputed_share
 from autofit.estimate.processes import Map, parallel_map
 from autofit.estimate.rates import UNKNOWN, Rates, rates_for
-from autofit.estimate.roofline import Speed, passes_of
+from autofit.estimate.roofline import Speed
 from autofit.estimate.scaling import Floats, Grid, Symbols
-from autofit.estimate.segments import Schedule, Segments, alternating, as_traced, run_schedule, segments_of, with_head
+from autofit.estimate.segments import Segments, alternating, as_traced, segments_of, with_head
 from autofit.estimate.shallow_model import Cut
 from autofit.estimate.trace import Skeleton, trace
 from autofit.estimate.trace_keys import BUDGET, ends_of, group_key, group_of, other_keys, pass_key, plain_key
@@ -117,56 +116,10 @@ def cache_key_of(workload: Workload, hardware: Hardware, rates: Rates, configs: 
     )
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """A forward and backward, and what was computed of it already."""
-
-    segments: Segments
-    schedule: Schedule
-    _memory: dict[tuple[bool, bool], tuple[Floats, Floats]] = field(default_factory=dict)
-    _seconds: dict[tuple[Any, ...], Floats] = field(default_factory=dict)
-
-    def memory(self, *, added: bool, offloaded: bool) -> tuple[Floats, Floats]:
-        """(the peak, what is alive at the end), without parameters and state."""
-        mode = added, offloaded
-        if mode not in self._memory:
-            self._memory[mode] = run_schedule(self.schedule, mode, np.zeros_like(self.segments.parameters))
-        return self._memory[mode]
-
-    @cached_property
-    def saved(self) -> tuple[Floats, Floats]:
-        """(bytes that go to the host if saved tensors are offloaded, those of them that need not come back)."""
-        total = newest = np.zeros_like(self.segments.parameters)
-        for run, repeats in self.schedule:
-            for segment in run:
-                total = total + repeats * segment.saved
-                newest = np.where(segment.newest > 0.0, segment.newest, newest)
-        return total, np.minimum(total, np.maximum(newest, WINDOW))
-
-    def seconds(self, speed: Speed, config: Config, exchanges: Exchanges, *, last: bool) -> Floats:
-        several = exchanges.hardware.world > 1
-        key = speed.tf32, speed.compiled, several and (Layout.of(exchanges.config), last)
-        if key not in self._seconds:
-            none = np.zeros_like(self.segments.parameters)
-            working, launching, sending = ({"forward": none, "backward": none} for _ in range(3))
-            for run, repeats in self.schedule:
-                for segment in run:
-                    seconds = segment.work.seconds(speed, passes=passes_of(config, segment.phase))
-                    launching[segment.phase] = launching[segment.phase] + repeats * seconds.pop("launch")
-                    waited, sent = exchanges.seconds(segment, speed, last=last) if several else (none, none)
-                    sending[segment.phase] = sending[segment.phase] + repeats * sent
-                    working[segment.phase] = working[segment.phase] + repeats * sum(seconds.values(), waited)
-            together = np.maximum if speed.asynchronous else np.add
-            computing = {phase: together(working[phase], launching[phase]) for phase in working}
-            is_ahead = speed.asynchronous
-            phases = (beside(computing[phase], sending[phase], asynchronous=is_ahead) for phase in working)
-            self._seconds[key] = sum(phases, none)
-        return self._seconds[key]
-
-
 class _OptimizerRow(NamedTuple):
     """What an optimizer costs at each pair of the grid."""
 
+    weights: Floats
     state: Floats
     temporary: Floats
     largest: Floats
@@ -209,7 +162,7 @@ class SpaceEstimator:
         self._optimizer_costs = OptimizerCosts(workload, hardware, self._calls)
         self._optimizers: dict[tuple[Any, int], _OptimizerRow] = {}  # by value of the knob and id of the segments
         self._updates: dict[OptimizerCost, float] = {}
-        self._passes: dict[Config, _Pass | None] = {}
+        self._passes: dict[Config, Pass | None] = {}
 
     def predict(self) -> SpacePredictions:
         """Predict all configs."""
@@ -284,7 +237,7 @@ class SpaceEstimator:
         pairs = zip(*map(dataclasses.astuple, steps), strict=True)
         return _Step(*(full + share * (none - full) for full, none in pairs))
 
-    def _pass(self, config: Config) -> _Pass | None:
+    def _pass(self, config: Config) -> Pass | None:
         """The forward and backward of a config; None where one of its traces failed."""
         config = pass_key(config)
         if config not in self._passes:
@@ -294,11 +247,11 @@ class SpaceEstimator:
             if len(complete) < len(traces):
                 self._passes[config] = None
             elif plain is None or plain.depth is None:
-                self._passes[config] = _Pass(complete[0], as_traced(complete[0]))
+                self._passes[config] = Pass(complete[0], as_traced(complete[0]))
             else:
                 head, *blocks = complete
                 schedule = alternating(*blocks) if len(blocks) == 2 else as_traced(blocks[0])
-                self._passes[config] = _Pass(plain, with_head(schedule, head))
+                self._passes[config] = Pass(plain, with_head(schedule, head))
         return self._passes[config]
 
     def _keys(self, config: Config) -> tuple[Config, ...]:
@@ -330,7 +283,7 @@ class SpaceEstimator:
             self._skeletons[cut] = Skeleton.cut_short(self._workload, self._hardware, cut)
         return self._skeletons[cut]
 
-    def _combine(self, config: Config, step_pass: _Pass, recomputed: float, exchanges: Exchanges) -> _Step:
+    def _combine(self, config: Config, step_pass: Pass, recomputed: float, exchanges: Exchanges) -> _Step:
         """A step; `recomputed`: the share of its activations that compiled code recomputes."""
         segments, layout = step_pass.segments, Layout.of(exchanges.config)
         offloaded = config["activation_offload"] == "cpu"
@@ -352,6 +305,8 @@ class SpaceEstimator:
         if config["optimizer_in_backward"]:
             at_once = held + added + optimizer.largest + window
         by_host = (optimizer.moved + segments.gradients) / self.rates.link  # its own traffic, and weights come back
+        there = config["fsdp_offload"] == "cpu"  # gradients are on the host, too
+        added_up = optimizer.weights / self.rates.link if there else segments.gradients / self.rates.bandwidth
         made_with = self._skeleton(config).made_with if self._hardware.device == "cpu" else 0
         each, last = (self._micro_seconds(config, step_pass, exchanges, last=last) for last in (False, True))
         whole = layout.shard * layout.context if config["lora_rank"] else 1  # until the last micro-batch
@@ -360,10 +315,10 @@ class SpaceEstimator:
             at_once=np.maximum(at_once, made_with),
             micro=each,
             update=(by_host if on_host else optimizer.seconds) + last - each,
-            adding=3 * segments.gradients / self.rates.bandwidth,  # both are read, the sum is written
+            adding=3 * added_up,  # both are read, the sum is written
         )
 
-    def _micro_seconds(self, config: Config, step_pass: _Pass, exchanges: Exchanges, *, last: bool) -> Floats:
+    def _micro_seconds(self, config: Config, step_pass: Pass, exchanges: Exchanges, *, last: bool) -> Floats:
         """Forward and backward of one micro-batch; copies to and from the host overlap with the computation."""
         busy = step_pass.seconds(Speed.of(self.rates, self._hardware, config), config, exchanges, last=last)
         moved, resident = step_pass.saved
@@ -380,7 +335,7 @@ class SpaceEstimator:
             speed = Speed.of_update(self.rates, self._hardware, config)
             costs = self._optimizer_costs_of(config, segments)
             self._updates.update({cost: cost.seconds(speed) for cost in set(costs) - self._updates.keys()})
-            rows = [(each.state, each.temporary, each.largest, each.moved, self._updates[each]) for each in costs]
+            rows = [(e.weights, e.state, e.temporary, e.largest, e.moved, self._updates[e]) for e in costs]
             self._optimizers[key] = _OptimizerRow(*np.array(rows, float).T)
         return self._optimizers[key]
 

@@ -30,7 +30,7 @@ from autofit.estimate.fake_ranks import asked_before, fake_ranks
 from autofit.estimate.known_values import know, on_real_tensors
 from autofit.estimate.operator_costs import Cost
 from autofit.estimate.operators import Calls
-from autofit.estimate.recorder import HOST, Collective, Event, Mark, Recorder
+from autofit.estimate.recorder import Collective, Event, Mark, Recorder
 from autofit.estimate.roofline import Speed, passes_of, waits_of
 from autofit.estimate.saved_activations import SavedTensors, Stay
 from autofit.estimate.shallow_model import Cut, Depth, SampledChunks, shorten
@@ -53,7 +53,7 @@ class Trace:
     Attributes:
         events: from building the model to the end of the step.
         marks: where build, state, forward, backward, update and end begin, and blocks in forward and backward.
-        labels, owners, streams, completed, products: as of the Recorder.
+        labels, owners, streams, joined, completed, products: as of the Recorder.
         trained: the storages of trained parameters: of those that a backward reaches.
         saved: the storages that autograd alone holds for the backward, where asked for.
         chunks: (tokens, features, vocabulary) of a loss that was traced by two chunks.
@@ -73,6 +73,7 @@ class Trace:
     labels: dict[int, str]
     owners: dict[int, int]
     streams: dict[int, str]
+    joined: dict[int, tuple[int, ...]]
     completed: dict[int, int]
     products: dict[str, int]
     trained: frozenset[int]
@@ -209,6 +210,7 @@ def trace(
         labels=recorder.labels,
         owners=recorder.owners,
         streams=recorder.streams,
+        joined=recorder.joined,
         completed=recorder.completed,
         products=recorder.products,
         trained=frozenset(recorder.storages_of(trainable)),
@@ -253,9 +255,14 @@ def _build(setup: Setup, recorder: Recorder, fake_mode: Any) -> None:
     if setup.config["fsdp_offload"] == "cpu" and setup.hardware.device == "cuda":
         recorder.note_host(list(setup.model.parameters()))
     recorder.label([*setup.model.parameters(), *setup.model.buffers()], "parameters")
-    recorder.label([getattr(module, "constants", []) for module in setup.model.modules()], "parameters")
+    recorder.label(_constants(setup.model), "parameters")
     for number, block in enumerate(repeated_blocks(setup.model)):
-        recorder.label([*block.parameters(), *block.buffers()], "parameters", number)
+        recorder.label([*block.parameters(), *block.buffers(), *_constants(block)], "parameters", number)
+
+
+def _constants(module: nn.Module) -> list[Any]:
+    """What quantised weights need beside what is divided over ranks."""
+    return [getattr(each, "constants", []) for each in module.modules()]
 
 
 def _step(
@@ -268,10 +275,13 @@ def _step(
     made = _make_state(setup, recorder, owners)
     batch, *beside = _batch(setup, recorder, fake_mode)
     trained = [] if setup.stepped_in_backward else [parameter for _, parameter in setup.trainable()]
+    offloaded = setup.config["fsdp_offload"] == "cpu" and setup.hardware.device == "cuda"
 
     def label_gradient(parameter: nn.Parameter) -> None:
-        offloaded = setup.config["fsdp_offload"] == "cpu" and setup.hardware.device == "cuda"
-        recorder.label(parameter.grad, HOST if offloaded else "gradients", owners.get(parameter))
+        if not offloaded:
+            recorder.label(parameter.grad, "gradients", owners.get(parameter))
+        elif parameter.grad is not None and not recorder.is_on_host(parameter.grad):
+            parameter.grad = recorder.to_host(parameter.grad)
 
     # Gradients of earlier micro-batches that are views of something larger, by its storage, which they keep. Autograd
     # copies only those whose layout is not the parameter's (accumulate_grad.h).
@@ -284,9 +294,8 @@ def _step(
             shared = views.setdefault(of_view, {})
             shared[of_earlier] = 0 if shared else nbytes
 
-    accumulating = int(setup.config["gradient_accumulation_steps"] or 1) > 1
-    waits = accumulating and setup.ranks.layout.samplers > 1
-    waits = waits and (setup.ranks.layout.replicate > 1 or bool(setup.config["lora_rank"]))
+    accumulating, layout = int(setup.config["gradient_accumulation_steps"] or 1) > 1, setup.ranks.layout
+    waits = accumulating and layout.samplers > 1 and (layout.replicate > 1 or bool(setup.config["lora_rank"]))
     if waits:
         _leave_own_gradients(setup, batch, recorder)
         setup.ranks = asked_before(setup.ranks)

@@ -60,8 +60,9 @@ def other_keys(config: Config, symbols: Symbols, depth: Depth | None, *, by_flas
         config = config.replace(attention="sdpa")
     if depth is None:
         return (trace_key(config, symbols),)
-    # The head is never quantised.
-    head = trace_key(config, symbols, activation_checkpointing="none", attention="sdpa", quantization="none")
+    head = trace_key(config, symbols, activation_checkpointing="none", attention="sdpa")
+    if config["data_parallel"] != "fsdp":  # which gives back what was gathered of the last block in the head
+        head = head.replace(quantization="none")  # the head is never quantised
     if config["activation_checkpointing"] == "alternate" and depth.period == 1:
         ends = ("none", "full")
         return head, *(trace_key(config, symbols, loss="standard", activation_checkpointing=end) for end in ends)

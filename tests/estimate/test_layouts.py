@@ -1,6 +1,7 @@
 """A few layouts are traced, and tell of all: predictions of a space against traces of its configs one by one."""
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from autofit.core.hardware import Hardware
 from autofit.core.layout import Layout
 from autofit.core.workload import Workload
+from autofit.estimate.estimator import predict
 from autofit.estimate.fake_device import workspace_bytes
 from autofit.estimate.layouts import have_few_shards, standing_for
 from autofit.estimate.peak import peak_of
@@ -84,6 +86,15 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+CASES |= {
+    name: FSDP | {"micro_batch_size": 2, "lora_rank": 16, "data_parallel_replicate": 2} | knobs
+    for name, knobs in {
+        "adapters": {"precision": "bf16-mixed"},
+        "qlora": {"precision": "bf16", "quantization": "nf4-dq", "activation_checkpointing": "full"},
+    }.items()
+}
+
+
 @pytest.fixture(scope="module")
 def eight() -> Hardware:
     return CPU.of_several(8)
@@ -95,9 +106,30 @@ def test_a_space_is_predicted_as_its_configs_one_by_one(eight: Hardware) -> None
     predicted = SpaceEstimator(given, eight, RATES, configs).predict()
     for name, config, nbytes, seconds in zip(CASES, configs, predicted.allocated, predicted.seconds, strict=True):
         traced = trace(given, config, eight)
-        assert nbytes == pytest.approx(peak_of(traced, eight).nbytes, rel=0.002), name
+        # Of the rank's few rows of an adapter each of eight ranks has a whole number, each of four may have another.
+        close = 0.01 if config["lora_rank"] else 0.002
+        assert nbytes == pytest.approx(peak_of(traced, eight).nbytes, rel=close), name
         speed = Speed.of(RATES, eight, config)
-        assert seconds > 0.5 * step_seconds(traced, speed, eight, links_of(eight)), name
+        # A space takes the scales of nf4-dq to be as quick as those of nf4: six launches less for each weight.
+        least = 0.85 if config["quantization"] == "nf4-dq" else 0.9
+        assert seconds > least * step_seconds(traced, speed, eight, links_of(eight)), name
+
+
+@pytest.mark.parametrize("knobs", [{}, {"fsdp_offload": "cpu"}, {"lora_rank": 16, "precision": "bf16-mixed"}])
+def test_on_cards_too(knobs: dict[str, Any]) -> None:
+    """What is on the host, the device does not hold; and what exchanges are beside is the same."""
+    two, size = AMPERE.of_several(2), 8
+    given = replace(
+        llama_workload(7, hidden_size=256, intermediate_size=1024, vocab_size=8192), effective_batch_size=64
+    )
+    config = canonicalize(FSDP | {"micro_batch_size": size} | knobs, given, two)
+    estimate = predict(given, config, two, rates=RATES)
+    (nbytes,), (seconds,) = predict_all(given, two, [config])
+    assert (nbytes, seconds) == (
+        pytest.approx(estimate.allocated_bytes, rel=0.02),
+        # Where gradients are added up on the host, a space takes all of that to be waited for.
+        pytest.approx(estimate.step_seconds, rel=0.15 if "fsdp_offload" in knobs else 0.1),
+    )
 
 
 def test_figures_hold_what_libraries_take_on_each_device() -> None:

@@ -114,7 +114,7 @@ def test_one_rank_stands_for_all_where_there_are_fewer_devices(
     def run(function: Any, _: object, *__: object, **___: Any) -> Any:
         if function is not exchanges_of:
             raise ProbeError("nothing else is predicted.")
-        units = [Unit(1.0, 2.0, gather=0.25, reduce=0.75)]
+        units = [([Unit(1.0, gather=0.25)], 1)], [([Unit(2.0, reduce=0.75)], 1)]
         return Exchanges(units, units, 0)
 
     def answer(config: Config, _: bool) -> Measurement:

@@ -1,0 +1,101 @@
+"""A forward and backward of the whole model, put together from segments: memory and seconds at each pair of a grid."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from autofit.core.config import Config
+from autofit.core.layout import Layout
+from autofit.estimate.layouts import Exchanges
+from autofit.estimate.overlap import Unit, micro_batch, one_after_another
+from autofit.estimate.roofline import Speed, passes_of
+from autofit.estimate.scaling import Floats
+from autofit.estimate.segments import Repeats, Schedule, Segment, Segments, run_schedule
+from autofit.setup.saved_tensors import WINDOW
+
+# By the id of a segment, the seconds that the device works and that the host launches.
+Computing = Mapping[int, tuple[Floats, Floats]]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward and backward, and what was computed of it already."""
+
+    segments: Segments
+    schedule: Schedule
+    _memory: dict[tuple[bool, bool], tuple[Floats, Floats]] = field(default_factory=dict)
+    _computing: dict[tuple[bool, bool], Computing] = field(default_factory=dict)
+    _seconds: dict[tuple[Any, ...], Floats] = field(default_factory=dict)
+
+    def memory(self, *, added: bool, offloaded: bool) -> tuple[Floats, Floats]:
+        """(the peak, what is alive at the end), without parameters and state."""
+        mode = added, offloaded
+        if mode not in self._memory:
+            self._memory[mode] = run_schedule(self.schedule, mode, np.zeros_like(self.segments.parameters))
+        return self._memory[mode]
+
+    @cached_property
+    def saved(self) -> tuple[Floats, Floats]:
+        """(bytes that go to the host if saved tensors are offloaded, those of them that need not come back)."""
+        total = newest = np.zeros_like(self.segments.parameters)
+        for run, repeats in self.schedule:
+            for segment in run:
+                total = total + repeats * segment.saved
+                newest = np.where(segment.newest > 0.0, segment.newest, newest)
+        return total, np.minimum(total, np.maximum(newest, WINDOW))
+
+    def seconds(self, speed: Speed, config: Config, exchanges: Exchanges, *, last: bool) -> Floats:
+        """The seconds of a micro-batch; `last`: of the last one of a step."""
+        several = exchanges.hardware.world > 1
+        kind = speed.tf32, speed.compiled
+        key = *kind, several and (Layout.of(exchanges.config), last)
+        if key not in self._seconds:
+            if kind not in self._computing:
+                segments = (segment for run, _ in self.schedule for segment in run)
+                self._computing[kind] = {id(each): _computing(each, speed, config) for each in segments}
+            computing = self._computing[kind]
+            self._seconds[key] = (
+                self._of_several(computing, speed, exchanges, last) if several else self._alone(computing, speed)
+            )
+        return self._seconds[key]
+
+    def _alone(self, computing: Computing, speed: Speed) -> Floats:
+        """On one device, whose host may run ahead in one block and be late in another."""
+        none = np.zeros_like(self.segments.parameters)
+        totals = {"forward": (none, none), "backward": (none, none)}
+        for run, repeats in self.schedule:
+            for segment in run:
+                (working, launching), (more, launched) = totals[segment.phase], computing[id(segment)]
+                totals[segment.phase] = working + repeats * more, launching + repeats * launched
+        return sum((_together(speed, *each) for each in totals.values()), none)
+
+    def _of_several(self, computing: Computing, speed: Speed, exchanges: Exchanges, last: bool) -> Floats:
+        """Beside what its ranks exchange."""
+
+        def unit(segment: Segment, times: Repeats) -> Unit:
+            waited, gathered, reduced = (times * each for each in exchanges.seconds(segment, speed, last=last))
+            busy = times * _together(speed, *computing[id(segment)])
+            return Unit(busy, waited, gathered, reduced)
+
+        phases: dict[str, list[tuple[Sequence[Unit], int]]] = {"forward": [], "backward": []}
+        for run, repeats in self.schedule:
+            rounds = repeats if isinstance(repeats, int) else 1  # chunks of a loss have a number at each pair
+            times = 1 if isinstance(repeats, int) else repeats
+            phases[run[0].phase].append(([unit(segment, times) for segment in run], rounds))
+        together = micro_batch if speed.asynchronous else one_after_another
+        seconds: Floats = np.zeros_like(self.segments.parameters) + together(phases["forward"], phases["backward"])
+        return seconds
+
+
+def _computing(segment: Segment, speed: Speed, config: Config) -> tuple[Floats, Floats]:
+    """The seconds that the device works for a segment, and that the host takes to launch that."""
+    seconds = segment.work.seconds(speed, passes=passes_of(config, segment.phase))
+    launching = seconds.pop("launch")
+    return sum(seconds.values(), np.zeros_like(launching)), launching
+
+
+def _together(speed: Speed, working: Floats, launching: Floats) -> Floats:
+    return np.maximum(working, launching) if speed.asynchronous else working + launching
