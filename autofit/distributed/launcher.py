@@ -134,6 +134,7 @@ def _serve(connection: Any, folder: str, count: str, device: str, timeout: str) 
     ranks = int(count)
     logging.getLogger("torch.multiprocessing").setLevel(logging.ERROR)  # that it ends ranks is told here, and why
     given = (Path(folder), ranks, device, float(timeout), connection)
+    tempfile.tempdir = folder  # torch leaves files there if this process is killed
     context: Any = start_processes(_rank, given, ranks, join=False, start_method="fork")
 
     def pass_on(number: int, _: object) -> None:
@@ -161,6 +162,7 @@ def _serve(connection: Any, folder: str, count: str, device: str, timeout: str) 
 def _rank(rank: int, folder: Path, count: int, device: str, timeout: float, connection: Any) -> None:
     """One rank from its start to its end."""
     die_with_parent()
+    tempfile.tempdir = None
     if rank:  # its output is repeated where it fails
         with (folder / _LOG.format(rank)).open("wb") as log:
             os.dup2(log.fileno(), 1)

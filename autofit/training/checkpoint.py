@@ -2,15 +2,16 @@
 
 `checkpoints/step-00000200/` holds what training changes in 200 steps: trained weights and buffers (safetensors), the
 state of scaler, random numbers and data (JSON), that of the optimizer (read with `weights_only=True`: libraries have
-tensors of their own), and `checkpoint.yaml`, which names the run and holds the checksums of the other files. Nothing
-that is read can run code. Several ranks write one together: each its parts of the weights and of the optimizer's state
-(`sharded_state`) and its random numbers. Any number of ranks reads either.
+tensors of their own), and `checkpoint.yaml`, which names the run and holds the checksums of all files, its own last.
+Nothing that is read can run code. Several ranks write one together: each its parts of the weights and of the
+optimizer's state (`sharded_state`) and its random numbers. Any number of ranks reads either.
 """
 
 import hashlib
 import io
 import json
 import re
+import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,7 +37,8 @@ FOLDER = "checkpoints"
 _LABEL, _WEIGHTS, _BUFFERS = "checkpoint.yaml", "weights.safetensors", "buffers.safetensors"
 _STATE, _OPTIMIZER = "state{}.json", "optimizer{}.pt"  # of ranks after the first with their numbers
 _PARTS = "parts"  # in what was read: the tensors of which each rank wrote a part
-_FORMAT = 2
+_FORMAT = 3
+_OWN_SUM = "label_crc32"
 _STEP = re.compile(r"step-(\d{8,})")
 _OPTIMIZER_LAYOUT = ("optimizer", "optimizer_in_backward", "optimizer_offload")  # knobs that lay out its state
 _BATCH_SPLIT = ("micro_batch_size", "gradient_accumulation_steps")  # any split learns the same
@@ -112,7 +114,7 @@ def save(setup: Setup, directory: Path, next_step: int, *, keep_last: int = 2, d
             written += sharded_state.write(parts, part)
         checksums = ranks.joined({file.name: checksum(file) for file in written})
         if ranks.is_first:
-            (part / _LABEL).write_text(strict_yaml.dump({**label, "crc32": checksums}), encoding="utf-8")
+            (part / _LABEL).write_text(_signed(strict_yaml.dump({**label, "crc32": checksums})), encoding="utf-8")
     if not ranks.is_first:
         return path
     # Later checkpoints could not be read on the way to this step; left there, they would count as the newest.
@@ -213,13 +215,24 @@ def _steps(directory: Path) -> list[tuple[int, Path]]:
     return sorted(((int(match[1]), path) for match, path in entries if match), reverse=True)
 
 
+def _signed(text: str) -> str:
+    return f"{text}{_OWN_SUM}: {zlib.crc32(text.encode())}\n"
+
+
+def _is_signed(label: Path) -> bool:
+    text = label.read_text(encoding="utf-8")
+    return text == _signed(text[: text.rfind(_OWN_SUM)])
+
+
 def _read_label(path: Path) -> dict[str, Any]:
     types = {"autofit_checkpoint": int, "next_step": int, "config": dict, "hyperparameters": dict, "crc32": dict}
     try:
         label = strict_yaml.load_mapping(path / _LABEL)
     except InputError as error:
         raise _DamagedError(f"{_LABEL} cannot be read") from error
-    if not all(isinstance(label.get(name), expected) for name, expected in types.items()):
+    is_whole = all(isinstance(label.get(name), expected) for name, expected in types.items())
+    older = is_whole and label["autofit_checkpoint"] < _FORMAT and _OWN_SUM not in label
+    if not is_whole or not (older or _is_signed(path / _LABEL)):
         raise _DamagedError(f"{_LABEL} is not what was written")
     if label["autofit_checkpoint"] != _FORMAT:
         message = f"the checkpoint {path} is of format {label['autofit_checkpoint']}, this autofit reads {_FORMAT}."

@@ -1,13 +1,11 @@
 """A session on several devices of this machine: one process for each, and the trained weights back in the user's model.
 
-Weights travel as safetensors, which all ranks map: the host holds them once. The model's structure, the loader, the
-loss and the callbacks travel by cloudpickle.
+Weights travel in files without names, which all ranks map: the host holds them once, and nothing stays in memory
+whoever is killed. The model's structure, the loader, the loss and the callbacks travel by cloudpickle.
 """
 
 import dataclasses
 import os
-import secrets
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,12 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import safe_open
 from torch import nn
 
-from autofit.core.errors import InputError, OutOfMemoryError
+from autofit.core.errors import InputError, OutOfMemoryError, reported, told
 from autofit.core.workload import Hyperparameters, Workload
 from autofit.distributed.group import TIMEOUT
 from autofit.distributed.launcher import Said, on_ranks
@@ -72,8 +68,8 @@ def run_on_devices(
     checkpoint, or to the start, with a smaller micro-batch. `timeout`: seconds that one rank waits for another."""
     named = _plain(session.model)
     folder = _roomy(named)
-    trained = folder / f"autofit-weights-{secrets.token_hex(8)}" / "trained.safetensors"
-    with _nameless(named, folder) as given_weights, _removing(trained.parent):
+    with _nameless(folder) as given_weights, _nameless(folder) as trained:
+        _write(named, given_weights)
         structure, policy = meta_copy(session.model), session.policy
         workload = dataclasses.replace(session.workload, model=lambda: structure)
         given = (session.hyperparameters, policy, tuple(session.callbacks), session.progress, given_weights, trained)
@@ -96,8 +92,8 @@ def run_on_devices(
 
 def _train(say: Said, job: _Job) -> tuple[list[StepReport], list[float]]:
     """One rank's session."""
-    with safe_open(job.given, framework="pt") as file:
-        own = {each: file.get_tensor(name) for name, each in job.structure.named_parameters()}
+    given = _mapped(job.given)
+    own = {each: given[name] for name, each in job.structure.named_parameters()}
     made = {each: nn.Parameter(tensor, each.requires_grad) for each, tensor in own.items()}
     for module in job.structure.modules():
         module._parameters.update({name: made[each] for name, each in module._parameters.items() if each is not None})
@@ -118,8 +114,7 @@ def _give(path: Path, setup: Setup) -> None:
     """Leave what training changed for the caller."""
     changed = gathered(dict(setup.trainable()) | dict(setup.model.named_buffers()), setup.ranks)
     if setup.ranks.is_first:
-        path.parent.mkdir(mode=0o700)
-        safetensors.torch.save_file(checkpoint.detached(changed.items()), path)
+        _write(checkpoint.detached(changed.items()), path)
 
 
 @torch.no_grad()
@@ -135,7 +130,7 @@ def _take_back(session: Session, config: Mapping[str, Any], device: str, path: P
         setup = Setup(session.workload, plain, hardware, torch.device(hardware.device), model, session.hyperparameters)
         adapt(setup)
         materialize(setup)
-        trained = safetensors.torch.load_file(path)
+        trained = _mapped(path)
         for name, tensor in (*setup.trainable(), *model.named_buffers()):
             tensor.copy_(trained[name])
         setup.close()
@@ -151,23 +146,22 @@ def _plain(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def _nameless(tensors: Mapping[str, torch.Tensor], folder: Path) -> Iterator[Path]:
-    """A path to these tensors for this process and those that it starts; the file has no name that could stay in memory
-    if this one is killed."""
-    with tempfile.TemporaryDirectory(prefix="autofit-weights-", dir=folder) as named:
-        path = Path(named, "weights.safetensors")
-        safetensors.torch.save_file(dict(tensors), path)
-        file = path.open("rb")
-    with file:
+def _nameless(folder: Path) -> Iterator[Path]:
+    """A path, for this process and those that it starts, to an empty file that is gone when this process is."""
+    with tempfile.TemporaryFile(dir=folder) as file:
         yield Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")
 
 
-@contextmanager
-def _removing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _write(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Fill such a file; libraries that rename one of their own cannot."""
+    remedy = f"Make room in {_SHARED}, or in the directory of temporary files (TMPDIR)."
+    says = "the weights cannot be given to other processes"
+    with reported(lambda error: f"{says}: {told(error)}.", remedy), path.open("wb") as file:
+        torch.save(dict(tensors), file)
+
+
+def _mapped(path: Path) -> dict[str, torch.Tensor]:
+    return torch.load(path, mmap=True, weights_only=True)  # type: ignore[no-any-return]
 
 
 def _roomy(tensors: Mapping[str, torch.Tensor]) -> Path:

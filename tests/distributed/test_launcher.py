@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -130,8 +131,10 @@ def test_ranks_end_with_a_caller_that_is_killed(tmp_path: Path) -> None:
 
 def test_what_ends_the_process_that_starts_ranks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
+        assert tempfile.gettempdir() == "folder", "where what torch leaves of a killed process goes"
         raise MemoryError("not a byte is left")
 
+    monkeypatch.setattr(tempfile, "tempdir", None)
     ours, theirs = multiprocessing.Pipe()
     monkeypatch.setattr(sys, "argv", ["-c", str(theirs.fileno()), "folder", "2", "cpu", "60"])
     monkeypatch.setattr(launcher, "start_processes", fails)

@@ -204,19 +204,24 @@ def test_no_file_can_run_code(tmp_path: Path) -> None:
     assert torch.equal(loaded.data_state["order"], torch.arange(3))
 
 
+def unsigned(label: Path) -> str:
+    """A label without its own checksum, as earlier formats are."""
+    return label.read_text().partition("label_crc32")[0]
+
+
 class Harmful:
     def __reduce__(self) -> Any:
         return os.mkdir, ("ran",)
 
 
 def test_code_that_somebody_put_into_one_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the checksum that belongs to it."""
+    """With the checksums that belong to it."""
     monkeypatch.chdir(tmp_path)
     path = checkpoint.save(run({}), tmp_path, 1)
     before = checksum(path / "optimizer.pt")
     torch.save(Harmful(), path / "optimizer.pt")
-    label, after = (path / "checkpoint.yaml").read_text(), checksum(path / "optimizer.pt")
-    (path / "checkpoint.yaml").write_text(label.replace(str(before), str(after)))
+    label, after = unsigned(path / "checkpoint.yaml"), checksum(path / "optimizer.pt")
+    (path / "checkpoint.yaml").write_text(checkpoint._signed(label.replace(str(before), str(after))))
     with pytest.raises(InputError, match=r"optimizer\.pt cannot be read \(UnpicklingError\)"):
         checkpoint.load(run({}), tmp_path)
     assert not (tmp_path / "ran").exists()
@@ -328,6 +333,12 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def flip_first(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+
+
 def pipe(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
@@ -335,9 +346,8 @@ def pipe(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "damage"),
-    [(name, damage) for name in FILES for damage in (cut, Path.unlink)]
-    + [("checkpoint.yaml", pipe), ("state.json", pipe)]
-    + [(name, flip) for name in FILES if name != "checkpoint.yaml"],  # text for people, which has no sum of its own
+    [(name, damage) for name in FILES for damage in (cut, Path.unlink, flip, flip_first)]
+    + [("checkpoint.yaml", pipe), ("state.json", pipe)],
 )
 def test_where_the_newest_is_damaged_the_one_before_it_is_taken(tmp_path: Path, name: str, damage: Any) -> None:
     setup = run({})
@@ -366,8 +376,8 @@ def test_all_of_them_are_damaged(tmp_path: Path) -> None:
 
 def test_one_of_another_format(tmp_path: Path) -> None:
     path = checkpoint.save(run({}), tmp_path, 1) / "checkpoint.yaml"
-    path.write_text(path.read_text().replace("autofit_checkpoint: 2", "autofit_checkpoint: 1"))
-    with pytest.raises(InputError, match=r"is of format 1, this autofit reads 2\. Resume it with the autofit that"):
+    path.write_text(unsigned(path).replace("autofit_checkpoint: 3", "autofit_checkpoint: 2"))
+    with pytest.raises(InputError, match=r"is of format 2, this autofit reads 3\. Resume it with the autofit that"):
         checkpoint.load(run({}), tmp_path)
 
 
@@ -420,7 +430,6 @@ def test_the_room_that_is_asked_for_is_what_is_taken(
 
 
 def test_one_of_another_step_than_its_name_says(tmp_path: Path) -> None:
-    label = checkpoint.save(run({}), tmp_path, 5) / "checkpoint.yaml"
-    label.write_text(label.read_text().replace("next_step: 5", "next_step: -3"))
+    checkpoint.save(run({}), tmp_path, 3).rename(tmp_path / checkpoint.FOLDER / "step-00000005")
     with pytest.raises(InputError, match=r"checkpoint of step 5 is damaged \(checkpoint.yaml is not what was written"):
         checkpoint.load(run({}), tmp_path)

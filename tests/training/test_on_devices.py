@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -135,11 +134,18 @@ def test_memory_that_never_suffices_is_told(tmp_path: Path) -> None:
 
 
 def test_weights_that_travel_have_no_name_that_stays_in_memory(tmp_path: Path) -> None:
+    """Whichever process writes them, and whoever is killed meanwhile."""
     weights = {"weight": torch.arange(3.0)}
-    with on_devices._nameless(weights, tmp_path) as path:
+    with on_devices._nameless(tmp_path) as path:
+        on_devices._write(weights, path)
         assert not list(tmp_path.iterdir())
-        assert torch.equal(safetensors.torch.load_file(path)["weight"], weights["weight"])
+        assert torch.equal(on_devices._mapped(path)["weight"], weights["weight"])
     assert not path.exists()
+
+
+def test_a_memory_without_room_for_weights_is_told() -> None:
+    with pytest.raises(InputError, match=r"given to other processes: OSError: .*No space left .*Make room"):
+        on_devices._write({"weight": torch.arange(3.0)}, Path("/dev/full"))
 
 
 def test_weights_that_cannot_travel_are_told() -> None:
