@@ -298,6 +298,9 @@ class Cluster:
             while ray.wait(begun, num_returns=len(begun), timeout=_POLL)[1]:
                 if given_up.is_set():
                     raise LostError("probes were given up.")
+                self._look(again=False)
+                if set(nodes) - self._alive:  # Ray waits for room elsewhere, which gangs that are idle here may take
+                    raise LostError("a node of the cluster was lost.")
             ray.get(begun)
         except BaseException as error:
             self._free(actors, [group], parts)

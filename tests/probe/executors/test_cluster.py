@@ -12,7 +12,9 @@ from autofit.core.errors import InputError, NoDeviceError, ProbeError
 from autofit.core.options import search_options
 from autofit.probe.executors import cluster as module
 from autofit.probe.executors.cluster import Cluster
+from autofit.probe.executors.far import Zygote
 from tests.probe.executors.fake_ray import FakeRay
+from tests.processes import wait_until
 
 GIVEN_UP = threading.Event()
 GIVEN_UP.set()
@@ -150,3 +152,22 @@ def test_a_full_cluster_is_waited_for_visibly_and_not_beyond_the_time_limit(monk
     with pytest.raises(ProbeError, match="given up"):
         used.take(GIVEN_UP)
     assert ray.groups == [others]
+
+
+def test_a_node_that_is_lost_while_a_gang_starts_there_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself has what starts there wait for room on other nodes."""
+    monkeypatch.setattr(module, "_LOOK_AGAIN", 0.0)
+    ray = FakeRay(a={"CPU": 2.0}, b={"CPU": 2.0})
+
+    def begin(zygote: Zygote, number: int, part: int, parts: int) -> None:
+        if len(ray.actors) == 1:
+            del ray.alive["a"]
+            wait_until(lambda: ray.actors[0].dead, "it is ended")
+
+    monkeypatch.setattr(Zygote, "begin", begin)
+    used = cluster(ray, device="cpu")
+    gang = used.take(threading.Event())
+    assert gang.parts == [("b", 0)]
+    used.give_back(gang)
+    used.close()
+    assert not ray.groups
