@@ -1,5 +1,6 @@
 """`autofit search`."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from autofit.core.learning import check_judging
 from autofit.core.options import parse_settings, search_options, seconds_of
 from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import check_sizes
+from autofit.core.zygote_process import started_early
 from autofit.hardware.catalogue import card_to_search_for
 from autofit.hardware.driver import no_gpu_note, why_no_gpu
 from autofit.models import check_task, kind_of
@@ -92,13 +94,16 @@ def search(
         check_readable(data, "the data file")
     if out is not None:
         RunDirectory(out, resume=resume).check()
-    if kind_of(model) != "function":  # which may register knobs
-        knobs = {each.name: each for each in known_knobs()}
-        heavy("autofit.search.space", "check_asked")(space, checked.set, tuple(knobs), knobs)
-    reason = why_no_gpu() if checked.names_a_card else None
-    no_gpu = Note(no_gpu_note(reason)) if reason else None
-    stderr = Console(stderr=True)
-    with LiveDisplay(stderr, quiet=quiet) as display:
+    with contextlib.ExitStack() as stack:
+        if kind_of(model) != "function":  # which may register knobs, and is imported from elsewhere
+            if executor == "local":
+                stack.enter_context(started_early())
+            knobs = {each.name: each for each in known_knobs()}
+            heavy("autofit.search.space", "check_asked")(space, checked.set, tuple(knobs), knobs)
+        reason = why_no_gpu() if checked.names_a_card else None
+        no_gpu = Note(no_gpu_note(reason)) if reason else None
+        stderr = Console(stderr=True)
+        display = stack.enter_context(LiveDisplay(stderr, quiet=quiet))
         if no_gpu:
             display(no_gpu)  # before the imports, which take seconds
 

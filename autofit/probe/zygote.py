@@ -25,6 +25,7 @@ from typing import NoReturn
 import psutil
 
 from autofit.core.forks import adopt_orphans, die_with_parent, ending_forks
+from autofit.core.zygote_process import START
 from autofit.probe.preload import preload
 
 _PRELOADED = ("transformers", "transformers.modeling_utils", "autofit.probe.measure", "peft")
@@ -32,13 +33,6 @@ _LOOK_SECONDS, _MOST_LOGGED, _KEPT_OF_LOG = 0.5, 2**24, 2**20  # what a model pr
 # Seconds for what a job left running: to clean up (multiprocessing's tracker removes shared memory), and to be gone.
 _PATIENCE, _LONGEST_END = 0.5, 10.0
 _BARE = "--bare"  # import autofit's own modules only
-START = """
-import gc
-gc.disable()
-from autofit.core.forks import die_with_parent
-die_with_parent()
-from autofit.probe.zygote import main
-main()"""  # whoever is killed while it imports, which takes seconds, and a fifth more with gc, takes it along
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -19,7 +20,9 @@ from tests.cli.command import MINE, PLAIN, Output, Run
 def call(*arguments: object) -> Output:
     """Run a command to its end."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
+    # The zygote that tests share is there already.
+    patched = mock.patch("autofit.cli.search.started_early", contextlib.nullcontext)
+    with patched, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
         main([str(argument) for argument in arguments])
     assert isinstance(end.value.code, int)
     return Output(end.value.code, out.getvalue(), err.getvalue())

@@ -15,10 +15,12 @@ import torch
 from torch import nn
 
 from autofit import techniques
+from autofit.core import zygote_process
 from autofit.core.budget import Budget
 from autofit.core.errors import ProbeError
 from autofit.core.hardware import GIB
 from autofit.core.workload import Workload
+from autofit.core.zygote_process import started_early
 from autofit.probe import LocalExecutor, Plan, Request, zygote
 from autofit.probe.executors import local
 from tests import tiny
@@ -182,6 +184,16 @@ def test_of_a_zygote_that_ends_nothing_is_told_but_its_own_words(
         assert (caught.value.message, caught.value.remedy) == (f"the process that starts probes {message}", remedy)
         with pytest.raises(ProbeError):  # and no answer that comes late is the next caller's
             executor.run(tiny.mlp_workload, None, log="it.log", timeout=2.0)
+
+
+def test_a_zygote_that_was_started_early_serves_the_first_executor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygote_process, "START", STANDING_IN + "raise SystemExit('its last words')")
+    with started_early(), LocalExecutor(tmp_path) as executor, pytest.raises(ProbeError) as caught:
+        executor.run(tiny.mlp_workload, None, log="it.log", timeout=2.0)
+    assert caught.value.remedy == "The last line of its log: its last words"
+    assert (tmp_path / "zygote.log").read_text() == "its last words\n"
 
 
 def test_a_zygote_that_cannot_start_is_a_probe_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import pickle
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,17 +18,17 @@ from typing import Any
 
 import cloudpickle
 
-from autofit.core.environment import set_defaults
 from autofit.core.errors import AutofitError, ProbeError, printable, reported, told
 from autofit.core.measurement import Measurement, Outcome
 from autofit.core.workload import Workload
+from autofit.core.zygote_process import START, ZygoteProcess, environment_of_zygote, taken
 from autofit.distributed.pickling import pickled
 from autofit.hardware.out_of_memory import outcome_of_last_words
 from autofit.probe.executors import Executor, Work
 from autofit.probe.measure import check_free_memory, measure, serve
 from autofit.probe.placement import Place
 from autofit.probe.steps import Request
-from autofit.probe.zygote import START, Ended, Job
+from autofit.probe.zygote import Ended, Job
 
 _START_SECONDS, LATE_SECONDS = 300.0, 60.0  # until a zygote is ready; and beyond a job's timeout, until it is stuck
 _END_SECONDS = 5.0  # until it has ended what its child started
@@ -139,29 +138,17 @@ class LocalExecutor(Worker):
     def __init__(self, log_directory: Path | None = None, timeout: float = 600.0, place: Place | None = None) -> None:
         self._temporary = tempfile.TemporaryDirectory() if log_directory is None else None
         super().__init__(log_directory or Path(self._temporary.name if self._temporary else ""), timeout)
-        self._socket, theirs = socket.socketpair()
-        self.connection = Connection(os.dup(self._socket.fileno()))
-        # The zygote imports from where this process does, and from nowhere else: "" is the current directory, which
-        # `python -m` puts first unless told not to (-P), so that a types.py lying there would end it.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
-        # Ask NVML whether there is a GPU: the plain check opens CUDA, which does not survive the forks to come.
-        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        set_defaults(environment)
+        environment = environment_of_zygote()
         self._log = f"zygote-{place.number}.log" if place else "zygote.log"
+        early = taken(environment) if place is None else None
         place = place or Place(0)
         place.set_environment(environment)
-        with (self.logs / self._log).open("ab") as log, theirs, place.entered():
-            self._log_start = log.tell()
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", START, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,  # a Ctrl-C in the terminal is the parent's to handle
-            )
+        with place.entered():
+            self._zygote = early or ZygoteProcess(environment, START)
+        self._process, self._socket = self._zygote.process, self._zygote.socket
+        self.connection = Connection(os.dup(self._socket.fileno()))
         self._ready = self._gave_up = False
+        self._logged = 0  # bytes of what the zygote printed
         self._written = self.logs, 0  # the log of the call that runs, and its size before
 
     def give_up(self) -> None:
@@ -173,7 +160,6 @@ class LocalExecutor(Worker):
         self.give_up()  # closing alone would neither wake a waiting thread nor reach the zygote meanwhile
         with self._turn:
             self.connection.close()
-            self._socket.close()
         if not self._ready:
             self._process.kill()  # it has no child yet, and would import for seconds before it looked
         try:
@@ -181,6 +167,8 @@ class LocalExecutor(Worker):
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        self._keep_log()
+        self._zygote.close()
         if self._temporary:
             self._temporary.cleanup()
 
@@ -207,7 +195,7 @@ class LocalExecutor(Worker):
     def receive(self, timeout: float) -> Ended:
         with self._talking():
             ended: Ended = self._receive(timeout)
-        return dataclasses.replace(ended, last_line=_last_line(*self._written))
+        return dataclasses.replace(ended, last_line=_last_line(_read(*self._written)))
 
     @contextlib.contextmanager
     def _talking(self) -> Iterator[None]:
@@ -235,8 +223,16 @@ class LocalExecutor(Worker):
         code, what = self._process.returncode, "ended" if self._ready else "did not start"
         if code is None:
             return ProbeError(f"the process that starts probes {what if gave_up else 'does not answer'}.")
-        line = _last_line(self.logs / self._log, self._log_start) if code > 0 else ""
+        line = _last_line(self._keep_log()) if code > 0 else ""
         return ProbeError(f"the process that starts probes {what}: {_cause_of_death(code)}.", line and _HINT + line)
+
+    def _keep_log(self) -> bytes:
+        """Write what the zygote printed to its log; returns all of it."""
+        printed = self._zygote.printed()
+        with contextlib.suppress(OSError), (self.logs / self._log).open("ab") as log:  # it may have been deleted since
+            log.write(printed[self._logged :])
+            self._logged = len(printed)
+        return printed
 
 
 def how_it_ended(answer: Ended, timeout: float) -> tuple[Outcome, str]:
@@ -254,10 +250,14 @@ def _cause_of_death(code: int) -> str:
     return f"killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"exit code {code}"
 
 
-def _last_line(log: Path, start: int) -> str:
-    """The last line of a log after its first `start` bytes; "" where there is none."""
-    try:
-        lines = log.read_bytes()[start:].decode(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
+def _last_line(text: bytes) -> str:
+    lines = text.decode(errors="replace").strip().splitlines()
     return printable(lines[-1]) if lines else ""
+
+
+def _read(log: Path, start: int) -> bytes:
+    """What a log holds after its first `start` bytes."""
+    try:
+        return log.read_bytes()[start:]
+    except OSError:
+        return b""

@@ -1,0 +1,85 @@
+"""The process of a zygote (`autofit.probe.zygote`) as it is started; light, so that the command line can start one
+before it imports torch itself: both then import at the same time.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from autofit.core.environment import set_defaults
+
+START = """
+import gc
+gc.disable()
+from autofit.core.forks import die_with_parent
+die_with_parent()
+from autofit.probe.zygote import main
+main()"""  # whoever is killed while it imports, which takes seconds, and a fifth more with gc, takes it along
+_early: list["ZygoteProcess"] = []
+
+
+class ZygoteProcess:
+    """A zygote, the socket to it, and what it printed so far."""
+
+    def __init__(self, environment: Mapping[str, str], start: str) -> None:
+        self.environment = environment
+        self._log = os.fdopen(os.memfd_create("zygote"), "rb")  # no file: the run directory may not be known yet
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", start, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env=environment,
+                start_new_session=True,  # a Ctrl-C in the terminal is the parent's to handle
+            )
+
+    def printed(self) -> bytes:
+        """What it printed so far."""
+        if self._log.closed:
+            return b""
+        return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0)  # it appends where it is
+
+    def close(self) -> None:
+        """End the socket, which ends the zygote, and forget what it printed."""
+        self.socket.close()
+        self._log.close()
+
+
+def environment_of_zygote() -> dict[str, str]:
+    """The environment of this process, for one that imports from where this does, and from nowhere else."""
+    # "" is the current directory, which `python -m` puts first unless told not to (-P), so that a types.py lying there
+    # would end it.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
+    # Ask NVML whether there is a GPU: the plain check opens CUDA, which does not survive the forks to come.
+    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    set_defaults(environment)
+    return environment
+
+
+@contextlib.contextmanager
+def started_early() -> Iterator[None]:
+    """Inside, a zygote imports what the first executor will need, which then takes it; else it ends with this."""
+    early = ZygoteProcess(environment_of_zygote(), START)
+    _early.append(early)
+    try:
+        yield
+    finally:
+        if early in _early:
+            _early.remove(early)
+            early.process.kill()
+            early.process.wait()
+            early.close()
+
+
+def taken(environment: Mapping[str, str]) -> ZygoteProcess | None:
+    """The zygote that was started early, unless what is imported comes from elsewhere by now."""
+    if _early and _early[0].environment["PYTHONPATH"] == environment["PYTHONPATH"]:
+        return _early.pop()
+    return None
