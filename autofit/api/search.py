@@ -4,10 +4,12 @@ import functools
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from autofit.api.packing import TASK, with_data
 from autofit.core.errors import InputError, require
 from autofit.core.events import Event, Listener, Note, ProbeFinished
 from autofit.core.notebook import Cell, in_notebook
@@ -39,6 +41,8 @@ def search(
     trust_remote_code: bool = False,
     listener: Listener | None = None,
     judge: Judging | None = None,
+    data: str | Path | None = None,
+    weights: str | Path | None = None,
     **options: Any,
 ) -> Result:
     """Find the fastest config that fits, by measuring real training steps.
@@ -49,6 +53,9 @@ def search(
         loss: (model, batch) -> scalar mean, for a living model.
         split: (batch, size) -> a list of micro-batches, for a living model's batches of an unknown layout.
         judge: an autofit.Judge, which trains the finalists of a named model on data of yours and compares losses.
+        data: a file of samples for a named language model: whether they are packed or padded is chosen by the tokens
+            that count in a second, and is what `autofit train` does; default: the judge's.
+        weights: a directory or a hub id, for the tokenizer of `data`.
         listener: called with every event of `autofit.core.events`.
         task: what to train a named model for; default: what the class in its config.json says.
         options: gpu_mem, gpu, device, mem, host_mem (GiB), margin, space, set, trials, time_limit, tolerance, fast,
@@ -74,6 +81,12 @@ def search(
     if isinstance(model, str):
         sizes = {"sequence_length": seq_len, "effective_batch_size": effective_batch}
         workload = resolve(model, task=task, trust_remote_code=trust_remote_code, **sizes)
+        if data is None and judge is not None and workload.task == TASK:
+            data, weights = judge.data, judge.weights
+        if data is not None:
+            workload = with_data(workload, data, weights, tolerance=checked.tolerance, trusted=trust_remote_code)
+    elif data is not None or weights is not None:
+        raise InputError("data and weights are for a model given by name.", "The loader or Workload has its own.")
     elif (task, seq_len, effective_batch) != (None, None, None):
         message = "task, seq_len and effective_batch belong to a model given by name."
         raise InputError(message, "The loader or Workload says them.")

@@ -84,8 +84,10 @@ _judge = "Train the finalists on --data after the search, and compare what they 
 _judge_time = "Training of each finalist with each of two seeds; default 60s."
 _objective = "What the best config is: of the most throughput, or loss-per-second, of the least loss in that time."
 Judge = Annotated[str | None, _option(_SEARCH, _judge, "loss", complete=JUDGES)]
-JudgeData = Annotated[Path | None, _option(_SEARCH, "Data to learn from, as of autofit train.", "PATH", "--data")]
-JudgeWeights = Annotated[str | None, _option(_SEARCH, "Weights to start from; default: random.", "DIR", "--weights")]
+_judge_data = "Data as of autofit train: packed or padded, by the tokens that count; the judge's, too."
+_judge_weights = "Weights, for the tokenizer of --data, and for the judge to start from; default: random."
+JudgeData = Annotated[Path | None, _option(_SEARCH, _judge_data, "PATH", "--data")]
+JudgeWeights = Annotated[str | None, _option(_SEARCH, _judge_weights, "DIR", "--weights")]
 JudgeTime = Annotated[str | None, _option(_SEARCH, _judge_time, "TIME")]
 JudgeLr = Annotated[float | None, _option(_SEARCH, "Learning rate of all; default 1e-4.", "RATE", "--lr")]
 Objective = Annotated[str, _option(_SEARCH, _objective, "NAME", complete=OBJECTIVES)]

@@ -74,6 +74,7 @@ def search(
       autofit search --model llama-3.1-8b --gpu-mem 24
       autofit search --model tiny-llama --device cpu --mem 2 --trials 8
       autofit search --model train.py:workload --set precision=bf16,fp32
+      autofit search --model llama-3.1-8b --gpu-mem 24 --data data.jsonl --weights ./llama-3.1-8b
       autofit search --model tiny-llama --device cpu --mem 2 --judge loss --data corpus.txt --judge-time 60s
     """
     given: dict[str, Any] = dict(locals())  # under the names that autofit.search takes, but for these
@@ -116,6 +117,8 @@ def search(
             chosen["trust_remote_code"] = trust_remote_code
             chosen = {name: each for name, each in chosen.items() if each is not None}
             given["judge"] = heavy("autofit.api.judge", "Judge")(**chosen)
+        elif data:
+            given |= {"data": data, "weights": weights}
         result = heavy("autofit.api.search", "search")(model, listener=listener, **given)
     if as_json:
         answer = result.to_json()

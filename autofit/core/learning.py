@@ -60,7 +60,9 @@ def check_judging(judge: str | None, objective: str, **given: object) -> None:
         raise unknown("judge", judge, JUDGES)
     if objective not in OBJECTIVES:
         raise unknown("objective", objective, OBJECTIVES)
-    alone = [name for name, value in given.items() if value is not None]
+    if judge is None and given.get("weights") is not None and given.get("data") is None:
+        raise InputError("--weights has the tokenizer of --data, which is not given.", "Add --data FILE.")
+    alone = [name for name, value in given.items() if value is not None and name not in ("data", "weights")]
     alone += ["objective"] * (objective != OBJECTIVES[0])
     if judge is None and alone:
         raise InputError(f"--{alone[0].replace('_', '-')} is for judging what configs learn.", "Add --judge loss.")

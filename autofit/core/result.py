@@ -60,7 +60,7 @@ class Result:
     """The outcome of a search.
 
     Attributes:
-        workload: Workload.summary().
+        workload: Workload.description().
         source: how models/ makes the workload again; empty for one that lives in the user's process.
         skipped: number of configs never probed, by reason: predicted, dominated, refused.
         finalists: all that were verified, the best among them.
@@ -308,7 +308,9 @@ _SIZES = dict.fromkeys(("memory_gib", "budget_gib", "margin"), _NUMBER)
 _Parts = create_model(
     "Parts",
     model=str,
-    workload=create_model("Work", task=_TEXT, sequence_length=_COUNT, effective_batch_size=_COUNT),
+    workload=create_model(
+        "Work", task=_TEXT, sequence_length=_COUNT, effective_batch_size=_COUNT, packing=(bool | None, None)
+    ),
     hardware=create_model(
         "Device",
         **_SIZES,

@@ -89,6 +89,8 @@ class Workload:
         keeps: formats ("float32", ...) of trained and of frozen weights that must not change, which narrows the search;
             None: they may.
         varying: whether samples have many shapes, as texts padded to the longest of a batch.
+        packing: whether its texts are put one after the other and cut, or padded; None: no data is known.
+        padding: the share of padded batches that is padding.
         source: how models/ makes it again; written to result.yaml.
         notes: sentences about it that a person should read.
     """
@@ -107,6 +109,8 @@ class Workload:
     optimizer: Callable[[Any], Any] | None = None
     keeps: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     varying: bool = False
+    packing: bool | None = None
+    padding: float = 0.0
     traits: Traits | None = None
     source: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -127,13 +131,20 @@ class Workload:
         require(self.reduction in ("mean", "sum"), "reduction must be 'mean' or 'sum'", self.reduction)
         require(isinstance(self.varying, bool), "varying must be True or False", self.varying)
         require(isinstance(self.name, str), "Workload.name must be text", self.name)
-        for part, kind in ("keeps", tuple | None), ("traits", Traits | None), ("source", Mapping), ("notes", tuple):
+        of_data = ("packing", bool | None), ("padding", float)
+        of_model = ("keeps", tuple | None), ("traits", Traits | None), ("source", Mapping), ("notes", tuple)
+        for part, kind in *of_data, *of_model:
             value = getattr(self, part)
             require(isinstance(value, kind), f"Workload.{part} is for autofit to give", value)
 
     def summary(self) -> dict[str, Any]:
-        """The `workload:` block of result.yaml."""
+        """What figures depend on."""
         return {name: getattr(self, name) for name in ("task", "sequence_length", "effective_batch_size")}
+
+    def description(self) -> dict[str, Any]:
+        """The `workload:` block of result.yaml."""
+        of_data = {"packing": self.packing, "padding": round(self.padding, 4)} if self.packing is not None else {}
+        return self.summary() | of_data
 
 
 def check_sizes(length: object, batch: Any) -> None:

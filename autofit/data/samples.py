@@ -97,6 +97,28 @@ class Ragged:
 
 
 @dataclass(frozen=True)
+class Lengths:
+    """How long the samples of a file are, in tokens, and the share of padded batches that is padding."""
+
+    samples: int
+    shortest: int
+    longest: int
+    mean: float
+    padding: float
+
+    @classmethod
+    def of(cls, lengths: torch.Tensor, batch_size: int) -> "Lengths":
+        """Of samples that are batched in an order drawn at random."""
+        drawn = lengths[torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0))].split(batch_size)
+        held = sum(len(batch) * int(batch.max()) for batch in drawn)
+        found = int(lengths.min()), int(lengths.max()), float(lengths.double().mean())
+        return cls(len(lengths), *found, 1 - int(lengths.sum()) / held)
+
+    def __str__(self) -> str:
+        return f"samples have {self.shortest} to {self.longest} tokens, {self.mean:.0f} in the mean"
+
+
+@dataclass(frozen=True)
 class Twins:
     """Two texts to a sample, side by side: [samples, 2, tokens]."""
 
@@ -158,6 +180,7 @@ class FileLoader:
     label_names: Mapping[str, int] = field(default_factory=dict)  # the numbers of classes that have names in the data
     zeros: tuple[str, ...] = ()  # further arguments of the forward, zero for each token
     ahead: bool = False  # make the next batch while one is used: of samples that take long
+    lengths: Lengths | None = None  # of what can be packed, before it is
     _place: _Place = field(default_factory=_Place, compare=False, repr=False)
 
     def __len__(self) -> int:

@@ -14,7 +14,7 @@ from autofit.data.byte_tokenizer import CHAT_TEMPLATE
 from autofit.data.labels import Labels, labels_from
 from autofit.data.options import DataOptions, LabelRule
 from autofit.data.rows import ANSWERS, COMPLETION, LABELLED, MESSAGES, PAIR, TAGGED, TEXT, TWINS, Rows, read_rows
-from autofit.data.samples import FileLoader, Ragged, Stacked, Twins
+from autofit.data.samples import FileLoader, Lengths, Ragged, Stacked, Twins
 from autofit.data.tokens import Encoding, encode, marks_assistant_turns
 
 FORMS = {
@@ -77,27 +77,26 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
         of_all = counted(len(has_labels), "sample")
         notes.append(f"left out, without a label to learn within {length} tokens: {dropped} of {of_all}.")
         samples = samples.only(has_labels)
-    if isinstance(samples, Ragged) and workload.task in PACKED and (note := padding_note(samples, size)):
-        notes.append(note)
+    lengths = None
+    if workload.task in PACKED:
+        spans = samples.spans if isinstance(samples, Ragged) else _spans(encoded, "input_ids")
+        lengths = Lengths.of((spans[:, 1] - spans[:, 0]).clamp(1, length), size)
+        if not packing and (note := padding_note(lengths, size)):
+            notes.append(note)
     mask_id = int(tokenizer.mask_token_id) if is_masked else None
     label_names = classes.names if classes else {}
-    return FileLoader(samples, size, mask_id, notes=tuple(notes), label_names=label_names, zeros=zeros)
+    of_texts: dict[str, Any] = {"label_names": label_names, "zeros": zeros, "lengths": lengths}
+    return FileLoader(samples, size, mask_id, notes=tuple(notes), **of_texts)
 
 
-def padding_note(samples: Ragged, batch_size: int) -> str | None:
+def padding_note(lengths: Lengths, batch_size: int) -> str | None:
     """How much of what padded batches hold is padding, and what packing would bring; None where it is little."""
-    lengths = samples.spans[:, 1] - samples.spans[:, 0]
-    drawn = lengths[torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0))].split(batch_size)
-    held = sum(len(batch) * int(batch.max()) for batch in drawn)
-    share = int(lengths.sum()) / held
-    if share >= 1 - _WASTE or len(lengths) < batch_size:
+    if lengths.padding <= _WASTE or lengths.samples < batch_size:
         return None
-    lasting = (
-        f"samples have {int(lengths.min())} to {int(lengths.max())} tokens, {lengths.double().mean():.0f} in the mean"
-    )
     return (
-        f"{lasting}: {100 * (1 - share):.0f} % of what padded batches hold is padding. With --packing about "
-        f"{1 / share:.1f} times as many tokens that count take the same time, but samples see those before them."
+        f"{lengths}: {100 * lengths.padding:.0f} % of what padded batches hold is padding. With --packing about "
+        f"{1 / (1 - lengths.padding):.1f} times as many tokens that count take the same time, but samples see those "
+        "before them."
     )
 
 

@@ -116,6 +116,7 @@ def _source(result: Result | SavedResult, model: Factory | None) -> ExportSource
         task=task,
         sequence_length=result.workload.get("sequence_length"),
         effective_batch_size=result.workload.get("effective_batch_size"),
+        packing=result.workload.get("packing"),
         measured=measured or None,
         predicted=predicted or None,
         versions=result.versions,

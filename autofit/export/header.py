@@ -98,7 +98,9 @@ def _sentences(source: ExportSource) -> Iterator[str]:
     samples = f"{source.effective_batch_size} samples per optimizer step" if source.effective_batch_size else ""
     tokens = f"{source.sequence_length} tokens per sample" if source.sequence_length else ""
     if samples or tokens:
-        yield f"The work: {source.task}, {', '.join(filter(None, (samples, tokens)))}."
+        data = "packed one after the other" if source.packing else "padded to the longest of a batch"
+        data = "" if source.packing is None else data
+        yield f"The work: {source.task}, {', '.join(filter(None, (samples, tokens, data)))}."
     if source.task == "causal-lm":
         loss = str(source.config.get("loss", "standard"))
         yield f"The loss: {_LOSSES.get(loss, plain(loss))}."

@@ -76,6 +76,10 @@ def train_script(
     task = TASKS.get(str(workload.get("task")))
     if task is None or not model_config or "model_type" not in model_config or source.get("kind") == "function":
         return None
+    packing = workload.get("packing")
+    task = task.with_packing(packing)
+    if packing is False and config.get("precision") == "fp8":
+        raise InputError("train.py cannot be written for padded samples in fp8: it fills up no rows.", _INSTEAD)
     if model_config.get("quantization_config"):
         raise InputError("train.py cannot be written for a checkpoint that is quantised already.", _INSTEAD)
     if "text_config" in model_config:  # of more than text, also where it is trained on text alone
@@ -128,7 +132,7 @@ def train_script(
         "constants": [*constants, *fragments.constants],
         "flags": fill(template("flags"), flags),
         "architecture": _architecture(task, model_config),
-        "data": "\n\n".join(fill(template(name), {"input_dtype": input_dtype}) for name in task.data),
+        "data": "\n\n".join(fill(template(name), {"input_dtype": input_dtype, **task.slots}) for name in task.data),
         "batches": fill(template("batches"), {"mask_argument": task.mask_argument, "batch": task.batch}),
         "functions": "\n\n".join([*fragments.functions, _build_model(task, fragments, case), *made]),
         "train_step": _train_step(task, fragments, "ranks" if several else "split" if steps > 1 else "whole"),

@@ -1,6 +1,7 @@
 """What every task adds to train.py: the model's class, how data is read, and what the loss averages over."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,27 @@ class Task:
     imports: tuple[str, ...] = ()
     text: bool = True  # whether the data is text, which needs a tokenizer
     classes: bool = False
+    slots: Mapping[str, str] = field(default_factory=dict)  # of the templates of `data`
     forward_arguments: str = ""
     configure: tuple[str, ...] = ()
+
+    def with_packing(self, packing: bool | None) -> "Task":
+        """The same for samples that a search knew: packed, or padded to the longest of a batch; None: it knew none."""
+        if packing is None:
+            return self
+        kind = ".jsonl with texts, or with prompts and completions"
+        if packing:
+            slots = {"lines": "", "start": '(start if "prompt" in row else [])'}
+            return replace(self, data=("read_samples", "packed_samples"), data_kind=f"text, or {kind}", slots=slots)
+        return replace(
+            self,
+            data=("read_samples", "padded_samples"),
+            data_kind=f"text with a sample in each line, or {kind}",
+            unit="samples",
+            batch=_TO_THE_LONGEST,
+            imports=("from torch.nn.utils.rnn import pad_sequence",),
+            slots={"lines": ' or path.suffix == ".txt"', "start": "start"},
+        )
 
     @property
     def mask_argument(self) -> str:
@@ -30,6 +50,8 @@ class Task:
         return [*(_KNOWN_TOKENS if self.text else ()), *(_KNOWN_CLASSES if self.classes else ())]
 
 
+_TO_THE_LONGEST = """longest = data["attention_mask"][chosen].sum(dim=1).max()
+yield {name: tensor[chosen, :longest] for name, tensor in data.items()}"""
 _NO_CACHE = "model.config.use_cache = False  # nothing is generated"
 PADDING = "{}pad_token_id = {}pad_token_id or 0  # where a text ends"
 _TEXT = "text, or .jsonl with texts"

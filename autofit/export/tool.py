@@ -107,6 +107,8 @@ class Tool:
     splits: tuple[str, ...] = ()  # of tensor_parallel and context_parallel, those that it has keys for
     expert_targets: str = ""  # the key of experts' parameters that get adapters; empty: there is none
     quantises_experts: tuple[Value, ...] = ()  # the values of `quantization` that it holds experts in, too
+    packing: str = ""  # the key for putting samples one after the other
+    packs: bool | None = None  # what it always does, without such a key; None: what the user's own data loader does
     refuse: Callable[[ExportSource], str | None] = batches_fit  # why the tool cannot train a config, or None
 
     @property
@@ -184,19 +186,31 @@ def write(tool: Tool, source: ExportSource, version: str | None = None) -> Expor
         raise InputError(reason, "See `autofit export --to list`.")
     shares = {knob: _share(tool, knob, request) for knob in source.config}
     of_experts = _of_experts(tool, request)
-    deviations = tuple(each for share in (*shares.values(), of_experts) for each in share.deviations)
+    deviations = tuple(
+        each for share in (*shares.values(), of_experts, _packing(tool, source)) for each in share.deviations
+    )
     if source.predicted:
         words = ("measured", "predicted")
         deviations = tuple(replace(each, instead=each.instead.replace(*words)) for each in deviations)
     keys = dict(tool.fixed(request))
     for share in shares.values():
         keys |= share.keys
-    keys |= of_experts.keys
+    keys |= {**of_experts.keys, **_packing(tool, source).keys}
     header = export_header(f"{tool.title} {request.version}", source, deviations=deviations, run=tool.command(request))
     tree = nested(keys)
     files = tool.files(source, tree, header) if tool.files else {f"{tool.name}.yaml": yaml_file(header, tree)}
     by_knob = {knob: share.keys for knob, share in shares.items()}
     return Export(tool.name, request.version, files, deviations, by_knob, bool(source.predicted))
+
+
+def _packing(tool: Tool, source: ExportSource) -> ToolKeys:
+    """The key for packed samples; a deviation where the tool has none, and does otherwise."""
+    if tool.packing:
+        return ToolKeys({tool.packing: bool(source.packing)})
+    if None in (tool.packs, source.packing) or tool.packs == source.packing:
+        return ToolKeys()
+    does = "packs samples" if tool.packs else "pads samples, of whose tokens fewer count"
+    return ToolKeys(deviations=(Deviation("packing", source.packing, f"{tool.title} always {does}"),))
 
 
 def _of_experts(tool: Tool, request: Request) -> ToolKeys:

@@ -157,6 +157,17 @@ def misled_note(factor: float) -> str:
     return f"Steps take {off} predicted: predictions may mislead, so nothing is said of what was not measured."
 
 
+def packing_note(workload: Mapping[str, Any], answer: Measurement | Estimate | None) -> str | None:
+    """How many tokens of the user's data count in a second, packed or padded; None where no data is known."""
+    packing, rate = workload.get("packing"), answer and answer.tokens_per_second
+    if packing is None or not rate:
+        return None
+    padded = number(rate * (1 - workload["padding"]))
+    if packing:
+        return f"Samples are packed: all {number(rate)} tokens a second count; padded, {padded} would."
+    return f"Samples are padded: of {number(rate)} tokens a second {padded} count."
+
+
 def percent(fraction: float) -> str:
     """A fraction as whole percent, never rounded down to 0."""
     return f"{max(1, round(fraction * 100))} %" if fraction >= 0.005 else "less than 1 %"

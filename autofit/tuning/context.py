@@ -24,7 +24,10 @@ from autofit.tuning.space import space_for
 
 
 class Judging(Protocol):
-    """Finds out what the finalists of a search learn."""
+    """Finds out what the finalists of a search learn, from a file and weights."""
+
+    data: str | Path
+    weights: str | Path | None
 
     def check(self, workload: Workload, options: SearchOptions) -> None:
         """Raise an InputError where it cannot."""

@@ -34,6 +34,7 @@ from autofit.hardware.budgets import budget_for, other_budgets
 from autofit.hardware.catalogue import card_to_search_for
 from autofit.hardware.driver import no_gpu_note, why_no_gpu
 from autofit.probe import LocalExecutor
+from autofit.report.formatting import packing_note
 from autofit.search.enumeration import Enumeration
 from autofit.search.pareto import leading
 from autofit.search.predictions import Predictions
@@ -102,7 +103,8 @@ def predicted_search(workload: Workload, options: SearchOptions, listener: Liste
             result = follow_devices(space.result(), space.workload, options, executor)
             result = with_remedies(result, space.leanest(), space.workload, options, executor)
         directory.restored()
-        notes = (no_gpu_note(reason), *assumptions, *result.notes)
+        of_data = packing_note(result.workload, result.predicted_best)
+        notes = (no_gpu_note(reason), *assumptions, *result.notes, *([of_data] if of_data else []))
         result = dataclasses.replace(result, notes=notes, search_seconds=time.monotonic() - start)
         listener(PhaseStarted("writing the result and the report"))
         result = write_artifacts(result, space.workload, directory, notify=notify)
@@ -165,7 +167,7 @@ class _Space:
         fits = sum(figures.nbytes <= self._cap for figures in self._figures)
         return Result(
             model=self.workload.name,
-            workload=self.workload.summary(),
+            workload=self.workload.description(),
             source=self.workload.source,
             hardware=self._hardware,
             budget=self._budget,

@@ -27,7 +27,7 @@ from autofit.estimate.operators import MEASURING_SECONDS
 from autofit.estimate.space_estimator import predict_all
 from autofit.hardware.budgets import other_budgets
 from autofit.probe import Contention, Executor, GangExecutor, LocalExecutor, Plan, PoolExecutor, RayExecutor, Request
-from autofit.report.formatting import drift_note, misled_note
+from autofit.report.formatting import drift_note, misled_note, packing_note
 from autofit.search.concurrency import Threaded
 from autofit.search.journal import Journal
 from autofit.search.pareto import Evidence, outlook
@@ -227,10 +227,11 @@ class _Run:
             context.placement.describe_measurements(),
             context.stands_for() if context.of_one_rank else None,
             _FAST if self.options.fast and best else None,
+            packing_note(context.workload.description(), best),
         )
         return Result(
             model=context.workload.name,
-            workload=context.workload.summary(),
+            workload=context.workload.description(),
             source=context.workload.source,
             hardware=context.hardware,
             budget=context.budget,

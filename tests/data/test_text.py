@@ -117,6 +117,16 @@ def test_how_much_of_padded_batches_is_padding_is_said(tmp_path: Path, texts: st
     assert loader(path, packing=True).notes == ()
 
 
+@pytest.mark.parametrize("packing", [True, False])
+def test_how_long_samples_are_is_known_packed_or_not(tmp_path: Path, packing: bool) -> None:
+    found = loader(lines(tmp_path, *({"text": "a" * n} for n in (1, 2, 4, 20))), packing=packing).lengths
+    assert found
+    few = (1, 2) if packing else (2,)  # a single token predicts nothing
+    lengths = [*few, 4, 8]
+    assert (found.samples, found.shortest, found.longest) == (len(lengths), min(lengths), 8)
+    assert found.padding == pytest.approx(1 - sum(lengths) / (8 * len(lengths)))
+
+
 # Chats
 
 

@@ -26,6 +26,7 @@ DRAWS: dict[str, dict[str, Any]] = {  # with what makes each of them draw random
     "masked-lm": {**ARCHITECTURES["masked-lm"], "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
     "image-classification": {**ARCHITECTURES["image-classification"], "hidden_dropout_prob": 0.1},
 }
+DRAWS["answers"] = DRAWS["llama"]
 DRAWS["sequence-classification"] = DRAWS["masked-lm"]
 DRAWS["roberta"] = {**DRAWS["masked-lm"], "model_type": "roberta", "pad_token_id": 0}  # a head of two layers
 DRAWS["decoder"] = {**DRAWS["llama"], "num_labels": 2}  # finds the last token of each text by the padding
@@ -39,6 +40,7 @@ DRAWS["resnet"] = {  # with running statistics
 }
 CLASSES = {
     "llama": "LlamaForCausalLM",
+    "answers": "LlamaForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "masked-lm": "BertForMaskedLM",
     "sequence-classification": "BertForSequenceClassification",
@@ -47,7 +49,7 @@ CLASSES = {
     "resnet": "ResNetForImageClassification",
     "roberta": "RobertaForSequenceClassification",
 }
-TASKS = {"llama": "causal-lm", "gpt2": "causal-lm", "resnet": "image-classification"}
+TASKS = {"llama": "causal-lm", "answers": "causal-lm", "gpt2": "causal-lm", "resnet": "image-classification"}
 TASKS |= dict.fromkeys(("decoder", "roberta"), "sequence-classification")
 CONFIGS: dict[str, dict[str, Any]] = {
     "fp32": {},
@@ -106,6 +108,10 @@ CASES = [
 
 def data_for(kind: str, folder: Path) -> Path:
     """As many samples as do not divide by the batch."""
+    if kind == "answers":
+        rows = [{"prompt": "a" * (n % 9), "completion": "bc" * (n % 7)} for n in range(1, SAMPLES + 1)]
+        (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return folder / "rows.jsonl"
     if kind in ("image-classification", "resnet"):
         generator = torch.Generator().manual_seed(0)
         images = torch.randn(SAMPLES, 3, 32, 32, generator=generator)
@@ -118,7 +124,9 @@ def data_for(kind: str, folder: Path) -> Path:
     return path
 
 
-def losses_of_autofit(kind: str, knobs: dict[str, Any], folder: Path, weights: Path | None = None) -> list[float]:
+def losses_of_autofit(
+    kind: str, knobs: dict[str, Any], folder: Path, weights: Path | None = None, **of_data: bool
+) -> list[float]:
     """What `autofit train` reports, step by step."""
     (folder / "model").mkdir()
     config = {**DRAWS[kind], "architectures": [CLASSES[kind]]}
@@ -126,7 +134,7 @@ def losses_of_autofit(kind: str, knobs: dict[str, Any], folder: Path, weights: P
     result = {
         "autofit": 1,
         "model": "model",
-        "workload": workload_of(kind),
+        "workload": {**workload_of(kind), **of_data},
         "source": {"kind": "directory", "path": str(folder / "model")},
         "hardware": {"device": "cpu"},
         "config": knobs,
@@ -147,8 +155,8 @@ def workload_of(kind: str) -> dict[str, Any]:
 def losses_of_script(emit: Callable[..., str]) -> Callable[..., list[float]]:
     """What a script prints: nine digits, which tell any two float32 apart."""
 
-    def losses(kind: str, knobs: dict[str, Any], data: Path, *more: str) -> list[float]:
-        workload = workload_of(kind)
+    def losses(kind: str, knobs: dict[str, Any], data: Path, *more: str, **of_data: bool) -> list[float]:
+        workload = {**workload_of(kind), **of_data}
         script = emit(workload["task"], {"workload": workload, "model_config": DRAWS[kind]}, **knobs)
         arguments = ["--data", str(data), "--steps", str(STEPS), "--log-every", "1", "--lr", "1e-3", "--seed", "3"]
         return losses_printed(script, *arguments, *more)
@@ -156,10 +164,12 @@ def losses_of_script(emit: Callable[..., str]) -> Callable[..., list[float]]:
     return losses
 
 
-def check(kind: str, name: str, losses_of_script: Callable[..., list[float]], folder: Path, *more: str) -> None:
+def check(
+    kind: str, name: str, losses_of_script: Callable[..., list[float]], folder: Path, *more: str, **of_data: bool
+) -> None:
     config = {"micro_batch_size": BATCH, "gradient_accumulation_steps": 1, **CONFIGS[name]}
-    ours = losses_of_autofit(kind, config, folder, Path(more[1]) if more else None)
-    theirs = losses_of_script(kind, config, data_for(kind, folder), *more)
+    ours = losses_of_autofit(kind, config, folder, Path(more[1]) if more else None, **of_data)
+    theirs = losses_of_script(kind, config, data_for(kind, folder), *more, **of_data)
     assert theirs == [float(f"{loss:.9g}") for loss in ours]
     assert len(set(ours)) > 1  # few bits of a loss in bf16 differ
 
@@ -187,3 +197,10 @@ def test_losses_from_given_weights_are_those_of_autofit_train(
 ) -> None:
     weights = saved_weights(workload_of(kind)["task"], DRAWS[kind], tmp_path / "weights")
     check(kind, name, losses_of_script, tmp_path, "--weights", str(weights))
+
+
+@pytest.mark.parametrize(("kind", "packing"), [("answers", True), ("answers", False), ("llama", True)])
+def test_samples_are_packed_or_padded_as_autofit_train_does(
+    losses_of_script: Callable[..., list[float]], tmp_path: Path, kind: str, packing: bool
+) -> None:
+    check(kind, "split", losses_of_script, tmp_path, packing=packing)

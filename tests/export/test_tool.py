@@ -1,6 +1,7 @@
 """Every tool: no knob is dropped silently, and the header says what was measured."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -215,3 +216,18 @@ def test_tools_without_names_of_layers_say_so(name: str) -> None:
     given_ = source(**{**LORA, "lora_targets": "q_proj+v_proj"})
     departed = [each.message for each in write(tool_named(name), given_).departures]
     assert any("lora_targets q_proj+v_proj" in each and "takes no names of layers" in each for each in departed)
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_packing_has_a_key_or_is_told_where_the_tool_does_otherwise(name: str) -> None:
+    tool = tool_named(name)
+    for packing in (True, False, None):
+        made = write(tool, source(**LORA, others={"packing": packing}))
+        told = [each for each in made.departures if each.knob == "packing"]
+        assert bool(told) == (None not in (tool.packs, packing) and tool.packs != packing)
+        key = tool.packing.rpartition(".")[2]
+        assert not key or re.search(f"{key}(: |=){bool(packing)}", made.text, re.IGNORECASE)
+        assert ("packed one after the other" in said(made), "padded to the longest" in said(made)) == (
+            packing is True,
+            packing is False,
+        )

@@ -149,6 +149,7 @@ TOOL = Tool(
     splits=("tensor_parallel",),
     run_several="axolotl train axolotl.yaml --launcher torchrun -- --nproc_per_node={each}{rendezvous}",
     tasks=("causal-lm",),
+    packing="sample_packing",
     expert_targets="lora_target_parameters",
     quantises_experts=("nf4", "nf4-dq"),
     fixed=lambda request: {
@@ -156,7 +157,6 @@ TOOL = Tool(
         "datasets": [{"path": "path/to/dataset", "type": "completion"}],
         "output_dir": "output",
         "sequence_len": request.source.sequence_length,
-        "sample_packing": False,
         "val_set_size": 0.0,
         "num_epochs": 1,
         **learning("lr_scheduler"),

@@ -79,6 +79,7 @@ TOOL = Tool(
     versions=("0.5.13",),
     run="litgpt {finetune_full,finetune_lora} --config litgpt.yaml (finetune_lora where there are adapters)",
     tasks=("causal-lm",),
+    packs=False,
     refuse=lambda source: _QUANTISED if _quantised_on_several(source) else batches_fit(source),
     fixed=lambda request: {
         "checkpoint_dir": str(PurePosixPath("checkpoints", request.source.weights)),  # a directory stays what it is

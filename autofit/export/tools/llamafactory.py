@@ -83,6 +83,7 @@ TOOL = Tool(
     "llamafactory.yaml",
     files=several_devices.launched("llamafactory"),
     tasks=("causal-lm",),
+    packing="packing",
     refuse=_refuse,
     fixed=lambda request: {
         "model_name_or_path": request.source.weights,
@@ -91,7 +92,6 @@ TOOL = Tool(
         "dataset": "your_dataset",
         "template": "default",
         "cutoff_len": request.source.sequence_length,
-        "packing": False,
         "output_dir": "output",
         **learning(),
         "use_cpu": request.source.device == "cpu",

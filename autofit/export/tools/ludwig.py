@@ -56,6 +56,7 @@ TOOL = Tool(
     versions=("0.17.10",),
     run="ludwig train --config ludwig.yaml --dataset DATA",
     tasks=("causal-lm",),
+    packs=False,
     fixed=lambda request: {
         "model_type": "llm",
         "base_model": request.source.weights,

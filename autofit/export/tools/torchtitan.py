@@ -164,6 +164,7 @@ TOOL = Tool(
     splits=("tensor_parallel", "context_parallel"),
     run_several="{torchrun} -m torchtitan.train --module torchtitan_config --config autofit",
     tasks=("causal-lm",),
+    packs=True,
     refuse=lambda source: shared.refuse_unknown(source, _FLAVOURS, "flavour of torchtitan's"),
     fixed=_fixed,
     files=_files,

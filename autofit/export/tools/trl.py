@@ -91,13 +91,14 @@ TOOL = Tool(
     run_several="trl sft --config trl.yaml --accelerate_config trl_accelerate.yaml{further}",
     files=several_devices.launched("trl"),
     tasks=("causal-lm",),
+    packing="packing",
     expert_targets="lora_target_parameters",
     fixed=lambda request: {
         "model_name_or_path": request.source.weights,
         "dataset_name": "path/to/dataset",
         "output_dir": "output",
         "max_length": request.source.sequence_length,
-        "packing": False,
+        "packing_strategy": "wrapped",  # samples are cut where a sequence ends, as they were
         **learning(),
         "use_cpu": request.source.device == "cpu",
     },

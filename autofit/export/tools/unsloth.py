@@ -63,6 +63,7 @@ def _fixed(request: Request) -> dict[str, Any]:
         "model.max_seq_length": length,
         "arguments.output_dir": "output",
         "arguments.max_length": length,
+        "arguments.packing_strategy": "wrapped",  # samples are cut where a sequence ends, as they were
         **{f"arguments.{name}": value for name, value in learning().items()},
     }
 
@@ -98,7 +99,7 @@ def _yaml(keys: Mapping[str, Any]) -> dict[str, Any]:
             "weight_decay": given["weight_decay"],
             "batch_size": given["per_device_train_batch_size"],
             "gradient_accumulation_steps": given["gradient_accumulation_steps"],
-            "packing": False,
+            "packing": given["packing"],
             "gradient_checkpointing": {True: "true", False: "none"}.get(checkpointing, checkpointing),
         },
     }
@@ -118,6 +119,7 @@ TOOL = Tool(
     versions=("2026.10.9",),
     run=f"python {_SCRIPT} TEXT_FILE, or unsloth train --config {_YAML}",
     tasks=("causal-lm",),
+    packing="arguments.packing",
     fixed=_fixed,
     files=_files,
     knobs={

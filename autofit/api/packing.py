@@ -1,0 +1,42 @@
+"""Whether a search is for packed or for padded samples: what data of the user's own say, by tokens that count."""
+
+import dataclasses
+from pathlib import Path
+
+from autofit.api.file_reader import FileReader
+from autofit.core.errors import InputError
+from autofit.core.files import expanded
+from autofit.core.workload import Workload
+from autofit.data.options import DataOptions
+from autofit.data.samples import Stacked
+from autofit.models import HuggingFaceModel
+from autofit.report.formatting import percent
+
+TASK = "causal-lm"
+
+
+def with_data(
+    workload: Workload, data: str | Path, weights: str | Path | None, *, tolerance: float, trusted: bool
+) -> Workload:
+    """The workload of training on a file, whose samples are packed where that makes more tokens count in the same time,
+    by more than `tolerance`, than padding does. A step takes as long with padding as with tokens, so that the share of
+    padding decides. Plain text is always packed.
+
+    Raises:
+        InputError: a model that no file is read for, or a file that is none for it.
+    """
+    factory, path = workload.model, expanded(data, "data")
+    if workload.task != TASK or not isinstance(factory, HuggingFaceModel):
+        message = f"data choose between packing and padding for named language models, and the task is {workload.task}."
+        raise InputError(message, "Leave out the data.")
+    weights = expanded(weights, "weights") if isinstance(weights, Path) else weights
+    reader = FileReader(workload, factory, weights, trusted, DataOptions(), lambda _: None)
+    loader = reader.loader(path)
+    lengths, is_text = loader.lengths, isinstance(loader.samples, Stacked)
+    assert lengths, "texts that can be packed have lengths"
+    gain = 1 / (1 - lengths.padding)
+    packing = is_text or (gain > 1 + tolerance and lengths.samples >= workload.effective_batch_size)
+    why = "samples are packed, and see those before them" if packing else "samples are padded"
+    note = f"{path.name}: {lengths}; padded, {percent(lengths.padding)} of a batch is padding: {why}."
+    notes = (*workload.notes, note)
+    return dataclasses.replace(workload, notes=notes, packing=packing, padding=lengths.padding)
