@@ -10,6 +10,7 @@ from autofit.core.workload import Workload
 from autofit.data.options import DataOptions
 from autofit.data.samples import Stacked
 from autofit.models import HuggingFaceModel
+from autofit.models.tasks.text import KEEPS_APART, RandomTokens
 from autofit.report.formatting import percent
 
 TASK = "causal-lm"
@@ -20,7 +21,8 @@ def with_data(
 ) -> Workload:
     """The workload of training on a file, whose samples are packed where that makes more tokens count in the same time,
     by more than `tolerance`, than padding does. A step takes as long with padding as with tokens, so that the share of
-    padding decides. Plain text is always packed.
+    padding decides. Plain text is always packed, and sees what is before it; other packed samples do not see one
+    another where the model can do that, and are measured so.
 
     Raises:
         InputError: a model that no file is read for, or a file that is none for it.
@@ -37,6 +39,11 @@ def with_data(
     gain = 1 / (1 - lengths.padding)
     packing = is_text or (gain > 1 + tolerance and lengths.samples >= workload.effective_batch_size)
     why = "samples are packed, and see those before them" if packing else "samples are padded"
+    batch, kind = workload.batch, factory.config.get("model_type")
+    if packing and not is_text and kind in KEEPS_APART and isinstance(batch, RandomTokens):
+        why, length = "samples are packed, and do not see one another", max(1, round(lengths.mean))
+        batch = dataclasses.replace(batch, document_tokens=length)
+        workload = dataclasses.replace(workload, batch=batch, document_tokens=length)
     note = f"{path.name}: {lengths}; padded, {percent(lengths.padding)} of a batch is padding: {why}."
     notes = (*workload.notes, note)
     return dataclasses.replace(workload, notes=notes, packing=packing, padding=lengths.padding)

@@ -67,7 +67,8 @@ def train(
     names = {field.name for field in dataclasses.fields(Hyperparameters)} & training.keys()
     Hyperparameters(seed=seed, **{name: training[name] for name in names})  # checks them before the data is read
     packing = saved.workload.get("packing") if packing is None else packing
-    options = DataOptions(packing, progress=progress)
+    apart = bool(packing and saved.workload.get("document_tokens"))
+    options = DataOptions(packing, apart, progress=progress)
     reader = FileReader(workload, factory, weights, trust_remote_code, options, listener)
     loader = reader.loader(data)
     eval_loader = reader.loader(eval_data, names=loader.label_names) if eval_data else None

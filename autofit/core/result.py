@@ -309,7 +309,10 @@ _Parts = create_model(
     "Parts",
     model=str,
     workload=create_model(
-        "Work", task=_TEXT, sequence_length=_COUNT, effective_batch_size=_COUNT, packing=(bool | None, None)
+        "Work",
+        task=_TEXT,
+        packing=(bool | None, None),
+        **dict.fromkeys(("sequence_length", "effective_batch_size", "document_tokens"), _COUNT),
     ),
     hardware=create_model(
         "Device",

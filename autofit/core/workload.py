@@ -49,6 +49,10 @@ def reduction_of(task: str, config: object) -> str:
     return str(getattr(config, "ctc_loss_reduction", "mean")) if task == "ctc" else "mean"
 
 
+class Rows(dict[Any, Any]):
+    """A batch whose samples are the rows of its tensors, whatever positions that start again in a row may say."""
+
+
 @dataclass(frozen=True)
 class Traits:
     """Properties of a model and its loss (made by `training.inspect`, in a probe process)."""
@@ -91,6 +95,7 @@ class Workload:
         varying: whether samples have many shapes, as texts padded to the longest of a batch.
         packing: whether its texts are put one after the other and cut, or padded; None: no data is known.
         padding: the share of padded batches that is padding.
+        document_tokens: the length of packed samples in the mean, where they do not see one another; None: they do.
         source: how models/ makes it again; written to result.yaml.
         notes: sentences about it that a person should read.
     """
@@ -111,6 +116,7 @@ class Workload:
     varying: bool = False
     packing: bool | None = None
     padding: float = 0.0
+    document_tokens: int | None = None
     traits: Traits | None = None
     source: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -131,7 +137,7 @@ class Workload:
         require(self.reduction in ("mean", "sum"), "reduction must be 'mean' or 'sum'", self.reduction)
         require(isinstance(self.varying, bool), "varying must be True or False", self.varying)
         require(isinstance(self.name, str), "Workload.name must be text", self.name)
-        of_data = ("packing", bool | None), ("padding", float)
+        of_data = ("packing", bool | None), ("padding", float), ("document_tokens", int | None)
         of_model = ("keeps", tuple | None), ("traits", Traits | None), ("source", Mapping), ("notes", tuple)
         for part, kind in *of_data, *of_model:
             value = getattr(self, part)
@@ -139,7 +145,9 @@ class Workload:
 
     def summary(self) -> dict[str, Any]:
         """What figures depend on."""
-        return {name: getattr(self, name) for name in ("task", "sequence_length", "effective_batch_size")}
+        names = ["task", "sequence_length", "effective_batch_size"]
+        names += ["document_tokens"] if self.document_tokens else []
+        return {name: getattr(self, name) for name in names}
 
     def description(self) -> dict[str, Any]:
         """The `workload:` block of result.yaml."""

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from autofit.core.workload import Rows
+
 Take = Callable[[Sequence[int]], torch.Tensor]  # samples -> what a tensor holds of them
 _PACKED = ("pixel_values", "image_grid_thw", 1), ("pixel_values_videos", "video_grid_thw", 2)
 _TYPES = ("mm_token_type_ids", "token_type_ids")  # say which tokens stand for images (1) and videos (2)
@@ -37,6 +39,8 @@ def layout_of(batch: Any) -> Layout | None:
     if not isinstance(batch, Mapping | UserDict):
         return None
     tensors = {key: each for key, each in batch.items() if isinstance(each, torch.Tensor) and each.dim()}
+    if isinstance(batch, Rows):
+        return None
     for layout in (_of_graphs, _of_packed_sequences, _of_images):
         if found := layout(tensors):
             return found

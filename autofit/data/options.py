@@ -27,6 +27,7 @@ class DataOptions:
 
     # Put samples one after the other, cut to the sequence length, or pad each; None: pack plain text, pad all else.
     packing: bool | None = None
+    apart: bool = False  # packed samples do not see one another
     labels: LabelRule = field(default_factory=LabelRule)
     normalisation: Normalisation = field(default_factory=Normalisation)
     progress: bool = False  # show a bar on stderr

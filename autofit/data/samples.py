@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from autofit.core.workload import Rows
 from autofit.data.batch import IGNORED_LABEL, sample_count
 
 _CHOSEN = 0.15  # of all tokens, as BERT was trained (Devlin et al. 2018, section 3.1)
@@ -39,7 +40,7 @@ class Stacked:
         return sample_count(self.tensors)
 
     def batch(self, chosen: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {name: tensor[chosen] for name, tensor in self.tensors.items()}
+        return Rows({name: tensor[chosen] for name, tensor in self.tensors.items()})
 
     def largest_id(self) -> int:
         return int(self.tensors["input_ids"].max())

@@ -10,6 +10,7 @@ import torch
 
 from autofit.core.errors import InputError, counted
 from autofit.core.workload import Workload
+from autofit.data.batch import IGNORED_LABEL
 from autofit.data.byte_tokenizer import CHAT_TEMPLATE
 from autofit.data.labels import Labels, labels_from
 from autofit.data.options import DataOptions, LabelRule
@@ -56,7 +57,9 @@ def text_loader(workload: Workload, path: Path, tokenizer: Any, options: DataOpt
     samples: Stacked | Ragged
     if packing:
         inputs = _packed(ids, length)
-        samples = Stacked({"input_ids": inputs, "labels": _packed(labels, length) if len(labels) else inputs})
+        targets = _packed(labels, length) if len(labels) else inputs
+        apart = _apart(_spans(encoded, "input_ids"), targets) if options.apart else {}
+        samples = Stacked({"input_ids": inputs, "labels": targets, **apart})
     else:
         by_token = {"input_ids": ids, "labels": labels if len(labels) else ids}
         per_sample = {}
@@ -137,6 +140,18 @@ def _spans(encoded: Any, name: str) -> torch.Tensor:
     lengths = [chunk.value_lengths().to_numpy() for chunk in encoded.data.column(name).chunks]
     ends = np.cumsum(np.concatenate(lengths), dtype=np.int64)
     return torch.from_numpy(np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1))
+
+
+def _apart(spans: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Positions that start again with each sample, by which attention sees no other; and labels without those that
+    would follow from the sample before."""
+    begins = torch.zeros(int(spans[-1, 1]), dtype=torch.long)
+    begins[spans[spans[:, 0] < spans[:, 1], 0]] = 1
+    begins = _packed(begins, labels.shape[1])
+    begins[:, 0] = 1
+    places = torch.arange(labels.shape[1]).expand_as(begins)
+    positions = places - (places * begins).cummax(dim=1).values
+    return {"position_ids": positions, "labels": labels.masked_fill(begins == 1, IGNORED_LABEL)}
 
 
 def _packed(flat: torch.Tensor, length: int) -> torch.Tensor:

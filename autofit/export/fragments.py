@@ -19,6 +19,7 @@ class Case:
     sequence_length: int | None
     model_config: Mapping[str, Any]  # as transformers writes it
     versions: Mapping[str, str] = field(default_factory=dict)  # of the packages it was measured with
+    apart: bool = False  # packed samples do not see one another
 
     @property
     def layout(self) -> Layout:

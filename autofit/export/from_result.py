@@ -117,6 +117,7 @@ def _source(result: Result | SavedResult, model: Factory | None) -> ExportSource
         sequence_length=result.workload.get("sequence_length"),
         effective_batch_size=result.workload.get("effective_batch_size"),
         packing=result.workload.get("packing"),
+        apart=bool(result.workload.get("document_tokens")),
         measured=measured or None,
         predicted=predicted or None,
         versions=result.versions,

@@ -77,7 +77,8 @@ def train_script(
     if task is None or not model_config or "model_type" not in model_config or source.get("kind") == "function":
         return None
     packing = workload.get("packing")
-    task = task.with_packing(packing)
+    apart = bool(workload.get("document_tokens"))
+    task = task.with_packing(packing, apart=apart)
     if packing is False and config.get("precision") == "fp8":
         raise InputError("train.py cannot be written for padded samples in fp8: it fills up no rows.", _INSTEAD)
     if model_config.get("quantization_config"):
@@ -100,7 +101,7 @@ def train_script(
     micro = int(config.get("micro_batch_size") or effective // layout.samplers)
     steps = int(config.get("gradient_accumulation_steps") or effective // (micro * layout.samplers))
     check_batch_sizes(micro, steps, effective, layout)
-    case = Case(config, str(workload["task"]), device, micro, length, model_config, versions)
+    case = Case(config, str(workload["task"]), device, micro, length, model_config, versions, apart)
     fragments, several = _fragments(case), layout.world > 1
     imported = [line.split()[1].partition(".")[0].replace("_", "-") for line in fragments.imports]
     packages = list(dict.fromkeys(["torch", "transformers", *imported, *fragments.packages]))

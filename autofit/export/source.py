@@ -40,6 +40,7 @@ class ExportSource:
     task: str = "custom"
     sequence_length: int | None = None
     effective_batch_size: int | None = None
+    apart: bool = False  # packed samples do not see one another
     packing: bool | None = None  # whether samples are put one after the other, or padded; None: no data is known
     measured: Mapping[str, Any] | None = None
     predicted: Mapping[str, Any] | None = None  # the figures, where nothing was measured

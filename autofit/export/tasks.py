@@ -1,6 +1,6 @@
 """What every task adds to train.py: the model's class, how data is read, and what the loss averages over."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 
@@ -17,17 +17,19 @@ class Task:
     imports: tuple[str, ...] = ()
     text: bool = True  # whether the data is text, which needs a tokenizer
     classes: bool = False
-    slots: Mapping[str, str] = field(default_factory=dict)  # of the templates of `data`
+    slots: Mapping[str, str | Sequence[str]] = field(default_factory=dict)  # of the templates of `data`
     forward_arguments: str = ""
     configure: tuple[str, ...] = ()
 
-    def with_packing(self, packing: bool | None) -> "Task":
-        """The same for samples that a search knew: packed, or padded to the longest of a batch; None: it knew none."""
+    def with_packing(self, packing: bool | None, *, apart: bool) -> "Task":
+        """The same for samples that a search knew: packed, where they may not see one another (`apart`), or padded to
+        the longest of a batch; None: it knew none."""
         if packing is None:
             return self
         kind = ".jsonl with texts, or with prompts and completions"
         if packing:
-            slots = {"lines": "", "start": '(start if "prompt" in row else [])'}
+            slots: dict[str, str | Sequence[str]] = {"lines": "", "start": '(start if "prompt" in row else [])'}
+            slots |= {"begins": _BEGINS if apart else (), "apart": _APART if apart else ()}
             return replace(self, data=("read_samples", "packed_samples"), data_kind=f"text, or {kind}", slots=slots)
         return replace(
             self,
@@ -52,6 +54,14 @@ class Task:
 
 _TO_THE_LONGEST = """longest = data["attention_mask"][chosen].sum(dim=1).max()
 yield {name: tensor[chosen, :longest] for name, tensor in data.items()}"""
+_BEGINS = ('data["position_ids"] = torch.cat([torch.arange(len(each)) == 0 for each, _ in samples]).long()',)
+_APART = (
+    'begins = data["position_ids"]  # where positions start again, by which samples do not see one another',
+    "begins[:, 0] = 1",
+    "places = torch.arange(SEQUENCE_LENGTH).expand_as(begins)",
+    'data["position_ids"] = places - (places * begins).cummax(dim=1).values',
+    'data["labels"] = data["labels"].masked_fill(begins == 1, -100)',
+)
 _NO_CACHE = "model.config.use_cache = False  # nothing is generated"
 PADDING = "{}pad_token_id = {}pad_token_id or 0  # where a text ends"
 _TEXT = "text, or .jsonl with texts"

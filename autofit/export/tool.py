@@ -108,6 +108,7 @@ class Tool:
     expert_targets: str = ""  # the key of experts' parameters that get adapters; empty: there is none
     quantises_experts: tuple[Value, ...] = ()  # the values of `quantization` that it holds experts in, too
     packing: str = ""  # the key for putting samples one after the other
+    apart: bool | None = None  # whether samples packed so do not see one another; None: a key says it
     packs: bool | None = None  # what it always does, without such a key; None: what the user's own data loader does
     refuse: Callable[[ExportSource], str | None] = batches_fit  # why the tool cannot train a config, or None
 
@@ -206,7 +207,11 @@ def write(tool: Tool, source: ExportSource, version: str | None = None) -> Expor
 def _packing(tool: Tool, source: ExportSource) -> ToolKeys:
     """The key for packed samples; a deviation where the tool has none, and does otherwise."""
     if tool.packing:
-        return ToolKeys({tool.packing: bool(source.packing)})
+        instead = f"{tool.title} lets packed samples see those before them" if source.apart else ""
+        instead = instead or f"{tool.title} keeps packed samples from seeing one another"
+        differs = source.packing and tool.apart not in (None, source.apart)
+        told = (Deviation("packing", source.packing, instead),) if differs else ()
+        return ToolKeys({tool.packing: bool(source.packing)}, told)
     if None in (tool.packs, source.packing) or tool.packs == source.packing:
         return ToolKeys()
     does = "packs samples" if tool.packs else "pads samples, of whose tokens fewer count"

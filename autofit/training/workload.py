@@ -66,7 +66,7 @@ def training_workload(
     _check_model(model)
     check_loss_function(loss)
     require(split is None or callable(split), "split must be a function of (batch, size)", split, "Leave it out.")
-    largest, samples, shapes = _largest(loader, peek or Peek(), split)
+    largest, samples, shapes, padding = _largest(loader, peek or Peek(), split)
     if loss is None:
         check_call(model, largest)
     one = repeat_to(largest, 1, split)
@@ -83,6 +83,8 @@ def training_workload(
         split=split,
         effective_batch_size=samples,
         varying=shapes > _FEW_SHAPES,
+        packing=False if padding and sequence_length else None,
+        padding=padding,
         unit="tokens" if sequence_length else "samples",
         sequence_length=sequence_length,
         task=task,
@@ -106,16 +108,20 @@ def _check_model(model: Any) -> None:
         raise InputError(message, "Load it without a device_map.")
 
 
-def _largest(loader: Any, peek: Peek, cut: Cut | None) -> tuple[Any, int, int]:
-    """The batch with the largest samples, the most samples a batch has, and the number of shapes that samples have.
-    Holds two batches at a time: each that comes from a worker takes shared memory and open files."""
+def _largest(loader: Any, peek: Peek, cut: Cut | None) -> tuple[Any, int, int, float]:
+    """The batch with the largest samples, the most samples a batch has, the number of shapes that samples have, and the
+    share of padding by masks of attention. Holds two batches at a time: each that comes from a worker takes shared
+    memory and open files."""
     largest: Any = None
-    structure, samples, shapes = "", 0, set()
+    structure, samples, shapes, held, seen = "", 0, set(), 0, 0
     batches = batches_of(loader)
     for number, batch in enumerate(itertools.islice(batches, peek.batches)):
         structure = structure or _structure(batch)
         _check_structure(batch, structure, f"batch {number} of the loader")
         samples = max(samples, sample_count(batch, cut))
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) or hasattr(batch, "keys") else None
+        if isinstance(mask, torch.Tensor) and mask.dim() == 2:
+            held, seen = held + mask.numel(), seen + int((mask != 0).sum())
         layout = layout_of(batch)
         shapes.add((layout and tuple(layout.sizes), *(tensor.shape[1:] for tensor in tensors(batch))))
         # Per sample: the last batch may hold few samples that are the longest.
@@ -130,7 +136,7 @@ def _largest(loader: Any, peek: Peek, cut: Cut | None) -> tuple[Any, int, int]:
         largest = peek.worst_case
     if cut:  # only a whole batch can be made as large
         samples = sample_count(largest, cut)
-    return largest, samples, len(shapes)
+    return largest, samples, len(shapes), 1 - seen / held if held else 0.0
 
 
 def _check_structure(batch: Any, structure: str, name: str) -> None:

@@ -1,19 +1,26 @@
 """Data decide whether a search is for packed or for padded samples, and all that follows does as it says."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from autofit import techniques
 from autofit.api.packing import with_data
 from autofit.api.search import search
 from autofit.core.errors import InputError
 from autofit.core.result import SavedResult
 from autofit.core.workload import Workload
+from autofit.data.batch import sample_count
+from autofit.data.file_loader import file_loader
+from autofit.data.options import DataOptions
 from autofit.export.from_result import export
 from autofit.models import resolve
 from tests import tiny
+from tests.estimate.traced import AMPERE, peak, traced, tracked
 
 ROWS = [{"prompt": "a", "completion": "b" * n} for n in (2, 3, 4, 30)]
 EVEN = [{"prompt": "a", "completion": "b" * 8}] * 4
@@ -37,7 +44,7 @@ def test_samples_of_many_lengths_are_packed(tmp_path: Path) -> None:
     assert found.padding == pytest.approx(1 - (3 + 4 + 5 + 31) / (4 * 31))
     assert found.notes[-1] == (
         "data.jsonl: samples have 3 to 31 tokens, 11 in the mean; padded, 65 % of a batch is padding: samples are "
-        "packed, and see those before them."
+        "packed, and do not see one another."
     )
 
 
@@ -49,7 +56,38 @@ def test_samples_of_one_length_or_too_few_to_tell_are_padded(tmp_path: Path, row
 
 
 def test_plain_text_is_always_packed(tmp_path: Path) -> None:
-    assert of_data(tmp_path, [{"text": "a" * 31}] * 4).packing
+    found = of_data(tmp_path, [{"text": "a" * 31}] * 4)
+    assert (found.packing, found.document_tokens) == (True, None)
+
+
+def test_a_step_of_packed_samples_learns_what_one_of_them_alone_does(tmp_path: Path) -> None:
+    found = of_data(tmp_path, [{"prompt": "ab", "completion": "c" * n} for n in (2, 8, 16)] * 6)
+    assert found.document_tokens == 11
+    torch.manual_seed(0)
+    built, losses = found.model(), []
+    for packing in (True, False):
+        whole = dataclasses.replace(found, effective_batch_size=18)
+        options = DataOptions(packing, apart=True)
+        loader = file_loader(whole, tmp_path / "data.jsonl", tokenizer=None, options=options)
+        batch = loader.samples.batch(torch.arange(len(loader.samples)))
+        assert sample_count(batch) == (6 if packing else 18)
+        losses.append(built(**batch).loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_probes_are_of_packed_samples_and_are_predicted(tmp_path: Path, attention: str) -> None:
+    found, knobs = of_data(tmp_path, ROWS), {"micro_batch_size": 2, "attention": attention}
+    assert found.batch(1)["position_ids"].max() == found.document_tokens - 1
+    real = tracked(found, knobs)
+    assert peak(traced(found, **knobs)) == pytest.approx(real, abs=8)  # a number that is read
+    assert real > tracked(of_data(tmp_path, EVEN), knobs)
+
+
+def test_what_cannot_keep_samples_apart_is_refused(tmp_path: Path) -> None:
+    found = of_data(tmp_path, ROWS)
+    config = techniques.canonicalize({"attention": "flash", "precision": "bf16"}, found, AMPERE)
+    assert "use sdpa" in str(techniques.refuse(config, found, AMPERE))
 
 
 def test_data_are_for_named_language_models(tmp_path: Path) -> None:

@@ -224,9 +224,13 @@ def test_packing_has_a_key_or_is_told_where_the_tool_does_otherwise(name: str) -
     for packing in (True, False, None):
         made = write(tool, source(**LORA, others={"packing": packing}))
         told = [each for each in made.departures if each.knob == "packing"]
-        assert bool(told) == (None not in (tool.packs, packing) and tool.packs != packing)
+        always_apart = packing is True and tool.apart is True
+        assert bool(told) == (always_apart or (None not in (tool.packs, packing) and tool.packs != packing))
         key = tool.packing.rpartition(".")[2]
         assert not key or re.search(f"{key}(: |=){bool(packing)}", made.text, re.IGNORECASE)
+        apart = write(tool, source(**LORA, others={"packing": packing, "apart": True}))
+        sees = "lets packed samples see" in " ".join(map(str, apart.departures))
+        assert sees == (packing is True and tool.apart is False)
         assert ("packed one after the other" in said(made), "padded to the longest" in said(made)) == (
             packing is True,
             packing is False,

@@ -54,6 +54,11 @@ def test_what_does_not_go_together_is_refused(knobs: dict[str, Any], reason: str
     assert reason in str(refuse(canonical(context_parallel=2, **knobs), WORKLOAD, EIGHT))
 
 
+def test_packed_samples_that_do_not_see_one_another_are_not_cut() -> None:
+    apart = replace(WORKLOAD, document_tokens=8)
+    assert "need a mask, which is not exchanged" in str(refuse(canonical(context_parallel=2), apart, EIGHT))
+
+
 def test_only_causal_language_models_are_cut() -> None:
     for workload in (tiny.bert_workload(16), replace(WORKLOAD, loss=lambda model, batch: model(**batch).loss)):
         config = canonicalize({"context_parallel": 2}, workload, EIGHT)

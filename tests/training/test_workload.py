@@ -314,3 +314,14 @@ def test_a_split_of_ones_own_goes_into_the_workload() -> None:
     assert workload.batch(3).shape == (6, 48)
     with pytest.raises(InputError, match="split must be a function"):
         training_workload(MODEL, [torch.ones(8, 48)], tiny.classify, split=3)  # type: ignore[arg-type]
+
+
+def test_how_much_of_a_loaders_batches_is_padding_is_known() -> None:
+    model = tiny.llama_workload().model()
+    ids = torch.ones(4, 8, dtype=torch.long)
+    masks = [torch.arange(8) < torch.tensor(each)[:, None] for each in ([8, 2, 2, 4], [8, 8, 8, 8])]
+    batches = [{"input_ids": ids, "labels": ids, "attention_mask": mask.long()} for mask in masks]
+    found = training_workload(model, batches, None)
+    assert (found.packing, found.padding) == (False, 16 / 64)
+    assert found.description()["padding"] == 0.25
+    assert training_workload(model, batches[1:], None).packing is None

@@ -103,6 +103,7 @@ def _causal_loss(case: Case, total: str | Sequence[str], *, stands_in: bool = Fa
     slots = {
         "value": case.text("loss"),
         "inner": "model = model.get_base_model()" if case.lora else (),
+        "positions": ', position_ids=batch["position_ids"]' if case.apart else "",
         "total": total,
         "sum": "(total + (stand_in - stand_in.detach()))" if stands_in else "total",
     }

@@ -125,21 +125,35 @@ def _compile(request: Request) -> ToolKeys:
     return ToolKeys(keys, shared.keywords(request, "compile").deviations)
 
 
-def _liger(request: Request) -> dict[str, Any]:
-    """The plugin's keys, the same for both of its knobs; none if neither is on."""
+def _plugins(request: Request) -> dict[str, Any]:
+    """The keys of both plugins, the same for both knobs that need one; none if neither is on."""
     kernels, fused = request.text("kernels") == "liger", request.text("loss") == "fused"
-    if not (kernels or fused):
-        return {}
-    parts = dict.fromkeys(("liger_rope", "liger_rms_norm", "liger_layer_norm", "liger_glu_activation"), kernels)
-    losses = {"liger_cross_entropy": False, "liger_fused_linear_cross_entropy": fused}
-    return {"plugins": ["axolotl.integrations.liger.LigerPlugin"], **parts, **losses}
+    plugins, keys = [], dict[str, Any]()
+    if kernels or fused:
+        plugins.append("axolotl.integrations.liger.LigerPlugin")
+        keys |= dict.fromkeys(("liger_rope", "liger_rms_norm", "liger_layer_norm", "liger_glu_activation"), kernels)
+        keys |= {"liger_cross_entropy": False, "liger_fused_linear_cross_entropy": fused}
+    if _is_cut(request):
+        plugins.append("axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin")
+        keys["cut_cross_entropy"] = True
+    return {"plugins": plugins, **keys} if plugins else {}
+
+
+def _is_cut(request: Request) -> bool:
+    """Whether cut cross-entropy stands for the chunked loss: on a card, where axolotl itself computes in 16 bits."""
+    keys = _precision(request).keys
+    half = keys["bf16"] or keys["fp16"]
+    return request.text("loss") == "chunked" and request.source.device == "cuda" and bool(half)
 
 
 def _loss(request: Request) -> ToolKeys:
     """axolotl's chunked_cross_entropy holds the logits of all tokens, and only widens them in chunks."""
-    why = "axolotl holds the logits of all tokens; Liger's plugin with liger_fused_linear_cross_entropy never does"
-    chunked = request.text("loss") == "chunked"
-    return request.keys("loss", _liger(request), why if chunked else None, may_not_fit=True)
+    why = None
+    if request.text("loss") == "chunked":
+        why = "axolotl holds the logits of all tokens; Liger's plugin with liger_fused_linear_cross_entropy never does"
+    if _is_cut(request):
+        why = "axolotl never holds all logits by cut cross-entropy's kernels, which axolotl's fork of that package has"
+    return request.keys("loss", _plugins(request), why, may_not_fit=not _is_cut(request))
 
 
 TOOL = Tool(
@@ -150,6 +164,7 @@ TOOL = Tool(
     run_several="axolotl train axolotl.yaml --launcher torchrun -- --nproc_per_node={each}{rendezvous}",
     tasks=("causal-lm",),
     packing="sample_packing",
+    apart=True,
     expert_targets="lora_target_parameters",
     quantises_experts=("nf4", "nf4-dq"),
     fixed=lambda request: {
@@ -193,6 +208,6 @@ TOOL = Tool(
         "compile": _compile,
         "attention": shared.attention,
         "loss": _loss,
-        "kernels": lambda request: ToolKeys(_liger(request)),
+        "kernels": lambda request: ToolKeys(_plugins(request)),
     },
 )

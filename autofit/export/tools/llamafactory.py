@@ -92,6 +92,7 @@ TOOL = Tool(
         "dataset": "your_dataset",
         "template": "default",
         "cutoff_len": request.source.sequence_length,
+        "neat_packing": request.source.apart,
         "output_dir": "output",
         **learning(),
         "use_cpu": request.source.device == "cpu",

@@ -183,6 +183,7 @@ TOOL = Tool(
     run="tune run {full,lora}_finetune_single_device --config torchtune.yaml (lora_ where there are adapters)",
     tasks=("causal-lm",),
     packing="dataset.packed",
+    apart=True,
     splits=("tensor_parallel",),
     refuse=lambda source: shared.refuse_unknown(source, _BUILDERS, "builder of torchtune's") or _without_plan(source),
     fixed=_fixed,

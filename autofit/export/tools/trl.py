@@ -92,6 +92,7 @@ TOOL = Tool(
     files=several_devices.launched("trl"),
     tasks=("causal-lm",),
     packing="packing",
+    apart=False,
     expert_targets="lora_target_parameters",
     fixed=lambda request: {
         "model_name_or_path": request.source.weights,

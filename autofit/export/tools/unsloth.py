@@ -120,6 +120,7 @@ TOOL = Tool(
     run=f"python {_SCRIPT} TEXT_FILE, or unsloth train --config {_YAML}",
     tasks=("causal-lm",),
     packing="arguments.packing",
+    apart=False,
     fixed=_fixed,
     files=_files,
     knobs={

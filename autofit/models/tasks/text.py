@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from autofit.core.workload import Rows
 from autofit.models.tasks.sizes import Asked, padding, positions
 
 if TYPE_CHECKING:
@@ -18,6 +19,16 @@ SEED = 0
 _CHARACTERS = 0x110000  # of Unicode
 _PAGES = ("max_2d_position_embeddings", "dim_bbox")  # keys of models that read pages
 _REGIONS = 36  # of an image: LXMERT, arXiv:1908.07490
+# Kinds of models whose attention, by transformers' masks, sees no other document of a sequence where positions start
+# again; the tests compare each with the documents alone. Of others, BLOOM, MPT and OPT count positions themselves.
+KEEPS_APART = frozenset(
+    (
+        *("apertus", "arcee", "bitnet", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text"),
+        *("glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "granite", "helium", "hunyuan_v1_dense", "llama"),
+        *("ministral", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmoe", "phi", "phi3", "qwen2", "qwen3"),
+        *("qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2"),
+    )
+)
 MASKED_FRACTION = 0.15  # of the tokens in masked-language modelling: BERT, arXiv:1810.04805, section 3.1
 
 
@@ -57,6 +68,7 @@ class RandomTokens:
     boxes: str = ""  # their type
     regions: int = 0  # the features of a region, where some of an image stand beside the text
     spectrogram: tuple[int, int] = (0, 0)  # of the sound beside each token: bins and frames
+    document_tokens: int = 0  # of each of the documents in a sample, whose positions start again; 0: it is one
     sound: tuple[int, int] = (0, 0)  # codes of sound beside each token, and how many there are to choose from
 
     def __call__(self, n: int) -> dict[str, torch.Tensor]:
@@ -76,7 +88,11 @@ class RandomTokens:
         if self.regions:
             batch["visual_feats"] = torch.randn((n, _REGIONS, self.regions), generator=generator, device="cpu")
             batch["visual_pos"] = torch.rand((n, _REGIONS, 4), generator=generator, device="cpu")
-        return batch | self._targets(ids, generator)
+        batch |= self._targets(ids, generator)
+        if self.document_tokens:
+            positions = torch.arange(self.sequence_length, device="cpu") % self.document_tokens
+            batch["position_ids"] = positions.repeat(n, 1)
+        return Rows(batch)
 
     def _targets(self, ids: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
         import torch

@@ -75,6 +75,11 @@ def test_the_plugin_is_named_where_a_key_of_it_is() -> None:
     assert (fused["liger_fused_linear_cross_entropy"], fused["liger_rms_norm"]) == (True, False)
     assert keys(kernels="liger")["liger_rms_norm"] is True
     assert departures(loss="chunked") == {"loss": True}
+    assert "plugins" not in keys(**LORA, loss="chunked")  # whose bfloat16 the plugin does not know
+    cut = keys(precision="bf16-mixed", loss="chunked", kernels="liger")
+    assert [each.rpartition(".")[2] for each in cut["plugins"]] == ["LigerPlugin", "CutCrossEntropyPlugin"]
+    assert (cut["cut_cross_entropy"], cut["liger_fused_linear_cross_entropy"]) == (True, False)
+    assert departures(precision="bf16-mixed", loss="chunked")["loss"] is False
 
 
 def test_the_mode_that_times_kernels_is_told_by_what_it_sets() -> None:

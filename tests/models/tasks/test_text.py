@@ -3,12 +3,13 @@
 import cloudpickle
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autofit.models.tasks.images import RandomImages
-from autofit.models.tasks.text import ClassLabels, RandomTokens
+from autofit.models.tasks.text import KEEPS_APART, ClassLabels, RandomTokens
 
 FACTORIES = {
     "causal-lm": RandomTokens("causal-lm", 16, 50),
@@ -92,3 +93,23 @@ def test_ids_cover_the_vocabulary_but_the_padding(vocabulary: int, data: st.Data
 def test_labels_have_the_form_of_the_problem(labels: ClassLabels, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     made = labels(3, torch.Generator().manual_seed(0))
     assert (tuple(made.shape), made.dtype) == (shape, dtype)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", sorted(KEEPS_APART))
+def test_where_positions_start_again_a_model_sees_nothing_before(kind: str) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
+    config = transformers.AutoConfig.for_model(kind, **sizes, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3) if weight.dim() > 1 else None
+    ids = torch.randint(3, 64, (2, 24))
+    positions = torch.cat([torch.arange(10), torch.arange(14)]).repeat(2, 1)
+    with torch.no_grad():
+        packed = model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, 10:]
+        alone = model(input_ids=ids[:, 10:], use_cache=False).logits
+        unpacked = model(input_ids=ids, use_cache=False).logits[:, 10:]
+    torch.testing.assert_close(packed, alone, rtol=1e-3, atol=1e-4)
+    assert (unpacked - alone).abs().max() > 0.01
