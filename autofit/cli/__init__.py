@@ -8,6 +8,7 @@ that `autofit --help` answers at once.
 import errno
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -89,6 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(command: Callable[[], Any], as_json: bool) -> int:
     """Run a command; prints an error as one sentence or one JSON object, and returns the exit code."""
     try:
+        _check_current_directory()
         return int(command() or 0)
     except AutofitError as error:
         print_error(error.message, error.remedy, as_json)
@@ -114,3 +116,11 @@ def _run(command: Callable[[], Any], as_json: bool) -> int:
             message = f"autofit failed: {told(error)}"
             print_json({"schema": 1, "error": {"message": message, "remedy": "Please report it."}})
         raise
+
+
+def _check_current_directory() -> None:
+    """Raise an InputError where it is gone: oneMKL would end the process."""
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise InputError("the current directory does not exist any more.", "Change to one that does.") from error

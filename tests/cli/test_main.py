@@ -3,6 +3,7 @@
 import errno
 import importlib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +76,13 @@ def test_a_machine_that_is_full_is_told(
     printed = run("models")
     assert (printed.code, printed.out) == (code, "")
     assert printed.err.startswith(f"autofit: {words}")
+
+
+def test_a_current_directory_that_is_gone_is_told(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert_error(run("models", "--json"), "the current directory does not exist any more. Change to one that does.")
 
 
 def test_without_arguments_it_says_how_to_start(run: Run) -> None:
