@@ -22,7 +22,7 @@ from autofit.training.own_part import OwnPart, own_part
 from autofit.training.step import accumulate, update
 
 Listener = Callable[[str], None]
-_SEARCH_AGAIN = "Search again within less memory (--gpu-mem, --mem), or for several devices (docs/out-of-memory.md)."
+SEARCH_AGAIN = "Search again within less memory (--gpu-mem, --mem), or for several devices (docs/out-of-memory.md)."
 _COMPARED_STEPS = 10  # before and after a fallback, to report what it costs
 
 
@@ -160,7 +160,7 @@ class _Stepper:
         change = None if setup.ranks.are_several else self._recovery.reduce()
         if change is None:
             message = f"{failure}, and nothing is left that would need less and learn the same"
-            raise OutOfMemoryError(f"{message} (micro-batch {setup.micro_batch_size}).", _SEARCH_AGAIN)
+            raise OutOfMemoryError(f"{message} (micro-batch {setup.micro_batch_size}).", SEARCH_AGAIN)
         self._notify(f"{failure}: the step is done again, from here on with {change}.")
         if self._seconds:
             self._seconds_before = median(self._seconds[-_COMPARED_STEPS:])

@@ -2,8 +2,8 @@
 
 import functools
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from autofit.core.errors import AutofitError, DivergedError, OutOfMemoryError, counted
+from autofit.core.errors import AutofitError, DivergedError, OutOfMemoryError, counted, sentence
 from autofit.core.files import write_atomically
 from autofit.core.interrupts import SIGNALS, Interrupts
 from autofit.core.layout import largest_divisor, part_of
@@ -20,6 +20,7 @@ from autofit.core.workload import Hyperparameters, Workload, check_counts
 from autofit.distributed.group import devices_of_group
 from autofit.hardware import segments
 from autofit.hardware.device import detect
+from autofit.hardware.out_of_memory import is_out_of_memory
 from autofit.setup import Setup, requirements
 from autofit.training import checkpoint, json_state, random_state
 from autofit.training.atomic_writes import clean_up
@@ -27,7 +28,7 @@ from autofit.training.build import build
 from autofit.training.epochs import Epochs
 from autofit.training.evaluation import check_evaluation, evaluate
 from autofit.training.inspect import check_loss
-from autofit.training.loop import Callback, Listener, StepReport, train
+from autofit.training.loop import SEARCH_AGAIN, Callback, Listener, StepReport, train
 from autofit.training.metrics import Bar, MetricsFile, Recorder, TensorBoard
 from autofit.training.oom_recovery import FALLBACK_KNOBS
 from autofit.training.own_part import own_loader
@@ -88,7 +89,8 @@ class Session:
         batch_split = self.policy.batch_split()
         self.model.zero_grad()  # earlier gradients would be added to those of the first step
         restore_dtypes = self.workload.keeps is not None
-        with segments.as_in_probes(device, self.listener), restored(self.model, dtypes=restore_dtypes):
+        restoring = restored(self.model, dtypes=restore_dtypes)
+        with _shortage_told(), segments.as_in_probes(device, self.listener), restoring:
             hardware = detect(device).of_several(*devices_of_group())
             if batch_split:  # perhaps of another number of devices
                 part = part_of(config, hardware.world, self.workload.effective_batch_size)
@@ -115,6 +117,18 @@ class Session:
             finally:
                 if not self.taken:
                     setup.close()
+
+
+@contextmanager
+def _shortage_told() -> Iterator[None]:
+    """Name memory that runs out beside the steps, which recover by themselves: where weights get to the device, in the
+    first look at the loss, in callbacks."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemoryError(f"memory ran out outside of a step: {sentence(error)}.", SEARCH_AGAIN) from error
 
 
 class _Training:

@@ -115,6 +115,14 @@ def test_a_torn_update_without_a_checkpoint_is_the_end(tmp_path: Path, monkeypat
         Run()()
 
 
+def test_memory_that_runs_out_outside_of_a_step_is_told() -> None:
+    def full(*_: Any) -> NoReturn:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(OutOfMemoryError, match=r"outside of a step: CUDA out of memory\. Search again within less"):
+        Run(loss=full)()
+
+
 def test_a_resumed_run_knows_that_memory_ran_out(tmp_path: Path) -> None:
     calls: list[int] = []
 
