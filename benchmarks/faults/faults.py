@@ -1,11 +1,12 @@
 """Faults: what happens to which process of a try, and at which moment.
 
 A moment is the number of what the process has asked the system for (Python's audit events: opening, renaming, sockets,
-SQLite), so that the same fault strikes at the same place again; `delay` seconds later where it should strike between
-two of them. Processes are told apart by how deep they were forked: the command, what it starts (a zygote, an agent),
-and what that forks (a probe, a rank).
+SQLite) and of what it has computed (modules forward and backward, optimizer steps), so that the same fault strikes at
+the same place again; `delay` seconds later where it should strike between two of them. Processes are told apart by how
+deep they were forked: the command, what it starts (a zygote, an agent), and what that forks (a probe, a rank).
 """
 
+import importlib
 import mmap
 import os
 import random
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segfault": signal.SIGSEGV, "end": signal.SIGTERM}
+SIGNALS["hang up"] = signal.SIGHUP
 IN_PROCESS = (*SIGNALS, "interrupt", "hang", "host memory", "device memory")
 AROUND = ("disk full", "clock back", "deleted", "flipped")  # strikes what all processes share
 _COUNTED = {"open", "os", "shutil", "socket", "tempfile", "fcntl", "sqlite3", "pickle", "glob"}
@@ -99,11 +101,13 @@ def there() -> bool:
 
 
 def flip(path: Path, draw: int) -> None:
-    """Damage a file: bits, a span of zeros, its end, or all of it."""
+    """Damage a file: bits, its first bytes, a span of zeros, its end, or a span that comes twice."""
     rng, data = random.Random(draw), bytearray(path.read_bytes())
-    kind = rng.choice(("bits", "bits", "bits", "zeros", "end", "twice")) if data else "bits"
+    kind = rng.choice(("bits", "bits", "bits", "first", "zeros", "end", "twice")) if data else "bits"
     at = rng.randrange(len(data)) if data else 0
-    if kind == "bits":
+    if kind == "first":  # by which readers tell what a file is
+        data[rng.randrange(min(16, len(data)))] ^= 1 << rng.randrange(8)
+    elif kind == "bits":
         for _ in range(rng.choice((1, 1, 3, 20)) if data else 0):
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
     elif kind == "zeros":
@@ -147,20 +151,37 @@ def _strike(armed: _Armed) -> None:
 
 
 def _hook(event: str, _: Any) -> None:
+    if event.partition(".")[0] in _COUNTED:
+        _happened(in_step=False)
+
+
+def _happened(*, in_step: bool = True) -> None:
     global _armed
-    if _armed is None or _paused or event.partition(".")[0] not in _COUNTED:
+    if _armed is None or _paused:
         return
     armed, place = _armed, 8 * min(_depth, _DEPTHS - 1)
     number = struct.unpack_from("q", _shared, place)[0]
     struct.pack_into("q", _shared, place, number + 1)
     fault = armed.fault
     if fault and fault.depth == _depth and fault.event <= number and not there():
+        if fault.kind == "device memory" and not in_step:
+            return
         _armed = None
         struct.pack_into("q", _shared, _THERE, 1)
         try:
             _strike(armed)
         finally:
             _armed = _Armed()
+
+
+def _computed(*_: Any) -> None:
+    _happened()
+
+
+def _forward_ended(_: Any, __: Any, output: Any) -> None:
+    _happened()
+    if type(output) is sys.modules["torch"].Tensor and output.requires_grad:
+        output.register_hook(_computed)
 
 
 def _deeper() -> None:
@@ -172,3 +193,10 @@ def install() -> None:
     """Once for a process and all that it forks."""
     sys.addaudithook(_hook)
     os.register_at_fork(after_in_child=_deeper)
+    if "torch" in sys.modules:
+        modules = importlib.import_module("torch.nn.modules.module")
+        optimizers = importlib.import_module("torch.optim.optimizer")
+        modules.register_module_forward_pre_hook(_computed)
+        modules.register_module_forward_hook(_forward_ended)
+        optimizers.register_optimizer_step_pre_hook(_computed)
+        optimizers.register_optimizer_step_post_hook(_computed)

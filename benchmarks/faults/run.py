@@ -62,8 +62,8 @@ def _run(given: argparse.Namespace, scratch: Path) -> int:
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)
     tries = Tries(Sandbox(scratch, (given.out or scratch).resolve()))
-    made = {each.name: each for each in SCENARIOS}
-    scenarios = {name: each(tries) for name, each in made.items() if not given.again or name == given.again[0]}
+    chosen = {given.again[0]} if given.again else set(given.only or [each.name for each in SCENARIOS])
+    scenarios = {each.name: each(tries) for each in SCENARIOS if each.name in chosen}
     if given.again:
         broken = scenarios[given.again[0]].broken_by(Fault.read(given.again[1]))
         print(*broken or ["nothing"], sep="\n")
@@ -74,7 +74,8 @@ def _run(given: argparse.Namespace, scratch: Path) -> int:
         end = (until + time.monotonic()) / 2 if part == "faults" and given.inputs else until
         for batch, name, seed in _batches(names, given.seeds, wanted, _BATCHES[part]):
             key, start = f"{seed} {name} {batch}", time.monotonic()
-            if store.get(_STAGE, key) or start > end:
+            rarely = batch % scenarios[name].every if part == "faults" else 0
+            if store.get(_STAGE, key) or start > end or rarely:
                 continue
             if part == "faults":
                 tried, found = _faults(scenarios[name], key)

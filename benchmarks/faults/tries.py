@@ -144,6 +144,11 @@ class Tries:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ |= {"XDG_CACHE_HOME": str(self.folder / "cache"), "HOME": str(self.folder / "work")}
         os.environ |= {"TMPDIR": str(self.folder / "tmp"), "COLUMNS": "200"}
+        if fault and fault.draw % 4 == 1:  # without a home
+            os.environ["XDG_CACHE_HOME"] = "/sys/none"
+            del os.environ["HOME"]
+        if fault and fault.draw % 4 == 2:  # as some daemons start others
+            os.close(0)
         tempfile.tempdir = None
         os.chdir(self.folder / "work")
         code: Any = 0
@@ -258,8 +263,9 @@ def _hurry() -> None:
     for name in ("EXPLORE_PLAN", "VERIFY_PLAN"):
         setattr(run, name, dataclasses.replace(getattr(run, name), max_seconds=0.05))
     run.predict_all = functools.partial(run.predict_all, measuring=0.1)  # type: ignore[attr-defined]
-    executor = run.LocalExecutor
+    executor, gang = run.LocalExecutor, run.GangExecutor
     run.LocalExecutor = lambda logs, _: executor(logs, _PROBE)  # type: ignore[attr-defined]
+    run.GangExecutor = lambda places, logs, _: gang(places, logs, _PROBE)  # type: ignore[attr-defined]
     local._START_SECONDS, local.LATE_SECONDS = _PROBE, 2.0  # type: ignore[attr-defined]
     devices.run_on_devices.__kwdefaults__["timeout"] = _RANK
 

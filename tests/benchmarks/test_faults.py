@@ -14,6 +14,7 @@ from benchmarks.faults.faults import Fault, flip
 BREAKING = """
 import json, os, subprocess, sys, tempfile, time
 from pathlib import Path
+import torch
 from benchmarks.faults import tries
 from benchmarks.faults.faults import Fault
 from benchmarks.faults.sandbox import Sandbox
@@ -47,7 +48,20 @@ struck = made.call(look, Fault("kill", 0, 3))
 kept = sorted(each.name for each in (made.folder / "work").glob("file*"))
 full = made.call(look, Fault("disk full", 0, 2), made.sandbox.fill) if made.sandbox.private else None
 full_said = full.err if full else "No space left on device"
-print(json.dumps([found, struck.code, struck.broken, kept, full_said]))
+
+def forward(model):
+    return model(torch.ones(1, 2))
+
+def backward(made):
+    made.sum().backward()
+
+def step():
+    backward(forward(torch.nn.Linear(2, 2)))
+
+count = made.call(step).events[0]
+raised = [made.call(step, Fault("device memory", 0, number)).err for number in range(count)]
+places = [[name for name in ("forward", "backward") if f"in {name}\\n" in each] for each in raised]
+print(json.dumps([found, struck.code, struck.broken, kept, full_said, sum(places, [])]))
 """
 
 
@@ -56,7 +70,7 @@ def test_what_is_broken_is_seen(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    found, code, broken, kept, full = json.loads(done.stdout.splitlines()[-1])
+    found, code, broken, kept, full, places = json.loads(done.stdout.splitlines()[-1])
     assert found.pop("nothing") == []
     words = {"a process": "processes are left", "shared memory": "left in /dev/shm: twin_", "run": "was run"}
     words |= {"a temporary file": "temporary files are left", "too long": "it went on for more than"}
@@ -64,6 +78,7 @@ def test_what_is_broken_is_seen(tmp_path: Path) -> None:
     assert not [name for name, word in words.items() if word not in " ".join(found[name])], found
     assert (code, broken, kept) == (-9, [], ["file0", "file1", "file2"])
     assert "No space left on device" in full
+    assert [*dict.fromkeys(places)] == ["forward", "backward"], "inside steps, too"
 
 
 @pytest.mark.parametrize("draw", range(8))
