@@ -35,6 +35,7 @@ _INFEASIBLE = 1e-3  # configs of a lower probability are not scored while others
 _DEAREST = 100.0  # no probe costs so many times another's, so a smaller share of the largest gain is not scored
 _CHEAP = 2.0  # times the cheapest: until something fits, dearer probes can wait
 _LIKELY = 0.7  # probability that suffices for the first probes, of which one that fits says more than one that does not
+_SURE = 0.9  # to be feasible: while a config of less is measured, none is proposed that would need more memory
 
 
 class SurrogateSampler(BaseSampler):
@@ -107,6 +108,7 @@ class SurrogateSampler(BaseSampler):
         leader = self.surrogate.leader(measurements) if is_due(measurements) else None
         if leader is not None:
             return leader.config
+        left = self._decided(measurements, left)
         surrogate, pool = self.surrogate, self.surrogate.pool
         feasible = surrogate.probability_feasible(measurements, pool)
         speeds = surrogate.speeds(measurements, pool, rivals)
@@ -128,6 +130,20 @@ class SurrogateSampler(BaseSampler):
         score = gain[near] / surrogate.cost(measurements, pool, indices)
         ties = indices[score == score.max()]
         return pool.configs[int(np.random.default_rng((self._seed % 2**32, len(measurements))).choice(ties))]
+
+    def _decided(self, measurements: Sequence[Measurement], left: Mask) -> Mask:
+        """Those left that an out-of-memory of a config being measured would not rule out; all where there is no other.
+        So many probes at once differ in more than how far beyond the limit they are. Predictions know better."""
+        running = [each.config for each in measurements if each.number < 0]
+        if self.surrogate.informed or not running:
+            return left
+        seen = [each for each in measurements if each.number >= 0]
+        feasible = self.surrogate.probability_feasible(seen, self.surrogate.group(running))
+        decided = left.copy()
+        for config, probability in zip(running, feasible.tolist(), strict=True):
+            if probability < _SURE:
+                decided &= ~ruled_out(config, self.surrogate.encoding, self.surrogate.memory_order)
+        return decided if decided.any() else left
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Optuna asks which parameters are chosen together: all knobs."""

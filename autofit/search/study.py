@@ -32,6 +32,9 @@ from autofit.search.surrogate import SPEED_NOISE, Surrogate
 # Before each probe the whole pool is scored: 0.2 s for 50,000 configs, up to 1 s and half a GiB for 230,000. On
 # synthetic problems with poor predictions the whole space found better configs in two of six searches, never worse.
 _MOST_SCORED = 50_000
+# Without predictions, the share of all trials that may run at once, and how many always may. On the recorded tables
+# 16 gangs found the best within 2 % in all searches; with 0.35 or 0.45 of the trials in nine of ten.
+_AT_ONCE, _FEW = 0.25, 4
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,7 @@ class _Exploration:
         try:
             while True:
                 stopped_by = None
-                while len(self._running) < self._probes.places and not (stopped_by := self._stop_reason()):
+                while len(self._running) < self._places() and not (stopped_by := self._stop_reason()):
                     self._start()
                 if not self._running:
                     assert stopped_by, "it goes on until there is a reason to stop"
@@ -197,6 +200,12 @@ class _Exploration:
             return "interrupt"
         finally:
             self._end()
+
+    def _places(self) -> int:
+        """How many probes may run at once: without predictions few enough that later ones learn from the first."""
+        if self._sampler.surrogate.informed:
+            return self._probes.places
+        return min(self._probes.places, max(_FEW, int(_AT_ONCE * self._limits.trials)))
 
     def _stop_reason(self) -> str | None:
         """Why no further probe starts now; the results of running ones may change it."""

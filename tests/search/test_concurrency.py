@@ -100,7 +100,9 @@ def side_by_side(formula: Any) -> Iterator[SideBySide]:
     assert made.alive == 0  # no thread of a search outlives it
 
 
-def held(problem: Any, size: int, trials: int, recommend: Callable[[int], int] = lambda running: 0) -> Any:
+def held(
+    problem: Any, size: int, trials: int, recommend: Callable[[int], int] = lambda running: 0, **options: Any
+) -> Any:
     """(outcome, probes) of a search whose probes end in the order said."""
     started: list[Held] = []
 
@@ -109,9 +111,8 @@ def held(problem: Any, size: int, trials: int, recommend: Callable[[int], int] =
         return started[0]
 
     limits = Limits(trials=trials, memory_bytes=int(problem.budget))
-    return search(
-        problem.space, dataclasses.replace(problem.problem(), concurrency=concurrently), limits=limits
-    ), started[0]
+    asked = dataclasses.replace(problem.problem(), concurrency=concurrently, **options)
+    return search(problem.space, asked, limits=limits), started[0]
 
 
 def test_as_many_at_a_time_as_there_are_workers_and_each_config_once(side_by_side: SideBySide) -> None:
@@ -121,6 +122,15 @@ def test_as_many_at_a_time_as_there_are_workers_and_each_config_once(side_by_sid
     assert [each.number for each in outcome.measurements] == list(range(5 * WORKERS))
     assert len(set(side_by_side.problem.probed)) == len(side_by_side.problem.probed) == 5 * WORKERS
     assert not side_by_side.stopped.is_set()  # nothing was left to stop
+
+
+def test_without_predictions_trials_are_left_to_learn_from_others(formula: Any) -> None:
+    """However many workers there are; with predictions all of them measure at once."""
+    problem = formula(3)
+    assert held(problem, 40, 20)[1].most == 5
+    seconds = [32 / problem.speed(config) for config in problem.configs]
+    told = Predictions.of(problem.configs, [problem.memory(config) for config in problem.configs], seconds)
+    assert held(problem, 40, 20, predict=lambda configs: told)[1].most == 20
 
 
 def test_a_number_of_trials_that_the_workers_do_not_divide_is_kept(side_by_side: SideBySide) -> None:

@@ -10,7 +10,9 @@ import pytest
 
 from autofit.core.config import Config, Value
 from autofit.core.measurement import Measurement, Outcome
+from autofit.search.encoding import Encoding
 from autofit.search.predictions import Predictions
+from autofit.search.pruning import ruled_out
 from autofit.search.sampler import MEASUREMENT, SurrogateSampler, measurements_of
 from autofit.search.surrogate import Surrogate
 
@@ -179,6 +181,20 @@ def test_what_is_being_measured_is_not_proposed_and_its_figures_are_expected(for
         if expected.fits:
             assert expected.step_seconds
             assert expected.step_seconds.median == pytest.approx(32 / problem.speed(config), rel=0.4)
+
+
+def test_nothing_is_proposed_that_a_config_being_measured_would_rule_out(formula: Any) -> None:
+    """Before anything is known, whether each fits is in doubt; from what surely fits, larger ones follow."""
+    problem = formula(5, share=0.3)
+    sampler, order = sampler_of(problem), problem.problem().memory_order
+    asked: list[Config] = []
+    for _ in range(6):
+        asked.append(sampler.choose(sampler.with_running([], asked)))
+    for index, config in enumerate(asked):
+        assert not any(ruled_out(earlier, Encoding([config]), order).any() for earlier in asked[:index])
+    pool = [asked[0].replace(activation_checkpointing=value) for value in ("full", "none")]
+    few = sampler_of(problem, pool)
+    assert few.choose(few.with_running([], pool[:1])) == pool[1]  # where there is no other
 
 
 def test_an_out_of_memory_that_is_only_expected_rules_nothing_out(formula: Any) -> None:
