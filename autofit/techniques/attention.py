@@ -1,4 +1,9 @@
-"""attention: how softmax(QK)V is computed."""
+"""attention: how softmax(QK)V is computed.
+
+FlexAttention is no value: PyTorch 2.13 has no backward of it on a CPU, so that nothing here could show that it trains.
+Packed samples are kept apart without it, by the masks of sdpa and by flash-attn. Nor are kernels of the hub, which
+transformers downloads by their name when a model is loaded.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -125,7 +125,7 @@ def data_for(kind: str, folder: Path) -> Path:
 
 
 def losses_of_autofit(
-    kind: str, knobs: dict[str, Any], folder: Path, weights: Path | None = None, **of_data: bool
+    kind: str, knobs: dict[str, Any], folder: Path, weights: Path | None = None, **of_data: Any
 ) -> list[float]:
     """What `autofit train` reports, step by step."""
     (folder / "model").mkdir()
@@ -155,7 +155,7 @@ def workload_of(kind: str) -> dict[str, Any]:
 def losses_of_script(emit: Callable[..., str]) -> Callable[..., list[float]]:
     """What a script prints: nine digits, which tell any two float32 apart."""
 
-    def losses(kind: str, knobs: dict[str, Any], data: Path, *more: str, **of_data: bool) -> list[float]:
+    def losses(kind: str, knobs: dict[str, Any], data: Path, *more: str, **of_data: Any) -> list[float]:
         workload = {**workload_of(kind), **of_data}
         script = emit(workload["task"], {"workload": workload, "model_config": DRAWS[kind]}, **knobs)
         arguments = ["--data", str(data), "--steps", str(STEPS), "--log-every", "1", "--lr", "1e-3", "--seed", "3"]
@@ -165,7 +165,7 @@ def losses_of_script(emit: Callable[..., str]) -> Callable[..., list[float]]:
 
 
 def check(
-    kind: str, name: str, losses_of_script: Callable[..., list[float]], folder: Path, *more: str, **of_data: bool
+    kind: str, name: str, losses_of_script: Callable[..., list[float]], folder: Path, *more: str, **of_data: Any
 ) -> None:
     config = {"micro_batch_size": BATCH, "gradient_accumulation_steps": 1, **CONFIGS[name]}
     ours = losses_of_autofit(kind, config, folder, Path(more[1]) if more else None, **of_data)
@@ -199,8 +199,17 @@ def test_losses_from_given_weights_are_those_of_autofit_train(
     check(kind, name, losses_of_script, tmp_path, "--weights", str(weights))
 
 
-@pytest.mark.parametrize(("kind", "packing"), [("answers", True), ("answers", False), ("llama", True)])
+@pytest.mark.parametrize(
+    ("kind", "name", "of_data"),
+    [
+        ("answers", "split", {"packing": True}),
+        ("answers", "split", {"packing": True, "document_tokens": 12}),
+        ("answers", "chunked", {"packing": True, "document_tokens": 12}),
+        ("answers", "split", {"packing": False}),
+        ("llama", "split", {"packing": True}),
+    ],
+)
 def test_samples_are_packed_or_padded_as_autofit_train_does(
-    losses_of_script: Callable[..., list[float]], tmp_path: Path, kind: str, packing: bool
+    losses_of_script: Callable[..., list[float]], tmp_path: Path, kind: str, name: str, of_data: dict[str, Any]
 ) -> None:
-    check(kind, "split", losses_of_script, tmp_path, packing=packing)
+    check(kind, name, losses_of_script, tmp_path, **of_data)
