@@ -31,6 +31,7 @@ _USUAL: dict[str, tuple[Value, ...]] = {
 }
 _SEVERAL = ("reshard_after_forward", "activation_checkpointing", "quantization", "lora_targets")
 _QUICK = ("precision", "optimizer", "loss", *_LAYOUT, *_SCALED)  # knobs of which a quick search looks at all values
+_SAVING = ("activation_checkpointing", "quantization")  # memory, at the cost of time
 _WHOLE = 50_000  # configs; to predict more for several devices takes minutes on two cores
 _KEPT, _SLOWER = 2, 1.05  # layouts of a tier: so many, and none that is so many times slower than the best
 _BEHIND = 1.1  # a value is left out where it makes the best of every tier so many times slower
@@ -96,11 +97,17 @@ def quick(
     space: Space, workload: Workload, hardware: Hardware, cap_bytes: float, predict: Predict, *, seed: int
 ) -> Space:
     """The space with a few usual values of what takes a trace each, where something of it is predicted to fit; else the
-    same space."""
-    knobs = {knob: values if knob in _QUICK else _usual(knob, values) for knob, values in space.knobs.items()}
-    configs = Enumeration(knobs, techniques.constraints(workload, hardware)).configs(seed)
-    fits = len(configs) > 1 and any(nbytes <= cap_bytes for nbytes in predict(configs)[0])
-    return dataclasses.replace(space, knobs=knobs) if fits else space
+    same space. What only saves memory is no part of it where hardly anything is faster than what fits without."""
+    constraints = techniques.constraints(workload, hardware)
+    usual = {knob: values if knob in _QUICK else _usual(knob, values) for knob, values in space.knobs.items()}
+    for knobs in ({knob: values[:1] if knob in _SAVING else values for knob, values in usual.items()}, usual):
+        configs = Enumeration(knobs, constraints).configs(seed)
+        rows = list(map(Row, configs, *predict(configs))) if len(configs) > 1 else []
+        fits = [row.seconds for row in rows if row.nbytes <= cap_bytes]
+        any_size = (row.seconds for row in rows if not math.isnan(row.seconds))
+        if fits and (knobs == usual or min(fits) <= _BEHIND * min(any_size)):
+            return dataclasses.replace(space, knobs=knobs)
+    return space
 
 
 def _one_at_a_time(rows: Sequence[Row], cap_bytes: float) -> bool:

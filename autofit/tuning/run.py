@@ -58,7 +58,7 @@ EXPLORE_PLAN = Plan(max_seconds=1.0)
 VERIFY_PLAN = Plan(min_steps=5, max_steps=50, max_seconds=2.0, compose=False)
 # Of a search that should be fast, as batch-size finders are: few probes, until no other may be so much faster.
 FAST_PROBES, FAST_TOLERANCE = 2, 0.1
-FAST_PLAN = Plan(max_seconds=1.0, compose=False)
+FAST_EXPLORE_PLAN, FAST_PLAN = Plan(max_seconds=0.5), Plan(max_seconds=1.0, compose=False)
 _FAST_MEASURING = 0.5  # seconds for timing operators before configs are predicted
 _FAST = (
     "A quick search (--fast) looks at usual values. The best config was confirmed by one longer run, and not "
@@ -316,7 +316,8 @@ class _Run:
         self._listener(ProbeStarted(number, config, expected_bytes=expected))
 
     def _probe(self, number: int, config: Config, best_seconds: float | None) -> Measurement:
-        plan = dataclasses.replace(EXPLORE_PLAN, best_seconds=best_seconds)
+        plan = FAST_EXPLORE_PLAN if self.options.fast else EXPLORE_PLAN
+        plan = dataclasses.replace(plan, best_seconds=best_seconds)
         return self._measure(self._explorer, config, plan, number)
 
     def _measure(self, executor: Executor, config: Config, plan: Plan, number: int) -> Measurement:

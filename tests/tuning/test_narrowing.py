@@ -127,19 +127,33 @@ def test_dividing_samples_is_predicted_where_the_best_config_computes_one_at_a_t
     assert (1 in space.knobs["context_parallel"]) == (size > 1)
 
 
-@pytest.mark.parametrize(("cap_bytes", "whole"), [(10.0, False), (4.0, True)])
+@pytest.mark.parametrize(("cap_bytes", "saving"), [(10.0, False), (4.0, True), (1.0, None)])
 def test_a_quick_search_looks_at_usual_values_unless_none_of_them_fits(
-    full: Space, cap_bytes: float, whole: bool
+    full: Space, cap_bytes: float, saving: bool | None
 ) -> None:
+    """And at what saves memory only where it is short."""
     asked: list[Config] = []
 
     def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
         asked.extend(configs)
-        return [5.0] * len(configs), [1.0] * len(configs)
+        saved = [each["activation_checkpointing"] != "none" for each in configs]
+        return [2.0 if each else 5.0 for each in saved], [1.3 if each else 1.0 for each in saved]
 
     found = quick(full, WORKLOAD, HARDWARE, cap_bytes, predict, seed=0)
-    assert (found == full) is whole
+    assert (found == full) is (saving is None)
     assert {each["attention"] for each in asked} == {"sdpa"}
-    assert {each["activation_checkpointing"] for each in asked} == {"none", "full"}
+    wanted = {"none"} if saving is False else {"none", "full"}
+    assert {each["activation_checkpointing"] for each in asked} == wanted
     assert {each["precision"] for each in asked} == set(full.knobs["precision"])
-    assert whole or found.knobs["micro_batch_size"] == full.knobs["micro_batch_size"]
+    if saving is not None:
+        assert set(found.knobs["activation_checkpointing"]) == wanted
+        assert found.knobs["micro_batch_size"] == full.knobs["micro_batch_size"]
+
+
+def test_a_quick_search_saves_memory_where_only_slow_configs_fit_without(full: Space) -> None:
+    def predict(configs: Sequence[Config]) -> tuple[list[float], list[float]]:
+        small = [each["micro_batch_size"] == 1 for each in configs]
+        return [5.0 if each else 20.0 for each in small], [1.5 if each else 1.0 for each in small]
+
+    found = quick(full, WORKLOAD, HARDWARE, 10.0, predict, seed=0)
+    assert found.knobs["activation_checkpointing"] == ("none", "full")
