@@ -23,6 +23,8 @@ from autofit.techniques.lora_rank import adapter_targets
 from autofit.training.meta_model import meta_model_from
 
 Factory = Callable[[], Any]
+LayerNames = dict[str, tuple[str, ...]]
+
 # For what holds on any hardware, as an export does.
 ANY = Hardware(device="cuda", name="any", memory_bytes=0, host_memory_bytes=0, host_free_bytes=0, cores=1)
 
@@ -64,9 +66,17 @@ def export(
     return export
 
 
-def export_all(result: Result, model: Factory, directory: Path, *, notify: Callable[[str], None]) -> None:
-    """Write the config of a result for every tool that can train it; `notify` hears of those that refuse it."""
-    source = _source(result, model)
+def export_all(
+    result: Result,
+    model: Factory,
+    directory: Path,
+    *,
+    notify: Callable[[str], None],
+    layers: LayerNames | None = None,
+) -> None:
+    """Write the config of a result for every tool that can train it; `notify` hears of those that refuse it. `layers`:
+    as of `layer_names`, where they are known already."""
+    source = _source(result, model, layers)
     for tool in all_tools():
         if tool.why_not(source):
             continue
@@ -93,7 +103,7 @@ def _save(export: Export, output: Path) -> None:
             raise InputError(f"{path} cannot be written: {error.strerror}.", "Choose another --output.") from error
 
 
-def _source(result: Result | SavedResult, model: Factory | None) -> ExportSource:
+def _source(result: Result | SavedResult, model: Factory | None, layers: LayerNames | None = None) -> ExportSource:
     off = {each.name: each.off for each in all_techniques()}
     if isinstance(result, Result):
         if result.config is None:
@@ -108,7 +118,8 @@ def _source(result: Result | SavedResult, model: Factory | None) -> ExportSource
     # A user's own technique may not be registered here; the tool then deviates on it.
     check({knob: value for knob, value in config.items() if knob in off}, ANY)
     task = str(result.workload.get("task") or "custom")
-    layers = _layers(model, config, task) if model and config["lora_rank"] and task in HUGGING_FACE else {}
+    if layers is None:
+        layers = layer_names(model, config, task) if model else {}
     return ExportSource(
         model=result.model,
         config=config,
@@ -135,8 +146,10 @@ def _weights(source: Mapping[str, Any]) -> str:
     return str(source.get({"hub": "model", "directory": "path"}.get(str(kind), "")) or WEIGHTS)
 
 
-def _layers(factory: Factory, config: Config, task: str) -> dict[str, tuple[str, ...]]:
-    """`targets`, `outputs` and `heads` of an ExportSource."""
+def layer_names(factory: Factory, config: Config, task: str) -> LayerNames:
+    """What an ExportSource says of layers where adapters are trained. Importing a model's code takes seconds."""
+    if not config["lora_rank"] or task not in HUGGING_FACE:
+        return {}
     model = meta_model_from(factory)
     modules, heads = dict(model.named_modules()), output_heads(model)
     targets, experts = adapter_targets(model, str(config["lora_targets"] or "all-linear"))

@@ -27,7 +27,7 @@ from autofit.core.run_directory import RunDirectory
 from autofit.core.workload import Workload
 from autofit.estimate.timeline import timeline
 from autofit.estimate.trace import trace
-from autofit.export.from_result import export_all
+from autofit.export.from_result import LayerNames, export_all, layer_names
 from autofit.export.script import train_script
 from autofit.models import HuggingFaceModel
 from autofit.probe import Executor
@@ -142,7 +142,30 @@ def trace_best(result: Result, workload: Workload, executor: Executor, *, direct
     return dataclasses.replace(result, files={**result.files, **files})
 
 
-def write_artifacts(result: Result, workload: Workload, directory: RunDirectory, *, notify: Notify) -> Result:
+def layers_for_exports(result: Result, workload: Workload, executor: Executor) -> LayerNames | None:
+    """What exports say of the layers that have adapters, found by a child, which has imported the model's code before;
+    None where it was not."""
+    if result.config is None or not result.config["lora_rank"] or not isinstance(workload.model, HuggingFaceModel):
+        return None
+    with contextlib.suppress(AutofitError, KeyboardInterrupt):
+        asked = workload, result.config
+        found: LayerNames = executor.run(_layer_names, *asked, log="layers.log", timeout=FOLLOW_SECONDS)
+        return found
+    return None
+
+
+def _layer_names(workload: Workload, config: Config) -> LayerNames:
+    return layer_names(workload.model, config, workload.task)
+
+
+def write_artifacts(
+    result: Result,
+    workload: Workload,
+    directory: RunDirectory,
+    *,
+    notify: Notify,
+    layers: LayerNames | None = None,
+) -> Result:
     """Write result.yaml, the exports and, for a model of transformers, train.py; the result names the files."""
     files: dict[str, str | None] = {"result": None, "script": None, "exports": None, "report": None, **result.files}
     result = dataclasses.replace(result, run_directory=str(directory.path))
@@ -170,7 +193,7 @@ def write_artifacts(result: Result, workload: Workload, directory: RunDirectory,
         if script:
             write_atomically(directory.script, script)
             files["script"] = str(directory.script)
-    export_all(result, workload.model, directory.exports, notify=notify)
+    export_all(result, workload.model, directory.exports, notify=notify, layers=layers)
     files["exports"] = str(directory.exports)
     return dataclasses.replace(result, files=files)
 

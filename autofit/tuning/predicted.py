@@ -39,7 +39,14 @@ from autofit.search.enumeration import Enumeration
 from autofit.search.pareto import leading
 from autofit.search.predictions import Predictions
 from autofit.search.ranking import Figures, preferred
-from autofit.tuning.artifacts import follow_devices, make_record, with_remedies, write_artifacts, write_report
+from autofit.tuning.artifacts import (
+    follow_devices,
+    layers_for_exports,
+    make_record,
+    with_remedies,
+    write_artifacts,
+    write_report,
+)
 from autofit.tuning.context import Judging
 from autofit.tuning.narrowing import narrowed
 from autofit.tuning.run import run_directory, run_search
@@ -102,12 +109,13 @@ def predicted_search(workload: Workload, options: SearchOptions, listener: Liste
             space = _Space(executor, workload, hardware, budget, options=options, listener=listener)
             result = follow_devices(space.result(), space.workload, options, executor)
             result = with_remedies(result, space.leanest(), space.workload, options, executor)
+            layers = layers_for_exports(result, space.workload, executor)
         directory.restored()
         of_data = packing_note(result.workload, result.predicted_best)
         notes = (no_gpu_note(reason), *assumptions, *result.notes, *([of_data] if of_data else []))
         result = dataclasses.replace(result, notes=notes, search_seconds=time.monotonic() - start)
         listener(PhaseStarted("writing the result and the report"))
-        result = write_artifacts(result, space.workload, directory, notify=notify)
+        result = write_artifacts(result, space.workload, directory, notify=notify, layers=layers)
         return write_report(make_record(result, options, None, space.timelines), directory, notify=notify)
 
 

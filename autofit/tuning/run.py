@@ -39,6 +39,7 @@ from autofit.search.verification import Verification, confirm, verify
 from autofit.tuning.artifacts import (
     follow_devices,
     follow_tiers,
+    layers_for_exports,
     make_record,
     trace_best,
     with_bottleneck,
@@ -109,11 +110,12 @@ def run_search(
             result = with_bottleneck(result, timelines)
             nearest = result.nearest_miss or next(iter(result.trials), None)
             result = with_remedies(result, nearest.config if nearest else None, context.workload, options, executor)
+            layers = layers_for_exports(result, context.workload, executor)
             record = make_record(result, options, run.predictions, timelines)
         run.calibrate(finals)
         run.restored()
         listener(PhaseStarted("writing the result and the report"))
-        result = write_artifacts(record.result, context.workload, directory, notify=run.notify)
+        result = write_artifacts(record.result, context.workload, directory, notify=run.notify, layers=layers)
         return write_report(dataclasses.replace(record, result=result), directory, notify=run.notify)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from autofit.tuning.artifacts import (
     FOLLOW_SECONDS,
     follow_devices,
     follow_tiers,
+    layers_for_exports,
     make_record,
     trace_best,
     with_bottleneck,
@@ -181,3 +183,23 @@ def test_the_best_is_followed_on_other_numbers_of_devices() -> None:
     assert follow_devices(result, WORKLOAD, checked, LocalExecutor(lambda _: ProbeError("too slow"))) == result
     stopped = dataclasses.replace(result, stopped_by="interrupt")
     assert follow_devices(stopped, WORKLOAD, checked, executor) == stopped
+
+
+def test_a_child_finds_the_layers_that_have_adapters() -> None:
+    asked: list[str] = []
+
+    def run(function: Any, workload: Any, config: Config, *, log: str, timeout: float) -> Any:
+        asked.append(log)
+        if config["precision"] == "fp32":
+            raise ProbeError("it ended")
+        return function(workload, config)
+
+    executor: Any = SimpleNamespace(run=run)
+    adapted = dataclasses.replace(found(), best=Measurement(LORA, Outcome.FITS))
+    layers = layers_for_exports(adapted, WORKLOAD, executor)
+    assert layers
+    assert "q_proj" in layers["targets"]
+    assert layers_for_exports(found(), WORKLOAD, executor) is None  # without adapters no tool needs names
+    other = dataclasses.replace(found(), best=Measurement(LORA.replace(precision="fp32"), Outcome.FITS))
+    assert layers_for_exports(other, WORKLOAD, executor) is None
+    assert asked == ["layers.log"] * 2
